@@ -1,0 +1,72 @@
+"""How distlfm fails: one sentence with the cause, one with the fix, and an exit code.
+
+Whoever calls the library sees ordinary exception families (`ValueError`, `ImportError`, `RuntimeError`); the command
+line turns each into its sentence and its exit code, and shows a traceback only with `--debug`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class DistlfmWarning(UserWarning):
+    """Something was mended or guessed, and the user should know."""
+
+
+class DistlfmError(Exception):
+    """Base of all that we raise on purpose.
+
+    `fix` says what to do; it is printed after the cause.
+    """
+
+    exit_code = 1
+
+    def __init__(self, cause: str, fix: str = "") -> None:
+        super().__init__(cause if not fix else f"{cause} {fix}")
+        self.cause = cause
+        self.fix = fix
+
+
+class UsageError(DistlfmError, ValueError):
+    """The call itself is wrong: an unknown key, a file that is not there, a value out of range."""
+
+    exit_code = 2
+
+
+class WorkError(DistlfmError, RuntimeError):
+    """The call was right and the work failed."""
+
+
+class MissingExtra(DistlfmError, ImportError):
+    """An optional dependency is not installed; `fix` holds the exact install line."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with some data, where, and what to do about it. `row` counts lines of the file from 1."""
+
+    what: str
+    fix: str
+    file: str = ""
+    row: int | None = None
+    column: str | None = None
+    instance: str | None = None
+
+    def __str__(self) -> str:
+        where = [self.file] if self.file else []
+        if self.instance is not None:
+            where.append(f"instance {self.instance!r}")
+        if self.row is not None:
+            where.append(f"row {self.row}")
+        if self.column is not None:
+            where.append(f"column {self.column!r}")
+        place = ", ".join(where)
+        return f"{place}: {self.what} {self.fix}" if place else f"{self.what} {self.fix}"
+
+
+class DataError(UsageError):
+    """Data that cannot be used; `problem` has the parts."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem

@@ -1,0 +1,123 @@
+"""One observed system: what a fit is given, and what a reader makes.
+
+Shapes: `N` observation points, `P` outputs, `L` latent forces, `d` space dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distlfm.errors import DataError, Problem
+
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+MIN_TIMES = 2
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a simulation knows and a fit must never see. It is there for scoring only.
+
+    times: [n], positions: [n, d] or None, force: [L, n] or None, outputs: [P, n] noise-free or None.
+    """
+
+    times: FloatArray
+    force: FloatArray | None = None
+    outputs: FloatArray | None = None
+    positions: FloatArray | None = None
+    parameters: Mapping[str, FloatArray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Instance:
+    """Observations of one system.
+
+    times: [N], strictly increasing when there are no positions, else non-decreasing.
+    values: [P, N], finite; zero where nothing was observed.
+    mask: [P, N], True where a value was observed.
+    positions: [N, d] or None.
+    variance: [P, N] variance of the measurement noise, or None where it is to be learned.
+    """
+
+    id: str
+    outputs: tuple[str, ...]
+    times: FloatArray
+    values: FloatArray
+    mask: BoolArray
+    positions: FloatArray | None = None
+    variance: FloatArray | None = None
+    truth: Truth | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        shape = (len(self.outputs), len(self.times))
+        for name, array in (("values", self.values), ("mask", self.mask), ("variance", self.variance)):
+            if array is not None and array.shape != shape:
+                self._refuse(
+                    f"{name} has shape {array.shape}, and {shape[0]} outputs at {shape[1]} points need {shape}.",
+                    "Give one row an output and one column an observation point.",
+                )
+        if self.positions is not None and (self.positions.ndim != 2 or len(self.positions) != len(self.times)):
+            self._refuse(
+                f"positions has shape {self.positions.shape} for {len(self.times)} observation points.",
+                "Give an array of shape [points, dimensions].",
+            )
+        if not np.isfinite(self.times).all():
+            self._refuse("A time is not finite.", "Remove the row, or write the time as a number.")
+        if not np.isfinite(self.values[self.mask]).all():
+            self._refuse("An observed value is not finite.", "Leave the cell empty where nothing was observed.")
+        if self.positions is not None and not np.isfinite(self.positions).all():
+            self._refuse("A position is not finite.", "Remove the row, or write the position as a number.")
+        if not self.mask.any():
+            self._refuse("There is no observed value.", "Give at least two observed time points.")
+        if self.num_times < MIN_TIMES:
+            self._refuse(
+                f"There is only one time point ({self.times[0]:g}).",
+                "A force cannot be inferred from one time: give at least two.",
+            )
+        steps = np.diff(self.times)
+        if self.positions is None and (steps <= 0).any():
+            at = int(np.argmax(steps <= 0))
+            self._refuse(
+                f"Times do not increase: {self.times[at]:g} is followed by {self.times[at + 1]:g}.",
+                "Sort the times and merge duplicates.",
+            )
+        if self.variance is not None:
+            noise = self.variance[self.mask]
+            if not np.isfinite(noise).all() or (noise < 0).any():
+                self._refuse(
+                    "A noise variance is negative or not finite.",
+                    "Give the variance (not its logarithm) of each observed value, or leave the column out.",
+                )
+
+    def _refuse(self, what: str, fix: str) -> None:
+        raise DataError(Problem(what, fix, instance=self.id))
+
+    @property
+    def num_times(self) -> int:
+        return len(np.unique(self.times))
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.outputs)
+
+    def blind(self) -> Instance:
+        """The same observations without the truth: all that a fit is handed."""
+        return replace(self, truth=None)
+
+    def thinned(self, stride: int) -> Instance:
+        """Every `stride`-th observation point; the truth stays whole."""
+        keep = slice(None, None, stride)
+        return replace(
+            self,
+            times=self.times[keep],
+            values=self.values[:, keep],
+            mask=self.mask[:, keep],
+            positions=None if self.positions is None else self.positions[keep],
+            variance=None if self.variance is None else self.variance[:, keep],
+        )
