@@ -1,0 +1,71 @@
+"""Cholesky factors of a batch in which one bad matrix neither raises nor changes its neighbours."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+JITTER = {torch.float64: 1e-10, torch.float32: 1e-5}
+"""Added to every matrix, in units of its mean diagonal, so that the objective stays smooth in the hyperparameters."""
+
+JITTER_GROWTH = 100.0
+"""A matrix that fails is tried again with this many times more jitter."""
+
+JITTER_ATTEMPTS = 4
+"""Tries with growing jitter (float64: up to 1e-4 of the mean diagonal), after which the matrix is flagged."""
+
+
+class Cholesky(NamedTuple):
+    """factor: [..., n, n] lower triangular; the identity where `ok`: [...] is False."""
+
+    factor: Tensor
+    ok: Tensor
+
+
+def default_jitter(dtype: torch.dtype) -> float:
+    """Relative jitter for `dtype`; unusual dtypes get the one of float32."""
+    return JITTER.get(dtype, JITTER[torch.float32])
+
+
+def safe_cholesky(matrix: Tensor, jitter: float | None = None) -> Cholesky:
+    """Factor `matrix` [..., n, n] + jitter · mean(diagonal) · I, with more jitter only for those that need it.
+
+    Differentiable. A matrix that cannot be factored gets the identity, zero gradient and `ok=False`.
+    """
+    start = default_jitter(matrix.dtype) if jitter is None else jitter
+    level = torch.full(matrix.shape[:-2], start, dtype=matrix.dtype, device=matrix.device)
+    factor, ok = _attempt(matrix, level)
+    if bool(ok.all()):
+        return Cholesky(factor, ok)
+    level, ok = _search_level(matrix.detach(), level, ok)
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    # The bad ones are replaced before the factorisation: otherwise its backward pass would make NaN of them.
+    factor, _ = _attempt(torch.where(ok[..., None, None], matrix, identity), level)
+    return Cholesky(torch.where(ok[..., None, None], factor, identity), ok)
+
+
+def _attempt(matrix: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    shift = (level * diagonal.mean(-1))[..., None].expand(diagonal.shape)
+    factor, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed(shift))
+    ok = (info == 0) & factor.detach().isfinite().all(-1).all(-1)
+    return factor, ok
+
+
+def _search_level(matrix: Tensor, level: Tensor, ok: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest jitter on the ladder that works, for each matrix that has failed so far."""
+    size = matrix.shape[-1]
+    flat_matrix, flat_level, flat_ok = matrix.reshape(-1, size, size), level.flatten().clone(), ok.flatten().clone()
+    candidate = flat_level.clone()
+    for _ in range(JITTER_ATTEMPTS - 1):
+        failed = torch.nonzero(~flat_ok).flatten()
+        if failed.numel() == 0:
+            break
+        candidate[failed] *= JITTER_GROWTH
+        _, now_ok = _attempt(flat_matrix[failed], candidate[failed])
+        mended = failed[now_ok]
+        flat_level[mended] = candidate[mended]
+        flat_ok[mended] = True
+    return flat_level.reshape(level.shape), flat_ok.reshape(ok.shape)
