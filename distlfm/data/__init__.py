@@ -1,0 +1,28 @@
+"""Observations in, checked instances out: readers of CSV, Parquet, NumPy archives and folders of them."""
+
+from distlfm.data import catalog
+from distlfm.data import csv as _csv
+from distlfm.data import npz as _npz
+from distlfm.data import parquet as _parquet
+from distlfm.data.base import ColumnMap, ReadReport, reads
+from distlfm.data.describe import CheckReport, check, list_datasets
+from distlfm.data.door import examine, iter_instances, read
+from distlfm.data.npz import write_npz
+
+# Importing a reader's file registers it; a new reader is one more name here.
+READERS = (_csv.read_csv, _npz.read_npz, _parquet.read_parquet)
+
+__all__ = [
+    "READERS",
+    "CheckReport",
+    "ColumnMap",
+    "ReadReport",
+    "catalog",
+    "check",
+    "examine",
+    "iter_instances",
+    "list_datasets",
+    "read",
+    "reads",
+    "write_npz",
+]

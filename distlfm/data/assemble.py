@@ -1,0 +1,197 @@
+"""From the rows of a table to checked instances: the one door through which tabular data comes in.
+
+An instance with a problem is set aside with its first problem, and its neighbours go on. Refused are the tables of
+which nothing can be made: a column that is not there, or no rows.
+
+Shapes: `n` rows of an instance, `N` its distinct points, `P` outputs, `L` forces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from distlfm.data.base import ColumnMap, ReadReport
+from distlfm.data.fleet import partly_observed_outputs
+from distlfm.data.infer import infer_columns
+from distlfm.data.merge import IntArray, Merged, distinct_points, merge
+from distlfm.data.rows import Rows
+from distlfm.data.table import Table
+from distlfm.errors import DataError, Problem
+from distlfm.instance import MIN_TIMES, FloatArray, Instance, Truth
+
+MAX_BACKWARD_FRACTION = 0.25
+"""Times that step back more often than this are no slight disorder: most likely another column is the time."""
+
+UNOBSERVED_VARIANCE = 1.0
+"""Stands where nothing was observed, so that dividing by a variance is safe before the mask is applied."""
+
+
+def assemble(table: Table, columns: ColumnMap | None, default_id: str) -> ReadReport:
+    """Check a table and cut it into instances; without a column map the columns are guessed from the header."""
+    if not len(table) and not table.ragged:
+        raise DataError(Problem("The table has a header and no rows.", "Give at least two rows.", table.file))
+    report = ReadReport()
+    if columns is None:
+        columns, notice = infer_columns(table)
+        report.notices.append(notice)
+    for key, name in [*columns.roles(), *(("where", name) for name in columns.where)]:
+        table.require(key, name)
+    rows = Rows(table, columns, default_id)
+    report.set_aside += rows.orphans
+    for label in rows.ids:
+        try:
+            rows.raise_fault(label)
+            instance, notices = _Series(rows, label).build()
+        except DataError as error:
+            report.set_aside.append(replace(error.problem, file=table.file, instance=label))
+        else:
+            report.instances.append(instance)
+            report.notices += [replace(notice, file=table.file, instance=label) for notice in notices]
+    report.notices += partly_observed_outputs(report.instances, table.file)
+    return report
+
+
+class _Series:
+    """The rows of one instance, on their way to its arrays."""
+
+    def __init__(self, rows: Rows, label: str) -> None:
+        self.rows = rows
+        self.columns = rows.columns
+        self.label = label
+        self.index = rows.members[label]
+        self.coordinate_names = (self.columns.time, *self.columns.positions)
+        points, self.at = distinct_points(np.stack([self._cells(name) for name in self.coordinate_names]))
+        self.times = points[0]
+        self.positions = points[1:].T.copy() if self.columns.positions else None
+
+    def build(self) -> tuple[Instance, list[Problem]]:
+        """The instance, and notices of what was mended."""
+        notices = [] if self.columns.positions else self._order_notices()
+        values, origin = self._gather(self.columns.values)
+        notices += self._repeat_notices(values, origin)
+        shape = (len(self.rows.outputs), len(self.times))
+        mask = values.present.reshape(shape)
+        self._check_observed(self.times[mask.any(axis=0)])
+        instance = Instance(
+            id=self.label,
+            outputs=self.rows.outputs,
+            times=self.times,
+            values=values.values.reshape(shape),
+            mask=mask,
+            positions=self.positions,
+            variance=self._variance(values),
+            truth=self._truth(),
+            metadata={"source": Path(self.rows.file).name},
+        )
+        return instance, notices
+
+    def _cells(self, name: str) -> FloatArray:
+        return self.rows.numbers[name].values[self.index]
+
+    def _row(self, index: int) -> int:
+        return int(self.rows.row_numbers[index])
+
+    def _gather(self, names: tuple[str, ...], shared: bool = False) -> tuple[Merged, IntArray]:
+        """Merge columns onto [P × N] cells, or [columns × N] if `shared` by all outputs; and each entry's row index."""
+        by_output = self.columns.output is not None and not shared
+        cells, entries, origins = [], [], []
+        for code, name in enumerate(names):
+            filled = ~self.rows.numbers[name].empty[self.index]
+            which = self.rows.output_codes[self.index] if by_output else code
+            cells.append((which * len(self.times) + self.at)[filled])
+            entries.append(self._cells(name)[filled])
+            origins.append(self.index[filled])
+        numbers, origin = np.concatenate(entries), np.concatenate(origins)
+        num_rows = len(self.rows.outputs) if by_output else len(names)
+        merged = merge(np.concatenate(cells), numbers, num_rows * len(self.times))
+        if merged.conflict is not None and self.columns.duplicates == "refuse":
+            first, later = merged.conflict
+            column = names[int(np.searchsorted(np.cumsum([len(part) for part in origins]), later, side="right"))]
+            place = ", ".join(
+                f"{name} {self.rows.numbers[name].values[origin[later]]:g}" for name in self.coordinate_names
+            )
+            both = f"{numbers[first]:g} in row {self._row(origin[first])}, {numbers[later]:g} here"
+            raise DataError(
+                Problem(
+                    f"One point ({place}) has two different values: {both}.",
+                    "Remove one, or set columns.duplicates to 'average'.",
+                    row=self._row(origin[later]),
+                    column=column,
+                )
+            )
+        return merged, origin
+
+    def _repeat_notices(self, merged: Merged, origin: IntArray) -> list[Problem]:
+        if not len(merged.repeated):
+            return []
+        rows = np.unique(self.rows.row_numbers[origin[merged.repeated]])
+        how = "averaged" if merged.conflict is not None else "merged: they say the same"
+        count = "1 row repeats a point and was" if len(rows) == 1 else f"{len(rows)} rows repeat a point and were"
+        fix = "Remove what is repeated to be rid of this notice."
+        return [Problem(f"{count} {how}.", fix, row=int(rows[0]), column=self.columns.time)]
+
+    def _order_notices(self) -> list[Problem]:
+        """Judge the order of times within each output, since rows may come output by output."""
+        num_rows = len(self.index)
+        series = self.rows.output_codes[self.index] if self.columns.output is not None else np.zeros(num_rows, np.int64)
+        order = np.argsort(series, kind="stable")
+        steps = np.diff(self._cells(self.columns.time)[order])
+        within = np.diff(series[order]) == 0
+        backward = np.flatnonzero((steps < 0) & within)
+        if not len(backward):
+            return []
+        row = self._row(self.index[order[backward[0] + 1]])
+        count = f"{len(backward)} of {within.sum()} steps"
+        newest_first = not (steps[within] > 0).any()
+        if len(backward) > max(1, MAX_BACKWARD_FRACTION * within.sum()) and not newest_first:
+            raise DataError(
+                Problem(
+                    f"Times do not increase: {count} go back.",
+                    "Sort the rows by time, or set columns.time to the column that holds the time.",
+                    row=row,
+                    column=self.columns.time,
+                )
+            )
+        fix = "Sort the rows by time to be rid of this notice."
+        return [Problem(f"Times were sorted: {count} went back.", fix, row=row, column=self.columns.time)]
+
+    def _check_observed(self, observed: FloatArray) -> None:
+        num_times = len(np.unique(observed))
+        if num_times >= MIN_TIMES:
+            return
+        what, column = "There is no observed value: every cell is empty.", self.columns.values[0]
+        if num_times == 1:
+            what, column = f"Only one time point ({observed[0]:g}) has a value.", self.columns.time
+        raise DataError(Problem(what, "Give values at two times or more.", row=self._row(self.index[0]), column=column))
+
+    def _variance(self, values: Merged) -> FloatArray | None:
+        if not self.columns.variance_columns:
+            return None
+        variance, _ = self._gather(self.columns.variance_columns)
+        # The mean of n independent measurements varies n times less.
+        scaled = variance.values / values.averaged
+        return np.where(values.present, scaled, UNOBSERVED_VARIANCE).reshape(-1, len(self.times))
+
+    def _truth(self) -> Truth | None:
+        """The truth at every point where all of its columns are filled, observed or not."""
+        keep = np.ones(len(self.times), dtype=np.bool_)
+        force = outputs = None
+        if self.columns.truth_force:
+            merged, _ = self._gather(self.columns.truth_force, shared=True)
+            force = merged.values.reshape(-1, len(self.times))
+            keep &= merged.present.reshape(force.shape).all(axis=0)
+        if self.columns.truth_outputs:
+            merged, _ = self._gather(self.columns.truth_outputs)
+            outputs = merged.values.reshape(-1, len(self.times))
+            keep &= merged.present.reshape(outputs.shape).all(axis=0)
+        if (force is None and outputs is None) or not keep.any():
+            return None
+        return Truth(
+            times=self.times[keep],
+            force=None if force is None else force[:, keep],
+            outputs=None if outputs is None else outputs[:, keep],
+            positions=None if self.positions is None else self.positions[keep],
+        )

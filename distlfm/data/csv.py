@@ -1,0 +1,122 @@
+"""CSV files, plain or gzipped, in UTF-8 with or without a byte-order mark.
+
+Python's own csv module reads them, because it knows the line on which each row ends, and so each problem can name it.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from pathlib import Path
+from typing import final
+
+from distlfm.data.assemble import assemble
+from distlfm.data.base import ColumnMap, ReadReport, reads, stem_of
+from distlfm.data.table import Numbers, RaggedRow, Table, parse_numbers
+from distlfm.errors import DataError, Problem
+
+
+@final
+class TextTable(Table):
+    """A table whose cells are all text."""
+
+    def __init__(
+        self, file: str, names: list[str], rows: list[list[str]], row_numbers: list[int], ragged: list[RaggedRow]
+    ) -> None:
+        self.file = file
+        self.names = names
+        self.row_numbers = row_numbers
+        self.ragged = ragged
+        self._columns = dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
+
+    def numbers(self, name: str) -> Numbers:
+        return parse_numbers(self._columns[name])
+
+    def labels(self, name: str) -> list[str]:
+        return [cell.strip() for cell in self._columns[name]]
+
+
+@reads(".csv", ".csv.gz")
+def read_csv(path: Path, columns: ColumnMap | None = None) -> ReadReport:
+    """Read a CSV file with a header line."""
+    return assemble(_parse(path, _text(path)), columns, default_id=stem_of(path))
+
+
+def _text(path: Path) -> str:
+    file = str(path)
+    try:
+        raw = path.read_bytes()
+        if path.name.lower().endswith(".gz"):
+            raw = gzip.decompress(raw)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(
+            Problem(f"The gzip file is cut short or damaged ({error}).", "Copy it again from where it came.", file=file)
+        ) from error
+    except OSError as error:
+        raise DataError(
+            Problem(f"The file cannot be read ({error.strerror or error}).", "Check its permissions.", file=file)
+        ) from error
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _not_text(file, raw[: error.start].count(b"\n") + 1, f"byte 0x{raw[error.start]:02x}") from error
+    if "\0" in text:
+        raise _not_text(file, text[: text.index("\0")].count("\n") + 1, "byte 0x00")
+    return text
+
+
+def _not_text(file: str, row: int, found: str) -> DataError:
+    return DataError(
+        Problem(f"The file is not UTF-8 text: it has {found}.", "Save it as CSV with encoding UTF-8.", file, row)
+    )
+
+
+def _parse(path: Path, text: str) -> Table:
+    file = str(path)
+    rows: list[list[str]] = []
+    row_numbers: list[int] = []
+    ragged: list[RaggedRow] = []
+    names: list[str] = []
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        for cells in reader:
+            if not cells:
+                continue
+            if not names:
+                names = _header(file, reader.line_num, cells)
+            elif len(cells) == len(names):
+                rows.append(cells)
+                row_numbers.append(reader.line_num)
+            else:
+                ragged.append(RaggedRow(reader.line_num, cells))
+    except csv.Error as error:
+        raise DataError(
+            Problem(
+                f"The line is not valid CSV ({error}).",
+                "Look for a quotation mark that is not closed.",
+                file,
+                reader.line_num,
+            )
+        ) from error
+    if not names:
+        raise DataError(Problem("The file is empty.", "Give a table with a header line and rows.", file))
+    return TextTable(file, names, rows, row_numbers, ragged)
+
+
+def _header(file: str, row: int, cells: list[str]) -> list[str]:
+    names = [cell.strip() for cell in cells]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise DataError(
+            Problem(f"Two columns are named {twice[0]!r}.", "Give each column its own name.", file, row, twice[0])
+        )
+    for mark, called in ((";", "semicolons"), ("\t", "tabs")):
+        if len(names) == 1 and mark in names[0]:
+            raise DataError(
+                Problem(
+                    f"Cells seem to be separated by {called}.", "Save the table with commas between cells.", file, row
+                )
+            )
+    return names

@@ -1,0 +1,75 @@
+"""A folder of files, each read by the reader of its ending; a file that cannot be read is set aside.
+
+An instance keeps its own id if that is the file's name, and else has the file's name before it: `site_a/001`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from distlfm.data.base import ColumnMap, ReadReport, known_suffixes, reader_for, stem_of, suffix_of
+from distlfm.data.fleet import other_outputs
+from distlfm.errors import DataError, Problem
+
+
+def read_directory(path: Path, columns: ColumnMap | None = None) -> ReadReport:
+    """Read all files directly in a folder, in the order of their names."""
+    report = ReadReport()
+    for part in iter_directory(path, columns):
+        report.instances += part.instances
+        report.set_aside += part.set_aside
+        report.notices += part.notices
+    report.notices += other_outputs(report.instances, str(path))
+    return report
+
+
+def iter_directory(path: Path, columns: ColumnMap | None = None) -> Iterator[ReadReport]:
+    """One report a file, so that a large folder need not fit in memory."""
+    entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    files = [entry for entry in entries if entry.is_file() and suffix_of(entry) is not None]
+    if not files:
+        raise DataError(
+            Problem(
+                f"The folder has no file that can be read ({len(entries)} other entries).",
+                f"Put files in it that end in one of: {', '.join(known_suffixes())}.",
+                str(path),
+            )
+        )
+    skipped = [entry.name for entry in entries if entry not in files]
+    if skipped:
+        names = ", ".join(skipped[:3]) + (", …" if len(skipped) > 3 else "")
+        notice = Problem(
+            f"{len(skipped)} entries were not read: {names}.", "Move data into files of its own.", str(path)
+        )
+        yield ReadReport(notices=[notice])
+    seen: dict[str, Path] = {}
+    for file in files:
+        try:
+            report = reader_for(file)(file, columns)
+        except DataError as error:
+            yield ReadReport(set_aside=[error.problem])
+        else:
+            yield _named_by_file(report, file, seen)
+
+
+def _named_by_file(report: ReadReport, file: Path, seen: dict[str, Path]) -> ReadReport:
+    stem = stem_of(file)
+
+    def full(name: str) -> str:
+        return name if name == stem else f"{stem}/{name}"
+
+    def renamed(problem: Problem) -> Problem:
+        return problem if problem.instance is None else replace(problem, instance=full(problem.instance))
+
+    named = ReadReport([], [renamed(item) for item in report.set_aside], [renamed(item) for item in report.notices])
+    for instance in report.instances:
+        name = full(instance.id)
+        if name in seen:
+            what = f"The instance is already there, from {seen[name].name}."
+            named.set_aside.append(Problem(what, "Give each file its own name.", str(file), instance=name))
+        else:
+            seen[name] = file
+            named.instances.append(replace(instance, id=name))
+    return named

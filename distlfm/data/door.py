@@ -1,0 +1,59 @@
+"""The public way to read: a file or a folder, whatever its format."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from distlfm.data.base import ColumnMap, ReadReport, reader_for
+from distlfm.data.directory import iter_directory, read_directory
+from distlfm.data.fleet import other_units
+from distlfm.errors import DataError, DistlfmWarning, Problem
+from distlfm.instance import Instance
+
+
+def read(path: str | Path, columns: ColumnMap | None = None) -> ReadReport:
+    """Read the instances of a file or folder.
+
+    A bad instance is set aside in the report and the others go on. Raises DataError if the file cannot be read at all,
+    or if no instance of it can be used.
+    """
+    report = examine(path, columns)
+    if not report.instances:
+        first = report.set_aside[0]
+        others = len(report.set_aside) - 1
+        raise DataError(
+            replace(first, what=f"{first.what} (So {'are' if others > 1 else 'is'} {others} more.)")
+            if others
+            else first
+        )
+    return report
+
+
+def examine(path: str | Path, columns: ColumnMap | None = None) -> ReadReport:
+    """As `read`, but a report without any usable instance is an answer too."""
+    path = _existing(Path(path))
+    report = read_directory(path, columns) if path.is_dir() else reader_for(path)(path, columns)
+    report.notices += other_units(report.instances, str(path))
+    return report
+
+
+def iter_instances(path: str | Path, columns: ColumnMap | None = None) -> Iterator[Instance]:
+    """Instances one by one, holding one file at a time; each that is set aside is a DistlfmWarning."""
+    path = _existing(Path(path))
+    for report in iter_directory(path, columns) if path.is_dir() else iter([reader_for(path)(path, columns)]):
+        for problem in report.set_aside:
+            warnings.warn(str(problem), DistlfmWarning, stacklevel=2)
+        yield from report.instances
+
+
+def _existing(path: Path) -> Path:
+    if path.exists():
+        return path
+    beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    fix = f"Did you mean {near[0]!r}?" if near else "Check the path."
+    raise DataError(Problem("There is no such file or folder.", fix, str(path)))

@@ -1,0 +1,201 @@
+"""NumPy archives (.npz), in one of two forms. Nothing in them is ever unpickled.
+
+**Instances**, what `write_npz` writes. Each instance has its arrays under a number of its own, `0/`, `1/`, …; a file of
+one instance may leave the number out. Needed are `times` [N] and `values` [P, N]. The rest is optional: `id`,
+`outputs` [P], `mask` [P, N], `positions` [N, d], `variance` [P, N], `metadata/<key>`, and for scoring
+`truth/times` [n], `truth/force` [L, n], `truth/outputs` [P, n], `truth/positions` [n, d], `truth/parameters/<name>`.
+
+**Simulation**, a noise-free fleet on common times: `t` [N] and `y` [B, P, N], and optionally `force` [B, N] or
+[B, L, N] and `train_stride`. Any other array with one row an instance is a true parameter, except those whose name
+ends in `_as_recorded`. `y` is the noise-free truth of the outputs too; `train_stride` goes to the metadata.
+
+An archive names its own arrays, so a column map does not apply to it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distlfm.data.base import ColumnMap, ReadReport, reads, stem_of
+from distlfm.errors import DataError, Problem
+from distlfm.instance import FloatArray, Instance, Truth
+
+Arrays = Mapping[str, NDArray[Any]]
+
+_OBSERVED = {"id", "outputs", "times", "values", "mask", "positions", "variance"}
+_FIELDS = _OBSERVED | {f"truth/{name}" for name in ("times", "force", "outputs", "positions")}
+_SIMULATION = {"t", "y", "force", "train_stride"}
+
+
+@reads(".npz")
+def read_npz(path: Path, columns: ColumnMap | None = None) -> ReadReport:  # noqa: ARG001
+    """Read either form."""
+    arrays = _load(path)
+    if "t" in arrays and "y" in arrays:
+        return _read_simulation(path, arrays)
+    if "times" in arrays and "values" in arrays:
+        groups: dict[str, dict[str, NDArray[Any]]] = {"": dict(arrays)}
+    else:
+        groups = {}
+        for key, array in arrays.items():
+            number, _, rest = key.partition("/")
+            groups.setdefault(number, {})[rest] = array
+        if not groups or not all(
+            number.isdecimal() and {"times", "values"} <= set(groups[number]) for number in groups
+        ):
+            found = ", ".join(list(arrays)[:8]) or "nothing"
+            fix = f"Give arrays times [N] and values [P, N], or t [N] and y [B, P, N]. The file has: {found}."
+            raise DataError(Problem("The archive has neither of the known forms.", fix, str(path)))
+    report = ReadReport()
+    for number in sorted(groups, key=lambda number: int(number or 0)):
+        _add(report, path, groups[number], default_id=f"{stem_of(path)}_{number}" if number else stem_of(path))
+    return report
+
+
+def write_npz(path: str | Path, instances: Iterable[Instance]) -> None:
+    """Write instances, with their truth, so that `read` gives them back. The file appears whole or not at all."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for number, instance in enumerate(instances):
+        fields: dict[str, Any] = {
+            "id": instance.id,
+            "outputs": np.array(instance.outputs, dtype=np.str_),
+            "times": instance.times,
+            "values": instance.values,
+            "mask": instance.mask,
+            "positions": instance.positions,
+            "variance": instance.variance,
+        }
+        fields |= {f"metadata/{key}": value for key, value in instance.metadata.items()}
+        if instance.truth is not None:
+            truth = instance.truth
+            fields |= {f"truth/{name}": getattr(truth, name) for name in ("times", "force", "outputs", "positions")}
+            fields |= {f"truth/parameters/{name}": value for name, value in truth.parameters.items()}
+        arrays |= {f"{number}/{name}": np.asarray(value) for name, value in fields.items() if value is not None}
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        with partial.open("wb") as file:
+            np.savez_compressed(file, **arrays)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _load(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        if not zipfile.is_zipfile(path):
+            raise zipfile.BadZipFile("it is cut short, or no archive at all")
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        reason = "it holds Python objects" if "allow_pickle" in str(error) else str(error)
+        fix = "Write it with numpy.savez and arrays of numbers or text, or copy it again."
+        raise DataError(Problem(f"The file is not a readable npz archive ({reason}).", fix, str(path))) from error
+
+
+def _add(report: ReadReport, path: Path, fields: Arrays, default_id: str) -> None:
+    """Build an instance from its arrays into the report, or set it aside."""
+    label = str(fields["id"]) if "id" in fields else default_id
+    try:
+        report.instances.append(_instance(label, fields))
+    except DataError as error:
+        report.set_aside.append(replace(error.problem, file=str(path), instance=label))
+
+
+def _instance(label: str, fields: Arrays) -> Instance:
+    for key in fields:
+        if key not in _FIELDS and not key.startswith(("metadata/", "truth/parameters/")):
+            near = difflib.get_close_matches(key, _FIELDS, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Use: {', '.join(sorted(_FIELDS))}."
+            raise DataError(Problem(f"The array {key!r} is not known.", hint, column=key))
+    times = _floats(fields, "times", 1)
+    values = _floats(fields, "values", 2)
+    assert times is not None
+    assert values is not None
+    mask = np.asarray(fields["mask"], dtype=np.bool_) if "mask" in fields else np.ones(values.shape, dtype=np.bool_)
+    if mask.shape == values.shape:
+        wrong = np.argwhere(mask & ~np.isfinite(values))
+        if len(wrong):
+            place = ", ".join(str(position) for position in wrong[0])
+            what = f"values[{place}] is {values[tuple(wrong[0])]}."
+            raise DataError(Problem(what, "Give a mask that is False where nothing was observed.", column="values"))
+        values = np.where(mask, values, 0.0)
+    default_names = [f"output_{row}" for row in range(len(values))]
+    return Instance(
+        id=label,
+        outputs=tuple(str(name) for name in np.atleast_1d(fields.get("outputs", np.array(default_names)))),
+        times=times,
+        values=values,
+        mask=mask,
+        positions=_floats(fields, "positions", 2),
+        variance=_floats(fields, "variance", 2),
+        truth=_truth(fields, times, len(values)),
+        metadata={key.removeprefix("metadata/"): str(fields[key]) for key in fields if key.startswith("metadata/")},
+    )
+
+
+def _truth(fields: Arrays, times: FloatArray, num_outputs: int) -> Truth | None:
+    keys = [key for key in fields if key.startswith("truth/")]
+    if not keys:
+        return None
+    at = _floats(fields, "truth/times", 1) if "truth/times" in fields else times
+    assert at is not None
+    force, outputs = _floats(fields, "truth/force", 2), _floats(fields, "truth/outputs", 2)
+    for key, array, rows in (("truth/force", force, None), ("truth/outputs", outputs, num_outputs)):
+        if array is not None and array.shape != (len(array) if rows is None else rows, len(at)):
+            what = f"{key} has shape {array.shape} for {len(at)} true times."
+            raise DataError(Problem(what, "Give one row a force or output, and one column a time.", column=key))
+    parameters = {
+        key.removeprefix("truth/parameters/"): np.asarray(fields[key], dtype=np.float64)
+        for key in keys
+        if key.startswith("truth/parameters/")
+    }
+    return Truth(at, force, outputs, _floats(fields, "truth/positions", 2), parameters)
+
+
+def _floats(fields: Arrays, key: str, ndim: int) -> FloatArray | None:
+    """An array as floats of `ndim` dimensions; [N] is taken for [1, N] where outputs are rows."""
+    if key not in fields:
+        return None
+    array = fields[key]
+    if array.dtype.kind not in "fiub":
+        raise DataError(Problem(f"{key} holds {array.dtype} and not numbers.", "Give an array of floats.", column=key))
+    if array.ndim == ndim - 1 and not key.endswith("positions"):
+        array = array[np.newaxis]
+    if array.ndim != ndim:
+        raise DataError(
+            Problem(f"{key} has {array.ndim} dimensions.", f"Give {ndim}: see distlfm.data.npz.", column=key)
+        )
+    return array.astype(np.float64)
+
+
+def _read_simulation(path: Path, arrays: Arrays) -> ReadReport:
+    times, outputs = arrays["t"], arrays["y"]
+    if times.ndim != 1 or outputs.ndim != 3 or outputs.shape[2] != len(times):
+        what = f"t has shape {times.shape} and y {outputs.shape}."
+        raise DataError(Problem(what, "Give t as [N] and y as [B, P, N].", str(path), column="y"))
+    parameters = {
+        key: array
+        for key, array in arrays.items()
+        if key not in _SIMULATION and not key.endswith("_as_recorded") and array.ndim and len(array) == len(outputs)
+    }
+    report = ReadReport()
+    for number, values in enumerate(outputs):
+        fields = {"times": times, "values": values, "truth/times": times, "truth/outputs": values}
+        fields |= {f"truth/parameters/{key}": np.atleast_1d(array[number]) for key, array in parameters.items()}
+        if "force" in arrays:
+            fields["truth/force"] = arrays["force"][number]
+        if "train_stride" in arrays:
+            fields["metadata/train_stride"] = np.asarray(str(arrays["train_stride"]))
+        _add(report, path, fields, default_id=f"{stem_of(path)}_{number}")
+    return report

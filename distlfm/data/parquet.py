@@ -1,0 +1,59 @@
+"""Parquet files. Rows are counted from 1; a null is a value that was not observed, and a NaN is a problem."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from distlfm.data.assemble import assemble
+from distlfm.data.base import ColumnMap, ReadReport, reads, stem_of
+from distlfm.data.table import Numbers, Table, parse_numbers
+from distlfm.errors import DataError, Problem
+
+
+@final
+class ArrowTable(Table):
+    """A table whose columns have types."""
+
+    def __init__(self, file: str, table: Any) -> None:
+        self.file = file
+        self.names = list(table.column_names)
+        self.row_numbers = range(1, table.num_rows + 1)
+        self._table = table
+
+    def numbers(self, name: str) -> Numbers:
+        column = self._table.column(name)
+        if pa.types.is_decimal(column.type):
+            column = column.cast(pa.float64())
+        if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+            return parse_numbers(self.labels(name))
+        empty = column.is_null().to_numpy().astype(np.bool_)
+        values = column.to_numpy().astype(np.float64)
+        bad = {index: str(values[index]) for index in np.flatnonzero(~np.isfinite(values) & ~empty).tolist()}
+        values[list(bad)] = np.nan
+        return Numbers(values, empty, bad)
+
+    def labels(self, name: str) -> list[str]:
+        return ["" if cell is None else str(cell).strip() for cell in self._table.column(name).to_pylist()]
+
+
+@reads(".parquet")
+def read_parquet(path: Path, columns: ColumnMap | None = None) -> ReadReport:
+    """Read a Parquet file."""
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(
+            Problem(f"The file is not readable Parquet ({reason}).", "Write it again, or copy it again.", str(path))
+        ) from error
+    twice = [name for name in table.column_names if table.column_names.count(name) > 1]
+    if twice:
+        raise DataError(
+            Problem(f"Two columns are named {twice[0]!r}.", "Give each its own name.", str(path), column=twice[0])
+        )
+    return assemble(ArrowTable(str(path), table), columns, default_id=stem_of(path))
