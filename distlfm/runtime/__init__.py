@@ -1,0 +1,1 @@
+"""What every verb needs while it runs: reporting, seeds, environments of child processes."""
