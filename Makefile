@@ -1,0 +1,48 @@
+# Two commands do all: `make demo` and `make test`. `make help` lists the rest.
+SHELL := /bin/bash
+VENV := .venv
+PYTEST := $(VENV)/bin/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-tests demo test check lint format test-release lock clean
+
+help:  ## what each target does
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup:  ## system packages and .venv
+	@launch/bootstrap.sh
+
+setup-tests:
+	@launch/bootstrap.sh --tests
+
+demo: setup  ## the main job end to end on this machine, under 5 minutes after the installation
+	@$(VENV)/bin/distlfm demo --out runs/demo
+
+test: setup-tests  ## the whole test-suite with the real FEniCS, MPI, Ray, Slurm and Flower
+	@echo "[test] fast tests first, then the ones that start real processes"
+	@$(PYTEST) -m "not slow" -q
+	@$(PYTEST) -m slow -q
+
+check: setup  ## the fast subset for daily work, under 3 minutes
+	@$(PYTEST) -m "not slow" -q
+
+lint: setup  ## ruff, mypy --strict, import-linter, shell syntax
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports
+	@bash -n launch/*.sh .ci/run
+
+format: setup  ## rewrite the sources in the house format
+	@$(VENV)/bin/ruff check --fix .
+	@$(VENV)/bin/ruff format .
+
+test-release: setup-tests  ## `make demo`, then the set-up in a clean Debian root (needs root)
+	@$(MAKE) demo
+	@tests/release/clean_root.sh
+
+lock: ## resolve the dependencies anew into constraints.txt
+	@launch/bootstrap.sh --lock
+
+clean:  ## remove the environment and caches; runs/ stays
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist

@@ -1,0 +1,96 @@
+"""The `distlfm` command: global options, the verbs, and how a failure is told.
+
+Exit codes: 0 all went well, 1 the work failed, 2 the call was wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import click
+import typer
+
+from distlfm.cli import config, data, doctor, fit
+from distlfm.cli.state import STATE, group, start
+from distlfm.errors import DistlfmError
+from distlfm.version import __version__
+
+EXAMPLES = """Infer the unseen forces that drive a system whose equation is known.
+
+**Examples**
+
+- `distlfm doctor` — what is installed, what is missing, and the command that fixes it
+- `distlfm data check FILE` — what a data file holds and what is wrong with it
+- `distlfm simulate transcription --out toy.npz` — instances whose true force is known
+- `distlfm fit configs/fit/transcription.yaml --data toy.npz --out runs/toy` — infer the forces
+"""
+
+app = group(EXAMPLES)
+app.command("doctor")(doctor.doctor)
+app.command("simulate")(fit.simulate)
+app.command("fit")(fit.fit)
+app.command("demo")(fit.demo)
+app.add_typer(data.app, name="data")
+app.add_typer(config.app, name="config")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"distlfm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    verbose: Annotated[int, typer.Option("-v", "--verbose", count=True, help="Say more; twice for everything.")] = 0,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Say only what went wrong.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
+) -> None:
+    """Options that come before the verb."""
+    del version
+    start(verbose, quiet, debug)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; what goes wrong becomes a sentence and an exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    code = _run(arguments)
+    if argv is None:
+        sys.exit(code)
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        result = app(args=arguments, prog_name="distlfm", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        typer.echo(error.ctx.get_help() if error.ctx else "")
+        return 2
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        typer.echo("Interrupted.", err=True)
+        return 130
+    except DistlfmError as error:
+        return _tell(str(error), error.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except Exception as error:
+        text = f"Unexpected {type(error).__name__}: {error}. This is a fault of distlfm; --debug shows where."
+        return _tell(text, 1)
+
+
+def _tell(text: str, code: int) -> int:
+    if STATE.debug:
+        traceback.print_exc()
+    typer.echo(f"distlfm: {text}", err=True)
+    return code

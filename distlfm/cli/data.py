@@ -1,0 +1,51 @@
+"""`distlfm data`: the reference data sets, and what a data file holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from distlfm.cli.state import STATE, group
+from distlfm.data.describe import check as check_path
+from distlfm.data.describe import list_datasets
+
+app = group("Look at data: the reference sets, and what a file holds before it is fitted.")
+
+
+@app.command("ls")
+def ls(as_json: Annotated[bool, typer.Option("--json", help="One JSON list for programs.")] = False) -> None:
+    """List the reference data sets with their origin, and whether they are on this machine.
+
+    Example: `distlfm data ls`
+    """
+    entries = list_datasets()
+    if as_json:
+        typer.echo(json.dumps(entries, indent=2))
+        return
+    columns = ("name", "available", "title", "origin", "licence")
+    rows = [[str(entry[key]) for key in columns] for entry in entries]
+    STATE.reporter.table("Reference data (set DISTLFM_DATA_DIR to their folder)", columns, rows)
+
+
+@app.command("check")
+def check(
+    path: Annotated[Path, typer.Argument(help="A .csv, .csv.gz, .parquet or .npz file, or a folder of them.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
+) -> int:
+    """Read data as a fit would, and show what is there and what is wrong with it.
+
+    Exit code 1 if an instance had to be set aside. Example: `distlfm data check patients.csv.gz`
+    """
+    report = check_path(path)
+    if as_json:
+        typer.echo(json.dumps(report.to_dict(), indent=2))
+    else:
+        STATE.reporter.table("", ("what", "value"), report.rows())
+        for notice in report.notices:
+            STATE.reporter.say(f"notice: {notice}")
+        for problem in report.set_aside:
+            STATE.reporter.warn(f"set aside: {problem}")
+    return 1 if report.set_aside else 0

@@ -1,0 +1,158 @@
+"""One YAML file a run, checked by pydantic models, with dotted overrides.
+
+Each component owns the model of its own options (it derives from `Config`), and a verb's model is made of those. This
+module holds what they share: reading, overriding, saving, hashing, and saying which key was meant.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from distlfm.errors import UsageError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Config(BaseModel):
+    """Base of every options model: immutable, and unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def load(model: type[Model], path: Path, overrides: Sequence[str] = ()) -> Model:
+    """Read a YAML file, apply `key.sub=value` overrides, and check the whole."""
+    return build(model, apply_overrides(read_yaml(path), overrides), source=str(path))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, unchecked."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(
+            f"There is no config file {path}.", "Shipped ones are in configs/; give the path of one."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"Cannot read the config file {path}: {error}.", "Check the path and its permissions."
+        ) from None
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        raise UsageError(
+            f"{path}{line} is not valid YAML: {getattr(error, 'problem', error)}.", "Mend that line."
+        ) from None
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} holds no settings.", "A config is a mapping of keys to values, such as `verb: fit`.")
+    return content
+
+
+def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A copy of `content` with each `a.b=value` set; values are read as YAML (`1e-3`, `[a, b]`, `null`, text)."""
+    result: dict[str, Any] = json.loads(json.dumps(content, default=str))
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            raise UsageError(f"{override!r} is not an override.", "Write key=value, for example run.seed=1.")
+        *parents, last = key.split(".")
+        target = result
+        for parent in parents:
+            child = target.get(parent)
+            if not isinstance(child, dict):
+                child = {}
+                target[parent] = child
+            target = child
+        target[last] = _value(text)
+    return result
+
+
+def _value(text: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def build(model: type[Model], content: dict[str, Any], source: str = "config") -> Model:
+    """Check a mapping against a model; every wrong key or value becomes one sentence."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        known = sorted(set(dotted_keys(model)))
+        sentences = [_sentence(dict(item), known) for item in error.errors()]
+        raise UsageError(f"{source}: " + " ".join(dict.fromkeys(sentences))) from None
+
+
+def _sentence(item: dict[str, Any], known: list[str]) -> str:
+    # Union tags stand in the location too ("mechanism.transcription.genes"): only keys that a user writes are shown.
+    given = [str(part) for part in item["loc"]]
+    place = ".".join(given)
+    if item["type"] == "extra_forbidden":
+        return f"Unknown key {place!r}. {nearest(place, known)}"
+    if item["type"] == "missing":
+        return f"{place!r} is not set. Add it to the file, or give {place}=… on the command line."
+    shown = "" if isinstance(item.get("input"), (dict, list)) else f", not {item.get('input')!r}"
+    message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".")
+    if str(item["msg"]).startswith("Input should be"):
+        return f"{place!r} should be {message}{shown}."
+    return f"{place!r}: {message}."
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """A sentence that points from an unknown name to the closest known ones."""
+    leaf = name.rsplit(".", 1)[-1]
+    by_leaf = [key for key in known if key.rsplit(".", 1)[-1] == leaf]
+    close = by_leaf[:3] or difflib.get_close_matches(name, known, n=2, cutoff=0.5)
+    if not close:
+        leaves = {key.rsplit(".", 1)[-1]: key for key in known}
+        close = [leaves[match] for match in difflib.get_close_matches(leaf, list(leaves), n=2, cutoff=0.5)]
+    if close:
+        return f"Did you mean {' or '.join(repr(key) for key in close)}?"
+    top = sorted({key.split(".", 1)[0] for key in known})
+    return f"Known are: {', '.join(top)}."
+
+
+def dotted_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every key that a model takes, nested ones with dots."""
+    for name, info in model.model_fields.items():
+        yield prefix + name
+        for nested in _models_in(info.annotation):
+            if prefix.count(".") < 5:  # a kernel may hold kernels
+                yield from dotted_keys(nested, f"{prefix}{name}.")
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated):
+        for part in typing.get_args(annotation):
+            yield from _models_in(part)
+
+
+def dump(config: BaseModel) -> str:
+    """The resolved config as YAML, defaults included."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def fingerprint(config: BaseModel) -> str:
+    """A hash that two configs share exactly when they ask for the same work."""
+    text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

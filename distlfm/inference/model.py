@@ -1,0 +1,102 @@
+"""The whole model of an instance: mechanism, one kernel a force, likelihood, and the vector of all unknowns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from distlfm.config import Config, nearest
+from distlfm.errors import UsageError
+from distlfm.gp.kernels import FunctionalKernel, KernelConfig
+from distlfm.inference.observations import Observations
+from distlfm.mechanisms.base import Mechanism
+from distlfm.mechanisms.parameters import Parameter, ParameterSpace, Values
+from distlfm.mechanisms.priors import LogNormal, Prior
+
+DEFAULT_KERNEL_PRIOR = LogNormal(median=1.0, spread=1.0)
+
+
+class ForceConfig(Config):
+    """The prior of the latent forces. `priors` by the kernel's parameter names; what is not named is lognormal(1, 1)."""
+
+    kernel: KernelConfig = KernelConfig()
+    priors: Mapping[str, Prior] = {}
+    fixed: Mapping[str, float] = {}
+
+
+class LikelihoodConfig(Config):
+    """How data scatter around the outputs.
+
+    noise: `learned` (a standard deviation an output), `given` (the variances that come with the data), or `both`
+    (given, and a learned one on top). `shared` learns one for all outputs. Poisson and negative binomial take no noise.
+    """
+
+    kind: Literal["gaussian", "poisson", "negative_binomial"] = "gaussian"
+    noise: Literal["learned", "given", "both"] = "learned"
+    shared: bool = False
+    prior: Prior = LogNormal(median=0.1, spread=1.0)
+    dispersion: Prior = LogNormal(median=0.1, spread=1.0)
+
+
+class Model:
+    """What inference works on: natural values from `z`, kernels' hyperparameters and noise from those values."""
+
+    def __init__(self, mechanism: Mechanism, force: ForceConfig, likelihood: LikelihoodConfig) -> None:
+        self.mechanism, self.likelihood = mechanism, likelihood
+        dims = mechanism.force_input(torch.zeros(()), torch.zeros(mechanism.num_states)).shape[-1]
+        self.kernels = tuple(FunctionalKernel(force.kernel, dims) for _ in mechanism.force_names)
+        parameters = [*mechanism.settled(), *self._kernel_parameters(force), *self._noise_parameters()]
+        self.space = ParameterSpace(parameters)
+
+    def _kernel_parameters(self, force: ForceConfig) -> list[Parameter]:
+        known = self.kernels[0].parameter_names
+        for name in (*force.priors, *force.fixed):
+            if name not in known:
+                raise UsageError(f"The kernel has no parameter {name!r}.", nearest(name, known))
+        found = []
+        for force_name, kernel in zip(self.mechanism.force_names, self.kernels, strict=True):
+            for name in known:
+                size = kernel.shapes[name]
+                labels = tuple(str(i) for i in range(size[0])) if size else (name,)
+                fixed = dict.fromkeys(labels, force.fixed[name]) if name in force.fixed else {}
+                prior = force.priors.get(name, DEFAULT_KERNEL_PRIOR)
+                found.append(Parameter(f"{force_name}.{name}", labels, prior, "kernel", True, fixed))
+        return found
+
+    def _noise_parameters(self) -> list[Parameter]:
+        options = self.likelihood
+        if options.kind == "negative_binomial":
+            return [Parameter("dispersion", self._noise_labels, options.dispersion, "noise", True)]
+        if options.kind == "gaussian" and options.noise != "given":
+            return [Parameter("noise", self._noise_labels, options.prior, "noise", True)]
+        return []
+
+    @property
+    def _noise_labels(self) -> tuple[str, ...]:
+        return ("all",) if self.likelihood.shared else self.mechanism.outputs
+
+    def hyper(self, values: Values) -> list[dict[str, Tensor]]:
+        """The hyperparameters of each force's kernel, in the shapes that `FunctionalKernel` takes."""
+        return [
+            {
+                name: values[f"{force}.{name}"] if kernel.shapes[name] else values[f"{force}.{name}"].squeeze(-1)
+                for name in kernel.parameter_names
+            }
+            for force, kernel in zip(self.mechanism.force_names, self.kernels, strict=True)
+        ]
+
+    def noise_variance(self, values: Values, observations: Observations) -> Tensor:
+        """Variance of each observation, [..., B, P, T]."""
+        assert self.likelihood.kind == "gaussian"
+        learned = values["noise"].unsqueeze(-1) ** 2 if "noise" in values else torch.zeros(())
+        if self.likelihood.noise == "learned":
+            return learned.expand(*learned.shape[:-2], *observations.values.shape[-2:])
+        if observations.variance is None:
+            raise UsageError(
+                "The likelihood takes the noise that is given with the data, and the data give none.",
+                "Name the variance column in data.columns, or set likelihood.noise=learned.",
+            )
+        return observations.variance + learned

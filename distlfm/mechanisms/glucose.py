@@ -1,0 +1,46 @@
+"""Glucose minimal model: Ġ = −p (G − G_b) + f(t). The force is what meals, insulin and effort add or take, per minute."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from distlfm.mechanisms.base import Mechanism, MechanismConfig, register, start_parameter
+from distlfm.mechanisms.parameters import Parameter, Values
+from distlfm.mechanisms.priors import LogNormal
+
+
+class GlucoseConfig(MechanismConfig):
+    """Values in mg/dL, times in minutes."""
+
+    outputs: tuple[str, ...] = ("glucose",)
+    initial: Literal["free", "steady"] = "free"
+
+
+@register("glucose")
+class Glucose(Mechanism):
+    """One patient's glucose, pulled to a base level at a rate p and driven by an unseen appearance rate."""
+
+    Options: ClassVar[type[MechanismConfig]] = GlucoseConfig
+    force_names = ("appearance",)
+
+    def __init__(self, options: GlucoseConfig) -> None:
+        super().__init__(options)
+        self.start = options.initial
+
+    def parameters(self) -> list[Parameter]:
+        found = [
+            Parameter("return_rate", ("p",), LogNormal(median=0.02, spread=0.5), positive=True),
+            Parameter("base_level", ("base",), LogNormal(median=110.0, spread=0.25), positive=True),
+        ]
+        if self.start == "free":
+            found.append(start_parameter(self.outputs, LogNormal(median=130.0, spread=0.4), positive=True))
+        return found
+
+    def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
+        del t
+        return -values["return_rate"] * (y - values["base_level"]) + f
+
+    def initial_state(self, values: Values) -> Tensor:
+        return values["initial"] if self.start == "free" else values["base_level"]

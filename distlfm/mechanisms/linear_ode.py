@@ -1,0 +1,58 @@
+"""An n-th order linear ODE with a force: y⁽ⁿ⁾ + a_{n−1} y⁽ⁿ⁻¹⁾ + … + a_0 y = s f(t), with y observed."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from distlfm.mechanisms.base import Mechanism, MechanismConfig, register, start_parameter, zero_state
+from distlfm.mechanisms.parameters import Parameter, Values
+from distlfm.mechanisms.priors import LogNormal, Normal
+
+
+class LinearODEConfig(MechanismConfig):
+    """`order` is n; the start (y and its derivatives) is zero or free."""
+
+    outputs: tuple[str, ...] = ("y",)
+    order: int = Field(default=2, ge=1, le=6)
+    free_start: bool = False
+
+
+@register("linear_ode")
+class LinearODE(Mechanism):
+    """A mass on a spring is order 2: a_1 the damping, a_0 the stiffness."""
+
+    Options: ClassVar[type[MechanismConfig]] = LinearODEConfig
+
+    def __init__(self, options: LinearODEConfig) -> None:
+        super().__init__(options)
+        self.order, self.free_start = options.order, options.free_start
+        self.derivatives = tuple(f"d{i}" for i in range(options.order))
+
+    @property
+    def num_states(self) -> int:
+        return self.order
+
+    def parameters(self) -> list[Parameter]:
+        found = [
+            Parameter("coefficient", self.derivatives, LogNormal(median=1.0, spread=0.7), positive=True),
+            Parameter("sensitivity", ("s",), LogNormal(median=1.0, spread=0.7), positive=True),
+        ]
+        if self.free_start:
+            found.append(start_parameter(self.derivatives, Normal(mean=0.0, sd=1.0)))
+        return found
+
+    def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
+        del t
+        highest = values["sensitivity"] * f - (values["coefficient"] * y).sum(-1, keepdim=True)
+        return torch.cat([y[..., 1:].expand(*highest.shape[:-1], self.order - 1), highest], -1)
+
+    def initial_state(self, values: Values) -> Tensor:
+        return values["initial"] if self.free_start else zero_state(values, self.order)
+
+    def observe(self, y: Tensor, values: Values) -> Tensor:
+        del values
+        return y[..., :1]

@@ -1,0 +1,49 @@
+"""Lotka–Volterra with unseen prey: the predator y is observed, and the prey is the latent force.
+
+ẏ = y (g·prey − m), prey = G(f) with a positive response.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from distlfm.mechanisms.base import Mechanism, MechanismConfig, register, start_parameter
+from distlfm.mechanisms.parameters import Parameter, Values
+from distlfm.mechanisms.priors import LogNormal
+from distlfm.mechanisms.responses import ResponseConfig, build_response
+
+
+class LotkaVolterraConfig(MechanismConfig):
+    """`response` makes the prey from the force; the default keeps it positive."""
+
+    outputs: tuple[str, ...] = ("predator",)
+    response: ResponseConfig = ResponseConfig(kind="softplus")
+
+
+@register("lotka_volterra")
+class LotkaVolterra(Mechanism):
+    """A predator that grows on prey nobody counted."""
+
+    Options: ClassVar[type[MechanismConfig]] = LotkaVolterraConfig
+    force_names = ("prey",)
+
+    def __init__(self, options: LotkaVolterraConfig) -> None:
+        super().__init__(options)
+        self.response = build_response(options.response)
+
+    def parameters(self) -> list[Parameter]:
+        return [
+            Parameter("growth", self.outputs, LogNormal(median=0.5, spread=0.7), positive=True),
+            Parameter("mortality", self.outputs, LogNormal(median=0.8, spread=0.7), positive=True),
+            start_parameter(self.outputs, LogNormal(median=1.0, spread=1.0), positive=True),
+            *self.response.parameters(self.force_names, self.outputs),
+        ]
+
+    def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
+        del t
+        return y * (values["growth"] * self.response(f, values) - values["mortality"])
+
+    def initial_state(self, values: Values) -> Tensor:
+        return values["initial"]

@@ -1,0 +1,164 @@
+"""Progress and results go through one reporter; a library call is silent by default.
+
+A terminal gets a live bar with rate and time left, a redirected output gets plain lines.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+PLAIN_SECONDS = 10.0
+"""A redirected output gets a progress line at most this often."""
+
+
+class Task(ABC):
+    """A piece of work whose progress is shown."""
+
+    @abstractmethod
+    def advance(self, count: int = 1, note: str = "") -> None:
+        """`count` more units are done; `note` is worth showing beside them (a loss, a failure count)."""
+
+
+class Reporter(ABC):
+    """Where a verb says what it does."""
+
+    @abstractmethod
+    def say(self, text: str) -> None:
+        """One line of what happens or was found."""
+
+    @abstractmethod
+    def warn(self, text: str) -> None:
+        """One line that the user should not miss."""
+
+    @abstractmethod
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """A small table of results."""
+
+    @abstractmethod
+    def task(self, name: str, total: int) -> AbstractContextManager[Task]:
+        """A context that shows the progress of `total` units."""
+
+
+class Silent(Reporter):
+    """Says nothing: the default of library calls, and `-q`."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def warn(self, text: str) -> None:
+        """Nothing."""
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Nothing."""
+
+    @contextmanager
+    def task(self, name: str, total: int) -> Iterator[Task]:
+        del name, total
+        yield _SilentTask()
+
+
+class _SilentTask(Task):
+    def advance(self, count: int = 1, note: str = "") -> None:
+        """Nothing."""
+
+
+class Plain(Reporter):
+    """Plain lines, for logs and pipes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def say(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def warn(self, text: str) -> None:
+        self.say(f"warning: {text}")
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        if title:
+            self.say(title)
+        widths = [max([len(name), *(len(row[i]) for row in rows)]) for i, name in enumerate(columns)]
+        for row in [columns, *rows]:
+            self.say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+    @contextmanager
+    def task(self, name: str, total: int) -> Iterator[Task]:
+        yield _PlainTask(self, name, total)
+
+
+class _PlainTask(Task):
+    def __init__(self, reporter: Plain, name: str, total: int) -> None:
+        self._reporter, self._name, self._total = reporter, name, total
+        self._done = 0
+        self._start = self._last = time.monotonic()
+
+    def advance(self, count: int = 1, note: str = "") -> None:
+        self._done += count
+        now = time.monotonic()
+        if self._done < self._total and now - self._last < PLAIN_SECONDS:
+            return
+        self._last = now
+        rate = self._done / max(now - self._start, 1e-9)
+        left = (self._total - self._done) / max(rate, 1e-9)
+        tail = f", {note}" if note else ""
+        self._reporter.say(f"{self._name}: {self._done}/{self._total}, {rate:.3g}/s, {left:.0f} s left{tail}")
+
+
+class Terminal(Reporter):
+    """Colours, a live bar and tables, for people."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
+
+    def warn(self, text: str) -> None:
+        self._console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        table = Table(title=title or None, title_justify="left")
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        self._console.print(table)
+
+    @contextmanager
+    def task(self, name: str, total: int) -> Iterator[Task]:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
+        with Progress(*columns, console=self._console, transient=True) as progress:
+            yield _TerminalTask(progress, name, total)
+
+
+class _TerminalTask(Task):
+    def __init__(self, progress: Progress, name: str, total: int) -> None:
+        self._progress = progress
+        self._task = progress.add_task(name, total=total, note="")
+
+    def advance(self, count: int = 1, note: str = "") -> None:
+        self._progress.update(self._task, advance=count, note=note)
+
+
+def reporter_for(stream: TextIO | None = None, *, quiet: bool = False) -> Reporter:
+    """The reporter that fits where the output goes."""
+    stream = stream or sys.stdout
+    if quiet:
+        return Silent()
+    return Terminal(Console(file=stream)) if stream.isatty() else Plain(stream)

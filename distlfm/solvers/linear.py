@@ -1,0 +1,155 @@
+"""Linear mechanisms solved without stepping: the map from the force to the outputs as a matrix.
+
+Where `ẏ = A y + B f + c` with constant coefficients and outputs `C y + e`,
+
+    y(t) = e^{A(t−t0)} y0 + ∫ e^{A(t−s)} (B f(s) + c) ds,
+
+and the integral over each panel between two times is taken by Gauss–Legendre quadrature, so the outputs are an affine
+function of the force at the quadrature nodes. A rule with Q nodes is of order 2Q in the panel's length.
+
+Shapes: leading dimensions `…` are free, `D` states, `P` outputs, `L` forces, `T` times, `G` nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distlfm.mechanisms.base import Mechanism
+from distlfm.mechanisms.parameters import ParameterSpace, Values
+
+PROBE_TOLERANCE = 1e-9
+PROBES = 7
+
+
+@dataclass(frozen=True)
+class LinearSystem:
+    """A: [..., D, D], B: [..., D, L], c: [..., D], C: [..., P, D], e: [..., P], start: [..., D]."""
+
+    A: Tensor
+    B: Tensor
+    c: Tensor
+    C: Tensor
+    e: Tensor
+    start: Tensor
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Quadrature of a time axis. nodes, weights: [..., G]; a node of weight zero is padding."""
+
+    nodes: Tensor
+    weights: Tensor
+
+
+def extract(mechanism: Mechanism, values: Values) -> LinearSystem:
+    """The matrices of a linear mechanism, read off its vector field by unit states and unit forces."""
+    num_states, num_forces = mechanism.num_states, len(mechanism.force_names)
+    some = next(iter(values.values()))
+    states = torch.eye(1 + num_states + num_forces, dtype=some.dtype)[:, 1 : 1 + num_states]
+    forces = torch.eye(1 + num_states + num_forces, dtype=some.dtype)[:, 1 + num_states :]
+    rows = {name: value.unsqueeze(-2) for name, value in values.items()}
+    time = torch.zeros((*some.shape[:-1], len(states)), dtype=some.dtype)
+    rates = mechanism.vector_field(time, states, forces, rows).expand(*time.shape, num_states)
+    c = rates[..., 0, :]
+    columns = (rates[..., 1:, :] - c.unsqueeze(-2)).transpose(-1, -2)
+    seen = mechanism.observe(states[: 1 + num_states].expand(*time.shape[:-1], -1, -1), rows)
+    e = seen[..., 0, :]
+    C = (seen[..., 1:, :] - e.unsqueeze(-2)).transpose(-1, -2)
+    return LinearSystem(columns[..., :num_states], columns[..., num_states:], c, C, e, mechanism.initial_state(values))
+
+
+@dataclass(frozen=True)
+class Linearity:
+    """What probing found. `affine`: the outputs are an affine function of the force; `diagonal`: A is diagonal."""
+
+    affine: bool
+    diagonal: bool
+
+
+def probe(mechanism: Mechanism, space: ParameterSpace, seed: int = 0) -> Linearity:
+    """Find out by trial whether a mechanism is linear with constant coefficients, at several parameters and states."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    values = space.unpack(normal(PROBES, space.num_free))
+    t = normal(PROBES).abs() * 10
+    size = 10.0 ** torch.arange(PROBES, dtype=torch.float64).sub(2).unsqueeze(-1)
+    y, f = normal(PROBES, mechanism.num_states) * size, normal(PROBES, len(mechanism.force_names)) * size
+    if mechanism.force_input(t, y).shape[-1] != 1 or not torch.equal(mechanism.force_input(t, y)[..., 0], t):
+        return Linearity(affine=False, diagonal=False)
+    system = extract(mechanism, values)
+    expected = (system.A @ y.unsqueeze(-1) + system.B @ f.unsqueeze(-1)).squeeze(-1) + system.c
+    seen = (system.C @ y.unsqueeze(-1)).squeeze(-1) + system.e
+    affine = _close(mechanism.vector_field(t, y, f, values), expected) and _close(mechanism.observe(y, values), seen)
+    off_diagonal = system.A - torch.diag_embed(torch.diagonal(system.A, dim1=-2, dim2=-1))
+    return Linearity(affine=affine, diagonal=affine and not bool(off_diagonal.any()))
+
+
+def _close(given: Tensor, expected: Tensor) -> bool:
+    scale = expected.abs().amax(-1, keepdim=True) + 1
+    return bool(((given - expected).abs() <= PROBE_TOLERANCE * scale).all())
+
+
+def panels(times: Tensor, substeps: int, order: int) -> Panels:
+    """Gauss–Legendre nodes between consecutive times [..., T], each interval cut into `substeps`; G = (T−1)·substeps·order.
+
+    Times do not decrease; a repeated time makes an empty panel of weight zero.
+    """
+    points, weights = np.polynomial.legendre.leggauss(order)
+    offsets = (torch.arange(substeps).unsqueeze(-1) + torch.from_numpy((points + 1) / 2)) / substeps
+    length = torch.diff(times, dim=-1).unsqueeze(-1)
+    nodes = times[..., :-1, None] + length * offsets.flatten().to(times)
+    scaled = length * (torch.from_numpy(weights) / 2 / substeps).repeat(substeps).to(times)
+    return Panels(nodes.flatten(-2), scaled.flatten(-2))
+
+
+def response(system: LinearSystem, times: Tensor, grid: Panels, *, diagonal: bool) -> tuple[Tensor, Tensor]:
+    """Outputs at `times` [..., T] as offset [..., P, T] + Σ_l weight [..., L, P, T, G] · force at the nodes."""
+    columns = torch.cat([system.B, system.c.unsqueeze(-1)], -1)
+    propagate = _diagonal_columns if diagonal else _dense_columns
+    driven, rest = propagate(system, columns, times, grid)
+    seen = torch.einsum("...pd,...dktg->...kptg", system.C, driven)
+    weight, drift = seen[..., :-1, :, :, :], seen[..., -1, :, :, :].sum(-1)
+    start = torch.einsum("...pd,...dt->...pt", system.C, rest)
+    return start + drift + system.e.unsqueeze(-1), weight
+
+
+def _diagonal_columns(system: LinearSystem, columns: Tensor, times: Tensor, grid: Panels) -> tuple[Tensor, Tensor]:
+    """e^{A(t−s)} w times each column, [..., D, k, T, G], and e^{A(t−t0)} y0, [..., D, T]; A is diagonal."""
+    rates = torch.diagonal(system.A, dim1=-2, dim2=-1)
+    lag = times.unsqueeze(-1) - grid.nodes.unsqueeze(-2)
+    past = (lag > 0) * grid.weights.unsqueeze(-2)
+    decay = torch.exp(rates[..., None, None] * lag.clamp_min(0).unsqueeze(-3)) * past.unsqueeze(-3)
+    since = (times - times[..., :1]).unsqueeze(-2)
+    rest = torch.exp(rates.unsqueeze(-1) * since) * system.start.unsqueeze(-1)
+    return columns[..., None, None] * decay.unsqueeze(-3), rest
+
+
+def _dense_columns(system: LinearSystem, columns: Tensor, times: Tensor, grid: Panels) -> tuple[Tensor, Tensor]:
+    """The same for any A, carried from one time to the next."""
+    num_times, num_nodes = times.shape[-1], grid.nodes.shape[-1]
+    each = num_nodes // (num_times - 1)
+    A = system.A
+    steps = torch.linalg.matrix_exp(A.unsqueeze(-3) * torch.diff(times, dim=-1)[..., None, None])
+    ends = times[..., 1:].repeat_interleave(each, -1)
+    entry = torch.linalg.matrix_exp(A.unsqueeze(-3) * (ends - grid.nodes)[..., None, None])
+    entry = (entry * grid.weights[..., None, None]) @ columns.unsqueeze(-3)
+    entry = entry.movedim(-3, -1)
+    state = system.start
+    carried = torch.zeros_like(entry)
+    driven, rest = [carried], [state]
+    for i in range(num_times - 1):
+        step = steps[..., i, :, :]
+        state = (step @ state.unsqueeze(-1)).squeeze(-1)
+        carried = torch.einsum("...de,...ekg->...dkg", step, carried)
+        here = slice(i * each, (i + 1) * each)
+        carried = torch.cat([carried[..., : here.start], entry[..., here], carried[..., here.stop :]], -1)
+        driven.append(carried)
+        rest.append(state)
+    return torch.stack(driven, -2), torch.stack(rest, -1)

@@ -1,0 +1,1 @@
+"""Sites fine-tune and query the operator through Flower; their patients' data stay home."""

@@ -1,0 +1,1 @@
+"""Programs that put a verb on a backend: the set-up script, Ray over an allocation, DDP, MPI groups."""
