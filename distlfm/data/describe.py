@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from distlfm.data import catalog
 from distlfm.data.base import ColumnMap
@@ -53,9 +54,9 @@ class CheckReport:
         return self.num_instances > 0
 
     def rows(self) -> list[tuple[str, str]]:
-        """Label and text of each line to print."""
+        """Label and text of each line to print; what was set aside and the notices are printed beside them."""
         share = f" ({self.num_missing / self.num_cells:.1%})" if self.num_cells else ""
-        rows = [
+        return [
             ("data", self.path),
             ("instances", f"{self.num_instances} usable, {len(self.set_aside)} set aside"),
             ("outputs", f"{len(self.outputs)}: {', '.join(self.outputs)}"),
@@ -65,8 +66,10 @@ class CheckReport:
             ("missing", f"{self.num_missing} of {self.num_cells} values{share}"),
             ("truth", ", ".join(self.truth) + " (for scoring only)" if self.truth else "none"),
         ]
-        rows += [("set aside", str(problem)) for problem in self.set_aside]
-        return rows + [("notice", str(notice)) for notice in self.notices]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same for programs, as JSON can hold it."""
+        return asdict(self)
 
 
 def check(path: str | Path, columns: ColumnMap | None = None) -> CheckReport:

@@ -45,12 +45,16 @@ def iter_directory(path: Path, columns: ColumnMap | None = None) -> Iterator[Rea
         )
         yield ReadReport(notices=[notice])
     seen: dict[str, Path] = {}
+    said: set[str] = set()
     for file in files:
         try:
             report = reader_for(file)(file, columns)
         except DataError as error:
             yield ReadReport(set_aside=[error.problem])
         else:
+            # What is said of whole files, such as the guess of the columns, is said once and not a thousand times.
+            report.notices = [item for item in report.notices if item.instance is not None or item.what not in said]
+            said |= {item.what for item in report.notices}
             yield _named_by_file(report, file, seen)
 
 

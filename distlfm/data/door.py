@@ -25,11 +25,8 @@ def read(path: str | Path, columns: ColumnMap | None = None) -> ReadReport:
     if not report.instances:
         first = report.set_aside[0]
         others = len(report.set_aside) - 1
-        raise DataError(
-            replace(first, what=f"{first.what} (So {'are' if others > 1 else 'is'} {others} more.)")
-            if others
-            else first
-        )
+        more = f" (There are {others} more problems.)" if others else ""
+        raise DataError(replace(first, what=first.what + more))
     return report
 
 
@@ -37,6 +34,8 @@ def examine(path: str | Path, columns: ColumnMap | None = None) -> ReadReport:
     """As `read`, but a report without any usable instance is an answer too."""
     path = _existing(Path(path))
     report = read_directory(path, columns) if path.is_dir() else reader_for(path)(path, columns)
+    if not report.instances and not report.set_aside:
+        raise DataError(Problem("There is no instance in it.", "Give at least one with two times.", str(path)))
     report.notices += other_units(report.instances, str(path))
     return report
 

@@ -12,6 +12,9 @@ from distlfm.instance import Instance
 UNIT_RATIO = 300.0
 """Values this many times larger or smaller than the other instances' suggest another unit (milli against whole)."""
 
+LARGEST_EXPONENT = 700.0
+"""Beyond it a float overflows; the ratio is only printed."""
+
 
 def partly_observed_outputs(instances: Sequence[Instance], file: str) -> list[Problem]:
     """One notice for each output that some instances have and others lack; often a name is misspelt."""
@@ -34,12 +37,13 @@ def other_units(instances: Sequence[Instance], file: str) -> list[Problem]:
                 sizes.setdefault(output, {})[instance.id] = size
     notices = []
     for output, by_instance in sizes.items():
-        ids = list(by_instance)
         logs = np.log(list(by_instance.values()))
-        for position, name in enumerate(ids if len(ids) > 1 else []):
-            ratio = float(np.exp(logs[position] - np.median(np.delete(logs, position))))
-            if max(ratio, 1 / ratio) > UNIT_RATIO:
-                times = f"{ratio:.3g} times larger" if ratio > 1 else f"{1 / ratio:.3g} times smaller"
+        # Of two, each is compared with the other; of more, the one that is off hardly moves the median.
+        usual = logs[::-1] if len(logs) == 2 else np.full(len(logs), np.median(logs))
+        for name, difference in zip(by_instance, (logs - usual).tolist(), strict=True):
+            if abs(difference) > np.log(UNIT_RATIO):
+                ratio = f"{np.exp(min(abs(difference), LARGEST_EXPONENT)):.3g}"
+                times = f"{ratio} times {'larger' if difference > 0 else 'smaller'}"
                 notices.append(
                     Problem(
                         f"Values of {output!r} are {times} than the other instances'.",

@@ -97,7 +97,7 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
             raise zipfile.BadZipFile("it is cut short, or no archive at all")
         with np.load(path, allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         reason = "it holds Python objects" if "allow_pickle" in str(error) else str(error)
         fix = "Write it with numpy.savez and arrays of numbers or text, or copy it again."
         raise DataError(Problem(f"The file is not a readable npz archive ({reason}).", fix, str(path))) from error
@@ -122,7 +122,8 @@ def _instance(label: str, fields: Arrays) -> Instance:
     values = _floats(fields, "values", 2)
     assert times is not None
     assert values is not None
-    mask = np.asarray(fields["mask"], dtype=np.bool_) if "mask" in fields else np.ones(values.shape, dtype=np.bool_)
+    given = _numeric(fields, "mask")
+    mask = np.ones(values.shape, dtype=np.bool_) if given is None else given.astype(np.bool_)
     if mask.shape == values.shape:
         wrong = np.argwhere(mask & ~np.isfinite(values))
         if len(wrong):
@@ -155,21 +156,30 @@ def _truth(fields: Arrays, times: FloatArray, num_outputs: int) -> Truth | None:
         if array is not None and array.shape != (len(array) if rows is None else rows, len(at)):
             what = f"{key} has shape {array.shape} for {len(at)} true times."
             raise DataError(Problem(what, "Give one row a force or output, and one column a time.", column=key))
-    parameters = {
-        key.removeprefix("truth/parameters/"): np.asarray(fields[key], dtype=np.float64)
-        for key in keys
-        if key.startswith("truth/parameters/")
-    }
-    return Truth(at, force, outputs, _floats(fields, "truth/positions", 2), parameters)
+    positions = _floats(fields, "truth/positions", 2)
+    if positions is not None and len(positions) != len(at):
+        what = f"truth/positions has shape {positions.shape} for {len(at)} true times."
+        raise DataError(Problem(what, "Give one row a time.", column="truth/positions"))
+    parameters = {}
+    for key in keys:
+        value = _numeric(fields, key) if key.startswith("truth/parameters/") else None
+        if value is not None:
+            parameters[key.removeprefix("truth/parameters/")] = value.astype(np.float64)
+    return Truth(at, force, outputs, positions, parameters)
+
+
+def _numeric(fields: Arrays, key: str) -> NDArray[Any] | None:
+    array = fields.get(key)
+    if array is not None and array.dtype.kind not in "fiub":
+        raise DataError(Problem(f"{key} holds {array.dtype} and not numbers.", "Give an array of floats.", column=key))
+    return array
 
 
 def _floats(fields: Arrays, key: str, ndim: int) -> FloatArray | None:
     """An array as floats of `ndim` dimensions; [N] is taken for [1, N] where outputs are rows."""
-    if key not in fields:
+    array = _numeric(fields, key)
+    if array is None:
         return None
-    array = fields[key]
-    if array.dtype.kind not in "fiub":
-        raise DataError(Problem(f"{key} holds {array.dtype} and not numbers.", "Give an array of floats.", column=key))
     if array.ndim == ndim - 1 and not key.endswith("positions"):
         array = array[np.newaxis]
     if array.ndim != ndim:
@@ -184,6 +194,10 @@ def _read_simulation(path: Path, arrays: Arrays) -> ReadReport:
     if times.ndim != 1 or outputs.ndim != 3 or outputs.shape[2] != len(times):
         what = f"t has shape {times.shape} and y {outputs.shape}."
         raise DataError(Problem(what, "Give t as [N] and y as [B, P, N].", str(path), column="y"))
+    force = arrays.get("force")
+    if force is not None and (force.ndim < 2 or len(force) != len(outputs)):
+        what = f"force has shape {force.shape} for {len(outputs)} instances."
+        raise DataError(Problem(what, "Give force as [B, N] or [B, L, N].", str(path), column="force"))
     parameters = {
         key: array
         for key, array in arrays.items()
@@ -193,8 +207,8 @@ def _read_simulation(path: Path, arrays: Arrays) -> ReadReport:
     for number, values in enumerate(outputs):
         fields = {"times": times, "values": values, "truth/times": times, "truth/outputs": values}
         fields |= {f"truth/parameters/{key}": np.atleast_1d(array[number]) for key, array in parameters.items()}
-        if "force" in arrays:
-            fields["truth/force"] = arrays["force"][number]
+        if force is not None:
+            fields["truth/force"] = force[number]
         if "train_stride" in arrays:
             fields["metadata/train_stride"] = np.asarray(str(arrays["train_stride"]))
         _add(report, path, fields, default_id=f"{stem_of(path)}_{number}")

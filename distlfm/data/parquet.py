@@ -45,7 +45,9 @@ class ArrowTable(Table):
 def read_parquet(path: Path, columns: ColumnMap | None = None) -> ReadReport:
     """Read a Parquet file."""
     try:
-        table = pq.read_table(path)
+        # Not read_table: that one adds columns which it reads from folder names such as `year=2020`.
+        with pq.ParquetFile(path) as file:
+            table = file.read()
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(

@@ -29,7 +29,7 @@ class Numbers:
     @property
     def mostly_numeric(self) -> bool:
         filled = len(self.empty) - int(self.empty.sum())
-        return filled > 0 and 2 * len(self.bad) < filled
+        return filled > 0 and 2 * len(self.bad) <= filled
 
 
 @dataclass(frozen=True)
