@@ -1,0 +1,1 @@
+"""The verbs as functions, each readable in one screen."""

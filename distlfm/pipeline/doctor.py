@@ -1,0 +1,172 @@
+"""`distlfm doctor`: what works on this machine, what is missing or broken, and the command that mends it.
+
+Every question is asked by a probe in a process of its own, under a time limit, so that neither a library that crashes
+or hangs on import nor a lost file system takes the doctor with it. Nothing that a probe started survives it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from distlfm.errors import UsageError
+from distlfm.optional import SYSTEM_PACKAGES, install_line
+from distlfm.pipeline.probes.answer import Status
+from distlfm.pipeline.probes.bounded import Ended, run_bounded
+from distlfm.runtime.environment import scrubbed_mpi_environment
+
+NUM_WORKERS = 2
+ANOTHER_DIRECTORY = "Give a directory on a local disk or a POSIX network file system that you may write to."
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor's answer. `fix` is the command that helps; empty where all is well."""
+
+    name: str
+    status: Status
+    detail: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A question: the module in `distlfm.pipeline.probes` that asks it, and the fix unless the probe knows a better."""
+
+    name: str
+    module: str
+    fix: str
+    time_limit: float = 60.0
+    starts_processes: bool = False
+    uses_mpi: bool = False
+    asks_directory: bool = False
+
+
+PROBES = (
+    Probe("torch", "torch_cpu", "pip install --force-reinstall torch"),
+    Probe("cuda", "cuda", "apt-get install --only-upgrade nvidia-driver"),
+    Probe("gpytorch", "gpytorch_kernel", "pip install --force-reinstall gpytorch"),
+    Probe("torchdiffeq", "torchdiffeq_step", "pip install --force-reinstall torchdiffeq"),
+    # The first time, forms are compiled.
+    Probe("fenics", "fenics", SYSTEM_PACKAGES["fem"], 120.0, starts_processes=True, uses_mpi=True),
+    Probe("dolfin-adjoint", "adjoint", install_line("fem"), 120.0, starts_processes=True, uses_mpi=True),
+    Probe("petsc", "petsc", "apt-get install python3-petsc4py", starts_processes=True, uses_mpi=True),
+    Probe("mpi", "mpi_launch", "apt-get install openmpi-bin python3-mpi4py", starts_processes=True, uses_mpi=True),
+    Probe("ray", "ray_start", install_line("ray"), starts_processes=True),
+    Probe("slurm", "slurm", "apt-get install slurm-wlm"),
+    Probe("flower", "flower", install_line("federated")),
+    Probe("zarr", "zarr_write", ANOTHER_DIRECTORY, asks_directory=True),
+    Probe("rename", "rename", ANOTHER_DIRECTORY, asks_directory=True),
+    Probe("disk", "disk", ANOTHER_DIRECTORY, asks_directory=True),
+    Probe("ports", "ports", "ip link set lo up"),
+    Probe("open-files", "open_files", "ulimit -n 4096"),
+)
+
+
+def run_checks(
+    directory: Path,
+    *,
+    quick: bool = False,
+    only: Collection[str] | None = None,
+    time_limit: float | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> list[Check]:
+    """Ask every probe, and answer in the order of `PROBES`.
+
+    `directory`: where results shall go; its speed, renames and space are tried. `quick` leaves out what starts MPI or
+    Ray. `only` keeps the probes of these names. `time_limit` in seconds replaces each probe's own. `environment` is
+    what the probes see, by default that of this process.
+    """
+    chosen = _choose(quick, only)
+    base = dict(os.environ if environment is None else environment)
+    stop = threading.Event()
+    with _scratch_directory() as scratch, ThreadPoolExecutor(NUM_WORKERS) as pool:
+        base["TMPDIR"] = str(scratch)
+        limited = [probe if time_limit is None else replace(probe, time_limit=time_limit) for probe in chosen]
+        # The long ones first, so that no worker ends alone.
+        queue = sorted(limited, key=lambda probe: not probe.starts_processes)
+        answers = {probe.name: pool.submit(_ask, probe, directory, base, stop) for probe in queue}
+        try:
+            return [answers[probe.name].result() for probe in chosen]
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def to_json(checks: Sequence[Check]) -> str:
+    """The answer for programs: a list of objects with `name`, `status`, `detail` and `fix`."""
+    return json.dumps([asdict(check) for check in checks], indent=2)
+
+
+def to_rows(checks: Sequence[Check]) -> list[tuple[str, str, str, str]]:
+    """The answer for a table: status, name, detail, fix."""
+    return [(check.status, check.name, check.detail, check.fix) for check in checks]
+
+
+def _choose(quick: bool, only: Collection[str] | None) -> list[Probe]:
+    known = [probe.name for probe in PROBES]
+    unknown = sorted(set(only or ()) - set(known))
+    if unknown:
+        raise UsageError(f"No check is called {', '.join(unknown)}.", f"There are: {', '.join(known)}.")
+    return [
+        probe for probe in PROBES if (only is None or probe.name in only) and not (quick and probe.starts_processes)
+    ]
+
+
+def _ask(probe: Probe, directory: Path, base: Mapping[str, str], stop: threading.Event) -> Check:
+    """Run one probe, and turn whatever happens into a line."""
+    # -P: a file of the working directory must not be taken for a library.
+    command = [sys.executable, "-P", "-m", f"distlfm.pipeline.probes.{probe.module}"]
+    if probe.asks_directory:
+        command.append(str(directory.absolute()))
+    environment = scrubbed_mpi_environment(base) if probe.uses_mpi else base
+    try:
+        ended = run_bounded(command, environment, probe.time_limit, stop)
+    except OSError as error:
+        return Check(probe.name, "broken", f"the probe did not start: {error}", probe.fix)
+    return _conclude(probe, ended)
+
+
+def _conclude(probe: Probe, ended: Ended) -> Check:
+    if ended.returncode is None:
+        return Check(probe.name, "broken", f"no answer within {probe.time_limit:g} s", probe.fix)
+    found = _last_answer(ended.stdout)
+    if ended.returncode != 0 or found is None:
+        return Check(probe.name, "broken", _last_error(ended.returncode, ended.stderr), probe.fix)
+    if found.status != "ok" and not found.fix:
+        found = replace(found, fix=probe.fix)
+    return replace(found, name=probe.name)
+
+
+def _last_answer(stdout: str) -> Check | None:
+    """The probe's line; native libraries may have written around it."""
+    for line in reversed(stdout.splitlines()):
+        if line.startswith('{"status": '):
+            return Check(name="", **json.loads(line))
+    return None
+
+
+def _last_error(returncode: int, stderr: str) -> str:
+    if returncode < 0:
+        return f"ended by {signal.Signals(-returncode).name}"
+    lines = [line.strip() for line in stderr.splitlines() if any(letter.isalnum() for letter in line)]
+    return lines[-1] if lines else f"ended with exit code {returncode}"
+
+
+@contextmanager
+def _scratch_directory() -> Iterator[Path]:
+    """A temporary directory for all probes. Its path is short where that is possible, as Ray's sockets lie in it."""
+    short = Path("/tmp")  # noqa: S108 - the directory made in it is private
+    parent = short if os.access(short, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="dl", dir=parent, ignore_cleanup_errors=True) as name:
+        yield Path(name)
