@@ -25,7 +25,9 @@ from distlfm.pipeline.probes.bounded import Ended, run_bounded
 from distlfm.runtime.environment import scrubbed_mpi_environment
 
 NUM_WORKERS = 2
-ANOTHER_DIRECTORY = "Give a directory on a local disk or a POSIX network file system that you may write to."
+ANOTHER_DIRECTORY = (
+    "distlfm doctor --dir DIR, with a DIR you may write to, on a local disk or a POSIX network file system"
+)
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,8 @@ def to_json(checks: Sequence[Check]) -> str:
 
 
 def to_rows(checks: Sequence[Check]) -> list[tuple[str, str, str, str]]:
-    """The answer for a table: status, name, detail, fix."""
-    return [(check.status, check.name, check.detail, check.fix) for check in checks]
+    """The answer for a table: name, status, detail, fix."""
+    return [(check.name, check.status, check.detail, check.fix) for check in checks]
 
 
 def _choose(quick: bool, only: Collection[str] | None) -> list[Probe]:
