@@ -1,7 +1,8 @@
 """A kernel taken apart: a small tree of closed forms, with any other gpytorch kernel as an opaque leaf.
 
-Every node evaluates [..., n, m] covariances from *natural* hyperparameter values. Closed forms are several times
-faster than gpytorch's general machinery, have second derivatives, and show their spectral density (`spectral.py`).
+Every node evaluates [..., n, m] covariances from *natural* hyperparameter values. Closed forms have second derivatives,
+show their spectral density (`spectral.py`), and spare the overhead of gpytorch's general machinery: 3 to 10 times at
+the few points that a solver's step asks for, nothing at [128, 220, 60], where arithmetic dominates.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class Opaque(Node):
             state[f"kernel.{own_name}"] = raw if constraint is None else constraint.inverse_transform(raw)
             batches.append(batch)
         # gpytorch's kernels expect inputs that have all batch dimensions already.
-        batch = torch.broadcast_shapes(*batches)  # type: ignore[no-untyped-call]
+        batch = torch.broadcast_shapes(*batches)
         inputs = (x1.expand(*batch, *x1.shape[-2:]), x2.expand(*batch, *x2.shape[-2:]), diagonal)
         result: Tensor = torch.func.functional_call(_Evaluated(self.kernel), state, inputs)
         return result.to(x1.dtype)

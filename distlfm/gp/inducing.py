@@ -74,7 +74,7 @@ def place_on_points(points: Tensor, mask: Tensor | None = None, *, num_inducing:
     lower = torch.where(observed[..., None], points, torch.inf).amin(-2, keepdim=True)
     upper = torch.where(observed[..., None], points, -torch.inf).amax(-2, keepdim=True)
     extent = torch.where(upper > lower, upper - lower, torch.ones_like(lower))
-    sobol = torch.quasirandom.SobolEngine(points.shape[-1])  # type: ignore[no-untyped-call]
+    sobol = torch.quasirandom.SobolEngine(points.shape[-1])
     fillers = sobol.draw(num_inducing, dtype=points.dtype).to(points.device)
     fillers = fillers.expand(*points.shape[:-2], *fillers.shape)
     unit = torch.cat([(points - lower) / extent, fillers], dim=-2)

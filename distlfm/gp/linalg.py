@@ -69,3 +69,16 @@ def _search_level(matrix: Tensor, level: Tensor, ok: Tensor) -> tuple[Tensor, Te
         flat_level[mended] = candidate[mended]
         flat_ok[mended] = True
     return flat_level.reshape(level.shape), flat_ok.reshape(ok.shape)
+
+
+def multiply_samples(matrix: Tensor, samples: Tensor) -> Tensor:
+    """`matrix` [..., n, m] times each of `samples` [S, ..., m], as [S, ..., n]; the matrix is never copied S times."""
+    return (matrix @ samples.movedim(0, -1)).movedim(-1, 0)
+
+
+def solve_samples(factor: Tensor, samples: Tensor, *, transposed: bool = False) -> Tensor:
+    """factor⁻¹, or factor⁻ᵀ if `transposed`, times each of `samples` [S, ..., n]; `factor` [..., n, n] is lower."""
+    columns = samples.movedim(0, -1)
+    matrix = factor.mT if transposed else factor
+    solved: Tensor = torch.linalg.solve_triangular(matrix, columns, upper=transposed)
+    return solved.movedim(-1, 0)

@@ -1,0 +1,136 @@
+"""The Gaussian q of the whitened inducing values v, where u = chol(K_ZZ) v and the prior of v is N(0, I).
+
+Two ways to hold it: a mean and a Cholesky factor, for any optimiser; natural parameters, for natural-gradient steps.
+Everything is a value: steps take a state and return the next.
+
+Shapes: `S` samples, `B` instances, `L` forces, `M` inducing points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from distlfm.gp.linalg import Cholesky, multiply_samples, safe_cholesky
+
+
+@dataclass(frozen=True)
+class WhitenedGaussian:
+    """q(v) = ∏_l N(mean, scale scaleᵀ). mean: [B, L, M]; scale: [B, L, M, M] lower triangular."""
+
+    mean: Tensor
+    scale: Tensor
+
+    @property
+    def covariance(self) -> Tensor:
+        """[B, L, M, M]."""
+        return self.scale @ self.scale.mT
+
+    def sample_whitened(self, noise: Tensor) -> Tensor:
+        """v [S, B, L, M] from standard normal `noise` [S, B, L, M]."""
+        return self.mean + multiply_samples(self.scale, noise)
+
+    def kl(self) -> Tensor:
+        """KL(q ‖ N(0, I)) summed over forces, [B]."""
+        log_determinant = 2 * self.scale.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
+        trace = self.scale.square().sum((-2, -1))
+        return 0.5 * (trace + self.mean.square().sum(-1) - self.mean.shape[-1] - log_determinant).sum(-1)
+
+
+def unwhiten(factor: Tensor, whitened: Tensor) -> Tensor:
+    """u = chol(K_ZZ) v: [S, B, L, M] from `factor` [B, L, M, M] and `whitened` [S, B, L, M]."""
+    return multiply_samples(factor, whitened)
+
+
+def gaussian_from_unconstrained(mean: Tensor, raw_scale: Tensor) -> WhitenedGaussian:
+    """mean: [B, L, M]; raw_scale: [B, L, M, M], of which the lower triangle counts; its diagonal is a logarithm.
+
+    Zeros give the prior.
+    """
+    return WhitenedGaussian(mean, raw_scale.tril(-1) + torch.diag_embed(raw_scale.diagonal(dim1=-2, dim2=-1).exp()))
+
+
+def gaussian_from_moments(mean: Tensor, covariance: Tensor) -> tuple[WhitenedGaussian, Tensor]:
+    """Gaussian of mean [B, L, M] and covariance [B, L, M, M], and [B] whether the covariance has a factor."""
+    factor, ok = safe_cholesky(covariance, jitter=0.0)
+    return WhitenedGaussian(mean, factor), ok.all(-1)
+
+
+class NaturalState(NamedTuple):
+    """θ₁ = Σ⁻¹ m [B, L, M] and θ₂ = −½ Σ⁻¹ [B, L, M, M] of q(v)."""
+
+    first: Tensor
+    second: Tensor
+
+
+class ExpectationGradient(NamedTuple):
+    """Gradient of a loss in the expectation parameters η₁ = m [B, L, M] and η₂ = Σ + m mᵀ [B, L, M, M]."""
+
+    first: Tensor
+    second: Tensor
+
+
+class NaturalStep(NamedTuple):
+    """The next state, and [B] whether the step was taken; where it was not, the state is the old one."""
+
+    state: NaturalState
+    ok: Tensor
+
+
+def natural_prior(batch: int, num_forces: int, num_inducing: int, dtype: torch.dtype = torch.float64) -> NaturalState:
+    """The state in which q is the prior."""
+    identity = torch.eye(num_inducing, dtype=dtype).expand(batch, num_forces, num_inducing, num_inducing)
+    return NaturalState(torch.zeros(batch, num_forces, num_inducing, dtype=dtype), -0.5 * identity)
+
+
+def natural_from_gaussian(gaussian: WhitenedGaussian) -> NaturalState:
+    """Natural parameters of a Gaussian."""
+    precision = torch.cholesky_inverse(gaussian.scale)
+    return NaturalState((precision @ gaussian.mean[..., None])[..., 0], -0.5 * precision)
+
+
+def gaussian_from_natural(state: NaturalState) -> WhitenedGaussian:
+    """The Gaussian with these natural parameters; every state that a step returns has one."""
+    factor = _precision_factor(state).factor
+    covariance = torch.cholesky_inverse(factor)
+    mean = torch.cholesky_solve(state.first[..., None], factor)[..., 0]
+    return WhitenedGaussian(mean, safe_cholesky(covariance, jitter=0.0).factor)
+
+
+def expectation_gradient(state: NaturalState, loss: Callable[[WhitenedGaussian], Tensor]) -> ExpectationGradient:
+    """Gradient of `loss` [B], each entry of which depends on its own instance only, at `state`.
+
+    By the chain rule from the moments: dL/dη₂ = dL/dΣ and dL/dη₁ = dL/dm − 2 (dL/dΣ) m (Hensman et al. 2013).
+    """
+    with torch.enable_grad():
+        gaussian = gaussian_from_natural(state)
+        mean = gaussian.mean.detach().requires_grad_()
+        covariance = gaussian.covariance.detach().requires_grad_()
+        value = loss(gaussian_from_moments(mean, covariance)[0]).sum()
+        by_mean, by_covariance = torch.autograd.grad(value, (mean, covariance), materialize_grads=True)
+    by_covariance = 0.5 * (by_covariance + by_covariance.mT)
+    return ExpectationGradient(by_mean - 2 * (by_covariance @ mean.detach()[..., None])[..., 0], by_covariance)
+
+
+def natural_step(state: NaturalState, gradient: ExpectationGradient, learning_rate: float | Tensor) -> NaturalStep:
+    """θ ← θ − learning_rate · dL/dη; the rate is one number, or [B].
+
+    A step after which the precision is not positive definite, or not finite, is not taken: try a smaller rate.
+    """
+    rate = torch.as_tensor(learning_rate, dtype=state.first.dtype, device=state.first.device)
+    first = state.first - rate[..., None, None] * gradient.first
+    second = state.second - rate[..., None, None, None] * gradient.second
+    factored = _precision_factor(NaturalState(first, second)).ok
+    ok = factored.all(-1) & first.isfinite().all(-1).all(-1)
+    kept = NaturalState(
+        torch.where(ok[:, None, None], first, state.first), torch.where(ok[:, None, None, None], second, state.second)
+    )
+    return NaturalStep(kept, ok)
+
+
+def _precision_factor(state: NaturalState) -> Cholesky:
+    return safe_cholesky(-2 * state.second, jitter=0.0)
