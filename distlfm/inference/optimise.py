@@ -72,7 +72,7 @@ def minimise(objective: Objective, z0: Tensor, options: OptimiserConfig) -> Opti
     """Minimise each row's objective from z0 [B, n]."""
     num_problems, num_unknowns = z0.shape
     z = z0.clone()
-    value, grad = _evaluate(objective, z, torch.arange(num_problems))
+    value, grad = evaluate(objective, z, torch.arange(num_problems))
     evaluations = 1
     status = torch.full((num_problems,), int(Status.RUNNING))
     status[~torch.isfinite(value) | ~torch.isfinite(grad).all(-1)] = int(Status.DIVERGED)
@@ -128,7 +128,8 @@ def minimise(objective: Objective, z0: Tensor, options: OptimiserConfig) -> Opti
     return Optimum(z, value, status, iterations, evaluations)
 
 
-def _evaluate(objective: Objective, z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def evaluate(objective: Objective, z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Value [A] and gradient [A, n] of each row's objective."""
     z = z.detach().requires_grad_(True)
     value = objective(z, rows)
     finite = torch.isfinite(value)
@@ -171,7 +172,7 @@ def _search(
     tries = 0
     while len(waiting) and tries < max_halvings:
         trial = z[waiting] + length[waiting].unsqueeze(-1) * direction[waiting]
-        new_value, new_grad = _evaluate(objective, trial, rows[waiting])
+        new_value, new_grad = evaluate(objective, trial, rows[waiting])
         tries += 1
         enough = value[waiting] + ARMIJO * length[waiting] * slope[waiting]
         good = (new_value <= enough) & torch.isfinite(new_value) & torch.isfinite(new_grad).all(-1)

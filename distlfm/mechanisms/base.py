@@ -33,7 +33,7 @@ class MechanismConfig(Config):
 
 
 class Mechanism(ABC):
-    """One equation `ẏ = h(t, y, f; Φ)`. To write a new one, fill in `parameters`, `vector_field` and `initial_state`."""
+    """One equation `ẏ = h(t, y, f; Φ)`. A new one fills in `parameters`, `vector_field` and `initial_state`."""
 
     Options: ClassVar[type[MechanismConfig]] = MechanismConfig
     force_names: tuple[str, ...] = ("force",)

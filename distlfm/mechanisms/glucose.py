@@ -1,4 +1,4 @@
-"""Glucose minimal model: Ġ = −p (G − G_b) + f(t). The force is what meals, insulin and effort add or take, per minute."""
+"""Glucose minimal model: Ġ = −p (G − G_b) + f(t). The force is what meals and insulin add or take a minute."""
 
 from __future__ import annotations
 

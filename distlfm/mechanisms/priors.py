@@ -74,11 +74,13 @@ class Uniform(Config):
         return self.low >= 0
 
     def natural(self, z: Tensor) -> Tensor:
-        return self.low + (self.high - self.low) * torch.special.ndtr(z)
+        fraction: Tensor = torch.special.ndtr(z)
+        return self.low + (self.high - self.low) * fraction
 
     def whiten(self, value: Tensor) -> Tensor:
         fraction = (value - self.low) / (self.high - self.low)
-        return torch.special.ndtri(fraction.clamp(1e-12, 1 - 1e-12)).clamp(-TAIL, TAIL)
+        z: Tensor = torch.special.ndtri(fraction.clamp(1e-12, 1 - 1e-12))
+        return z.clamp(-TAIL, TAIL)
 
 
 class HalfNormal(Config):
@@ -92,11 +94,13 @@ class HalfNormal(Config):
         return True
 
     def natural(self, z: Tensor) -> Tensor:
-        return -self.scale * torch.special.ndtri(torch.special.ndtr(-z.clamp(-TAIL, TAIL)) / 2)
+        value: Tensor = -torch.special.ndtri(torch.special.ndtr(-z.clamp(-TAIL, TAIL)) / 2)
+        return self.scale * value
 
     def whiten(self, value: Tensor) -> Tensor:
         upper = 2 * torch.special.ndtr(-(value / self.scale).clamp_min(1e-12))
-        return -torch.special.ndtri(upper).clamp(-TAIL, TAIL)
+        z: Tensor = -torch.special.ndtri(upper)
+        return z.clamp(-TAIL, TAIL)
 
 
 Prior = Annotated[LogNormal | Normal | Uniform | HalfNormal, Field(discriminator="kind")]

@@ -115,7 +115,8 @@ class MLP(Response):
         inner = values["mlp_in"].unflatten(-1, (self.hidden, -1))
         outer = values["mlp_out"].unflatten(-1, (-1, self.hidden))
         layer = torch.tanh((inner * f.unsqueeze(-2)).sum(-1) + values["mlp_bias"])
-        return (outer * layer.unsqueeze(-2)).sum(-1)
+        mixed: Tensor = (outer * layer.unsqueeze(-2)).sum(-1)
+        return mixed
 
 
 class Composed(Response):

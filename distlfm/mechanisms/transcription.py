@@ -56,7 +56,7 @@ class Transcription(Mechanism):
         sensitivity = values["sensitivity"]
         if self._mixes:
             weights = sensitivity.unflatten(-1, (len(self.outputs), len(self.force_names)))
-            push = (weights * drive.unsqueeze(-2)).sum(-1)
+            push: Tensor = (weights * drive.unsqueeze(-2)).sum(-1)
         else:
             push = sensitivity * drive
         return values["basal"] + push - values["decay"] * y

@@ -97,11 +97,11 @@ def _close(given: Tensor, expected: Tensor) -> bool:
 
 
 def panels(times: Tensor, substeps: int, order: int) -> Panels:
-    """Gauss–Legendre nodes between consecutive times [..., T], each interval cut into `substeps`; G = (T−1)·substeps·order.
+    """Gauss–Legendre nodes between consecutive times [..., T], each interval cut into `substeps`.
 
-    Times do not decrease; a repeated time makes an empty panel of weight zero.
+    G = (T−1)·substeps·order.     Times do not decrease; a repeated time makes an empty panel of weight zero.
     """
-    points, weights = np.polynomial.legendre.leggauss(order)
+    points, weights = np.polynomial.legendre.leggauss(order)  # type: ignore[no-untyped-call]
     offsets = (torch.arange(substeps).unsqueeze(-1) + torch.from_numpy((points + 1) / 2)) / substeps
     length = torch.diff(times, dim=-1).unsqueeze(-1)
     nodes = times[..., :-1, None] + length * offsets.flatten().to(times)
@@ -114,7 +114,11 @@ def response(system: LinearSystem, times: Tensor, grid: Panels, *, diagonal: boo
     columns = torch.cat([system.B, system.c.unsqueeze(-1)], -1)
     propagate = _diagonal_columns if diagonal else _dense_columns
     driven, rest = propagate(system, columns, times, grid)
-    seen = torch.einsum("...pd,...dktg->...kptg", system.C, driven)
+    num_states = system.C.shape[-1]
+    if system.C.shape[-2] == num_states and bool((system.C == torch.eye(num_states, dtype=times.dtype)).all()):
+        seen = driven.movedim(-3, -4)
+    else:
+        seen = torch.einsum("...pd,...dktg->...kptg", system.C, driven)
     weight, drift = seen[..., :-1, :, :, :], seen[..., -1, :, :, :].sum(-1)
     start = torch.einsum("...pd,...dt->...pt", system.C, rest)
     return start + drift + system.e.unsqueeze(-1), weight

@@ -1,0 +1,65 @@
+"""The contract of a posterior: whatever the method, it predicts force and outputs anywhere, as mixtures over draws."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from distlfm.inference.mixture import Mixture
+from distlfm.inference.model import Model
+from distlfm.inference.observations import Observations
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """force: mixture of [S, B, L, Q]; outputs: mixture of [S, B, P, Q], without measurement noise."""
+
+    force: Mixture
+    outputs: Mixture
+
+
+@dataclass(frozen=True)
+class Unknowns:
+    """Weighted draws of z. proposals: [J, B, n]; weights: [J, B], summing to one over J."""
+
+    proposals: Tensor
+    weights: Tensor
+
+
+class Posterior(ABC):
+    """What a method knows of B instances after seeing their data."""
+
+    method: str
+    model: Model
+    observations: Observations
+
+    @abstractmethod
+    def unknowns(self) -> Unknowns:
+        """Draws of the unknowns z."""
+
+    @abstractmethod
+    def predict(self, rows: Tensor, times: Tensor) -> Predicted:
+        """Force and outputs of the instances `rows` [A] at sorted times [A, Q], none before the first observation."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """Tensors with a leading instance dimension from which `restore` of the same method makes the posterior anew."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a method returns for B instances. bound: [B]; status: [B]; trace: [iterations, B]; effective: [B]."""
+
+    posterior: Posterior
+    bound: Tensor
+    status: Tensor
+    iterations: Tensor
+    effective: Tensor
+    trace: Tensor
+
+
+def all_rows(observations: Observations) -> Tensor:
+    return torch.arange(len(observations))

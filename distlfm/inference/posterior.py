@@ -1,0 +1,188 @@
+"""The posterior of the unknowns z: Laplace's Gaussian at the mode, corrected by adaptive importance sampling.
+
+The mode of a skewed posterior lies beside its mass, so the Gaussian is only where sampling begins. Each stage draws from
+a Student-t with the weighted moments found so far, and all draws of all stages share one set of weights (deterministic
+mixture, Cornuet et al. 2012). Shapes: `B` instances, `n` unknowns, `S` draws, `J` weighted proposals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from distlfm.config import Config
+from distlfm.inference.optimise import Objective, evaluate
+
+FLATTEST = 0.3
+"""Smallest curvature kept: the prior alone has curvature 1, and less than this is a saddle, not knowledge."""
+
+FREEDOM = 8
+"""Degrees of freedom of the Student-t proposals: heavier tails than the target's, at a small loss of efficiency."""
+
+DIFFERENCE = 1e-3
+"""Step of the central differences of the gradient; unknowns have the scale of a standard normal."""
+
+
+class PosteriorConfig(Config):
+    """How the uncertainty of the parameters is taken into account.
+
+    method: `importance` (Laplace, corrected by weights), `laplace`, or `point` (none: intervals are too narrow).
+    stages: proposals of each stage of importance sampling. draws: how many force and outputs are integrated over.
+    """
+
+    method: Literal["importance", "laplace", "point"] = "importance"
+    stages: tuple[int, ...] = (200, 300, 500)
+    draws: int = 64
+
+
+@dataclass(frozen=True)
+class ParameterPosterior:
+    """What is known of z after seeing the data.
+
+    mode: [B, n]; proposals: [J, B, n] with weights [J, B] that sum to one; draws: [S, B, n] of equal weight;
+    effective: [B], the number of independent draws that the weighted ones are worth.
+    """
+
+    mode: Tensor
+    proposals: Tensor
+    weights: Tensor
+    draws: Tensor
+    effective: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        return (self.weights.unsqueeze(-1) * self.proposals).sum(0)
+
+    @property
+    def covariance(self) -> Tensor:
+        """[B, n, n]."""
+        centred = self.proposals - self.mean
+        return torch.einsum("jb,jbi,jbk->bik", self.weights, centred, centred)
+
+
+def hessian(objective: Objective, z: Tensor, rows: Tensor) -> Tensor:
+    """Second derivatives of each row's objective at z [A, n] → [A, n, n], by central differences of the gradient."""
+    columns = []
+    for i in range(z.shape[-1]):
+        step = torch.zeros_like(z)
+        step[:, i] = DIFFERENCE
+        _, above = evaluate(objective, z + step, rows)
+        _, below = evaluate(objective, z - step, rows)
+        columns.append((above - below) / (2 * DIFFERENCE))
+    matrix = torch.stack(columns, -1)
+    return 0.5 * (matrix + matrix.mT)
+
+
+def infer(objective: Objective, mode: Tensor, seeds: Sequence[int], options: PosteriorConfig) -> ParameterPosterior:
+    """Approximate the posterior around the modes [B, n]; each instance draws from its own seed."""
+    num_instances, size = mode.shape
+    if options.method == "point":
+        alone = torch.ones(1, num_instances, dtype=mode.dtype)
+        return ParameterPosterior(mode, mode.unsqueeze(0), alone, mode.unsqueeze(0), alone[0])
+    root = _root_of_inverse(hessian(objective, mode, torch.arange(num_instances)))
+    streams = [torch.Generator().manual_seed(seed) for seed in seeds]
+    if options.method == "laplace":
+        draws = mode + _apply(root, _normal(streams, options.draws, size))
+        equal = torch.full((options.draws, num_instances), 1 / options.draws, dtype=mode.dtype)
+        return ParameterPosterior(mode, draws, equal, draws, torch.full_like(mode[:, 0], options.draws))
+    return _importance(objective, mode, root, streams, options)
+
+
+def _root_of_inverse(curvature: Tensor) -> Tensor:
+    """A factor R with R Rᵀ = curvature⁻¹, flat and upward directions bounded by FLATTEST."""
+    usable = torch.isfinite(curvature).all(-1).all(-1)
+    curvature = torch.where(usable[:, None, None], curvature, torch.eye(curvature.shape[-1], dtype=curvature.dtype))
+    eigenvalues, vectors = torch.linalg.eigh(curvature)
+    inverse = (vectors / eigenvalues.clamp_min(FLATTEST).unsqueeze(-2)) @ vectors.mT
+    return torch.linalg.cholesky(inverse)
+
+
+def _normal(streams: Sequence[torch.Generator], count: int, size: int) -> Tensor:
+    """[count, B, size] standard normal numbers, the same for an instance whatever its neighbours."""
+    return torch.stack([torch.randn(count, size, generator=one, dtype=torch.float64) for one in streams], 1)
+
+
+def _apply(root: Tensor, noise: Tensor) -> Tensor:
+    return torch.einsum("bij,sbj->sbi", root, noise)
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """Student-t with centre [B, n] and scale root [B, n, n]."""
+
+    centre: Tensor
+    root: Tensor
+
+    def draw(self, streams: Sequence[torch.Generator], count: int) -> Tensor:
+        size = self.centre.shape[-1]
+        noise = _normal(streams, count, size + FREEDOM)
+        chi = noise[..., size:].square().sum(-1, keepdim=True)
+        return self.centre + _apply(self.root, noise[..., :size] / (chi / FREEDOM).sqrt())
+
+    def log_density(self, z: Tensor) -> Tensor:
+        """Up to a constant common to all proposals, [J, B]."""
+        size = z.shape[-1]
+        steps = torch.linalg.solve_triangular(self.root, (z - self.centre).movedim(0, -1), upper=False)
+        volume = torch.log(torch.diagonal(self.root, dim1=-2, dim2=-1)).sum(-1)
+        return -0.5 * (FREEDOM + size) * torch.log1p(steps.square().sum(-2) / FREEDOM).T - volume
+
+
+def _importance(
+    objective: Objective, mode: Tensor, root: Tensor, streams: Sequence[torch.Generator], options: PosteriorConfig
+) -> ParameterPosterior:
+    proposals = [_Proposal(mode, root)]
+    z, log_target = mode.new_zeros(0, *mode.shape), mode.new_zeros(0, len(mode))
+    weights = mode.new_zeros(0, len(mode))
+    for stage, count in enumerate(options.stages):
+        if stage:
+            proposals.append(_adapted(z, weights, root))
+        fresh = proposals[-1].draw(streams, count)
+        z = torch.cat([z, fresh])
+        log_target = torch.cat([log_target, torch.stack([-_values(objective, one) for one in fresh])])
+        weights = _mixture_weights(z, log_target, proposals, options.stages)
+    effective = 1 / weights.square().sum(0)
+    offset = torch.stack([torch.rand((), generator=one, dtype=torch.float64) for one in streams])
+    chosen = _systematic(weights, offset, options.draws)
+    draws = z.gather(0, chosen.unsqueeze(-1).expand(-1, -1, z.shape[-1]))
+    return ParameterPosterior(mode, z, weights, draws, effective)
+
+
+def _adapted(z: Tensor, weights: Tensor, laplace: Tensor) -> _Proposal:
+    """Weighted moments so far; with few effective draws the covariance leans on Laplace's."""
+    centre = (weights.unsqueeze(-1) * z).sum(0)
+    centred = z - centre
+    found = torch.einsum("jb,jbi,jbk->bik", weights, centred, centred)
+    effective = 1 / weights.square().sum(0)
+    trust = (effective / (effective + 2 * z.shape[-1]))[:, None, None]
+    covariance = trust * found + (1 - trust) * laplace @ laplace.mT
+    return _Proposal(centre, torch.linalg.cholesky(covariance))
+
+
+def _mixture_weights(z: Tensor, log_target: Tensor, proposals: list[_Proposal], stages: tuple[int, ...]) -> Tensor:
+    """Self-normalised weights [J, B] of all draws against the mixture of all proposals.
+
+    Truncated (Ionides 2008): no weight above the mean times √J, so that one draw cannot be the whole answer.
+    """
+    shares = [math.log(count) for count in stages[: len(proposals)]]
+    parts = [one.log_density(z) + share for one, share in zip(proposals, shares, strict=True)]
+    log_weight = log_target - torch.logsumexp(torch.stack(parts), 0)
+    log_weight = torch.where(torch.isfinite(log_weight), log_weight, -torch.inf)
+    mean = torch.logsumexp(log_weight, 0) - math.log(len(z))
+    return torch.softmax(torch.minimum(log_weight, mean + 0.5 * math.log(len(z))), 0)
+
+
+@torch.no_grad()
+def _values(objective: Objective, z: Tensor) -> Tensor:
+    return objective(z, torch.arange(len(z)))
+
+
+def _systematic(weights: Tensor, offset: Tensor, num_draws: int) -> Tensor:
+    """Indices [S, B] that represent weights [J, B] as evenly as can be."""
+    marks = (torch.arange(num_draws, dtype=weights.dtype).unsqueeze(-1) + offset) / num_draws
+    found = torch.searchsorted(weights.cumsum(0).T.contiguous(), marks.T.contiguous())
+    return found.T.clamp_max(len(weights) - 1)

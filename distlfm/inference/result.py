@@ -1,0 +1,241 @@
+"""The answer for one instance: force and outputs with their bands, parameters with intervals, and what is not known.
+
+Shapes: `L` forces, `P` outputs, `Q` times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distlfm.errors import UsageError
+from distlfm.inference.base import Fit, Posterior
+from distlfm.inference.mixture import Mixture
+from distlfm.inference.optimise import Status
+from distlfm.instance import FloatArray, Instance
+
+LEVELS = (0.68, 0.95)
+UNDETERMINED = 0.7
+"""A direction of z whose posterior standard deviation is above this share of its prior's is not settled by the data."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """mean, sd, and the central intervals of 68 and 95 %, each of the same shape."""
+
+    mean: FloatArray
+    sd: FloatArray
+    lower68: FloatArray
+    upper68: FloatArray
+    lower95: FloatArray
+    upper95: FloatArray
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """times: [Q]; force: bands of [L, Q]; outputs: bands of [P, Q], of the curve and not of a new measurement."""
+
+    times: FloatArray
+    force: Band
+    outputs: Band
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One parameter in natural units. `shrinkage` is 0 where the data say nothing and 1 where they say all."""
+
+    parameter: str
+    label: str
+    kind: str
+    mean: float
+    sd: float
+    lower68: float
+    upper68: float
+    lower95: float
+    upper95: float
+    shrinkage: float
+
+    @property
+    def name(self) -> str:
+        return self.parameter if not self.label else f"{self.parameter}[{self.label}]"
+
+
+@dataclass(frozen=True)
+class Direction:
+    """A combination of parameters that the data leave open: its spread relative to the prior, and who is in it."""
+
+    spread: float
+    parts: tuple[tuple[str, float], ...]
+
+    def __str__(self) -> str:
+        names = " with ".join(name for name, _ in self.parts)
+        return f"{names}: {100 * self.spread:.0f} % of the prior's spread is left"
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """One instance's fit. `predict` answers at any times after the first observation, beyond the last one too."""
+
+    instance: Instance
+    method: str
+    status: str
+    advice: str
+    bound: float
+    trace: FloatArray
+    effective_draws: float
+    seconds: float
+    force_names: tuple[str, ...]
+    parameters: tuple[Estimate, ...]
+    undetermined: tuple[Direction, ...]
+    grid: Prediction
+    at_data: Prediction
+    noise_sd: FloatArray | None
+    posterior: Posterior
+    row: int
+
+    @property
+    def id(self) -> str:
+        return self.instance.id
+
+    @property
+    def ok(self) -> bool:
+        return self.status not in ("diverged",)
+
+    def predict(self, times: Sequence[float] | FloatArray) -> Prediction:
+        """Force and outputs at `times` [Q]."""
+        wanted = np.asarray(times, dtype=np.float64)
+        first = float(self.instance.times[0])
+        if wanted.ndim != 1 or len(wanted) == 0 or not np.isfinite(wanted).all():
+            raise UsageError("Times to predict at must be a list of finite numbers.", "Give at least one.")
+        if wanted.min() < first:
+            raise UsageError(
+                f"Cannot predict at {wanted.min():g}: the data begin at {first:g}, and so does the equation.",
+                "Ask for later times.",
+            )
+        order = np.argsort(wanted, kind="stable")
+        rows = torch.tensor([self.row])
+        found = predict(self.posterior, rows, torch.from_numpy(wanted[order]).unsqueeze(0))[0]
+        back = np.argsort(order, kind="stable")
+        return Prediction(wanted, _reordered(found.force, back), _reordered(found.outputs, back))
+
+
+def _reordered(band: Band, index: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Band:
+    return Band(*(getattr(band, name)[:, index] for name in Band.__dataclass_fields__))
+
+
+def predict(posterior: Posterior, rows: Tensor, times: Tensor) -> list[Prediction]:
+    """Predictions of the instances `rows` [A] at times [A, Q], one an instance."""
+    with torch.no_grad():
+        predicted = posterior.predict(rows, times)
+        force, outputs = _bands(predicted.force), _bands(predicted.outputs)
+    return [Prediction(times[i].numpy(), force[i], outputs[i]) for i in range(len(rows))]
+
+
+def _bands(mixture: Mixture) -> list[Band]:
+    columns = [mixture.mean, mixture.variance.sqrt()]
+    for level in LEVELS:
+        columns += mixture.interval(level)
+    return [Band(*(column[i].numpy() for column in columns)) for i in range(len(columns[0]))]
+
+
+def estimates(posterior: Posterior) -> list[tuple[Estimate, ...]]:
+    """The parameters of each instance in natural units, known ones left out."""
+    space = posterior.model.space
+    unknowns = posterior.unknowns()
+    values = space.unpack(unknowns.proposals)
+    spread = _weighted_sd(unknowns.proposals, unknowns.weights.unsqueeze(-1))
+    found: list[list[Estimate]] = [[] for _ in posterior.observations.ids]
+    for parameter in space.parameters:
+        part = space.slice_of(parameter.name)
+        for position, i in enumerate(parameter.free):
+            draws = values[parameter.name][..., i]
+            mean = (unknowns.weights * draws).sum(0)
+            sd = _weighted_sd(draws, unknowns.weights)
+            limits = [weighted_quantile(draws, unknowns.weights, q) for q in (0.16, 0.84, 0.025, 0.975)]
+            shrinkage = 1 - spread[:, part.start + position].clamp_max(1.0)
+            label = parameter.labels[i] if len(parameter.labels) > 1 else ""
+            for b, row in enumerate(found):
+                numbers = [float(column[b]) for column in (mean, sd, *limits, shrinkage)]
+                row.append(Estimate(parameter.name, label, parameter.kind, *numbers))
+    return [tuple(row) for row in found]
+
+
+def undetermined(posterior: Posterior) -> list[tuple[Direction, ...]]:
+    """Directions of z that the data leave open, for each instance: eigenvectors of its posterior covariance."""
+    unknowns = posterior.unknowns()
+    mean = (unknowns.weights.unsqueeze(-1) * unknowns.proposals).sum(0)
+    centred = unknowns.proposals - mean
+    covariance = torch.einsum("jb,jbi,jbk->bik", unknowns.weights, centred, centred)
+    variances, vectors = torch.linalg.eigh(covariance)
+    names = posterior.model.space.free_names
+    found = []
+    for b in range(len(mean)):
+        directions = []
+        for k in range(len(names) - 1, -1, -1):
+            spread = float(variances[b, k].clamp_min(0).sqrt())
+            if spread < UNDETERMINED:
+                break
+            weights = vectors[b, :, k]
+            order = torch.argsort(weights.abs(), descending=True)[:3]
+            parts = tuple((names[int(i)], float(weights[i])) for i in order if weights[i].abs() > 0.3)
+            directions.append(Direction(spread, parts))
+        found.append(tuple(directions))
+    return found
+
+
+def _weighted_sd(draws: Tensor, weights: Tensor) -> Tensor:
+    mean = (weights * draws).sum(0)
+    return (weights * (draws - mean).square()).sum(0).clamp_min(0).sqrt()
+
+
+def weighted_quantile(draws: Tensor, weights: Tensor, level: float) -> Tensor:
+    """Quantile [B] of weighted draws [J, B], interpolated between the middles of the weights' steps."""
+    ordered, order = draws.sort(0)
+    weight = weights.gather(0, order)
+    middle = weight.cumsum(0) - 0.5 * weight
+    above = torch.searchsorted(middle.T.contiguous(), torch.full((draws.shape[1], 1), level, dtype=middle.dtype)).T
+    high = above.clamp(1, len(draws) - 1) if len(draws) > 1 else torch.zeros_like(above)
+    low = (high - 1).clamp_min(0)
+    x0, x1 = ordered.gather(0, low), ordered.gather(0, high)
+    p0, p1 = middle.gather(0, low), middle.gather(0, high)
+    share = ((level - p0) / (p1 - p0).clamp_min(1e-300)).clamp(0, 1)
+    return (x0 + share * (x1 - x0)).squeeze(0)
+
+
+def results_of(fit: Fit, instances: Sequence[Instance], grids: Tensor, seconds: float) -> list[FitResult]:
+    """One result an instance. grids: [B, Q] times to predict on; `seconds` is the batch's, shared evenly."""
+    posterior = fit.posterior
+    rows = torch.arange(len(instances))
+    on_grid = predict(posterior, rows, grids)
+    at_data = predict(posterior, rows, posterior.observations.times)
+    parameters, directions = estimates(posterior), undetermined(posterior)
+    unknowns = posterior.unknowns()
+    noise = posterior.model.space.unpack((unknowns.weights.unsqueeze(-1) * unknowns.proposals).sum(0)).get("noise")
+    results = []
+    for b, instance in enumerate(instances):
+        status = Status(int(fit.status[b]))
+        results.append(
+            FitResult(
+                instance=instance,
+                method=posterior.method,
+                status=status.name.lower(),
+                advice=status.advice,
+                bound=float(fit.bound[b]),
+                trace=fit.trace[:, b].numpy(),
+                effective_draws=float(fit.effective[b]),
+                seconds=seconds / len(instances),
+                force_names=posterior.model.mechanism.force_names,
+                parameters=parameters[b],
+                undetermined=directions[b],
+                grid=on_grid[b],
+                at_data=at_data[b],
+                noise_sd=None if noise is None else noise[b].numpy(),
+                posterior=posterior,
+                row=b,
+            )
+        )
+    return results
