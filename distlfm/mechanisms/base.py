@@ -105,14 +105,19 @@ def register(kind: str) -> Callable[[type[Mechanism]], type[Mechanism]]:
 
 
 def build_mechanism(options: Mapping[str, object], outputs: Sequence[str] = ()) -> Mechanism:
-    """The mechanism that a config section describes. `outputs` are the data's, taken if the section names none."""
+    """The mechanism that a config section describes.
+
+    `outputs` are the data's, taken if the section names none; without either the mechanism's own defaults hold.
+    """
     kind = str(options.get("kind", ""))
     if kind not in REGISTRY:
         raise UsageError(f"There is no mechanism {kind!r}.", nearest(kind, sorted(REGISTRY)))
     mechanism = REGISTRY[kind]
     content = dict(options)
     if not content.get("outputs"):
-        content["outputs"] = tuple(outputs)
+        content.pop("outputs", None)
+        if outputs:
+            content["outputs"] = tuple(outputs)
     return mechanism(build(mechanism.Options, content, source="mechanism"))
 
 

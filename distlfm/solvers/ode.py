@@ -13,13 +13,17 @@ Shapes: `S` samples, `B` instances, `T` times, `D` states, `G` grid points.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
-from torchdiffeq import odeint
+from torchdiffeq import odeint, odeint_adjoint
 
 from distlfm.mechanisms.base import Mechanism
 from distlfm.mechanisms.parameters import Values
+from distlfm.solvers.adjoint import run_set_apart
 from distlfm.solvers.base import Force, SolverConfig, Trajectory
 from distlfm.solvers.problem import Field, Problem
 
@@ -122,11 +126,13 @@ def _bounded(grid: Tensor) -> Tensor:
 
 def _integrate(problem: Problem, steps: int, config: SolverConfig) -> Tensor:
     """States [S, B, steps + 1, D] on the uniform grid."""
-    if config.method not in RULES:
-        return _adapt(problem, steps, config)
-    if problem.state_driven:
-        return _march(problem.direct, problem.start, steps, RULES[config.method])
-    field = problem.tabulated(problem.tabulate(PARTS[config.method] * steps))
+    fixed = config.method in RULES
+    table = problem.tabulate(PARTS[config.method] * steps) if fixed and not problem.state_driven else None
+    if config.gradient == "adjoint":
+        return run_set_apart(problem, table, partial(_by_torchdiffeq, steps=steps, config=config))
+    if not fixed:
+        return _by_torchdiffeq(problem, None, None, steps=steps, config=config)
+    field = problem.direct if table is None else problem.tabulated(table)
     return _march(field, problem.start, steps, RULES[config.method])
 
 
@@ -151,22 +157,37 @@ def _combine(y: Tensor, slopes: list[Tensor], row: tuple[float, ...], length: fl
     return y
 
 
-def _adapt(problem: Problem, steps: int, config: SolverConfig) -> Tensor:
+def _by_torchdiffeq(
+    problem: Problem, table: Tensor | None, parameters: Sequence[Tensor] | None, *, steps: int, config: SolverConfig
+) -> Tensor:
+    """States on the grid; given `parameters`, their gradients come from the adjoint equation."""
+    inner = problem.direct if table is None else problem.tabulated(table)
+
     def field(tau: Tensor, y: Tensor) -> Tensor:
+        return inner(tau.item(), y)
+
+    def guarded(tau: Tensor, y: Tensor) -> Tensor:
         # A trajectory beyond the limit stays where it is: it is flagged afterwards, and holds nobody up.
         beyond = (y.abs() > LIMIT).any(-1, keepdim=True)
-        rate = problem.direct(float(tau), y.clamp(-LIMIT, LIMIT))
+        rate = inner(tau.item(), y.clamp(-LIMIT, LIMIT))
         rate = torch.nan_to_num(rate, STEEPEST, STEEPEST, -STEEPEST).clamp(-STEEPEST, STEEPEST)
         return torch.where(beyond, torch.zeros_like(rate), rate)
 
-    tau = torch.linspace(0, 1, steps + 1, dtype=problem.start.dtype, device=problem.start.device)
-    # Steps end on the grid: torchdiffeq's interpolants are less accurate than its steps, and a longer step could jump
-    # over a short pulse of the force.
-    options = {"norm": _worst_row, "min_step": SHORTEST, "step_t": tau[1:-1]}
-    start = torch.nan_to_num(problem.start, 2 * LIMIT, 2 * LIMIT, -2 * LIMIT)
-    states: Tensor = odeint(
-        field, start, tau, rtol=config.rtol, atol=config.atol, method=config.method, options=options
-    )
+    tau = torch.arange(steps + 1, dtype=problem.start.dtype, device=problem.start.device) / steps
+    start = problem.start
+    settings: dict[str, Any] = {"method": config.method}
+    if config.method not in RULES:
+        # Steps end on the grid: torchdiffeq's interpolants are less accurate than its steps, and a longer step could
+        # jump over a short pulse of the force.
+        options = {"norm": _worst_row, "min_step": SHORTEST, "step_t": tau[1:-1]}
+        settings |= {"rtol": config.rtol, "atol": config.atol, "options": options}
+        start = torch.nan_to_num(start, 2 * LIMIT, 2 * LIMIT, -2 * LIMIT)
+        field = guarded
+    if parameters is None:
+        states: Tensor = odeint(field, start, tau, **settings)
+    else:
+        backwards = {} if config.method in RULES else {"min_step": SHORTEST}
+        states = odeint_adjoint(field, start, tau, **settings, adjoint_params=parameters, adjoint_options=backwards)
     return states.movedim(0, -2)
 
 
