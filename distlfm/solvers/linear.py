@@ -39,10 +39,14 @@ class LinearSystem:
 
 @dataclass(frozen=True)
 class Panels:
-    """Quadrature of a time axis. nodes, weights: [..., G]; a node of weight zero is padding."""
+    """Quadrature of a time axis that starts at the first of `breaks`, [..., N], and has a panel between each two.
+
+    nodes, weights: [..., G]; a node of weight zero is padding.
+    """
 
     nodes: Tensor
     weights: Tensor
+    breaks: Tensor
 
 
 def extract(mechanism: Mechanism, values: Values) -> LinearSystem:
@@ -99,23 +103,28 @@ def _close(given: Tensor, expected: Tensor) -> bool:
 def panels(times: Tensor, substeps: int, order: int) -> Panels:
     """Gauss–Legendre nodes between consecutive times [..., T], each interval cut into `substeps`.
 
-    G = (T−1)·substeps·order.     Times do not decrease; a repeated time makes an empty panel of weight zero.
+    G = (T−1)·substeps·order. Times do not decrease; a repeated time makes an empty panel of weight zero.
     """
     points, weights = np.polynomial.legendre.leggauss(order)  # type: ignore[no-untyped-call]
     offsets = (torch.arange(substeps).unsqueeze(-1) + torch.from_numpy((points + 1) / 2)) / substeps
     length = torch.diff(times, dim=-1).unsqueeze(-1)
     nodes = times[..., :-1, None] + length * offsets.flatten().to(times)
     scaled = length * (torch.from_numpy(weights) / 2 / substeps).repeat(substeps).to(times)
-    return Panels(nodes.flatten(-2), scaled.flatten(-2))
+    return Panels(nodes.flatten(-2), scaled.flatten(-2), times)
 
 
 def response(system: LinearSystem, times: Tensor, grid: Panels, *, diagonal: bool) -> tuple[Tensor, Tensor]:
-    """Outputs at `times` [..., T] as offset [..., P, T] + Σ_l weight [..., L, P, T, G] · force at the nodes."""
+    """Outputs at `times` [..., T] as offset [..., P, T] + Σ_l weight [..., L, P, T, G] · force at the nodes.
+
+    The times are some of the grid's breaks, and the system starts at the first break.
+    """
     columns = torch.cat([system.B, system.c.unsqueeze(-1)], -1)
     propagate = _diagonal_columns if diagonal else _dense_columns
     driven, rest = propagate(system, columns, times, grid)
     num_states = system.C.shape[-1]
-    if system.C.shape[-2] == num_states and bool((system.C == torch.eye(num_states, dtype=times.dtype)).all()):
+    if system.C.shape[-2] == num_states and torch.equal(
+        system.C, torch.eye(num_states, dtype=times.dtype).expand_as(system.C)
+    ):
         seen = driven.movedim(-3, -4)
     else:
         seen = torch.einsum("...pd,...dktg->...kptg", system.C, driven)
@@ -130,25 +139,25 @@ def _diagonal_columns(system: LinearSystem, columns: Tensor, times: Tensor, grid
     lag = times.unsqueeze(-1) - grid.nodes.unsqueeze(-2)
     past = (lag > 0) * grid.weights.unsqueeze(-2)
     decay = torch.exp(rates[..., None, None] * lag.clamp_min(0).unsqueeze(-3)) * past.unsqueeze(-3)
-    since = (times - times[..., :1]).unsqueeze(-2)
+    since = (times - grid.breaks[..., :1]).unsqueeze(-2)
     rest = torch.exp(rates.unsqueeze(-1) * since) * system.start.unsqueeze(-1)
     return columns[..., None, None] * decay.unsqueeze(-3), rest
 
 
 def _dense_columns(system: LinearSystem, columns: Tensor, times: Tensor, grid: Panels) -> tuple[Tensor, Tensor]:
-    """The same for any A, carried from one time to the next."""
-    num_times, num_nodes = times.shape[-1], grid.nodes.shape[-1]
-    each = num_nodes // (num_times - 1)
-    A = system.A
-    steps = torch.linalg.matrix_exp(A.unsqueeze(-3) * torch.diff(times, dim=-1)[..., None, None])
-    ends = times[..., 1:].repeat_interleave(each, -1)
-    entry = torch.linalg.matrix_exp(A.unsqueeze(-3) * (ends - grid.nodes)[..., None, None])
+    """The same for any A, carried from one break to the next."""
+    num_panels = grid.breaks.shape[-1] - 1
+    each = grid.nodes.shape[-1] // num_panels
+    A = system.A.unsqueeze(-3)
+    steps = torch.linalg.matrix_exp(A * torch.diff(grid.breaks, dim=-1)[..., None, None])
+    ends = grid.breaks[..., 1:].repeat_interleave(each, -1)
+    entry = torch.linalg.matrix_exp(A * (ends - grid.nodes)[..., None, None])
     entry = (entry * grid.weights[..., None, None]) @ columns.unsqueeze(-3)
     entry = entry.movedim(-3, -1)
     state = system.start
     carried = torch.zeros_like(entry)
     driven, rest = [carried], [state]
-    for i in range(num_times - 1):
+    for i in range(num_panels):
         step = steps[..., i, :, :]
         state = (step @ state.unsqueeze(-1)).squeeze(-1)
         carried = torch.einsum("...de,...ekg->...dkg", step, carried)
@@ -156,4 +165,8 @@ def _dense_columns(system: LinearSystem, columns: Tensor, times: Tensor, grid: P
         carried = torch.cat([carried[..., : here.start], entry[..., here], carried[..., here.stop :]], -1)
         driven.append(carried)
         rest.append(state)
-    return torch.stack(driven, -2), torch.stack(rest, -1)
+    at = torch.searchsorted(grid.breaks.contiguous(), times.contiguous())
+    return (
+        torch.take_along_dim(torch.stack(driven, -2), at[..., None, None, :, None], -2),
+        torch.take_along_dim(torch.stack(rest, -1), at.unsqueeze(-2), -1),
+    )

@@ -14,6 +14,7 @@ from torchdiffeq import odeint
 from distlfm.errors import UsageError
 from distlfm.mechanisms import Mechanism, ParameterSpace, build_mechanism
 from distlfm.solvers.base import FixedMethod, SolverConfig
+from distlfm.solvers.linear import extract, panels, probe, response
 from distlfm.solvers.ode import MIN_STEPS, RULES, check_step, choose_steps, solve
 from distlfm.solvers.problem import Problem, reads_state
 
@@ -309,3 +310,53 @@ def test_a_start_that_is_not_finite_is_flagged() -> None:
         found = solve(glucose(), unit_sines(1, 2), values, times, SolverConfig(method=method, steps=10))
         assert found.ok.tolist() == [[False, True]]
         assert found.states.isfinite().all()
+
+
+LINEAR: dict[str, dict[str, object]] = {
+    "transcription": {"kind": "transcription", "outputs": ("a", "b")},
+    "two_factors": {"kind": "transcription", "outputs": ("a", "b", "c"), "forces": ("f", "g")},
+    "glucose": {"kind": "glucose"},
+    "first_order": {"kind": "linear_ode", "order": 1},
+    "third_order": {"kind": "linear_ode", "order": 3, "free_start": True},
+    "cascade": {"kind": "cascade", "outputs": ("a", "b")},
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_stepping_agrees_with_the_response_of_linear_mechanisms(name: str) -> None:
+    """The times asked for are some of the breaks, and leave the first out."""
+    mechanism = build_mechanism(LINEAR[name])
+    linearity = probe(mechanism, ParameterSpace(mechanism.settled()))
+    assert linearity.affine
+    assert linearity.diagonal == (name not in ("third_order", "cascade"))
+    values = some_values(mechanism, 2)
+    breaks = torch.tensor([[0.0, 0.4, 1.0, 2.0, 2.5, 4.0], [1.0, 1.5, 3.0, 3.5, 3.5, 3.5]], dtype=torch.float64)
+    times = breaks[:, [1, 2, 4, 5]]
+    weight = torch.randn(1, 2, len(mechanism.force_names), generator=torch.Generator().manual_seed(1)).double()
+    force = Sines(weight)
+    grid = panels(breaks, substeps=2, order=5)
+    at_nodes = force(grid.nodes.unsqueeze(-1))[0]
+    states = solve(mechanism, force, values, breaks, SolverConfig(steps=600)).states[0]
+    rows = {key: value.unsqueeze(-2) for key, value in values.items()}
+    expected = mechanism.observe(states, rows)[:, [1, 2, 4, 5]].mT
+    for diagonal in {linearity.diagonal, False}:
+        offset, map_ = response(extract(mechanism, values), times, grid, diagonal=diagonal)
+        found = offset + torch.einsum("blptg,blg->bpt", map_, at_nodes)
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_quadrature_converges_with_twice_its_nodes(order: int) -> None:
+    mechanism = build_mechanism(LINEAR["cascade"])
+    values, times = some_values(mechanism, 1), torch.linspace(0, 6, 4, dtype=torch.float64).unsqueeze(0)
+    force = unit_sines(1, 1)
+
+    def outputs(substeps: int, nodes: int) -> Tensor:
+        grid = panels(times, substeps, nodes)
+        offset, map_ = response(extract(mechanism, values), times, grid, diagonal=False)
+        return offset + torch.einsum("blptg,blg->bpt", map_, force(grid.nodes.unsqueeze(-1))[0])
+
+    exact = outputs(8, 8)
+    errors = [float((outputs(substeps, order) - exact).abs().max()) for substeps in (2, 4, 8)]
+    rates = [math.log2(coarse / fine) for coarse, fine in itertools.pairwise(errors)]
+    assert all(abs(rate - 2 * order) < 0.3 for rate in rates), (errors, rates)
