@@ -1,0 +1,132 @@
+"""Parameters as a forest of intervals: one panel a vector of parameters, single ones together by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import SubFigure
+from matplotlib.ticker import MaxNLocator
+
+from distlfm.inference.result import Estimate, FitResult
+from distlfm.report.style import BAND68, BAND95, INFERRED, QUIET, TRUTH, log_scale, plain, truth_mark
+from distlfm.report.truth import true_parameter
+
+MAX_ROWS = 30
+"""Longest panel; a longer vector is cut with a note."""
+
+ROW_HEIGHT = 0.17
+FRAME_HEIGHT = 0.55
+LOG_FROM = 0.5
+"""Positive values that span more than this many powers of ten go on a logarithmic axis."""
+
+TOGETHER = 2.5
+"""Single parameters of one kind share an axis while they span fewer powers of ten than this."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """One panel: what it shows, its title, and whether rows are named by element or by parameter."""
+
+    title: str
+    estimates: tuple[Estimate, ...]
+    by_element: bool
+
+    @property
+    def num_rows(self) -> int:
+        return min(len(self.estimates), MAX_ROWS)
+
+
+def grouped(estimates: Sequence[Estimate]) -> list[Group]:
+    """Panels in the order of the parameters, kind by kind."""
+    found = []
+    for kind in dict.fromkeys(estimate.kind for estimate in estimates):
+        of_kind = [estimate for estimate in estimates if estimate.kind == kind]
+        singles = [estimate for estimate in of_kind if not estimate.label]
+        for name in dict.fromkeys(estimate.parameter for estimate in of_kind if estimate.label):
+            title = name if name == kind else f"{name} ({kind})"
+            found.append(Group(title, tuple(one for one in of_kind if one.parameter == name), True))
+        if singles and _decades(singles) < TOGETHER:
+            found.append(Group(kind, tuple(singles), False))
+        else:
+            found += [Group(kind, (single,), False) for single in singles]
+    return found
+
+
+def _decades(estimates: Sequence[Estimate]) -> float:
+    """Powers of ten between the lowest and the highest 95 % limit; 0 where some limit is not positive."""
+    limits = np.array([limit for one in estimates for limit in (one.lower95, one.upper95)])
+    limits = limits[np.isfinite(limits)]
+    if len(limits) == 0 or limits.min() <= 0:
+        return 0.0
+    return float(np.log10(limits.max() / limits.min()))
+
+
+def _columns(groups: Sequence[Group]) -> int:
+    return 2 if len(groups) == 4 else min(3, len(groups))
+
+
+def forest_rows(groups: Sequence[Group]) -> list[float]:
+    """Height in inches of each row of panels."""
+    columns = _columns(groups)
+    rows = [groups[i : i + columns] for i in range(0, len(groups), columns)]
+    return [FRAME_HEIGHT + ROW_HEIGHT * max(group.num_rows for group in row) for row in rows]
+
+
+def draw_forest(canvas: SubFigure, result: FitResult, groups: Sequence[Group]) -> None:
+    """One panel a group, in rows of up to three."""
+    heights = forest_rows(groups)
+    columns = _columns(groups)
+    grid = canvas.add_gridspec(len(heights), columns, height_ratios=heights)
+    truth_drawn = False
+    for i, group in enumerate(groups):
+        axes = canvas.add_subplot(grid[i // columns, i % columns])
+        first = i - i % columns
+        most = max(one.num_rows for one in groups[first : first + columns])
+        truth_drawn |= _draw_group(axes, result, group, 0.62 * group.num_rows / most)
+    if truth_drawn:
+        canvas.legend(handles=[truth_mark("true value")], loc="outside upper right")
+    canvas.suptitle("Parameters", fontsize=8, fontweight="bold")
+
+
+def _draw_group(axes: Axes, result: FitResult, group: Group, thickness: float) -> bool:
+    """Bars of the given thickness in units of rows. True if some truth was drawn."""
+    shown = group.estimates[: group.num_rows]
+    truths = [true_parameter(result, estimate) for estimate in shown]
+    for y, (estimate, truth) in enumerate(zip(shown, truths, strict=True)):
+        axes.barh(y, estimate.upper95 - estimate.lower95, thickness, estimate.lower95, color=BAND95, linewidth=0)
+        axes.barh(y, estimate.upper68 - estimate.lower68, thickness, estimate.lower68, color=BAND68, linewidth=0)
+        axes.plot(
+            [estimate.mean] * 2,
+            [y - thickness / 2, y + thickness / 2],
+            color=INFERRED,
+            linewidth=1.6,
+            solid_capstyle="butt",
+        )
+        if truth is not None:
+            axes.plot(
+                truth, y, "D", color=TRUTH, markersize=3.6, markerfacecolor="white", markeredgewidth=1.0, zorder=4
+            )
+    names = [plain(one.label if group.by_element else one.parameter) for one in shown]
+    axes.set_yticks(range(len(shown)), names)
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    known = [truth for truth in truths if truth is not None]
+    if _decades(shown) > LOG_FROM and all(truth > 0 for truth in known):
+        limits = [limit for one in shown for limit in (one.lower95, one.upper95) if np.isfinite(limit)]
+        log_scale(axes, min(*limits, *known), max(*limits, *known))
+    else:
+        axes.use_sticky_edges = False
+        axes.margins(x=0.05)
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.set_title(plain(group.title, 40))
+    left_out = len(group.estimates) - len(shown)
+    axes.set_xlabel("value" if not left_out else f"value; {left_out} more not shown")
+    if not np.isfinite([one.mean for one in shown]).any():
+        axes.text(0.5, 0.5, "not estimated", transform=axes.transAxes, ha="center", va="center", color=QUIET)
+        if not known:
+            axes.set_xticks([])
+    return bool(known)

@@ -1,0 +1,143 @@
+"""The house style: one look for every figure, safe for colour-blind readers and for grey print.
+
+Colours have one meaning everywhere: blue is inferred, black is measured, dashed vermilion is the truth of a simulation.
+They are Okabe and Ito's; the bands are opaque tints that differ in lightness, so nothing depends on hue alone.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+
+INFERRED = "#0072B2"
+BAND68 = "#86BBDA"
+BAND95 = "#D6E8F3"
+MEASURED = "#1A1A1A"
+TRUTH = "#D55E00"
+QUIET = "#6B6B6B"
+
+WIDTH = 7.2
+"""Inches: two columns of a journal page."""
+
+MAX_LABEL = 28
+"""Longest name drawn whole; the rest is cut, since names come from data."""
+
+_MANTISSAS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0))
+"""Where ticks of a logarithmic axis may be; the first that give enough are taken."""
+
+_RC: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7.5,
+    "legend.frameon": False,
+    "legend.handlelength": 1.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.edgecolor": MEASURED,
+    "axes.titlepad": 3.0,
+    "axes.labelpad": 2.5,
+    "axes.formatter.limits": (-4, 5),
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "lines.linewidth": 1.3,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    # Names come from data: a `$` in one is a dollar sign, not mathematics.
+    "text.parse_math": False,
+    "axes.formatter.use_mathtext": False,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "distlfm",
+}
+
+
+@contextmanager
+def house() -> Iterator[None]:
+    """The style, while figures are made and saved."""
+    with mpl.rc_context(_RC):
+        yield
+
+
+def new_figure(height: float, width: float = WIDTH) -> Figure:
+    """An empty figure of that size in inches, with a canvas of its own."""
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def plain(text: str, limit: int = MAX_LABEL) -> str:
+    """A name fit for a label: one line, no control characters, not too long."""
+    shown = "".join("\ufffd" if unicodedata.category(letter).startswith("C") else letter for letter in text)
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def quantity(name: str, unit: str | None) -> str:
+    """An axis label: the name, and the unit if one is known."""
+    return f"{plain(name)} ({plain(unit, 40)})" if unit else plain(name)
+
+
+def log_scale(axes: Axes, low: float, high: float) -> None:
+    """A logarithmic x axis from a little below `low` to a little above `high`, with three to six plain numbers."""
+    assert 0 < low <= high
+    margin = max(high / low, 1.01) ** 0.05
+    low, high = low / margin, high * margin
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks: list[float] = []
+    for mantissas in _MANTISSAS:
+        ticks = [m * 10.0**power for power in powers for m in mantissas if low <= m * 10.0**power <= high]
+        if len(ticks) >= 3:
+            break
+    ticks = ticks[:: -(-len(ticks) // 6)] if ticks else []
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.4g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def handles(*, data: bool, truth: bool) -> list[Artist]:
+    """What a legend shows; `data` and `truth` only where they are drawn."""
+    found: list[Artist] = []
+    if data:
+        found.append(Line2D([], [], color=MEASURED, marker="o", markersize=3, linestyle="none", label="data"))
+    found.append(Line2D([], [], color=INFERRED, label="posterior mean"))
+    found.append(Patch(color=BAND68, linewidth=0, label="68 % interval"))
+    found.append(Patch(color=BAND95, linewidth=0, label="95 % interval"))
+    if truth:
+        found.append(Line2D([], [], color=TRUTH, linestyle=(0, (3, 1.5)), label="truth"))
+    return found
+
+
+def truth_mark(label: str) -> Line2D:
+    """What a legend shows for a true value."""
+    return Line2D(
+        [],
+        [],
+        color=TRUTH,
+        marker="D",
+        markersize=4,
+        markerfacecolor="white",
+        markeredgewidth=1.1,
+        linestyle="none",
+        label=label,
+    )

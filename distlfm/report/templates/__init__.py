@@ -1,0 +1,1 @@
+"""Templates of pages; a package, so that wheels carry them."""
