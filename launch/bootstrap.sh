@@ -9,6 +9,7 @@
 # It is idempotent: what is there already is left alone. It works as root, or through sudo.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+SELF=launch/bootstrap.sh
 
 RUN_PACKAGES=(python3 python3-venv python3-dev g++ make git
   python3-dolfin python3-petsc4py python3-mpi4py openmpi-bin libopenmpi-dev)
@@ -41,7 +42,7 @@ install_system() {
 # The system's own Python: legacy FEniCS, PETSc and MPI are built for it and are seen through --system-site-packages.
 make_venv() { "$PYTHON" -m venv --system-site-packages "$1"; }
 
-fingerprint() { cat pyproject.toml constraints.txt "${BASH_SOURCE[0]}" | sha256sum | cut -d' ' -f1; }
+fingerprint() { cat pyproject.toml constraints.txt "$SELF" | sha256sum | cut -d' ' -f1; }
 
 install_python() {
   local stamp=$VENV/.distlfm-setup wanted
@@ -68,7 +69,8 @@ write_lock() {
   {
     echo "# Every version that is installed. Refresh: make lock"
     # A local tag such as +cpu names a build, not a version: whoever installs chooses the build.
-    "$scratch/venv/bin/pip" freeze --local --exclude-editable | sed -E 's/^(torch==[0-9.]+)\+.*/\1/' | grep -v '^pip=='
+    # --all: torch needs setuptools, which would be left out; pip itself comes with Debian.
+    "$scratch/venv/bin/pip" freeze --local --all --exclude-editable | sed -E 's/^(torch==[0-9.]+)\+.*/\1/' | grep -v '^pip=='
   } > constraints.txt
   say "lock: $(grep -c == constraints.txt) versions written to constraints.txt"
 }
@@ -77,5 +79,5 @@ case "${1:-}" in
   "") install_system "${RUN_PACKAGES[@]}"; install_python ;;
   --tests) install_system "${RUN_PACKAGES[@]}" "${TEST_PACKAGES[@]}"; install_python ;;
   --lock) install_system "${RUN_PACKAGES[@]}"; write_lock ;;
-  *) sed -n '2,9p' "${BASH_SOURCE[0]}"; exit 2 ;;
+  *) sed -n '2,9p' "$SELF"; exit 2 ;;
 esac

@@ -44,8 +44,9 @@ def differences(pinned: dict[str, str], installed: dict[str, str], seen: dict[st
 
 
 def main() -> int:
-    freeze = [sys.executable, "-m", "pip", "freeze", "--local", "--exclude-editable"]
+    freeze = [sys.executable, "-m", "pip", "freeze", "--local", "--all", "--exclude-editable"]
     installed = versions(subprocess.run(freeze, check=True, capture_output=True, text=True).stdout.splitlines())
+    installed.pop("pip", None)  # Debian's
     pinned = versions((PROJECT / "constraints.txt").read_text().splitlines())
     seen: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():  # the first on the path is the one that is imported
