@@ -26,7 +26,7 @@ class _LogNormal(torch.autograd.Function):
         return torch.where(ok & torch.isfinite(density), density, -torch.inf)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         factor, solved, ok = ctx.saved_tensors
         share = torch.where(ok, grad, torch.zeros_like(grad))

@@ -20,7 +20,7 @@ DEFAULT_KERNEL_PRIOR = LogNormal(median=1.0, spread=1.0)
 
 
 class ForceConfig(Config):
-    """The prior of the latent forces. `priors` by the kernel's parameter names; what is not named is lognormal(1, 1)."""
+    """The prior of the latent forces. `priors` go by the kernel's parameter names; the default is lognormal(1, 1)."""
 
     kernel: KernelConfig = KernelConfig()
     priors: Mapping[str, Prior] = {}
@@ -45,7 +45,7 @@ class Model:
     """What inference works on: natural values from `z`, kernels' hyperparameters and noise from those values."""
 
     def __init__(self, mechanism: Mechanism, force: ForceConfig, likelihood: LikelihoodConfig) -> None:
-        self.mechanism, self.likelihood = mechanism, likelihood
+        self.mechanism, self.force, self.likelihood = mechanism, force, likelihood
         dims = mechanism.force_input(torch.zeros(()), torch.zeros(mechanism.num_states)).shape[-1]
         self.kernels = tuple(FunctionalKernel(force.kernel, dims) for _ in mechanism.force_names)
         parameters = [*mechanism.settled(), *self._kernel_parameters(force), *self._noise_parameters()]

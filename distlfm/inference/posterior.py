@@ -1,8 +1,8 @@
 """The posterior of the unknowns z: Laplace's Gaussian at the mode, corrected by adaptive importance sampling.
 
-The mode of a skewed posterior lies beside its mass, so the Gaussian is only where sampling begins. Each stage draws from
-a Student-t with the weighted moments found so far, and all draws of all stages share one set of weights (deterministic
-mixture, Cornuet et al. 2012). Shapes: `B` instances, `n` unknowns, `S` draws, `J` weighted proposals.
+The mode of a skewed posterior lies beside its mass, so the Gaussian is only where sampling begins. Each stage draws
+from a Student-t with the weighted moments found so far, and all draws of all stages share one set of weights
+(deterministic mixture, Cornuet et al. 2012). Shapes: `B` instances, `n` unknowns, `S` draws, `J` weighted proposals.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def infer(objective: Objective, mode: Tensor, seeds: Sequence[int], options: Pos
     if options.method == "point":
         alone = torch.ones(1, num_instances, dtype=mode.dtype)
         return ParameterPosterior(mode, mode.unsqueeze(0), alone, mode.unsqueeze(0), alone[0])
-    root = _root_of_inverse(hessian(objective, mode, torch.arange(num_instances)))
+    root = root_of_inverse(hessian(objective, mode, torch.arange(num_instances)))
     streams = [torch.Generator().manual_seed(seed) for seed in seeds]
     if options.method == "laplace":
         draws = mode + _apply(root, _normal(streams, options.draws, size))
@@ -93,13 +93,14 @@ def infer(objective: Objective, mode: Tensor, seeds: Sequence[int], options: Pos
     return _importance(objective, mode, root, streams, options)
 
 
-def _root_of_inverse(curvature: Tensor) -> Tensor:
+def root_of_inverse(curvature: Tensor) -> Tensor:
     """A factor R with R Rᵀ = curvature⁻¹, flat and upward directions bounded by FLATTEST."""
     usable = torch.isfinite(curvature).all(-1).all(-1)
     curvature = torch.where(usable[:, None, None], curvature, torch.eye(curvature.shape[-1], dtype=curvature.dtype))
     eigenvalues, vectors = torch.linalg.eigh(curvature)
     inverse = (vectors / eigenvalues.clamp_min(FLATTEST).unsqueeze(-2)) @ vectors.mT
-    return torch.linalg.cholesky(inverse)
+    root: Tensor = torch.linalg.cholesky(inverse)
+    return root
 
 
 def _normal(streams: Sequence[torch.Generator], count: int, size: int) -> Tensor:

@@ -65,6 +65,11 @@ class Mechanism(ABC):
         del values
         return y
 
+    def act(self, f: Tensor, values: Values) -> Tensor:
+        """The force [..., L] as it is shown to people; a mechanism whose force has a meaning after G says so here."""
+        del values
+        return f
+
     def force_input(self, t: Tensor, y: Tensor) -> Tensor:
         """What the Gaussian process takes as input, [..., d]: time, unless a mechanism feeds it the state."""
         del y

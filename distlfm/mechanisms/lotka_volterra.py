@@ -45,5 +45,8 @@ class LotkaVolterra(Mechanism):
         del t
         return y * (values["growth"] * self.response(f, values) - values["mortality"])
 
+    def act(self, f: Tensor, values: Values) -> Tensor:
+        return self.response(f, values)
+
     def initial_state(self, values: Values) -> Tensor:
         return values["initial"]

@@ -1,0 +1,36 @@
+"""`distlfm config`: the keys a config takes, and what a config file comes to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from distlfm.cli.state import group
+from distlfm.config import dump
+from distlfm.pipeline.settings import load_any, schema_of
+
+app = group("Look at configs: their schema, and what a file and its overrides come to.")
+
+
+@app.command("schema")
+def schema(verb: Annotated[str, typer.Argument(help="The verb whose config is meant.")] = "fit") -> None:
+    """Print the JSON schema of a verb's config.
+
+    Example: `distlfm config schema fit > fit.schema.json`
+    """
+    typer.echo(json.dumps(schema_of(verb), indent=2))
+
+
+@app.command("show")
+def show(
+    path: Annotated[Path, typer.Argument(help="A config file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value, as many as you like.")] = None,
+) -> None:
+    """Check a config and print it with all defaults filled in.
+
+    Example: `distlfm config show configs/fit/p53.yaml run.seed=1`
+    """
+    typer.echo(dump(load_any(path, overrides or [])), nl=False)

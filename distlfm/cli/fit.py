@@ -1,0 +1,94 @@
+"""`distlfm simulate`, `distlfm fit` and `distlfm demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from distlfm.cli.state import STATE
+from distlfm.config import apply_overrides, build, load
+from distlfm.data import write_npz
+from distlfm.pipeline import demo as demo_acts
+from distlfm.pipeline.fit import FitRun
+from distlfm.pipeline.fit import fit as run_fit
+from distlfm.pipeline.settings import FitConfig, SimulateConfig
+from distlfm.pipeline.simulate import simulate_from
+from distlfm.runtime.reporting import Reporter
+
+Overrides = Annotated[list[str] | None, typer.Argument(help="key.sub=value, as many as you like.")]
+
+
+def simulate(
+    mechanism: Annotated[str, typer.Argument(help="A mechanism, such as transcription or glucose.")],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option("--out", help="The .npz file to write.")] = Path("instances.npz"),
+    instances: Annotated[int, typer.Option("--instances", min=1, help="How many.")] = 8,
+    seed: Annotated[int, typer.Option("--seed", help="Everything random follows from it.")] = 0,
+) -> None:
+    """Draw instances from a model's priors, with their true forces and parameters.
+
+    Examples:
+
+    - `distlfm simulate transcription --instances 20 --out toy.npz`
+
+    - `distlfm simulate transcription mechanism.response.kind=softplus points=24 --out softplus.npz`
+    """
+    content = {"mechanism": {"kind": mechanism}, "instances": instances, "seed": seed}
+    config = build(SimulateConfig, apply_overrides(content, overrides or []), source="simulate")
+    found = simulate_from(config)
+    write_npz(out, found)
+    STATE.reporter.say(f"{len(found)} instances of {mechanism} with their truth are in {out}")
+
+
+def fit(
+    config: Annotated[Path, typer.Argument(help="A config file, such as configs/fit/p53.yaml.")],
+    overrides: Overrides = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Short for data.path=PATH.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Short for run.dir=DIR.")] = None,
+) -> int:
+    """Infer the latent forces of instances, with bands, parameters and a report.
+
+    Exit code 1 if an instance failed or was set aside. Examples:
+
+    - `distlfm fit configs/fit/transcription.yaml --data toy.npz --out runs/toy`
+
+    - `distlfm fit configs/fit/p53.yaml --out runs/p53 inference.restarts=10`
+    """
+    settings = list(overrides or [])
+    if data is not None:
+        settings.append(f"data.path={data}")
+    if out is not None:
+        settings.append(f"run.dir={out}")
+    run = run_fit(load(FitConfig, config, settings), reporter=STATE.reporter)
+    tell(run, STATE.reporter)
+    return 1 if run.set_aside or not all(result.ok for result in run.results) else 0
+
+
+def tell(run: FitRun, reporter: Reporter) -> None:
+    """The figures of a run, worst last, and where everything is."""
+    names = ("output_q2", "latent_q2", "latent_coverage_95", "parameter_mae_sum", "seconds")
+    rows = [
+        [str(row["id"]), str(row["status"]), *("–" if row[name] is None else f"{row[name]:.4g}" for name in names)]
+        for row in run.figures[:20]
+    ]
+    reporter.table("", ("instance", "status", *names), rows)
+    if len(run.figures) > len(rows):
+        reporter.say(f"… and {len(run.figures) - len(rows)} more")
+    for result in run.results:
+        if not result.ok:
+            reporter.warn(f"{result.id}: {result.status}. {result.advice}")
+    if run.config.run.dir is not None:
+        reporter.say(f"summary: {run.config.run.dir / 'summary.json'}")
+        reporter.say(f"report: {run.config.run.dir / 'report.html'}")
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Where the demonstration writes.")] = Path("runs/demo"),
+) -> int:
+    """Show the main job end to end on this machine: simulate, fit, look.
+
+    Example: `distlfm demo --out runs/demo`
+    """
+    return demo_acts.run(out, STATE.reporter)

@@ -1,0 +1,133 @@
+"""A fit on disk: one npz file an instance, with the data, the posterior's draws and the model's description.
+
+Only plain arrays and JSON text are written, and nothing is unpickled on reading.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distlfm.config import build
+from distlfm.errors import UsageError
+from distlfm.inference.base import Fit, Posterior
+from distlfm.inference.collapsed import restore as restore_collapsed
+from distlfm.inference.exact import AnalyticMotif
+from distlfm.inference.linear import LinearGaussian, Quadrature
+from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.observations import Observations, collate
+from distlfm.inference.optimise import Status
+from distlfm.inference.result import FitResult, results_of
+from distlfm.instance import Instance
+from distlfm.mechanisms import build_mechanism
+from distlfm.solvers.linear import probe
+
+SCHEMA = 1
+
+
+def describe(model: Model) -> dict[str, Any]:
+    """A model as plain data, from which `model_from` makes it anew."""
+    return {
+        "mechanism": model.mechanism.options.model_dump(mode="json"),
+        "force": model.force.model_dump(mode="json"),
+        "likelihood": model.likelihood.model_dump(mode="json"),
+    }
+
+
+def model_from(description: dict[str, Any]) -> Model:
+    """The model that a description tells of; its mechanism must be registered."""
+    return Model(
+        build_mechanism(description["mechanism"]),
+        build(ForceConfig, description["force"]),
+        build(LikelihoodConfig, description["likelihood"]),
+    )
+
+
+def save(result: FitResult, path: Path) -> None:
+    """Write one instance's fit."""
+    instance, row = result.instance, result.row
+    header = {
+        "schema": SCHEMA,
+        "id": instance.id,
+        "outputs": instance.outputs,
+        "metadata": dict(instance.metadata),
+        "method": result.method,
+        "status": result.status,
+        "bound": result.bound,
+        "effective": result.effective_draws,
+        "seconds": result.seconds,
+        "model": describe(result.posterior.model),
+        "settings": _settings(result.posterior),
+    }
+    arrays: dict[str, Any] = {"times": instance.times, "values": instance.values, "mask": instance.mask}
+    if instance.variance is not None:
+        arrays["variance"] = instance.variance
+    arrays["trace"], arrays["grid_times"] = result.trace, result.grid.times
+    for name, tensor in result.posterior.state().items():
+        arrays[f"state_{name}"] = tensor[row].numpy()
+    with path.open("wb") as file:
+        np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
+
+
+def load(path: Path) -> FitResult:
+    """Read a fit that `save` wrote; it predicts as the original does."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            header = json.loads(str(archive["header"]))
+            arrays = {name: archive[name] for name in archive.files if name != "header"}
+    except FileNotFoundError:
+        raise UsageError(f"There is no fit {path}.", "Fits are in the folder 'fits' of a run.") from None
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"{path} is not a saved fit: {error}.", "Give a file that `distlfm fit` wrote.") from None
+    if header["schema"] != SCHEMA:
+        raise UsageError(
+            f"{path} has the schema {header['schema']}, and this version reads {SCHEMA}.",
+            "Fit again, or use the version of distlfm that wrote it.",
+        )
+    instance = Instance(
+        header["id"],
+        tuple(header["outputs"]),
+        arrays["times"],
+        arrays["values"],
+        arrays["mask"],
+        variance=arrays.get("variance"),
+        metadata=header["metadata"],
+    )
+    model = model_from(header["model"])
+    observations = collate([instance], model.mechanism.outputs)
+    state = {
+        name.removeprefix("state_"): torch.from_numpy(array).unsqueeze(0)
+        for name, array in arrays.items()
+        if name.startswith("state_")
+    }
+    posterior = _restore(header, model, observations, state)
+    fit = Fit(
+        posterior,
+        bound=torch.tensor([header["bound"]]),
+        status=torch.tensor([int(Status[header["status"].upper()])]),
+        iterations=torch.zeros(1, dtype=torch.long),
+        effective=torch.tensor([header["effective"]]),
+        trace=torch.from_numpy(arrays["trace"]).unsqueeze(-1),
+    )
+    grids = torch.from_numpy(arrays["grid_times"]).unsqueeze(0)
+    return results_of(fit, [instance], grids, header["seconds"])[0]
+
+
+def _settings(posterior: Posterior) -> dict[str, Any]:
+    marginal = getattr(posterior, "marginal", None)
+    return asdict(marginal.quadrature) if isinstance(marginal, LinearGaussian) else {}
+
+
+def _restore(header: dict[str, Any], model: Model, observations: Observations, state: dict[str, Tensor]) -> Posterior:
+    method = header["method"]
+    if method == "exact":
+        return restore_collapsed(method, AnalyticMotif(model, observations), state)
+    quadrature = Quadrature(**header["settings"])
+    marginal = LinearGaussian(model, observations, probe(model.mechanism, model.space), quadrature)
+    return restore_collapsed(method, marginal, state)

@@ -1,0 +1,114 @@
+"""Fit linear mechanisms: find the mode of the unknowns by L-BFGS, then their posterior, the force integrated out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from distlfm.inference.base import Fit, Posterior, Predicted, Unknowns
+from distlfm.inference.marginal import GaussianMarginal
+from distlfm.inference.mixture import Mixture
+from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum, Status, minimise
+from distlfm.inference.posterior import ParameterPosterior, PosteriorConfig, infer
+
+CHUNK_BYTES = 200_000_000
+"""Predictions are made for so many instances at once that their largest matrices fit in this."""
+
+START_SPREAD = 0.7
+"""Standard deviation, in units of the prior's, of the random starts after the first, which is the prior's middle."""
+
+
+class CollapsedPosterior(Posterior):
+    """Gaussian given z, averaged over draws of z."""
+
+    def __init__(self, method: str, marginal: GaussianMarginal, draws: Tensor, unknowns: Unknowns) -> None:
+        self.method = method
+        self.marginal, self.draws = marginal, draws
+        self.model, self.observations = marginal.model, marginal.observations
+        self._unknowns = unknowns
+
+    def unknowns(self) -> Unknowns:
+        return self._unknowns
+
+    def predict(self, rows: Tensor, times: Tensor) -> Predicted:
+        nodes = 4 * (times.shape[-1] + self.observations.times.shape[-1])
+        chunk = max(1, CHUNK_BYTES // (8 * 4 * nodes**2))
+        parts = [
+            [self.marginal.posterior(draw[some], some, times[i : i + chunk]) for draw in self.draws]
+            for i, some in enumerate_chunks(rows, chunk)
+        ]
+
+        def gather(name: str) -> Tensor:
+            return torch.cat([torch.stack([getattr(one, name) for one in part]) for part in parts], 1)
+
+        return Predicted(
+            Mixture(gather("force_mean"), gather("force_var")), Mixture(gather("output_mean"), gather("output_var"))
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        return {
+            "draws": self.draws.movedim(0, 1),
+            "proposals": self._unknowns.proposals.movedim(0, 1),
+            "weights": self._unknowns.weights.movedim(0, 1),
+        }
+
+
+def enumerate_chunks(rows: Tensor, size: int) -> list[tuple[int, Tensor]]:
+    """(start, rows[start : start + size]) for all of rows."""
+    return [(i, rows[i : i + size]) for i in range(0, len(rows), size)]
+
+
+def restore(method: str, marginal: GaussianMarginal, state: dict[str, Tensor]) -> CollapsedPosterior:
+    """The posterior whose `state` this is."""
+    unknowns = Unknowns(state["proposals"].movedim(1, 0), state["weights"].movedim(1, 0))
+    return CollapsedPosterior(method, marginal, state["draws"].movedim(1, 0), unknowns)
+
+
+def fit_collapsed(
+    method: str,
+    marginal: GaussianMarginal,
+    seeds: Sequence[int],
+    optimiser: OptimiserConfig,
+    posterior: PosteriorConfig,
+    restarts: int = 1,
+) -> Fit:
+    """Fit B instances at once. Of several starts the one with the highest joint density is kept."""
+
+    def objective(z: Tensor, rows: Tensor) -> Tensor:
+        return -marginal.log_joint(z, rows)
+
+    best, trace = best_of_starts(objective, seeds, marginal.model.space.num_free, optimiser, restarts)
+    found: ParameterPosterior = infer(objective, best.z, seeds, posterior)
+    unknowns = Unknowns(found.proposals, found.weights)
+    return Fit(
+        posterior=CollapsedPosterior(method, marginal, found.draws, unknowns),
+        bound=-best.value,
+        status=best.status,
+        iterations=best.iterations,
+        effective=found.effective,
+        trace=trace,
+    )
+
+
+def best_of_starts(
+    objective: Objective, seeds: Sequence[int], size: int, options: OptimiserConfig, restarts: int
+) -> tuple[Optimum, Tensor]:
+    """Minimise from the prior's middle and from random starts, all at once, and keep each instance's best.
+
+    Returns it with the values that every start reached, [restarts, B].
+    """
+    num_instances = len(seeds)
+    starts = torch.zeros(restarts, num_instances, size, dtype=torch.float64)
+    for b, seed in enumerate(seeds):
+        stream = torch.Generator().manual_seed(seed)
+        starts[1:, b] = START_SPREAD * torch.randn(restarts - 1, size, generator=stream, dtype=torch.float64)
+    instance = torch.arange(num_instances).repeat(restarts)
+    found = minimise(lambda z, rows: objective(z, instance[rows]), starts.flatten(0, 1), options)
+    value = found.value.reshape(restarts, num_instances)
+    lost = found.status.reshape(restarts, num_instances) == Status.DIVERGED
+    choice = torch.where(lost, torch.inf, value).argmin(0)
+    pick = choice * num_instances + torch.arange(num_instances)
+    best = Optimum(found.z[pick], found.value[pick], found.status[pick], found.iterations[pick], found.evaluations)
+    return best, -value

@@ -1,0 +1,149 @@
+"""From a whitened vector of everything unknown to the force as a function and the outputs, through the solver.
+
+The vector w = (z, v) holds the parameters z and the whitened inducing values v of the forces; a priori w ~ N(0, I).
+Shapes: `S` samples, `B` instances, `n` parameters, `L` forces, `M` inducing points, `W = n + L·M`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from distlfm.gp.inducing import default_num_inducing, place_on_points, place_on_times
+from distlfm.gp.pathwise import Domain, Draw, ForcePrior, draw_whitened_posterior
+from distlfm.inference.likelihood import log_likelihood
+from distlfm.inference.model import Model
+from distlfm.inference.observations import Observations
+from distlfm.mechanisms.parameters import Values
+from distlfm.solvers.base import SolverConfig
+from distlfm.solvers.ode import choose_steps, solve
+
+MAX_INDUCING = 48
+BOX_MARGIN = 0.25
+"""A force that takes the state as input is modelled this much beyond the observed states, relative to their range."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """values: each [S, A, K]; outputs: [S, A, P, T]; force, as people are shown it: [S, A, L, T]; ok: [S, A]."""
+
+    values: Values
+    outputs: Tensor
+    force: Tensor
+    ok: Tensor
+
+
+class Forward:
+    """The forward model of B instances."""
+
+    def __init__(
+        self, model: Model, observations: Observations, solver: SolverConfig, num_inducing: int | None = None
+    ) -> None:
+        self.model, self.observations = model, observations
+        self.prior = ForcePrior(model.kernels)
+        self.state_driven = model.kernels[0].num_dims > 1 or _takes_state(model)
+        observed = observations.mask.any(-2)
+        if self.state_driven:
+            points = observations.values.mT
+            self.num_inducing = num_inducing or 36
+            low, high = _range(points, observations.mask.all(-2))
+            margin = BOX_MARGIN * (high - low).clamp_min(1e-9)
+            self.domain = Domain(low - margin, high + margin)
+            self.inducing = place_on_points(points, observations.mask.all(-2), num_inducing=self.num_inducing)
+        else:
+            self.num_inducing = num_inducing or _points_for(observations, observed)
+            self.domain = Domain(observations.times[:, :1], observations.times[:, -1:])
+            self.inducing = place_on_times(observations.times, observed, num_inducing=self.num_inducing)
+        steps = solver.steps or choose_steps(observations.times, observations.mask)
+        self.solver = solver.model_copy(update={"steps": steps})
+
+    @property
+    def size(self) -> int:
+        """W."""
+        return self.model.space.num_free + len(self.model.kernels) * self.num_inducing
+
+    def split(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """w [..., W] → z [..., n] and v [..., L, M]."""
+        num_free = self.model.space.num_free
+        return w[..., :num_free], w[..., num_free:].unflatten(-1, (len(self.model.kernels), self.num_inducing))
+
+    def forces(
+        self, w: Tensor, rows: Tensor, noise: Tensor | None, domain: Domain | None = None
+    ) -> tuple[Values, Draw]:
+        """Parameters and forces of w [A, W], one draw for each row; noise: [A, L, 2, R] of what the inducing values
+
+        leave open, or None for its mean.
+        """
+        z, v = self.split(w)
+        values = self.model.space.unpack(z)
+        if noise is None:
+            noise = w.new_zeros(len(w), len(self.model.kernels), 2, 4)
+        whole = domain or self.domain
+        where = Domain(whole.lower[rows], whole.upper[rows])
+        hyper = self.model.hyper(values)
+        draw = draw_whitened_posterior(self.prior, hyper, where, noise[None], self.inducing[rows], v[None])
+        return values, draw
+
+    def run(self, w: Tensor, rows: Tensor, noise: Tensor | None = None, times: Tensor | None = None) -> Outcome:
+        """Solve forward from w [S, A, W] for the instances `rows` [A]; noise: [S, A, L, 2, R].
+
+        Outputs are at the observed times, or at `times` [A, T].
+        """
+        num_samples, num_rows = w.shape[:2]
+        every = rows.repeat(num_samples)
+        at = (self.observations.times[rows] if times is None else times).repeat(num_samples, 1)
+        domain = None
+        if times is not None and not self.state_driven:
+            upper = torch.maximum(self.domain.upper, _scatter_last(times, rows, self.domain.upper))
+            domain = Domain(self.domain.lower, upper)
+        values, draw = self.forces(w.flatten(0, 1), every, None if noise is None else noise.flatten(0, 1), domain)
+        settings = self.solver
+        if times is not None:
+            span = (at[:, -1] - at[:, 0]) / (self.domain.upper - self.domain.lower)[every, 0].clamp_min(1e-300)
+            longer = max(1.0, float(span.max())) if not self.state_driven else 1.0
+            assert settings.steps is not None
+            settings = settings.model_copy(update={"steps": int(settings.steps * longer + 0.999)})
+        mechanism, shape = self.model.mechanism, (num_samples, num_rows)
+        found = solve(mechanism, draw, values, at, settings)
+        states = found.states[0]
+        rows_of = {name: value.unsqueeze(-2) for name, value in values.items()}
+        force = draw(mechanism.force_input(at, states)[None])[0]
+        return Outcome(
+            {name: value.unflatten(0, shape) for name, value in values.items()},
+            mechanism.observe(states, rows_of).mT.unflatten(0, shape),
+            mechanism.act(force.mT, rows_of).mT.unflatten(0, shape),
+            (found.ok[0] & draw.ok).unflatten(0, shape),
+        )
+
+    def log_likelihood(self, w: Tensor, rows: Tensor, noise: Tensor | None = None) -> Tensor:
+        """log p(y | w) [S, A] of the instances `rows` at w [S, A, W]; −∞ where the solve failed."""
+        outcome = self.run(w, rows, noise)
+        data = self.observations.rows(rows)
+        density = log_likelihood(self.model, outcome.values, outcome.outputs, data)
+        return torch.where(outcome.ok & torch.isfinite(density), density, -torch.inf)
+
+
+def _points_for(observations: Observations, observed: Tensor) -> int:
+    """Twice as many points as times: what they leave open must be smaller than what the data can tell."""
+    return min(MAX_INDUCING, 2 * default_num_inducing(observations.times, observed))
+
+
+def _takes_state(model: Model) -> bool:
+    t = torch.zeros(())
+    y = torch.arange(1.0, 1.0 + model.mechanism.num_states)
+    return not torch.equal(model.mechanism.force_input(t, y), t.unsqueeze(-1))
+
+
+def _range(points: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    low = torch.where(mask.unsqueeze(-1), points, torch.inf).amin(-2)
+    high = torch.where(mask.unsqueeze(-1), points, -torch.inf).amax(-2)
+    return low, high
+
+
+def _scatter_last(times: Tensor, rows: Tensor, like: Tensor) -> Tensor:
+    """The last of `times` [A, T] at the places `rows` of a tensor like [B, 1], −∞ elsewhere."""
+    last = torch.full_like(like, -torch.inf)
+    last[rows] = times[:, -1:]
+    return last

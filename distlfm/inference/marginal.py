@@ -1,0 +1,113 @@
+"""Linear mechanisms: given the unknowns z, outputs and force are jointly Gaussian, and the force is integrated out.
+
+A way of computing the joint prior covariance is a subclass; the marginal likelihood of z and the posterior of force and
+outputs given z follow from it here, without sampling noise and without inducing points.
+
+Shapes: `B` instances, `N = P·T` observations, `L` forces, `Q` query times.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from distlfm.gp.linalg import safe_cholesky
+from distlfm.inference.gaussian import log_normal
+from distlfm.inference.model import Model
+from distlfm.inference.observations import Observations
+from distlfm.mechanisms.parameters import Values
+
+
+@dataclass(frozen=True)
+class QueryPrior:
+    """The prior at query times, and its covariance with the outputs at the observed times.
+
+    offset: [B, P·Q], cross: [B, P·Q, N], variance: [B, P·Q] of the outputs;
+    force_cross: [B, L, Q, N], force_variance: [B, L, Q] of the force.
+    """
+
+    offset: Tensor
+    cross: Tensor
+    variance: Tensor
+    force_cross: Tensor
+    force_variance: Tensor
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Posterior at query times given z. force_mean, force_var: [B, L, Q]; output_mean, output_var: [B, P, Q]."""
+
+    force_mean: Tensor
+    force_var: Tensor
+    output_mean: Tensor
+    output_var: Tensor
+
+
+class GaussianMarginal(ABC):
+    """The marginal likelihood and the posterior of a linear mechanism."""
+
+    def __init__(self, model: Model, observations: Observations) -> None:
+        self.model, self.observations = model, observations
+
+    @abstractmethod
+    def observed_prior(self, values: Values, times: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean [B, N] and covariance [B, N, N] of the outputs at times [B, T], without noise."""
+
+    @abstractmethod
+    def query_prior(self, values: Values, times: Tensor, query: Tensor) -> tuple[tuple[Tensor, Tensor], QueryPrior]:
+        """`observed_prior` at times [B, T], and the prior at query times [B, Q]."""
+
+    def log_joint(self, z: Tensor, rows: Tensor) -> Tensor:
+        """log p(y | z) + log p(z) of the instances `rows` [A] at z [A, n], up to a constant."""
+        return self.log_marginal(z, rows) - 0.5 * z.square().sum(-1)
+
+    def log_marginal(self, z: Tensor, rows: Tensor) -> Tensor:
+        """log p(y | z) of the instances `rows` [A] at z [A, n]; −∞ where the covariance cannot be factored."""
+        data = self.observations.rows(rows)
+        values = self.model.space.unpack(z)
+        covariance, residual = self._noisy(values, data, *self.observed_prior(values, data.times))
+        return log_normal(covariance, residual) - 0.5 * data.mask.flatten(-2).sum(-1) * math.log(2 * math.pi)
+
+    def posterior(self, z: Tensor, rows: Tensor, query: Tensor) -> Moments:
+        """Force and outputs at times `query` [A, Q] (sorted, none before the first observation) given z [A, n]."""
+        data = self.observations.rows(rows)
+        values = self.model.space.unpack(z)
+        observed, prior = self.query_prior(values, data.times, query)
+        covariance, residual = self._noisy(values, data, *observed)
+        factor, _ = safe_cholesky(covariance)
+        solved = torch.cholesky_solve(residual.unsqueeze(-1), factor)
+        mask = data.mask.flatten(-2).unsqueeze(-2)
+
+        def condition(cross: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+            explained = torch.linalg.solve_triangular(factor, (cross * mask).mT, upper=False).square().sum(-2)
+            return ((cross * mask) @ solved).squeeze(-1), (variance - explained).clamp_min(0)
+
+        force = [
+            condition(prior.force_cross[:, i], prior.force_variance[:, i]) for i in range(prior.force_cross.shape[1])
+        ]
+        mean, variance = condition(prior.cross, prior.variance)
+        shape = (len(rows), len(self.model.mechanism.outputs), query.shape[-1])
+        return Moments(
+            torch.stack([part[0] for part in force], 1),
+            torch.stack([part[1] for part in force], 1),
+            (prior.offset + mean).reshape(shape),
+            variance.reshape(shape),
+        )
+
+    def _noisy(self, values: Values, data: Observations, offset: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        """Covariance with noise [B, N, N] and residual [B, N] of what was observed.
+
+        An unobserved value becomes an independent one that equals its mean, so that shapes stay common.
+        """
+        mask = data.mask.flatten(-2)
+        noise = self.model.noise_variance(values, data).flatten(-2)
+        residual = data.values.flatten(-2) - offset
+        if not bool(mask.all()):
+            covariance = covariance * (mask.unsqueeze(-1) & mask.unsqueeze(-2))
+            noise = torch.where(mask, noise, torch.ones_like(noise))
+            residual = torch.where(mask, residual, torch.zeros_like(residual))
+        return covariance + torch.diag_embed(noise), residual

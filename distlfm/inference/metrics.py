@@ -1,0 +1,144 @@
+"""How good a fit is: Q², coverage and parameter errors, against the truth where it is known.
+
+No figure here is ever seen by a fit. A figure whose truth is unknown is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from distlfm.inference.result import Band, FitResult, Prediction
+from distlfm.instance import BoolArray, FloatArray
+
+Figures = dict[str, Any]
+AVERAGED = (
+    "output_q2",
+    "latent_q2",
+    "latent_correlation",
+    "latent_coverage_68",
+    "latent_coverage_95",
+    "output_coverage_68",
+    "output_coverage_95",
+    "parameter_mae_sum",
+    "elbo",
+    "seconds",
+)
+LOW_IS_WORSE = frozenset({"output_q2", "latent_q2", "latent_correlation", "elbo"})
+
+
+def q2(predicted: FloatArray, true: FloatArray, mask: BoolArray | None = None) -> float:
+    """1 − squared error / variance around the mean, of each row [..., n], averaged over rows; 1 is perfect."""
+    rows_predicted, rows_true = np.atleast_2d(predicted), np.atleast_2d(true)
+    seen = np.ones(rows_true.shape, bool) if mask is None else np.atleast_2d(mask)
+    scores = []
+    for guess, truth, here in zip(rows_predicted, rows_true, seen, strict=True):
+        if here.sum() < 2:
+            continue
+        spread = ((truth[here] - truth[here].mean()) ** 2).sum()
+        scores.append(1 - ((guess[here] - truth[here]) ** 2).sum() / max(spread, 1e-300))
+    return float(np.mean(scores)) if scores else float("nan")
+
+
+def coverage(band: Band, true: FloatArray, level: int) -> float:
+    """Share of `true` within the band's central interval of `level` percent (68 or 95)."""
+    lower, upper = getattr(band, f"lower{level}"), getattr(band, f"upper{level}")
+    return float(((true >= lower) & (true <= upper)).mean())
+
+
+def figures(result: FitResult) -> Figures:
+    """All figures of one instance."""
+    truth = result.instance.truth
+    at_truth: Prediction | None = None
+    if truth is not None and (truth.force is not None or truth.outputs is not None) and result.ok:
+        at_truth = result.predict(truth.times)
+    found: Figures = {"id": result.id, "status": result.status, **dict.fromkeys(AVERAGED), "parameter_mae": {}}
+    if result.ok:
+        found.update(_output_figures(result, at_truth))
+    if at_truth is not None and truth is not None and truth.force is not None:
+        found["latent_q2"] = q2(at_truth.force.mean, truth.force)
+        found["latent_correlation"] = _correlation(at_truth.force.mean, truth.force)
+        for level in (68, 95):
+            found[f"latent_coverage_{level}"] = coverage(at_truth.force, truth.force, level)
+    if truth is not None and truth.parameters:
+        errors = parameter_errors(result, truth.parameters)
+        found["parameter_mae"] = errors
+        found["parameter_mae_sum"] = float(sum(errors.values())) if errors else None
+    found["elbo"], found["seconds"] = result.bound, result.seconds
+    return found
+
+
+def _output_figures(result: FitResult, at_truth: Prediction | None) -> Figures:
+    instance, truth = result.instance, result.instance.truth
+    if at_truth is not None and truth is not None and truth.outputs is not None:
+        found = {"output_q2": q2(at_truth.outputs.mean, truth.outputs)}
+        for level in (68, 95):
+            found[f"output_coverage_{level}"] = coverage(at_truth.outputs, truth.outputs, level)
+        return found
+    place = slice(0, len(instance.times))
+    mean = result.at_data.outputs.mean[:, place]
+    found = {"output_q2": q2(mean, instance.values, instance.mask)}
+    noise = _noise_sd(result)
+    if noise is not None:
+        sd = np.sqrt(result.at_data.outputs.sd[:, place] ** 2 + noise**2)
+        off = np.abs(instance.values - mean)[instance.mask]
+        for level, width in ((68, 0.9945), (95, 1.96)):
+            found[f"output_coverage_{level}"] = float((off <= width * sd[instance.mask]).mean())
+    return found
+
+
+def _noise_sd(result: FitResult) -> FloatArray | None:
+    """Standard deviation of the measurement noise, broadcastable to [P, N]."""
+    given, learned = result.instance.variance, result.noise_sd
+    if given is not None and result.posterior.model.likelihood.noise != "learned":
+        extra = 0.0 if learned is None else learned[:, None] ** 2
+        return np.sqrt(given + extra)
+    return None if learned is None else learned[:, None]
+
+
+def _correlation(predicted: FloatArray, true: FloatArray) -> float:
+    pairs = zip(np.atleast_2d(predicted), np.atleast_2d(true), strict=True)
+    return float(np.mean([np.corrcoef(guess, truth)[0, 1] for guess, truth in pairs]))
+
+
+def parameter_errors(result: FitResult, true: Mapping[str, FloatArray]) -> dict[str, float]:
+    """Mean absolute error of each parameter whose truth is known, over its elements; known elements count as exact."""
+    space = result.posterior.model.space
+    errors: dict[str, float] = {}
+    for name, values in true.items():
+        estimates = [one for one in result.parameters if one.parameter == name]
+        if not estimates:
+            continue
+        labels = space[name].labels
+        wanted = np.ravel(values)
+        if len(wanted) != len(labels):
+            continue
+        found = dict(space[name].fixed)
+        found.update({one.label or labels[0]: one.mean for one in estimates})
+        errors[name] = float(np.mean([abs(found[label] - x) for label, x in zip(labels, wanted, strict=True)]))
+    return errors
+
+
+def overall(rows: Sequence[Figures]) -> tuple[Figures, Figures]:
+    """Mean and worst of every figure over instances; None where no instance has it."""
+    mean: Figures = {}
+    worst: Figures = {}
+    for name in AVERAGED:
+        known = [row[name] for row in rows if row[name] is not None and np.isfinite(row[name])]
+        mean[name] = float(np.mean(known)) if known else None
+        if not known:
+            worst[name] = None
+        elif "coverage" in name:
+            level = float(name.rsplit("_", 1)[1]) / 100
+            worst[name] = max(known, key=lambda x: abs(x - level))
+        else:
+            worst[name] = min(known) if name in LOW_IS_WORSE else max(known)
+    names = {name for row in rows for name in row["parameter_mae"]}
+    for target, choose in ((mean, np.mean), (worst, np.max)):
+        target["parameter_mae"] = {
+            name: float(choose([row["parameter_mae"][name] for row in rows if name in row["parameter_mae"]]))
+            for name in sorted(names)
+        }
+    return mean, worst

@@ -1,0 +1,254 @@
+"""Fit through the solver: one Gaussian q over parameters and inducing values together, by maximising the ELBO.
+
+First the mode of the joint density is found by L-BFGS, then q starts as Laplace's Gaussian there and is improved by
+stochastic gradients, either of a mean and a Cholesky factor (Adam) or natural ones.
+Shapes: `S` samples, `B` instances, `W` unknowns, `L` forces, `R` features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from distlfm.config import Config
+from distlfm.gp.pathwise import make_base_noise
+from distlfm.gp.variational import (
+    WhitenedGaussian,
+    expectation_gradient,
+    gaussian_from_natural,
+    gaussian_from_unconstrained,
+    natural_from_gaussian,
+    natural_step,
+)
+from distlfm.inference.base import Fit, Posterior, Predicted, Unknowns
+from distlfm.inference.collapsed import best_of_starts, enumerate_chunks
+from distlfm.inference.forward import Forward
+from distlfm.inference.mixture import Mixture
+from distlfm.inference.optimise import OptimiserConfig, Status, minimise
+from distlfm.inference.posterior import hessian, root_of_inverse
+from distlfm.solvers.base import SolverConfig
+
+CHUNK_ROWS = 4096
+"""Trajectories solved at once when predicting."""
+
+
+class VariationalConfig(Config):
+    """num_inducing: points a force, by default from the data. samples: draws an iteration. draws: of the answer.
+
+    gradient: `adam` on a mean and a Cholesky factor, or `natural`. tolerance: an instance is done when its ELBO,
+    averaged over `window` iterations, gains less than this many of its own standard errors.
+    """
+
+    num_inducing: int | None = Field(default=None, ge=2)
+    samples: int = Field(default=8, ge=1)
+    iterations: int = Field(default=300, ge=0)
+    learning_rate: float = 0.01
+    gradient: Literal["adam", "natural"] = "adam"
+    window: int = 40
+    tolerance: float = 1.0
+    features: int = 64
+    draws: int = 128
+    solver: SolverConfig = SolverConfig()
+
+
+class VariationalPosterior(Posterior):
+    """Draws of q, each with its own parameters, force and trajectory."""
+
+    method = "variational"
+
+    def __init__(self, forward: Forward, w: Tensor, noise_seeds: Sequence[int], features: int) -> None:
+        """w: [S, B, W] draws of q."""
+        self.forward, self.w = forward, w
+        self.noise_seeds, self.features = tuple(noise_seeds), features
+        self.model, self.observations = forward.model, forward.observations
+
+    def unknowns(self) -> Unknowns:
+        z, _ = self.forward.split(self.w)
+        return Unknowns(z, torch.full(z.shape[:2], 1 / len(z), dtype=z.dtype))
+
+    def predict(self, rows: Tensor, times: Tensor) -> Predicted:
+        num_forces = len(self.model.kernels)
+        chunk = max(1, CHUNK_ROWS // len(self.w))
+        force, outputs = [], []
+        for start, some in enumerate_chunks(rows, chunk):
+            seeds = [self.noise_seeds[int(i)] for i in some]
+            noise = make_base_noise(seeds, len(self.w), num_forces, self.features)
+            at = times[start : start + chunk]
+            first = self.observations.times[some, :1]
+            outcome = self.forward.run(self.w[:, some], some, noise, torch.cat([first, at], -1))
+            outputs.append(outcome.outputs[..., 1:])
+            force.append(outcome.force[..., 1:])
+        shown, seen = torch.cat(force, 1), torch.cat(outputs, 1)
+        return Predicted(Mixture(shown, torch.zeros_like(shown)), Mixture(seen, torch.zeros_like(seen)))
+
+    def state(self) -> dict[str, Tensor]:
+        return {"w": self.w.movedim(0, 1), "seeds": torch.tensor(self.noise_seeds)}
+
+
+def fit_variational(
+    forward: Forward,
+    seeds: Sequence[int],
+    optimiser: OptimiserConfig,
+    options: VariationalConfig,
+    restarts: int = 1,
+    start: Tensor | None = None,
+) -> Fit:
+    """Fit B instances at once. start: [B, W] where L-BFGS begins, by default the prior's middle."""
+
+    def objective(w: Tensor, rows: Tensor) -> Tensor:
+        return 0.5 * w.square().sum(-1) - forward.log_likelihood(w[None], rows)[0]
+
+    if start is None:
+        best, _ = best_of_starts(objective, seeds, forward.size, optimiser, restarts)
+    else:
+        best = minimise(objective, start, optimiser)
+    rows = torch.arange(len(seeds))
+    root = root_of_inverse(hessian(objective, best.z, rows))
+    laplace = WhitenedGaussian(best.z.unsqueeze(1), root.unsqueeze(1))
+    climb = _climb_natural if options.gradient == "natural" else _climb_adam
+    q, trace, status = climb(forward, laplace, best.status.clone(), seeds, options)
+    noise = _normal(seeds, options.draws, forward.size)
+    posterior = VariationalPosterior(forward, q.sample_whitened(noise)[:, :, 0], seeds, options.features)
+    bound = trace[-options.window :].mean(0) if len(trace) else -best.value
+    drawn = torch.full_like(bound, options.draws)
+    return Fit(posterior, bound, status, best.iterations, drawn, trace)
+
+
+def _normal(seeds: Sequence[int], count: int, size: int) -> Tensor:
+    """[count, B, 1, size] standard normal numbers of each instance's own."""
+    streams = [torch.Generator().manual_seed(seed + 1) for seed in seeds]
+    each = [torch.randn(count, 1, size, generator=stream, dtype=torch.float64) for stream in streams]
+    return torch.stack(each, 1)
+
+
+class _Noise:
+    """Fresh randomness every iteration, from each instance's own stream."""
+
+    def __init__(self, forward: Forward, seeds: Sequence[int], options: VariationalConfig) -> None:
+        self.streams = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.whitened = (options.samples, 1, forward.size)
+        self.features = (options.samples, len(forward.model.kernels), 2, options.features)
+
+    def draw(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """[S, A, 1, W] for q and [S, A, L, 2, R] for what the inducing values leave open."""
+        streams = [self.streams[int(i)] for i in rows]
+        first = [torch.randn(self.whitened, generator=one, dtype=torch.float64) for one in streams]
+        second = [torch.randn(self.features, generator=one, dtype=torch.float64) for one in streams]
+        return torch.stack(first, 1), torch.stack(second, 1)
+
+
+def _elbo(forward: Forward, q: WhitenedGaussian, rows: Tensor, noise: tuple[Tensor, Tensor]) -> Tensor:
+    """One estimate of the bound of each instance [A]; draws whose solve failed are left out, all failed: −∞."""
+    density = forward.log_likelihood(q.sample_whitened(noise[0])[:, :, 0], rows, noise[1])
+    ok = torch.isfinite(density)
+    mean = torch.where(ok, density, torch.zeros_like(density)).sum(0) / ok.sum(0).clamp_min(1)
+    return torch.where(ok.any(0), mean - q.kl(), -torch.inf)
+
+
+class _Progress:
+    """Which instances still run: one stops when its averaged bound no longer rises beyond its own noise."""
+
+    def __init__(self, status: Tensor, options: VariationalConfig) -> None:
+        self.status, self.options = status, options
+        self.stopped = status == Status.DIVERGED
+        self.trace: list[Tensor] = []
+
+    def rows(self) -> Tensor:
+        return torch.nonzero(~self.stopped).squeeze(-1)
+
+    def record(self, rows: Tensor, elbo: Tensor) -> None:
+        latest = self.trace[-1].clone() if self.trace else torch.full(self.stopped.shape, -torch.inf).to(elbo)
+        latest[rows] = elbo.detach()
+        self.trace.append(latest)
+        self.status[rows[~torch.isfinite(elbo)]] = int(Status.DIVERGED)
+        self.stopped[rows[~torch.isfinite(elbo)]] = True
+        window = self.options.window
+        if len(self.trace) % window == 0 and len(self.trace) >= 2 * window:
+            recent, before = torch.stack(self.trace[-window:]), torch.stack(self.trace[-2 * window : -window])
+            error = (recent.var(0) / window + before.var(0) / window).sqrt()
+            calm = (recent.mean(0) - before.mean(0)) < self.options.tolerance * error
+            done = calm & ~self.stopped
+            self.status[done] = int(Status.CONVERGED)
+            self.stopped |= done
+
+    def result(self) -> Tensor:
+        return torch.stack(self.trace) if self.trace else torch.zeros(0, len(self.status), dtype=torch.float64)
+
+
+def _climb_adam(
+    forward: Forward, q: WhitenedGaussian, status: Tensor, seeds: Sequence[int], options: VariationalConfig
+) -> tuple[WhitenedGaussian, Tensor, Tensor]:
+    progress = _Progress(status, options)
+    noise = _Noise(forward, seeds, options)
+    mean = q.mean.clone().requires_grad_(True)
+    # Steps are taken in units of Laplace's own deviations: w = mean + root · (I + change) · noise.
+    change = torch.zeros_like(q.scale, requires_grad=True)
+    shift = torch.zeros_like(mean, requires_grad=True)
+    adam = torch.optim.Adam([shift, change], lr=options.learning_rate)
+    for _ in range(options.iterations):
+        rows = progress.rows()
+        if len(rows) == 0:
+            break
+        now = _moved(q, shift, change)
+        here = WhitenedGaussian(now.mean[rows], now.scale[rows])
+        elbo = _elbo(forward, here, rows, noise.draw(rows))
+        adam.zero_grad()
+        (-elbo[torch.isfinite(elbo)].sum()).backward()
+        for tensor in (shift, change):
+            assert tensor.grad is not None
+            tensor.grad.nan_to_num_(0.0)
+        still = progress.stopped.clone()
+        kept = shift.detach()[still].clone(), change.detach()[still].clone()
+        adam.step()
+        with torch.no_grad():  # Adam's momentum must not carry on an instance that has stopped
+            shift[still], change[still] = kept
+        progress.record(rows, elbo)
+    with torch.no_grad():
+        return _moved(q, shift, change), progress.result(), progress.status
+
+
+def _moved(q: WhitenedGaussian, shift: Tensor, change: Tensor) -> WhitenedGaussian:
+    relative = gaussian_from_unconstrained(shift, change)
+    mean = q.mean + (q.scale @ shift.unsqueeze(-1)).squeeze(-1)
+    return WhitenedGaussian(mean, q.scale @ relative.scale)
+
+
+def _climb_natural(
+    forward: Forward, q: WhitenedGaussian, status: Tensor, seeds: Sequence[int], options: VariationalConfig
+) -> tuple[WhitenedGaussian, Tensor, Tensor]:
+    progress = _Progress(status, options)
+    noise = _Noise(forward, seeds, options)
+    state = natural_from_gaussian(q)
+    for _ in range(options.iterations):
+        rows = progress.rows()
+        if len(rows) == 0:
+            break
+        numbers = noise.draw(rows)
+        found: list[Tensor] = []
+
+        def loss(
+            here: WhitenedGaussian,
+            rows: Tensor = rows,
+            numbers: tuple[Tensor, Tensor] = numbers,
+            found: list[Tensor] = found,
+        ) -> Tensor:
+            elbo = _elbo(forward, here, rows, numbers)
+            found.append(elbo.detach())
+            return torch.where(torch.isfinite(elbo), -elbo, torch.zeros_like(elbo))
+
+        part = type(state)(state.first[rows], state.second[rows])
+        step = natural_step(part, expectation_gradient(part, loss), options.learning_rate)
+        first, second = state.first.clone(), state.second.clone()
+        first[rows], second[rows] = step.state.first, step.state.second
+        state = type(state)(first, second)
+        progress.record(rows, found[0])
+    return gaussian_from_natural(state), progress.result(), progress.status
+
+
+def restore(forward: Forward, state: dict[str, Tensor], features: int) -> VariationalPosterior:
+    """The posterior whose `state` this is."""
+    return VariationalPosterior(forward, state["w"].movedim(1, 0), [int(seed) for seed in state["seeds"]], features)

@@ -1,0 +1,111 @@
+"""The configs of the verbs, made of the components' own option models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from distlfm.config import Config, apply_overrides, build, read_yaml
+from distlfm.data import ColumnMap
+from distlfm.errors import UsageError
+from distlfm.inference.fit import InferenceConfig
+from distlfm.inference.model import ForceConfig, LikelihoodConfig
+from distlfm.mechanisms import REGISTRY, build_mechanism
+
+
+class RunConfig(Config):
+    """dir: where results go. seed: everything random follows from it. batch: instances fitted at once."""
+
+    dir: Path | None = None
+    seed: int = 0
+    batch: int | None = Field(default=None, ge=1)
+
+
+class DataConfig(Config):
+    """What is fitted: `path` to a file or folder, or the name of a reference `dataset`; with both, the file at `path` is
+    read as that set would be.
+
+    stride: only every so-many-th observation is used for fitting. only: ids of the instances to take.
+    """
+
+    path: Path | None = None
+    dataset: str | None = None
+    columns: ColumnMap | None = None
+    stride: int = Field(default=1, ge=1)
+    only: tuple[str, ...] = ()
+
+
+class _ModelConfig(Config):
+    """Mechanism, prior of the forces, likelihood."""
+
+    mechanism: dict[str, Any]
+    force: ForceConfig = ForceConfig()
+    likelihood: LikelihoodConfig = LikelihoodConfig()
+
+    @field_validator("mechanism")
+    @classmethod
+    def _known_mechanism(cls, options: dict[str, Any]) -> dict[str, Any]:
+        kind = str(options.get("kind", ""))
+        if kind in REGISTRY:
+            build(REGISTRY[kind].Options, options, source="mechanism")
+        else:
+            build_mechanism(options)
+        return options
+
+
+class FitConfig(_ModelConfig):
+    """`distlfm fit`."""
+
+    verb: Literal["fit"] = "fit"
+    run: RunConfig = RunConfig()
+    data: DataConfig = DataConfig()
+    inference: InferenceConfig = InferenceConfig()
+
+
+class SimulateConfig(_ModelConfig):
+    """`distlfm simulate`: how many instances, observed when.
+
+    Observations are at `points` even times from `start` to `stop`; the truth is kept at `truth_points`.
+    num_outputs: how many outputs a mechanism that leaves it open has; `missing`: the share of values left out.
+    """
+
+    instances: int = Field(default=8, ge=1)
+    seed: int = 0
+    start: float = 0.0
+    stop: float = 11.0
+    points: int = Field(default=12, ge=2)
+    truth_points: int = Field(default=111, ge=2)
+    num_outputs: int = Field(default=5, ge=1)
+    missing: float = Field(default=0.0, ge=0.0, lt=1.0)
+
+
+VERBS: dict[str, type[Config]] = {"fit": FitConfig}
+
+
+def load_any(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read the config of whatever verb it names."""
+    content = apply_overrides(read_yaml(path), overrides)
+    return build(_model_of(str(content.get("verb", "fit"))), content, source=str(path))
+
+
+def schema_of(verb: str) -> dict[str, Any]:
+    """JSON schema of a verb's config; the mechanism's part lists every registered mechanism."""
+    schema = _model_of(verb).model_json_schema()
+    if "mechanism" in schema.get("properties", {}):
+        kinds = []
+        for kind, mechanism in sorted(REGISTRY.items()):
+            part = mechanism.Options.model_json_schema(ref_template=f"#/$defs/{kind}/$defs/{{model}}")
+            part["properties"]["kind"] = {"const": kind}
+            schema.setdefault("$defs", {})[kind] = part
+            kinds.append({"$ref": f"#/$defs/{kind}"})
+        schema["properties"]["mechanism"] = {"anyOf": kinds}
+    return schema
+
+
+def _model_of(verb: str) -> type[Config]:
+    if verb not in VERBS:
+        raise UsageError(f"There is no verb {verb!r} with a config.", f"Known are: {', '.join(VERBS)}.")
+    return VERBS[verb]
