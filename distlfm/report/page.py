@@ -1,0 +1,158 @@
+"""One page, one file: sections with figures and tables as HTML that needs nothing else, today or in ten years.
+
+Everything that is put in is escaped, no script is in the page, and its own policy forbids the browser to load anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+
+import jinja2
+from matplotlib.figure import Figure as Drawing
+
+from distlfm.report.style import house
+
+UNKNOWN = "–"
+NOT_FINITE = "not finite"
+MAX_SVG_BYTES = 2_000_000
+"""A drawing with more than this is embedded as pixels."""
+
+PIXELS_PER_INCH = 200
+SCREEN_PIXELS_PER_INCH = 134
+"""How large a figure is shown on a wide screen: 7.2 inches fill the page's column."""
+
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture with its caption, and in words what it shows for those who do not see it. Either svg or png."""
+
+    caption: str
+    alt: str
+    svg: str = ""
+    png: bytes = b""
+    width: float = 7.2
+    """Inches."""
+
+    def __post_init__(self) -> None:
+        assert self.alt.strip(), "a figure needs an alternative text"
+        assert bool(self.svg) != bool(self.png), "a figure is either svg or png"
+
+    @property
+    def source(self) -> str:
+        """A data address. As an image, an SVG runs no script, and its ids do not meet those of its neighbours."""
+        kind, content = ("svg+xml", self.svg.encode()) if self.svg else ("png", self.png)
+        return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
+
+    @property
+    def natural_width(self) -> str:
+        return f"{self.width * SCREEN_PIXELS_PER_INCH:.0f}px"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under named columns. Numbers are rounded; None is shown as –."""
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+    def __post_init__(self) -> None:
+        assert all(len(row) == len(self.columns) for row in self.rows), "a row has another length than the header"
+
+    @property
+    def shown(self) -> list[list[str]]:
+        return [[cell_text(cell) for cell in row] for row in self.rows]
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Columns that hold no text, which are aligned to the right."""
+        return [not any(isinstance(row[i], str) for row in self.rows) for i in range(len(self.columns))]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, paragraphs (a blank line parts them), then tables and figures."""
+
+    title: str
+    text: str = ""
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+
+    @property
+    def paragraphs(self) -> list[str]:
+        return [part.strip() for part in self.text.split("\n\n") if part.strip()]
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What it takes to make the page again. config: YAML; `more` holds whatever else the caller wants told."""
+
+    config: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    seed: int | None = None
+    hash: str | None = None
+    date: str | None = None
+    more: Mapping[str, Cell] = field(default_factory=dict)
+
+    @property
+    def table(self) -> Table:
+        rows: list[tuple[str, Cell]] = [("date", self.date), ("config hash", self.hash)]
+        rows.append(("seed", None if self.seed is None else str(self.seed)))
+        rows += self.more.items()
+        rows += [(f"version of {name}", version) for name, version in self.versions.items()]
+        return Table("What made these numbers.", ("what", "value"), rows)
+
+
+def cell_text(cell: Cell) -> str:
+    """A cell as it is shown: four digits of a float, – for what is not known."""
+    if cell is None:
+        return UNKNOWN
+    if isinstance(cell, float):
+        if not math.isfinite(cell):
+            return NOT_FINITE
+        return f"{cell:.4g}".replace("-", "−")
+    return str(cell)
+
+
+def embed(drawing: Drawing, caption: str, alt: str) -> Figure:
+    """A matplotlib figure for a page; the same figure gives the same bytes."""
+    width = float(drawing.get_figwidth())
+    buffer = io.BytesIO()
+    with house():
+        drawing.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        if buffer.tell() <= MAX_SVG_BYTES:
+            return Figure(caption, alt, svg=buffer.getvalue().decode(), width=width)
+        buffer = io.BytesIO()
+        drawing.savefig(buffer, format="png", dpi=PIXELS_PER_INCH)
+    return Figure(caption, alt, png=buffer.getvalue(), width=width)
+
+
+def render_page(title: str, sections: Sequence[Section], provenance: Provenance) -> str:
+    """The page as text."""
+    template = resources.files("distlfm.report.templates").joinpath("page.html").read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    return environment.from_string(template).render(title=title, sections=sections, provenance=provenance)
+
+
+def write_page(path: str | Path, title: str, sections: Sequence[Section], provenance: Provenance) -> Path:
+    """Write the page. The file appears whole or not at all."""
+    path = Path(path)
+    text = render_page(title, sections, provenance)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        # An instance id may hold lone surrogates, which have no UTF-8.
+        partial.write_text(text, encoding="utf-8", errors="replace")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path

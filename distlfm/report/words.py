@@ -1,0 +1,46 @@
+"""Results in plain words: what the data leave open, and what a status means."""
+
+from __future__ import annotations
+
+from distlfm.inference.result import Direction
+
+MEANING = {
+    "converged": "The fit settled.",
+    "stalled": "The fit stopped where no step helped.",
+    "max_iterations": "The fit was still moving when it ran out of iterations.",
+    "diverged": "The fit found no finite value.",
+}
+
+
+def status_words(status: str, advice: str) -> str:
+    """Why a fit ended as it did, and what to do about it."""
+    meaning = MEANING.get(status, "")
+    return f"{meaning} {advice}".strip()
+
+
+def direction_words(direction: Direction) -> str:
+    """One open direction as a sentence.
+
+    Unknowns are increasing functions of their whitened coordinates, so signs carry over to natural values.
+    """
+    left = f"{100 * direction.spread:.0f} % of the spread they had before any data is left"
+    names = [name for name, _ in direction.parts]
+    if not names:
+        return f"A combination of many parameters, none of which leads, is open: {left}."
+    if len(names) == 1:
+        return f"{names[0]} is hardly informed by the data: {left.replace('they', 'it')}."
+    first = direction.parts[0][1]
+    together = [name for name, weight in direction.parts if weight * first > 0]
+    against = [name for name, weight in direction.parts if weight * first <= 0]
+    if against:
+        rise, fall = _listed(together), _listed(against)
+        verb = "rises" if len(together) == 1 else "rise together"
+        other = "falls" if len(against) == 1 else "fall"
+        moves = f"{rise} {verb} while {fall} {other}"
+    else:
+        moves = f"{_listed(together)} rise together"
+    return f"The data hardly change if {moves}: {left}. Do not read their values one by one."
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
