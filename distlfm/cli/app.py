@@ -25,7 +25,7 @@ EXAMPLES = """Infer the unseen forces that drive a system whose equation is know
 - `distlfm doctor` — what is installed, what is missing, and the command that fixes it
 - `distlfm data check FILE` — what a data file holds and what is wrong with it
 - `distlfm simulate transcription --out toy.npz` — instances whose true force is known
-- `distlfm fit configs/fit/transcription.yaml --data toy.npz --out runs/toy` — infer the forces
+- `distlfm fit configs/fit/transcription_toy.yaml --data toy.npz --out runs/toy` — infer the forces
 """
 
 app = group(EXAMPLES)

@@ -52,7 +52,7 @@ def fit(
 
     Exit code 1 if an instance failed or was set aside. Examples:
 
-    - `distlfm fit configs/fit/transcription.yaml --data toy.npz --out runs/toy`
+    - `distlfm fit configs/fit/transcription_toy.yaml --data toy.npz --out runs/toy`
 
     - `distlfm fit configs/fit/p53.yaml --out runs/p53 inference.restarts=10`
     """

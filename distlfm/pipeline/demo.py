@@ -22,7 +22,7 @@ PRIORS = {
     "decay": {"kind": "lognormal", "median": 0.4, "spread": 0.3},
 }
 MODEL = {
-    "mechanism": {"kind": "transcription", "priors": PRIORS, "fixed": {"sensitivity": {"gene_0": 1.0}}},
+    "mechanism": {"kind": "transcription", "priors": PRIORS, "fixed": {"sensitivity": {"output_0": 1.0}}},
     "force": {
         "priors": {
             "lengthscale": {"kind": "lognormal", "median": 1.5, "spread": 0.3},

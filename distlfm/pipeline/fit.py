@@ -14,6 +14,7 @@ import torch
 
 from distlfm.config import dump, fingerprint, load
 from distlfm.data import ReadReport, catalog, read
+from distlfm.data.prepare import scaled, windows
 from distlfm.errors import Problem, UsageError, WorkError
 from distlfm.inference.archive import save
 from distlfm.inference.fit import fit_instances
@@ -116,6 +117,10 @@ def read_instances(config: DataConfig) -> ReadReport:
         if missing:
             raise UsageError(f"There is no instance {missing[0]!r} in the data.", f"Known are: {', '.join(known[:20])}.")
         report.instances = [instance for instance in report.instances if instance.id in config.only]
+    if config.window is not None:
+        report.instances = list(windows(report.instances, config.window))
+    if config.scale == "output":
+        report.instances = [scaled(instance) for instance in report.instances]
     return report
 
 

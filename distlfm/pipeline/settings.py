@@ -29,6 +29,8 @@ class DataConfig(Config):
     read as that set would be.
 
     stride: only every so-many-th observation is used for fitting. only: ids of the instances to take.
+    window: instances are cut into pieces of this length in time. scale: `output` measures each output in units of its
+    own root mean square.
     """
 
     path: Path | None = None
@@ -36,6 +38,8 @@ class DataConfig(Config):
     columns: ColumnMap | None = None
     stride: int = Field(default=1, ge=1)
     only: tuple[str, ...] = ()
+    window: float | None = Field(default=None, gt=0)
+    scale: Literal["none", "output"] = "none"
 
 
 class _ModelConfig(Config):
