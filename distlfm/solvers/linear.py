@@ -13,6 +13,7 @@ Shapes: leading dimensions `…` are free, `D` states, `P` outputs, `L` forces, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -100,16 +101,23 @@ def _close(given: Tensor, expected: Tensor) -> bool:
     return bool(((given - expected).abs() <= PROBE_TOLERANCE * scale).all())
 
 
+@lru_cache
+def _unit_panel(substeps: int, order: int) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of the composite rule on [0, 1]."""
+    points, weights = np.polynomial.legendre.leggauss(order)  # type: ignore[no-untyped-call]
+    offsets = (torch.arange(substeps).unsqueeze(-1) + torch.from_numpy((points + 1) / 2)) / substeps
+    return offsets.flatten(), (torch.from_numpy(weights) / 2 / substeps).repeat(substeps)
+
+
 def panels(times: Tensor, substeps: int, order: int) -> Panels:
     """Gauss–Legendre nodes between consecutive times [..., T], each interval cut into `substeps`.
 
     G = (T−1)·substeps·order. Times do not decrease; a repeated time makes an empty panel of weight zero.
     """
-    points, weights = np.polynomial.legendre.leggauss(order)  # type: ignore[no-untyped-call]
-    offsets = (torch.arange(substeps).unsqueeze(-1) + torch.from_numpy((points + 1) / 2)) / substeps
+    offsets, weights = _unit_panel(substeps, order)
     length = torch.diff(times, dim=-1).unsqueeze(-1)
-    nodes = times[..., :-1, None] + length * offsets.flatten().to(times)
-    scaled = length * (torch.from_numpy(weights) / 2 / substeps).repeat(substeps).to(times)
+    nodes = times[..., :-1, None] + length * offsets.to(times)
+    scaled = length * weights.to(times)
     return Panels(nodes.flatten(-2), scaled.flatten(-2), times)
 
 
@@ -131,6 +139,31 @@ def response(system: LinearSystem, times: Tensor, grid: Panels, *, diagonal: boo
     weight, drift = seen[..., :-1, :, :, :], seen[..., -1, :, :, :].sum(-1)
     start = torch.einsum("...pd,...dt->...pt", system.C, rest)
     return start + drift + system.e.unsqueeze(-1), weight
+
+
+def propagate(system: LinearSystem, grid: Panels, forces: Tensor, *, diagonal: bool) -> Tensor:
+    """Outputs [..., P, N] at all breaks for forces [..., L, G] given at the nodes, without the matrix of `response`."""
+    each = grid.nodes.shape[-1] // (grid.breaks.shape[-1] - 1)
+    drive = (system.B @ forces + system.c.unsqueeze(-1)) * grid.weights.unsqueeze(-2)
+    lag = grid.breaks[..., 1:].repeat_interleave(each, -1) - grid.nodes
+    length = torch.diff(grid.breaks, dim=-1)
+    state = system.start
+    states = [state]
+    if diagonal:
+        rates = torch.diagonal(system.A, dim1=-2, dim2=-1).unsqueeze(-1)
+        kicks = (torch.exp(rates * lag.unsqueeze(-2)) * drive).unflatten(-1, (-1, each)).sum(-1)
+        for decay, kick in zip(torch.exp(rates * length.unsqueeze(-2)).unbind(-1), kicks.unbind(-1), strict=True):
+            state = decay * state + kick
+            states.append(state)
+    else:
+        A = system.A.unsqueeze(-3)
+        arriving = (torch.linalg.matrix_exp(A * lag[..., None, None]) @ drive.mT.unsqueeze(-1)).squeeze(-1)
+        kicks = arriving.unflatten(-2, (-1, each)).sum(-2)
+        carries = torch.linalg.matrix_exp(A * length[..., None, None])
+        for carry, kick in zip(carries.unbind(-3), kicks.unbind(-2), strict=True):
+            state = (carry @ state.unsqueeze(-1)).squeeze(-1) + kick
+            states.append(state)
+    return system.C @ torch.stack(states, -1) + system.e.unsqueeze(-1)
 
 
 def _diagonal_columns(system: LinearSystem, columns: Tensor, times: Tensor, grid: Panels) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torchdiffeq import odeint
 from distlfm.errors import UsageError
 from distlfm.mechanisms import Mechanism, ParameterSpace, build_mechanism
 from distlfm.solvers.base import FixedMethod, SolverConfig
-from distlfm.solvers.linear import extract, panels, probe, response
+from distlfm.solvers.linear import extract, panels, probe, propagate, response
 from distlfm.solvers.ode import MIN_STEPS, RULES, check_step, choose_steps, solve
 from distlfm.solvers.problem import Problem, reads_state
 
@@ -343,6 +343,8 @@ def test_stepping_agrees_with_the_response_of_linear_mechanisms(name: str) -> No
         offset, map_ = response(extract(mechanism, values), times, grid, diagonal=diagonal)
         found = offset + torch.einsum("blptg,blg->bpt", map_, at_nodes)
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+        stepped = propagate(extract(mechanism, values), grid, at_nodes, diagonal=diagonal)[..., [1, 2, 4, 5]]
+        torch.testing.assert_close(stepped, found, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
