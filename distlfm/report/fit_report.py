@@ -25,6 +25,9 @@ MAX_PARAMETER_ROWS = 60
 PHASE_PLANES = ("lotka_volterra",)
 """Mechanisms whose force and output are read against each other."""
 
+FEW_DRAWS = 50
+"""Quantiles of 2.5 % need about so many independent draws to mean anything."""
+
 FAILED = ("diverged",)
 
 _COLUMNS = {
@@ -97,8 +100,9 @@ def _overview(summary: Mapping[str, Any], ranked: Sequence[Row], score: str) -> 
     count = len(ranked)
     failed = sum(row.get("status") in FAILED for row in ranked)
     unsettled = sum(row.get("status") not in ("converged", *FAILED) for row in ranked)
-    text = f"{count} instances were fitted: {count - failed - unsettled} converged, {unsettled} did not settle, "
-    text += f"{failed} failed. Rows are ordered by {_COLUMNS[score]}, the worst first.\n\n{_LEGEND}"
+    text = "1 instance was fitted: " if count == 1 else f"{count} instances were fitted: "
+    text += f"{count - failed - unsettled} converged, {unsettled} did not settle, {failed} failed. "
+    text += f"Rows are ordered by {_COLUMNS[score]}, the worst first.\n\n{_LEGEND}"
     shown, caption = list(ranked), "Every instance, worst first."
     if count > MAX_ROWS:
         shown = [*ranked[:NUM_WORST], *ranked[-NUM_BEST:]]
@@ -109,7 +113,15 @@ def _overview(summary: Mapping[str, Any], ranked: Sequence[Row], score: str) -> 
         [name, *(_number(summary[name].get(key)) for key in scores)] for name in ("mean", "worst") if summary.get(name)
     ]
     tables = (
-        [Table("Over all instances.", ("figure", *(_COLUMNS[key] for key in scores)), over_all)] if over_all else []
+        [
+            Table(
+                "Mean and worst of each score over the instances.",
+                ("over all", *(_COLUMNS[key] for key in scores)),
+                over_all,
+            )
+        ]
+        if over_all
+        else []
     )
     tables.append(Table(caption, columns, [_score_row(row) for row in shown]))
     errors = (summary.get("mean") or {}).get("parameter_mae") or {}
@@ -122,7 +134,7 @@ def _overview(summary: Mapping[str, Any], ranked: Sequence[Row], score: str) -> 
 
 
 def _score_row(row: Row) -> list[Cell]:
-    status = str(row.get("status") or "unknown").replace("_", " ")
+    status = str(row.get("status") or "unknown").replace("_", "\N{NO-BREAK SPACE}")
     return [str(row["id"]), status, *(_number(row.get(key)) for key in _COLUMNS if key != "status")]
 
 
@@ -178,6 +190,8 @@ def _instance(result: FitResult, place: str) -> Section:
     title = f"Instance {result.id}" + (f" ({place})" if place else "")
     text = f"Method {result.method}, status {result.status.replace('_', ' ')}. "
     text += f"{status_words(result.status, result.advice)}\n\n"
+    if result.ok and result.effective_draws < FEW_DRAWS:
+        text += f"The posterior rests on {result.effective_draws:.0f} effective draws: its intervals are rough.\n\n"
     text += " ".join(direction_words(direction) for direction in result.undetermined)
     if result.instance.positions is not None:
         text += "\n\nThis instance has positions in space; no figure is drawn for it."
@@ -200,7 +214,7 @@ def _figures(result: FitResult) -> list[Figure]:
     if result.posterior.model.mechanism.options.kind in PHASE_PLANES:
         alt = f"Instance {result.id}: phase plane of {outputs[0]} against the inferred {forces}."
         found.append(embed(plot_phase(result), "Phase plane; tubes have each axis's own interval.", alt))
-    if len(result.trace):
+    if len(result.trace) > 1:
         alt = f"Instance {result.id}: the bound over {len(result.trace)} iterations, ending at {result.bound:.4g}."
         found.append(embed(plot_trace(result), "The bound as the fit went on.", alt))
     return found

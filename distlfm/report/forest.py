@@ -95,26 +95,22 @@ def _draw_group(axes: Axes, result: FitResult, group: Group, thickness: float) -
     """Bars of the given thickness in units of rows. True if some truth was drawn."""
     shown = group.estimates[: group.num_rows]
     truths = [true_parameter(result, estimate) for estimate in shown]
-    for y, (estimate, truth) in enumerate(zip(shown, truths, strict=True)):
-        axes.barh(y, estimate.upper95 - estimate.lower95, thickness, estimate.lower95, color=BAND95, linewidth=0)
-        axes.barh(y, estimate.upper68 - estimate.lower68, thickness, estimate.lower68, color=BAND68, linewidth=0)
-        axes.plot(
-            [estimate.mean] * 2,
-            [y - thickness / 2, y + thickness / 2],
-            color=INFERRED,
-            linewidth=1.6,
-            solid_capstyle="butt",
-        )
-        if truth is not None:
-            axes.plot(
-                truth, y, "D", color=TRUTH, markersize=3.6, markerfacecolor="white", markeredgewidth=1.0, zorder=4
-            )
+    rows = np.arange(len(shown))
+    for lower, upper, color in (("lower95", "upper95", BAND95), ("lower68", "upper68", BAND68)):
+        start = np.array([getattr(one, lower) for one in shown])
+        end = np.array([getattr(one, upper) for one in shown])
+        axes.barh(rows, end - start, thickness, start, color=color, linewidth=0)
+    means = [one.mean for one in shown]
+    axes.vlines(means, rows - thickness / 2, rows + thickness / 2, color=INFERRED, linewidth=1.6, capstyle="butt")
+    true_rows = [y for y, truth in enumerate(truths) if truth is not None]
+    known = [truth for truth in truths if truth is not None]
+    if known:
+        axes.plot(known, true_rows, "D", color=TRUTH, markersize=3.6, markerfacecolor="none", markeredgewidth=1.0)
     names = [plain(one.label if group.by_element else one.parameter) for one in shown]
-    axes.set_yticks(range(len(shown)), names)
+    axes.set_yticks(rows, names)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    known = [truth for truth in truths if truth is not None]
     if _decades(shown) > LOG_FROM and all(truth > 0 for truth in known):
         limits = [limit for one in shown for limit in (one.lower95, one.upper95) if np.isfinite(limit)]
         log_scale(axes, min(*limits, *known), max(*limits, *known))

@@ -80,7 +80,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, paragraphs (a blank line parts them), then tables and figures."""
+    """A heading, paragraphs (a blank line parts them), then figures and tables."""
 
     title: str
     text: str = ""
@@ -119,7 +119,8 @@ def cell_text(cell: Cell) -> str:
     if isinstance(cell, float):
         if not math.isfinite(cell):
             return NOT_FINITE
-        return f"{cell:.4g}".replace("-", "−")
+        shown = f"{cell:.0f}" if 1e4 <= abs(cell) < 1e7 else f"{cell:#.4g}"
+        return shown.replace("-", "−")
     return str(cell)
 
 

@@ -207,8 +207,9 @@ def _q2_bins(_: Axes, values: FloatArray) -> FloatArray:
 def _time_bins(axes: Axes, values: FloatArray) -> FloatArray:
     low, high = float(values.min()), float(values.max())
     if low <= 0 or high < 20 * low:
-        span = max(high - low, 1e-3 * max(abs(high), 1e-9))
-        return np.linspace(low, low + span, 21)
+        # Equal times get bars of a visible width around them.
+        margin = max(0.0, 0.05 * abs(high) - (high - low) / 2)
+        return np.linspace(low - margin, high + margin, 21) if high > 0 else np.linspace(-0.5, 0.5, 21)
     log_scale(axes, low, high)
     return np.geomspace(low, high, 21)
 
@@ -222,6 +223,7 @@ def _histogram(
     if len(values) == 0:
         _say(axes, nothing)
         return
+    axes.xaxis.set_major_locator(MaxNLocator(5))
     edges = bins(axes, values)
     axes.hist(np.clip(values, edges[0], edges[-1]), bins=list(edges), color=BAND68, edgecolor="white", linewidth=0.5)
     middle = float(np.median(values))

@@ -136,7 +136,7 @@ def truth_mark(label: str) -> Line2D:
         color=TRUTH,
         marker="D",
         markersize=4,
-        markerfacecolor="white",
+        markerfacecolor="none",
         markeredgewidth=1.1,
         linestyle="none",
         label=label,
