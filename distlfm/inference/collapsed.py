@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,6 +19,17 @@ CHUNK_BYTES = 200_000_000
 
 START_SPREAD = 0.7
 """Standard deviation, in units of the prior's, of the random starts after the first, which is the prior's middle."""
+
+
+@dataclass(frozen=True)
+class Starts:
+    """How many starts the optimiser makes, and whether the first one is random too."""
+
+    count: int = 1
+    random: bool = False
+
+
+ONE_START = Starts()
 
 
 class CollapsedPosterior(Posterior):
@@ -72,14 +84,14 @@ def fit_collapsed(
     seeds: Sequence[int],
     optimiser: OptimiserConfig,
     posterior: PosteriorConfig,
-    restarts: int = 1,
+    starts: Starts = ONE_START,
 ) -> Fit:
     """Fit B instances at once. Of several starts the one with the highest joint density is kept."""
 
     def objective(z: Tensor, rows: Tensor) -> Tensor:
         return -marginal.log_joint(z, rows)
 
-    best, trace = best_of_starts(objective, seeds, marginal.model.space.num_free, optimiser, restarts)
+    best, trace = best_of_starts(objective, seeds, marginal.model.space.num_free, optimiser, starts)
     found: ParameterPosterior = infer(objective, best.z, seeds, posterior)
     unknowns = Unknowns(found.proposals, found.weights)
     return Fit(
@@ -93,17 +105,19 @@ def fit_collapsed(
 
 
 def best_of_starts(
-    objective: Objective, seeds: Sequence[int], size: int, options: OptimiserConfig, restarts: int
+    objective: Objective, seeds: Sequence[int], size: int, options: OptimiserConfig, where: Starts
 ) -> tuple[Optimum, Tensor]:
     """Minimise from the prior's middle and from random starts, all at once, and keep each instance's best.
 
     Returns it with the values that every start reached, [restarts, B].
     """
-    num_instances = len(seeds)
+    num_instances, restarts = len(seeds), where.count
     starts = torch.zeros(restarts, num_instances, size, dtype=torch.float64)
     for b, seed in enumerate(seeds):
         stream = torch.Generator().manual_seed(seed)
-        starts[1:, b] = START_SPREAD * torch.randn(restarts - 1, size, generator=stream, dtype=torch.float64)
+        starts[:, b] = START_SPREAD * torch.randn(restarts, size, generator=stream, dtype=torch.float64)
+    if not where.random:
+        starts[0] = 0.0
     instance = torch.arange(num_instances).repeat(restarts)
     found = minimise(lambda z, rows: objective(z, instance[rows]), starts.flatten(0, 1), options)
     value = found.value.reshape(restarts, num_instances)

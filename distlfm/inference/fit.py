@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from distlfm.config import Config
 from distlfm.errors import UsageError
 from distlfm.inference.base import Fit
-from distlfm.inference.collapsed import fit_collapsed
+from distlfm.inference.collapsed import Starts, fit_collapsed
 from distlfm.inference.exact import AnalyticMotif
 from distlfm.inference.forward import Forward
 from distlfm.inference.linear import LinearGaussian, choose_quadrature
@@ -34,12 +35,14 @@ class InferenceConfig(Config):
 
     method: `auto` probes the mechanism and takes `collapsed` where it is linear and `variational` elsewhere;
     `exact` is the analytic covariance of the single-input motif.
-    restarts: starts of the optimiser, of which the best by the bound is kept.
+    restarts: starts of the optimiser, of which the best by the bound is kept; the first is the prior's middle, unless
+    `random_start`.
     until: force and outputs are predicted up to this time; by default to the last observation.
     """
 
     method: Literal["auto", "collapsed", "exact", "variational"] = "auto"
-    restarts: int = 1
+    restarts: int = Field(default=1, ge=1)
+    random_start: bool = False
     optimiser: OptimiserConfig = OptimiserConfig()
     posterior: PosteriorConfig = PosteriorConfig()
     variational: VariationalConfig = VariationalConfig()
@@ -69,11 +72,12 @@ def _fit(model: Model, observations: Observations, seeds: list[int], options: In
     linearity = probe(model.mechanism, model.space)
     linear = linearity.affine and model.likelihood.kind == "gaussian"
     method = options.method
+    starts = Starts(options.restarts, options.random_start)
     if method == "auto":
         method = "collapsed" if linear else "variational"
     if method == "variational":
         forward = Forward(model, observations, options.variational.solver, options.variational.num_inducing)
-        return fit_variational(forward, seeds, options.optimiser, options.variational, options.restarts)
+        return fit_variational(forward, seeds, options.optimiser, options.variational, starts)
     if method == "collapsed" and not linear:
         raise UsageError(
             f"The method 'collapsed' needs a linear mechanism with Gaussian noise, and {model.mechanism.options.kind!r} "
@@ -85,7 +89,7 @@ def _fit(model: Model, observations: Observations, seeds: list[int], options: In
     else:
         quadrature = choose_quadrature(model, observations, linearity)
         marginal = LinearGaussian(model, observations, linearity, quadrature)
-    return fit_collapsed(method, marginal, seeds, options.optimiser, options.posterior, options.restarts)
+    return fit_collapsed(method, marginal, seeds, options.optimiser, options.posterior, starts)
 
 
 def _grids(observations: Observations, options: InferenceConfig) -> Tensor:

@@ -50,9 +50,9 @@ class OptimiserConfig(Config):
 
     iterations: int = 300
     memory: int = 12
-    gradient: float = 1e-4
-    change: float = 1e-10
-    patience: int = 3
+    gradient: float = 1e-3
+    change: float = 1e-8
+    patience: int = 5
     max_halvings: int = 16
     max_step: float = 2.0
 

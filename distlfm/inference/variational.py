@@ -25,12 +25,18 @@ from distlfm.gp.variational import (
     natural_step,
 )
 from distlfm.inference.base import Fit, Posterior, Predicted, Unknowns
-from distlfm.inference.collapsed import best_of_starts, enumerate_chunks
+from distlfm.inference.collapsed import ONE_START, Starts, best_of_starts, enumerate_chunks
 from distlfm.inference.forward import Forward
 from distlfm.inference.mixture import Mixture
 from distlfm.inference.optimise import OptimiserConfig, Status, minimise
 from distlfm.inference.posterior import hessian, root_of_inverse
 from distlfm.solvers.base import SolverConfig
+
+FIRST_SHARE = 0.2
+"""q starts with this share of the deviations that Laplace's Gaussian has, and grows from there."""
+
+MAX_GRADIENT = 10.0
+"""Norm to which an instance's gradient is cut, so that one wild draw does not undo a hundred good ones."""
 
 CHUNK_ROWS = 4096
 """Trajectories solved at once when predicting."""
@@ -46,7 +52,7 @@ class VariationalConfig(Config):
     num_inducing: int | None = Field(default=None, ge=2)
     samples: int = Field(default=8, ge=1)
     iterations: int = Field(default=300, ge=0)
-    learning_rate: float = 0.01
+    learning_rate: float = 0.03
     gradient: Literal["adam", "natural"] = "adam"
     window: int = 40
     tolerance: float = 1.0
@@ -94,7 +100,7 @@ def fit_variational(
     seeds: Sequence[int],
     optimiser: OptimiserConfig,
     options: VariationalConfig,
-    restarts: int = 1,
+    starts: Starts = ONE_START,
     start: Tensor | None = None,
 ) -> Fit:
     """Fit B instances at once. start: [B, W] where L-BFGS begins, by default the prior's middle."""
@@ -103,12 +109,13 @@ def fit_variational(
         return 0.5 * w.square().sum(-1) - forward.log_likelihood(w[None], rows)[0]
 
     if start is None:
-        best, _ = best_of_starts(objective, seeds, forward.size, optimiser, restarts)
+        best, _ = best_of_starts(objective, seeds, forward.size, optimiser, starts)
     else:
         best = minimise(objective, start, optimiser)
     rows = torch.arange(len(seeds))
     root = root_of_inverse(hessian(objective, best.z, rows))
-    laplace = WhitenedGaussian(best.z.unsqueeze(1), root.unsqueeze(1))
+    # From inside: where the equation bends, Laplace's Gaussian reaches places whose likelihood is astronomically small.
+    laplace = WhitenedGaussian(best.z.unsqueeze(1), FIRST_SHARE * root.unsqueeze(1))
     climb = _climb_natural if options.gradient == "natural" else _climb_adam
     q, trace, status = climb(forward, laplace, best.status.clone(), seeds, options)
     noise = _normal(seeds, options.draws, forward.size)
@@ -198,9 +205,7 @@ def _climb_adam(
         elbo = _elbo(forward, here, rows, noise.draw(rows))
         adam.zero_grad()
         (-elbo[torch.isfinite(elbo)].sum()).backward()
-        for tensor in (shift, change):
-            assert tensor.grad is not None
-            tensor.grad.nan_to_num_(0.0)
+        _cut(shift, change)
         still = progress.stopped.clone()
         kept = shift.detach()[still].clone(), change.detach()[still].clone()
         adam.step()
@@ -209,6 +214,15 @@ def _climb_adam(
         progress.record(rows, elbo)
     with torch.no_grad():
         return _moved(q, shift, change), progress.result(), progress.status
+
+
+def _cut(*tensors: Tensor) -> None:
+    """Bound each instance's gradient, over all tensors [B, ...] together."""
+    grads = [tensor.grad.nan_to_num_(0.0, 0.0, 0.0) for tensor in tensors if tensor.grad is not None]
+    norm = torch.stack([grad.flatten(1).square().sum(-1) for grad in grads]).sum(0).sqrt()
+    share = (MAX_GRADIENT / norm.clamp_min(MAX_GRADIENT)).nan_to_num(0.0)
+    for grad in grads:
+        grad.mul_(share.reshape(-1, *[1] * (grad.dim() - 1)))
 
 
 def _moved(q: WhitenedGaussian, shift: Tensor, change: Tensor) -> WhitenedGaussian:

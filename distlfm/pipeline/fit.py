@@ -6,6 +6,7 @@ import json
 import platform
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ def fit(
         reporter.warn(f"set aside: {problem}")
     run = FitRun(config, set_aside=report.set_aside)
     model = model_of(config, report.instances)
-    with reporter.task("fit", len(report.instances)) as task:
+    with reporter.task("fit", len(report.instances)) as task, torch_threads(config.run.threads):
         for block in _blocks(report.instances, config, model):
             thinned = [instance.thinned(config.data.stride) for instance in block]
             results = fit_instances(model, thinned, config.inference, config.run.seed)
@@ -97,6 +98,17 @@ def fit(
     if not any(result.ok for result in run.results):
         raise WorkError(f"All {len(run.results)} fits failed.", run.results[0].advice)
     return run
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Tensor operations take `count` threads inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def read_instances(config: DataConfig) -> ReadReport:
@@ -115,7 +127,9 @@ def read_instances(config: DataConfig) -> ReadReport:
         known = [instance.id for instance in report.instances]
         missing = [name for name in config.only if name not in known]
         if missing:
-            raise UsageError(f"There is no instance {missing[0]!r} in the data.", f"Known are: {', '.join(known[:20])}.")
+            raise UsageError(
+                f"There is no instance {missing[0]!r} in the data.", f"Known are: {', '.join(known[:20])}."
+            )
         report.instances = [instance for instance in report.instances if instance.id in config.only]
     if config.window is not None:
         report.instances = list(windows(report.instances, config.window))

@@ -17,16 +17,21 @@ from distlfm.mechanisms import REGISTRY, build_mechanism
 
 
 class RunConfig(Config):
-    """dir: where results go. seed: everything random follows from it. batch: instances fitted at once."""
+    """dir: where results go. seed: everything random follows from it. batch: instances fitted at once.
+
+    threads: of the tensor operations; the matrices of a fit are small, and more threads than one seldom help.
+    """
 
     dir: Path | None = None
     seed: int = 0
     batch: int | None = Field(default=None, ge=1)
+    threads: int = Field(default=1, ge=1)
 
 
 class DataConfig(Config):
-    """What is fitted: `path` to a file or folder, or the name of a reference `dataset`; with both, the file at `path` is
-    read as that set would be.
+    """What is fitted: `path` to a file or folder, or the name of a reference `dataset`.
+
+    With both, the file at `path` is read as that set would be.
 
     stride: only every so-many-th observation is used for fitting. only: ids of the instances to take.
     window: instances are cut into pieces of this length in time. scale: `output` measures each output in units of its
