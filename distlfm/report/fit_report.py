@@ -214,13 +214,15 @@ def _figures(result: FitResult) -> list[Figure]:
     if result.posterior.model.mechanism.options.kind in PHASE_PLANES:
         alt = f"Instance {result.id}: phase plane of {outputs[0]} against the inferred {forces}."
         found.append(embed(plot_phase(result), "Phase plane; tubes have each axis's own interval.", alt))
-    if len(result.trace) > 1:
+    if result.ok and len(result.trace) > 1:
         alt = f"Instance {result.id}: the bound over {len(result.trace)} iterations, ending at {result.bound:.4g}."
         found.append(embed(plot_trace(result), "The bound as the fit went on.", alt))
     return found
 
 
 def _parameters(result: FitResult) -> list[Table]:
+    if not result.ok:
+        return []
     columns = ("parameter", "kind", "mean", "68 % from", "to", "95 % from", "to", "true", "learned %")
     rows: list[list[Cell]] = []
     for one in result.parameters[:MAX_PARAMETER_ROWS]:
