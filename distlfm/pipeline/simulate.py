@@ -30,7 +30,7 @@ from distlfm.solvers.linear import Linearity, extract, panels, probe, propagate
 from distlfm.solvers.ode import solve
 from distlfm.solvers.problem import reads_state
 
-BLOCK = 16
+BLOCK = 32
 """Instances drawn together. Blocks are always whole, so that not even rounding depends on how many are asked for."""
 
 INTERVALS = 200
