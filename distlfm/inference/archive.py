@@ -19,16 +19,25 @@ from distlfm.errors import UsageError
 from distlfm.inference.base import Fit, Posterior
 from distlfm.inference.collapsed import restore as restore_collapsed
 from distlfm.inference.exact import AnalyticMotif
+from distlfm.inference.forward import Forward
 from distlfm.inference.linear import LinearGaussian, Quadrature
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import Status
+from distlfm.inference.preestimate import PreestimatePosterior
 from distlfm.inference.result import FitResult, results_of
+from distlfm.inference.variational import VariationalPosterior
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_mechanism
+from distlfm.solvers.base import SolverConfig
 from distlfm.solvers.linear import probe
 
 SCHEMA = 1
+
+SOLVED: dict[str, type[VariationalPosterior]] = {
+    posterior.method: posterior for posterior in (VariationalPosterior, PreestimatePosterior)
+}
+"""Posteriors whose draws go through the solver, by method."""
 
 
 def describe(model: Model) -> dict[str, Any]:
@@ -120,6 +129,13 @@ def load(path: Path) -> FitResult:
 
 
 def _settings(posterior: Posterior) -> dict[str, Any]:
+    if isinstance(posterior, VariationalPosterior):
+        forward = posterior.forward
+        return {
+            "solver": forward.solver.model_dump(mode="json"),
+            "num_inducing": forward.num_inducing,
+            "features": posterior.features,
+        }
     marginal = getattr(posterior, "marginal", None)
     return asdict(marginal.quadrature) if isinstance(marginal, LinearGaussian) else {}
 
@@ -128,6 +144,11 @@ def _restore(header: dict[str, Any], model: Model, observations: Observations, s
     method = header["method"]
     if method == "exact":
         return restore_collapsed(method, AnalyticMotif(model, observations), state)
-    quadrature = Quadrature(**header["settings"])
+    settings = header["settings"]
+    if method in SOLVED:
+        forward = Forward(model, observations, build(SolverConfig, settings["solver"]), settings["num_inducing"])
+        seeds = [int(seed) for seed in state["seeds"]]
+        return SOLVED[method](forward, state["w"].movedim(1, 0), seeds, settings["features"])
+    quadrature = Quadrature(**settings)
     marginal = LinearGaussian(model, observations, probe(model.mechanism, model.space), quadrature)
     return restore_collapsed(method, marginal, state)

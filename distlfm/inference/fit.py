@@ -22,6 +22,7 @@ from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import OptimiserConfig
 from distlfm.inference.posterior import PosteriorConfig
+from distlfm.inference.preestimate import PreestimateConfig, fit_preestimate, matched_start
 from distlfm.inference.result import FitResult, results_of
 from distlfm.inference.variational import VariationalConfig, fit_variational
 from distlfm.instance import Instance
@@ -34,17 +35,18 @@ class InferenceConfig(Config):
     """How a fit is done.
 
     method: `auto` probes the mechanism and takes `collapsed` where it is linear and `variational` elsewhere;
-    `exact` is the analytic covariance of the single-input motif.
+    `exact` is the analytic covariance of the single-input motif; `preestimate` is quick, and solves no equation.
     restarts: starts of the optimiser, of which the best by the bound is kept; the first is the prior's middle, unless
     `random_start`.
     until: force and outputs are predicted up to this time; by default to the last observation.
     """
 
-    method: Literal["auto", "collapsed", "exact", "variational"] = "auto"
+    method: Literal["auto", "collapsed", "exact", "variational", "preestimate"] = "auto"
     restarts: int = Field(default=1, ge=1)
     random_start: bool = False
     optimiser: OptimiserConfig = OptimiserConfig()
     posterior: PosteriorConfig = PosteriorConfig()
+    preestimate: PreestimateConfig = PreestimateConfig()
     variational: VariationalConfig = VariationalConfig()
     grid_points: int = GRID_POINTS
     until: float | None = None
@@ -75,9 +77,12 @@ def _fit(model: Model, observations: Observations, seeds: list[int], options: In
     starts = Starts(options.restarts, options.random_start)
     if method == "auto":
         method = "collapsed" if linear else "variational"
-    if method == "variational":
+    if method in ("variational", "preestimate"):
         forward = Forward(model, observations, options.variational.solver, options.variational.num_inducing)
-        return fit_variational(forward, seeds, options.optimiser, options.variational, starts)
+        if method == "preestimate":
+            return fit_preestimate(forward, seeds, options.optimiser, options.preestimate, starts)
+        start = matched_start(forward, seeds, options.preestimate, starts) if options.preestimate.enabled else None
+        return fit_variational(forward, seeds, options.optimiser, options.variational, starts, start)
     if method == "collapsed" and not linear:
         raise UsageError(
             f"The method 'collapsed' needs a linear mechanism with Gaussian noise, and {model.mechanism.options.kind!r} "

@@ -1,0 +1,177 @@
+"""Curves through the data with their slopes: natural cubic splines, or Gaussian processes where the data are noisy.
+
+A Gaussian process with its derivative is again one, so mean and variance of the slope are known in closed form (Solak
+et al. 2003). Every series has its own length, size and noise, found by its marginal likelihood, all series at once.
+Shapes: `B` instances, `P` outputs, `T` times, `Q` points asked for, `N = B·P` series.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from distlfm.data.splines import natural_splines, noise_level
+from distlfm.gp.linalg import safe_cholesky
+from distlfm.inference.observations import Observations
+from distlfm.inference.optimise import OptimiserConfig, minimise
+from distlfm.mechanisms.priors import LogNormal
+
+Smoothness = Literal["rbf", "matern52"]
+
+LENGTH = LogNormal(median=0.3, spread=1.0)
+"""Prior of a series' lengthscale, in units of the instance's time span."""
+
+SIZE = LogNormal(median=1.0, spread=1.0)
+"""Prior of its standard deviation, in units of that of its values."""
+
+NOISE = LogNormal(median=0.05, spread=1.5)
+"""Prior of its noise, in the same units."""
+
+OPTIMISER = OptimiserConfig(iterations=60, gradient=1e-3)
+
+
+@dataclass(frozen=True)
+class Interpolated:
+    """What the data say of value and slope at points: each [B, P, Q], with standard deviations.
+
+    within: [B, P, Q], where the slope means something. noise: [B, P], NaN where the data cannot tell.
+    """
+
+    value: Tensor
+    slope: Tensor
+    value_sd: Tensor
+    slope_sd: Tensor
+    within: Tensor
+    noise: Tensor
+
+
+def by_splines(data: Observations, at: Tensor, known: Tensor | None = None) -> Interpolated:
+    """Natural cubic splines at `at` [B, Q]. known: [B, P, T], the noise variance where it is given with the data."""
+    times, values, mask = data.times.numpy(), data.values.numpy(), data.mask.numpy()
+    noise = torch.from_numpy(noise_level(times, values, mask))
+    variance = noise.nan_to_num(0.0).square().unsqueeze(-1).expand(data.values.shape) if known is None else known
+    found = natural_splines(times, values, mask, variance.numpy(), at.numpy())
+    return Interpolated(
+        torch.from_numpy(found.value),
+        torch.from_numpy(found.slope),
+        torch.from_numpy(found.value_var).sqrt(),
+        torch.from_numpy(found.slope_var).sqrt(),
+        torch.from_numpy(found.within),
+        noise,
+    )
+
+
+@torch.no_grad()
+def by_processes(
+    data: Observations, at: Tensor, known: Tensor | None = None, smoothness: Smoothness = "matern52"
+) -> Interpolated:
+    """Gaussian-process regression at `at` [B, Q]. known: [B, P, T], the noise variance where it is given."""
+    series = _Series.of(data, known, smoothness)
+    with torch.enable_grad():
+        best = minimise(series.objective, series.seen.new_zeros(len(series.seen), 3, dtype=at.dtype), OPTIMISER)
+    num_outputs = data.mask.shape[1]
+    points = ((at - series.origin) / series.span).repeat_interleave(num_outputs, 0)
+    value, slope, value_var, slope_var, noise = series.posterior(best.z, points)
+    shape, size = (*data.mask.shape[:2], -1), series.size[:, None]
+    span = series.span.repeat_interleave(num_outputs, 0)
+    enough = data.mask.sum(-1) > 1
+    return Interpolated(
+        (series.centre[:, None] + size * value).reshape(shape),
+        (size * slope / span).reshape(shape),
+        (size * value_var.clamp_min(0).sqrt()).reshape(shape),
+        (size * slope_var.clamp_min(0).sqrt() / span).reshape(shape),
+        enough.unsqueeze(-1).expand(*shape[:2], at.shape[-1]),
+        torch.where(data.mask.sum(-1) > 2, (series.size * noise).reshape(shape[:2]), torch.nan),
+    )
+
+
+@dataclass(frozen=True)
+class _Series:
+    """Every output of every instance in units of its own. x, y, seen: [N, T]; known: [N, T] variance or None.
+
+    centre, size: [N] of the values; origin, span: [B, 1] of the times.
+    """
+
+    x: Tensor
+    y: Tensor
+    seen: Tensor
+    known: Tensor | None
+    centre: Tensor
+    size: Tensor
+    origin: Tensor
+    span: Tensor
+    smoothness: Smoothness
+
+    @staticmethod
+    def of(data: Observations, known: Tensor | None, smoothness: Smoothness) -> _Series:
+        origin = data.times[:, :1]
+        span = (data.times[:, -1:] - origin).clamp_min(torch.finfo(data.times.dtype).tiny)
+        seen, y = data.mask.flatten(0, 1), data.values.flatten(0, 1)
+        count = seen.sum(-1).clamp_min(1)
+        centre = torch.where(seen, y, 0.0).sum(-1) / count
+        off = torch.where(seen, y - centre[:, None], 0.0)
+        size = (off.square().sum(-1) / count).sqrt()
+        size = torch.where(size > 1e-12 * centre.abs(), size, torch.ones_like(size))
+        x = ((data.times - origin) / span).repeat_interleave(data.mask.shape[1], 0)
+        given = None if known is None else known.flatten(0, 1) / size[:, None] ** 2
+        return _Series(x, off / size[:, None], seen, given, centre, size, origin, span, smoothness)
+
+    def objective(self, z: Tensor, rows: Tensor) -> Tensor:
+        """Minus the log of marginal likelihood and prior, [A], at z [A, 3]."""
+        factor, ok = self._factor(z, rows)
+        steps = torch.linalg.solve_triangular(factor, self.y[rows].unsqueeze(-1), upper=False).squeeze(-1)
+        value = 0.5 * steps.square().sum(-1) + factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return torch.where(ok, value + 0.5 * z.square().sum(-1), torch.inf)
+
+    def posterior(self, z: Tensor, points: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Value and slope at points [N, Q], their variances, and the noise [N], in the series' own units."""
+        length, size, noise = self._hyper(z)
+        factor, _ = self._factor(z, torch.arange(len(z)))
+        weights = torch.cholesky_solve(self.y.unsqueeze(-1), factor)
+        shape, tilt = _kernel((points.unsqueeze(-1) - self.x.unsqueeze(-2)) / length, self.smoothness)
+        cross = torch.where(self.seen.unsqueeze(-2), 1 + size**2 * shape, 0.0)
+        slope_cross = torch.where(self.seen.unsqueeze(-2), size**2 / length * tilt, 0.0)
+        solved, slope_solved = (
+            torch.linalg.solve_triangular(factor, one.mT, upper=False).square().sum(-2) for one in (cross, slope_cross)
+        )
+        curvature = 1.0 if self.smoothness == "rbf" else 5 / 3
+        value_var = (1 + size**2).squeeze(-1) - solved
+        slope_var = (curvature * size**2 / length**2).squeeze(-1) - slope_solved
+        return (
+            (cross @ weights).squeeze(-1),
+            (slope_cross @ weights).squeeze(-1),
+            value_var,
+            slope_var,
+            noise.flatten(),
+        )
+
+    def _factor(self, z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Cholesky factor [A, T, T] of the data's covariance, the identity where nothing is seen."""
+        length, size, noise = self._hyper(z)
+        x, seen = self.x[rows], self.seen[rows]
+        shape, _ = _kernel((x.unsqueeze(-1) - x.unsqueeze(-2)) / length, self.smoothness)
+        both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
+        # The 1 is the variance of an unknown level, which has no slope.
+        variance = noise.squeeze(-1) ** 2 if self.known is None else self.known[rows]
+        diagonal = torch.where(seen, variance, 1.0)
+        return safe_cholesky(torch.where(both, 1 + size**2 * shape, 0.0) + torch.diag_embed(diagonal))
+
+    def _hyper(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Lengthscale, size and noise, each [A, 1, 1]."""
+        priors = (LENGTH, SIZE, NOISE)
+        length, size, noise = (prior.natural(z[:, i, None, None]) for i, prior in enumerate(priors))
+        return length, size, noise
+
+
+def _kernel(r: Tensor, smoothness: Smoothness) -> tuple[Tensor, Tensor]:
+    """Correlation at the scaled distance r, and its derivative in r."""
+    if smoothness == "rbf":
+        shape = torch.exp(-0.5 * r.square())
+        return shape, -r * shape
+    far = math.sqrt(5) * r.abs()
+    decay = torch.exp(-far)
+    return (1 + far + far.square() / 3) * decay, -5 / 3 * r * (1 + far) * decay
