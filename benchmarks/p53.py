@@ -1,4 +1,4 @@
-"""p53 after irradiation: data within the fitted curves, kinetics over ten starts beside the analytic method, one early peak."""
+"""p53 after irradiation: data within the curves, kinetics over ten starts beside the analytic ones, one early peak."""
 
 from __future__ import annotations
 

@@ -204,4 +204,8 @@ def _with_entry(instance: Instance, entry: Dataset) -> Instance:
     if truth is not None and entry.true_parameters:
         truth = replace(truth, parameters={name: np.array([value]) for name, value in entry.true_parameters.items()})
     units = {f"unit_{column}": unit for column, unit in entry.units.items()}
-    return replace(instance, truth=truth, metadata={**instance.metadata, "dataset": entry.name, **units})
+    if entry.column_map is not None:
+        units["time_unit"] = entry.units.get(entry.column_map.time, NOT_STATED)
+        units["value_unit"] = entry.units.get(entry.column_map.values[0], NOT_STATED)
+    told = {key: unit for key, unit in units.items() if unit != NOT_STATED}
+    return replace(instance, truth=truth, metadata={**instance.metadata, "dataset": entry.name, **told})

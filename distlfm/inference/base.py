@@ -46,7 +46,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """Tensors with a leading instance dimension from which `restore` of the same method makes the posterior anew."""
+        """Tensors with a leading instance dimension, from which the method's `restore` makes the posterior anew."""
 
 
 @dataclass(frozen=True)

@@ -72,26 +72,32 @@ def figures(result: FitResult) -> Figures:
 
 def _output_figures(result: FitResult, at_truth: Prediction | None) -> Figures:
     instance, truth = result.instance, result.instance.truth
+    # Predictions have the mechanism's outputs in its order; an instance has its own, perhaps fewer.
+    known = result.posterior.observations.outputs
+    rows = [known.index(name) for name in instance.outputs]
     if at_truth is not None and truth is not None and truth.outputs is not None:
-        found = {"output_q2": q2(at_truth.outputs.mean, truth.outputs)}
+        band = Band(*(getattr(at_truth.outputs, name)[rows] for name in Band.__dataclass_fields__))
+        found = {"output_q2": q2(band.mean, truth.outputs)}
         for level in (68, 95):
-            found[f"output_coverage_{level}"] = coverage(at_truth.outputs, truth.outputs, level)
+            found[f"output_coverage_{level}"] = coverage(band, truth.outputs, level)
         return found
-    place = slice(0, len(instance.times))
-    mean = result.at_data.outputs.mean[:, place]
+    place = np.ix_(rows, range(len(instance.times)))
+    mean = result.at_data.outputs.mean[place]
     found = {"output_q2": q2(mean, instance.values, instance.mask)}
-    noise = _noise_sd(result)
+    noise = _noise_sd(result, rows)
     if noise is not None:
-        sd = np.sqrt(result.at_data.outputs.sd[:, place] ** 2 + noise**2)
+        sd = np.sqrt(result.at_data.outputs.sd[place] ** 2 + noise**2)
         off = np.abs(instance.values - mean)[instance.mask]
         for level, width in ((68, 0.9945), (95, 1.96)):
             found[f"output_coverage_{level}"] = float((off <= width * sd[instance.mask]).mean())
     return found
 
 
-def _noise_sd(result: FitResult) -> FloatArray | None:
-    """Standard deviation of the measurement noise, broadcastable to [P, N]."""
+def _noise_sd(result: FitResult, rows: list[int]) -> FloatArray | None:
+    """Standard deviation of the measurement noise of the instance's outputs, broadcastable to [P, N]."""
     given, learned = result.instance.variance, result.noise_sd
+    if learned is not None and len(learned) > 1:
+        learned = learned[rows]
     if given is not None and result.posterior.model.likelihood.noise != "learned":
         extra = 0.0 if learned is None else learned[:, None] ** 2
         return np.sqrt(given + extra)
@@ -112,11 +118,13 @@ def parameter_errors(result: FitResult, true: Mapping[str, FloatArray]) -> dict[
         if not estimates:
             continue
         labels = space[name].labels
+        found = dict(space[name].fixed)
+        found.update({one.label or labels[0]: one.mean for one in estimates})
+        if set(result.instance.outputs) <= set(labels):
+            labels = result.instance.outputs
         wanted = np.ravel(values)
         if len(wanted) != len(labels):
             continue
-        found = dict(space[name].fixed)
-        found.update({one.label or labels[0]: one.mean for one in estimates})
         errors[name] = float(np.mean([abs(found[label] - x) for label, x in zip(labels, wanted, strict=True)]))
     return errors
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from distlfm.config import Config, nearest
@@ -32,11 +33,13 @@ class LikelihoodConfig(Config):
 
     noise: `learned` (a standard deviation an output), `given` (the variances that come with the data), or `both`
     (given, and a learned one on top). `shared` learns one for all outputs. Poisson and negative binomial take no noise.
+    floor: no measurement is believed more exactly than this, however well a curve passes through the data.
     """
 
     kind: Literal["gaussian", "poisson", "negative_binomial"] = "gaussian"
     noise: Literal["learned", "given", "both"] = "learned"
     shared: bool = False
+    floor: float = Field(default=0.0, ge=0.0)
     prior: Prior = LogNormal(median=0.1, spread=1.0)
     dispersion: Prior = LogNormal(median=0.1, spread=1.0)
 
@@ -91,7 +94,8 @@ class Model:
     def noise_variance(self, values: Values, observations: Observations) -> Tensor:
         """Variance of each observation, [..., B, P, T]."""
         assert self.likelihood.kind == "gaussian"
-        learned = values["noise"].unsqueeze(-1) ** 2 if "noise" in values else torch.zeros(())
+        floor = self.likelihood.floor**2
+        learned = values["noise"].unsqueeze(-1) ** 2 + floor if "noise" in values else torch.tensor(floor)
         if self.likelihood.noise == "learned":
             return learned.expand(*learned.shape[:-2], *observations.values.shape[-2:])
         if observations.variance is None:

@@ -70,14 +70,27 @@ class ParameterPosterior:
 
 def hessian(objective: Objective, z: Tensor, rows: Tensor) -> Tensor:
     """Second derivatives of each row's objective at z [A, n] → [A, n, n], by central differences of the gradient."""
+    step = torch.full_like(z, DIFFERENCE)
+    matrix = _differences(objective, z, rows, step)
+    # Nearly noise-free data leave less room than the first step took: it shrinks to a part of the room found.
+    room = torch.diagonal(matrix, dim1=-2, dim2=-1).clamp_min(1.0).rsqrt()
+    tight = (0.1 * room < step).any(-1).nonzero().squeeze(-1)
+    if len(tight):
+        closer = torch.minimum(step, 0.1 * room)[tight]
+        matrix[tight] = _differences(objective, z[tight], rows[tight], closer)
+    return 0.5 * (matrix + matrix.mT)
+
+
+def _differences(objective: Objective, z: Tensor, rows: Tensor, step: Tensor) -> Tensor:
+    """Differences of the gradient [A, n, n] over steps of length step [A, n] to both sides of z [A, n]."""
     size = z.shape[-1]
-    steps = DIFFERENCE * torch.eye(size, dtype=z.dtype)
+    steps = torch.diag_embed(step)
     places = torch.cat([z.unsqueeze(1) + steps, z.unsqueeze(1) - steps], 1).flatten(0, 1)
     which = rows.repeat_interleave(2 * size)
     grads = [evaluate(objective, places[i : i + ROWS], which[i : i + ROWS])[1] for i in range(0, len(places), ROWS)]
     above, below = torch.cat(grads).unflatten(0, (len(z), 2, size)).unbind(1)
-    matrix: Tensor = (above - below) / (2 * DIFFERENCE)
-    return 0.5 * (matrix + matrix.mT)
+    matrix: Tensor = (above - below) / (2 * step.unsqueeze(-1))
+    return matrix
 
 
 def infer(objective: Objective, mode: Tensor, seeds: Sequence[int], options: PosteriorConfig) -> ParameterPosterior:

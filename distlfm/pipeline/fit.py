@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import re
 from collections.abc import Iterator, Sequence
@@ -171,13 +172,22 @@ def _write(run: FitRun, directory: Path) -> None:
     for number, result in enumerate(run.results):
         save(result, directory / "fits" / f"{number:05d}-{_safe(result.id)}.npz")
     summary = run.summary
-    (directory / "summary.json").write_text(json.dumps(summary, indent=2, allow_nan=False), encoding="utf-8")
+    (directory / "summary.json").write_text(json.dumps(_finite(summary), indent=2, allow_nan=False), encoding="utf-8")
     provenance = {
         "seed": str(run.config.run.seed),
         "config hash": summary["config_hash"],
         **summary["versions"],
     }
     fit_page(directory / "report.html", run.results, summary, dump(run.config), provenance)
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for every number that is not finite: JSON has none, and a failed fit has some."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _safe(name: str) -> str:
