@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from distlfm.inference.base import Fit, Posterior, Predicted, Unknowns
+from distlfm.inference.curvature import find_modes
 from distlfm.inference.marginal import GaussianMarginal
 from distlfm.inference.mixture import Mixture
-from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum, Status, minimise
+from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum, Status
 from distlfm.inference.posterior import ParameterPosterior, PosteriorConfig, infer
 
 CHUNK_BYTES = 200_000_000
@@ -119,7 +120,7 @@ def best_of_starts(
     if not where.random:
         starts[0] = 0.0
     instance = torch.arange(num_instances).repeat(restarts)
-    found = minimise(lambda z, rows: objective(z, instance[rows]), starts.flatten(0, 1), options)
+    found = find_modes(lambda z, rows: objective(z, instance[rows]), starts.flatten(0, 1), options)
     value = found.value.reshape(restarts, num_instances)
     lost = found.status.reshape(restarts, num_instances) == Status.DIVERGED
     choice = torch.where(lost, torch.inf, value).argmin(0)

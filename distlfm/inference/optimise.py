@@ -46,9 +46,15 @@ _ADVICE = {
 
 
 class OptimiserConfig(Config):
-    """gradient: largest |gradient| that counts as converged; change: relative change of the objective that does."""
+    """gradient: largest |gradient| that counts as converged; change: relative change of the objective that does.
 
-    iterations: int = 300
+    rounds: how often the search goes on, `iterations` more each time, preconditioned by the curvature where it is;
+    distance: how near the mode, in posterior standard deviations, is near enough.
+    """
+
+    iterations: int = 80
+    rounds: int = 5
+    distance: float = 0.03
     memory: int = 12
     gradient: float = 1e-3
     change: float = 1e-8

@@ -16,19 +16,11 @@ import torch
 from torch import Tensor
 
 from distlfm.config import Config
-from distlfm.inference.optimise import Objective, evaluate
-
-FLATTEST = 0.3
-"""Smallest curvature kept: the prior alone has curvature 1, and less than this is a saddle, not knowledge."""
+from distlfm.inference.curvature import ROWS, hessian, root_of_inverse
+from distlfm.inference.optimise import Objective
 
 FREEDOM = 8
 """Degrees of freedom of the Student-t proposals: heavier tails than the target's, at a small loss of efficiency."""
-
-ROWS = 256
-"""Proposals evaluated in one call."""
-
-DIFFERENCE = 1e-3
-"""Step of the central differences of the gradient; unknowns have the scale of a standard normal."""
 
 
 class PosteriorConfig(Config):
@@ -68,31 +60,6 @@ class ParameterPosterior:
         return torch.einsum("jb,jbi,jbk->bik", self.weights, centred, centred)
 
 
-def hessian(objective: Objective, z: Tensor, rows: Tensor) -> Tensor:
-    """Second derivatives of each row's objective at z [A, n] → [A, n, n], by central differences of the gradient."""
-    step = torch.full_like(z, DIFFERENCE)
-    matrix = _differences(objective, z, rows, step)
-    # Nearly noise-free data leave less room than the first step took: it shrinks to a part of the room found.
-    room = torch.diagonal(matrix, dim1=-2, dim2=-1).clamp_min(1.0).rsqrt()
-    tight = (0.1 * room < step).any(-1).nonzero().squeeze(-1)
-    if len(tight):
-        closer = torch.minimum(step, 0.1 * room)[tight]
-        matrix[tight] = _differences(objective, z[tight], rows[tight], closer)
-    return 0.5 * (matrix + matrix.mT)
-
-
-def _differences(objective: Objective, z: Tensor, rows: Tensor, step: Tensor) -> Tensor:
-    """Differences of the gradient [A, n, n] over steps of length step [A, n] to both sides of z [A, n]."""
-    size = z.shape[-1]
-    steps = torch.diag_embed(step)
-    places = torch.cat([z.unsqueeze(1) + steps, z.unsqueeze(1) - steps], 1).flatten(0, 1)
-    which = rows.repeat_interleave(2 * size)
-    grads = [evaluate(objective, places[i : i + ROWS], which[i : i + ROWS])[1] for i in range(0, len(places), ROWS)]
-    above, below = torch.cat(grads).unflatten(0, (len(z), 2, size)).unbind(1)
-    matrix: Tensor = (above - below) / (2 * step.unsqueeze(-1))
-    return matrix
-
-
 def infer(objective: Objective, mode: Tensor, seeds: Sequence[int], options: PosteriorConfig) -> ParameterPosterior:
     """Approximate the posterior around the modes [B, n]; each instance draws from its own seed."""
     num_instances, size = mode.shape
@@ -106,16 +73,6 @@ def infer(objective: Objective, mode: Tensor, seeds: Sequence[int], options: Pos
         equal = torch.full((options.draws, num_instances), 1 / options.draws, dtype=mode.dtype)
         return ParameterPosterior(mode, draws, equal, draws, torch.full_like(mode[:, 0], options.draws))
     return _importance(objective, mode, root, streams, options)
-
-
-def root_of_inverse(curvature: Tensor) -> Tensor:
-    """A factor R with R Rᵀ = curvature⁻¹, flat and upward directions bounded by FLATTEST."""
-    usable = torch.isfinite(curvature).all(-1).all(-1)
-    curvature = torch.where(usable[:, None, None], curvature, torch.eye(curvature.shape[-1], dtype=curvature.dtype))
-    eigenvalues, vectors = torch.linalg.eigh(curvature)
-    inverse = (vectors / eigenvalues.clamp_min(FLATTEST).unsqueeze(-2)) @ vectors.mT
-    root: Tensor = torch.linalg.cholesky(inverse)
-    return root
 
 
 def _normal(streams: Sequence[torch.Generator], count: int, size: int) -> Tensor:

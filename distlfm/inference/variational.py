@@ -26,10 +26,10 @@ from distlfm.gp.variational import (
 )
 from distlfm.inference.base import Fit, Posterior, Predicted, Unknowns
 from distlfm.inference.collapsed import ONE_START, Starts, best_of_starts, enumerate_chunks
+from distlfm.inference.curvature import find_modes, hessian, root_of_inverse
 from distlfm.inference.forward import Forward
 from distlfm.inference.mixture import Mixture
-from distlfm.inference.optimise import OptimiserConfig, Status, minimise
-from distlfm.inference.posterior import hessian, root_of_inverse
+from distlfm.inference.optimise import OptimiserConfig, Status
 from distlfm.solvers.base import SolverConfig
 
 FIRST_SHARE = 0.2
@@ -111,7 +111,7 @@ def fit_variational(
     if start is None:
         best, _ = best_of_starts(objective, seeds, forward.size, optimiser, starts)
     else:
-        best = minimise(objective, start, optimiser)
+        best = find_modes(objective, start, optimiser)
     rows = torch.arange(len(seeds))
     root = root_of_inverse(hessian(objective, best.z, rows))
     # From inside: where the equation bends, Laplace's Gaussian reaches places whose likelihood is astronomically small.

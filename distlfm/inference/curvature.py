@@ -1,0 +1,92 @@
+"""Second derivatives of the objective, and modes found with their help.
+
+L-BFGS alone is slow where the data fix some directions a thousand times better than others. So it goes in rounds: each
+begins with the curvature where the last one ended, and works in coordinates in which that is the identity.
+Shapes: `A` problems, `n` unknowns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum, Status, evaluate, minimise
+
+FLATTEST = 0.3
+"""Smallest curvature kept: the prior alone has curvature 1, and less than this is a saddle, not knowledge."""
+
+ROWS = 256
+"""Rows evaluated in one call."""
+
+DIFFERENCE = 1e-3
+"""Step of the central differences of the gradient; unknowns have the scale of a standard normal."""
+
+
+def find_modes(objective: Objective, z0: Tensor, options: OptimiserConfig) -> Optimum:
+    """Minimise from z0 [A, n] in rounds of L-BFGS, the later ones preconditioned by the curvature."""
+    found = minimise(objective, z0, options)
+    for _ in range(options.rounds):
+        rows = torch.nonzero(found.status != Status.DIVERGED).squeeze(-1)
+        if len(rows) == 0:
+            break
+        root = root_of_inverse(hessian(objective, found.z[rows], rows))
+        _, grad = evaluate(objective, found.z[rows], rows)
+        # The gradient in units of the posterior's deviations: how far the mode still is.
+        away = (root.mT @ grad.unsqueeze(-1)).squeeze(-1).abs().amax(-1)
+        found.status[rows] = torch.where(away <= options.distance, int(Status.CONVERGED), found.status[rows])
+        rows, root = rows[away > options.distance], root[away > options.distance]
+        if len(rows) == 0:
+            break
+        found = _round(objective, found, rows, root, options)
+    return found
+
+
+def _round(objective: Objective, found: Optimum, rows: Tensor, root: Tensor, options: OptimiserConfig) -> Optimum:
+    """Continue the problems `rows` in coordinates x with z = z_now + root x."""
+    base = found.z[rows]
+
+    def whitened(x: Tensor, some: Tensor) -> Tensor:
+        return objective(base[some] + (root[some] @ x.unsqueeze(-1)).squeeze(-1), rows[some])
+
+    closer = options.model_copy(update={"gradient": options.distance, "max_step": 4.0})
+    moved = minimise(whitened, torch.zeros_like(base), closer)
+    z, value, status, iterations = found.z.clone(), found.value.clone(), found.status.clone(), found.iterations.clone()
+    z[rows] = base + (root @ moved.z.unsqueeze(-1)).squeeze(-1)
+    value[rows], status[rows] = moved.value, moved.status
+    iterations[rows] += moved.iterations
+    return Optimum(z, value, status, iterations, found.evaluations + moved.evaluations)
+
+
+def hessian(objective: Objective, z: Tensor, rows: Tensor) -> Tensor:
+    """Second derivatives of each row's objective at z [A, n] → [A, n, n], by central differences of the gradient."""
+    step = torch.full_like(z, DIFFERENCE)
+    matrix = _differences(objective, z, rows, step)
+    # Nearly noise-free data leave less room than the first step took: it shrinks to a part of the room found.
+    room = torch.diagonal(matrix, dim1=-2, dim2=-1).clamp_min(1.0).rsqrt()
+    tight = (0.1 * room < step).any(-1).nonzero().squeeze(-1)
+    if len(tight):
+        closer = torch.minimum(step, 0.1 * room)[tight]
+        matrix[tight] = _differences(objective, z[tight], rows[tight], closer)
+    return 0.5 * (matrix + matrix.mT)
+
+
+def _differences(objective: Objective, z: Tensor, rows: Tensor, step: Tensor) -> Tensor:
+    """Differences of the gradient [A, n, n] over steps of length step [A, n] to both sides of z [A, n]."""
+    size = z.shape[-1]
+    steps = torch.diag_embed(step)
+    places = torch.cat([z.unsqueeze(1) + steps, z.unsqueeze(1) - steps], 1).flatten(0, 1)
+    which = rows.repeat_interleave(2 * size)
+    grads = [evaluate(objective, places[i : i + ROWS], which[i : i + ROWS])[1] for i in range(0, len(places), ROWS)]
+    above, below = torch.cat(grads).unflatten(0, (len(z), 2, size)).unbind(1)
+    matrix: Tensor = (above - below) / (2 * step.unsqueeze(-1))
+    return matrix
+
+
+def root_of_inverse(curvature: Tensor) -> Tensor:
+    """A factor R with R Rᵀ = |curvature|⁻¹, flat directions bounded by FLATTEST."""
+    usable = torch.isfinite(curvature).all(-1).all(-1)
+    curvature = torch.where(usable[:, None, None], curvature, torch.eye(curvature.shape[-1], dtype=curvature.dtype))
+    eigenvalues, vectors = torch.linalg.eigh(curvature)
+    inverse = (vectors / eigenvalues.abs().clamp_min(FLATTEST).unsqueeze(-2)) @ vectors.mT
+    root: Tensor = torch.linalg.cholesky(inverse)
+    return root
