@@ -31,7 +31,7 @@ lint: setup  ## ruff, mypy --strict, import-linter, shell syntax
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports
-	@bash -n launch/*.sh .ci/run
+	@for script in launch/*.sh tests/release/*.sh .ci/run; do bash -n "$$script" || exit 1; done
 
 format: setup  ## rewrite the sources in the house format
 	@$(VENV)/bin/ruff check --fix .
