@@ -25,6 +25,7 @@ from distlfm.cli.app import app
 from distlfm.errors import MissingExtra, WorkError
 from distlfm.version import __version__
 
+PROJECT = Path(__file__).resolve().parents[2]
 COMMAND = Path(sys.executable).parent / "distlfm"
 GOOD = "time,gene,value\n0,a,1\n1,a,2\n2,a,3\n"
 BROKEN = "time,gene,value\n0,a,1\n1,a,two\n2,a,3\n"
@@ -109,6 +110,16 @@ def test_help_of_every_verb_shows_an_example(command: tuple[str, ...], capsys: p
     shown = " ".join(capsys.readouterr().out.split())
     assert re.search(r"Examples?:", shown)
     assert f"distlfm {' '.join(command)}" in shown.split("Example", 1)[1]
+
+
+@pytest.mark.parametrize("command", [(), *all_commands()], ids=" ".join)
+def test_configs_that_a_help_names_are_shipped(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main([*command, "--help"]) == 0
+    named = re.findall(r"configs/[\w/]+\.yaml", capsys.readouterr().out)
+    assert [name for name in named if not (PROJECT / name).exists()] == []
 
 
 @pytest.mark.parametrize("arguments", [[], ["data"], ["config"]])
