@@ -85,8 +85,8 @@ def _fit(model: Model, observations: Observations, seeds: list[int], options: In
         return fit_variational(forward, seeds, options.optimiser, options.variational, starts, start)
     if method == "collapsed" and not linear:
         raise UsageError(
-            f"The method 'collapsed' needs a linear mechanism with Gaussian noise, not {model.mechanism.options.kind!r} "
-            f"with the likelihood {model.likelihood.kind!r}.",
+            "The method 'collapsed' needs a linear mechanism with Gaussian noise, and "
+            f"{model.mechanism.options.kind!r} with the likelihood {model.likelihood.kind!r} is none.",
             "Use inference.method=variational, or auto.",
         )
     if method == "exact":

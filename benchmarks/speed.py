@@ -1,0 +1,82 @@
+"""Instances a second in a batch of 128 against the same fits one by one, on one core, and how cost and memory grow."""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.goals import at_least, between
+from benchmarks.reference import EPOCHS, fit_reference
+from distlfm.config import build
+from distlfm.inference.fit import InferenceConfig, fit_instances
+from distlfm.inference.result import FitResult
+from distlfm.instance import FloatArray, Instance
+from distlfm.pipeline.demo import MODEL
+from distlfm.pipeline.fit import model_of
+from distlfm.pipeline.settings import FitConfig, SimulateConfig
+from distlfm.pipeline.simulate import simulate_from
+
+BATCH = 128
+ONE_BY_ONE = 3
+
+
+def run(quick: bool = False) -> dict[str, Any]:
+    batch, singles, epochs = (16, 1, 20) if quick else (BATCH, ONE_BY_ONE, EPOCHS)
+    content = {**MODEL, "instances": batch, "points": 23, "num_outputs": 5, "seed": 3}
+    full = simulate_from(build(SimulateConfig, content))
+    train = [instance.thinned(2) for instance in full]
+    model = model_of(build(FitConfig, MODEL), train)
+    options = InferenceConfig()
+
+    timings = {}
+    results: list[FitResult] = []
+    for size in (batch // 4, batch):
+        start = time.perf_counter()
+        results = fit_instances(model, train[:size], options)
+        timings[size] = time.perf_counter() - start
+    ours = [_held_out(full[i], *_ours(results[i], _held_times(full[i]))) for i in range(batch)]
+
+    start = time.perf_counter()
+    reference = []
+    for instance, whole in zip(train[:singles], full[:singles], strict=True):
+        found = fit_reference(instance, _held_times(whole), epochs)
+        reference.append(_held_out(whole, found.mean, found.variance))
+    reference_seconds = (time.perf_counter() - start) / singles
+    rate = batch / timings[batch]
+    figures = {
+        "speed-up over one by one": at_least(rate * reference_seconds, 60),
+        "held-out log-density, ours minus the reference's": at_least(
+            float(np.mean(ours[:singles]) - np.mean(reference)), 0.0
+        ),
+        "cost of four times the instances": between(timings[batch] / timings[batch // 4], 1.0, 4.4),
+    }
+    return {
+        "figures": figures,
+        "instances a second": rate,
+        "reference seconds an instance": reference_seconds,
+        "held-out log-density of each instance": {"ours": ours[:singles], "reference": reference},
+        "held-out log-density over the whole batch": float(np.mean(ours)),
+        "peak memory, MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def _held_times(instance: Instance) -> FloatArray:
+    """The times between those that are fitted."""
+    return instance.times[1::2]
+
+
+def _ours(result: FitResult, query: FloatArray) -> tuple[FloatArray, FloatArray]:
+    assert result.noise_sd is not None
+    band = result.predict(query).outputs
+    return band.mean, band.sd**2 + result.noise_sd[:, None] ** 2
+
+
+def _held_out(instance: Instance, mean: FloatArray, variance: FloatArray) -> float:
+    """Mean log-density of the measurements between the fitted ones."""
+    left = replace(instance, truth=None).values[:, 1::2]
+    return float((-0.5 * ((left - mean) ** 2 / variance + np.log(2 * math.pi * variance))).mean())
