@@ -144,7 +144,9 @@ def _mixture_weights(z: Tensor, log_target: Tensor, proposals: list[_Proposal], 
     shares = [math.log(count) for count in stages[: len(proposals)]]
     parts = [one.log_density(z) + share for one, share in zip(proposals, shares, strict=True)]
     log_weight = log_target - torch.logsumexp(torch.stack(parts), 0)
-    log_weight = torch.where(torch.isfinite(log_weight), log_weight, -torch.inf)
+    possible = torch.isfinite(log_weight)
+    # Where nothing is possible all weigh the same: NaN would stop the neighbours.
+    log_weight = torch.where(possible, log_weight, torch.where(possible.any(0), -torch.inf, 0.0))
     mean = torch.logsumexp(log_weight, 0) - math.log(len(z))
     return torch.softmax(torch.minimum(log_weight, mean + 0.5 * math.log(len(z))), 0)
 
