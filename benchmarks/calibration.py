@@ -19,14 +19,15 @@ from distlfm.pipeline.simulate import simulate_from
 
 INSTANCES = 2048
 BATCH = 128
+TIMES = 34
 RANGES = {68: (0.65, 0.71), 95: (0.93, 0.97)}
 
 
 def run(quick: bool = False) -> dict[str, Any]:
     count = 128 if quick else INSTANCES
-    instances = simulate_from(build(SimulateConfig, {**MODEL, "instances": count, "truth_points": 34, "seed": 11}))
+    instances = simulate_from(build(SimulateConfig, {**MODEL, "instances": count, "truth_points": TIMES, "seed": 11}))
     model = model_of(build(FitConfig, MODEL), instances)
-    options = InferenceConfig(grid_points=2)
+    options = InferenceConfig(grid_points=TIMES)
     hits: dict[str, list[float]] = defaultdict(list)
     statuses: dict[str, int] = defaultdict(int)
     effective: list[float] = []
@@ -52,10 +53,10 @@ def _count(result: FitResult, hits: dict[str, list[float]]) -> None:
     truth = result.instance.truth
     assert truth is not None
     assert truth.force is not None
-    found = result.predict(truth.times)
+    assert np.allclose(result.grid.times, truth.times)
     labels = {parameter.name: parameter.labels for parameter in result.posterior.model.space.parameters}
     for level in RANGES:
-        hits[f"force {level}"].append(coverage(found.force, truth.force, level))
+        hits[f"force {level}"].append(coverage(result.grid.force, truth.force, level))
         for one in result.parameters:
             if one.parameter not in truth.parameters:
                 continue

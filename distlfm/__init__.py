@@ -1,6 +1,50 @@
-"""distlfm infers latent forces: the unseen inputs that drive a system whose equation is known."""
+"""distlfm infers latent forces: the unseen inputs that drive a system whose equation is known.
+
+The verbs are functions: `fit`, `simulate`, `load_fit`. They are imported when first used, so that `import distlfm` and
+the command line's help stay quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from distlfm.instance import Instance, Truth
 from distlfm.version import __version__
 
-__all__ = ["Instance", "Truth", "__version__"]
+if TYPE_CHECKING:
+    from distlfm.inference.archive import load as load_fit
+    from distlfm.inference.result import FitResult
+    from distlfm.mechanisms import Mechanism, register
+    from distlfm.pipeline.fit import FitRun, fit
+    from distlfm.pipeline.simulate import simulate
+
+_HOMES = {
+    "FitResult": ("distlfm.inference.result", "FitResult"),
+    "FitRun": ("distlfm.pipeline.fit", "FitRun"),
+    "Mechanism": ("distlfm.mechanisms", "Mechanism"),
+    "fit": ("distlfm.pipeline.fit", "fit"),
+    "load_fit": ("distlfm.inference.archive", "load"),
+    "register": ("distlfm.mechanisms", "register"),
+    "simulate": ("distlfm.pipeline.simulate", "simulate"),
+}
+
+__all__ = [
+    "FitResult",
+    "FitRun",
+    "Instance",
+    "Mechanism",
+    "Truth",
+    "__version__",
+    "fit",
+    "load_fit",
+    "register",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'distlfm' has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    return getattr(importlib.import_module(module), attribute)

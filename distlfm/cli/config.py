@@ -10,7 +10,6 @@ import typer
 
 from distlfm.cli.state import group
 from distlfm.config import dump
-from distlfm.pipeline.settings import load_any, schema_of
 
 app = group("Look at configs: their schema, and what a file and its overrides come to.")
 
@@ -21,6 +20,8 @@ def schema(verb: Annotated[str, typer.Argument(help="The verb whose config is me
 
     Example: `distlfm config schema fit > fit.schema.json`
     """
+    from distlfm.pipeline.settings import schema_of
+
     typer.echo(json.dumps(schema_of(verb), indent=2))
 
 
@@ -33,4 +34,6 @@ def show(
 
     Example: `distlfm config show configs/fit/p53.yaml run.seed=1`
     """
+    from distlfm.pipeline.settings import load_any
+
     typer.echo(dump(load_any(path, overrides or [])), nl=False)

@@ -9,8 +9,6 @@ from typing import Annotated
 import typer
 
 from distlfm.cli.state import STATE, group
-from distlfm.data.describe import check as check_path
-from distlfm.data.describe import list_datasets
 
 app = group("Look at data: the reference sets, and what a file holds before it is fitted.")
 
@@ -21,6 +19,8 @@ def ls(as_json: Annotated[bool, typer.Option("--json", help="One JSON list for p
 
     Example: `distlfm data ls`
     """
+    from distlfm.data.describe import list_datasets
+
     entries = list_datasets()
     if as_json:
         typer.echo(json.dumps(entries, indent=2))
@@ -39,6 +39,8 @@ def check(
 
     Exit code 1 if an instance had to be set aside. Example: `distlfm data check patients.csv.gz`
     """
+    from distlfm.data.describe import check as check_path
+
     report = check_path(path)
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=2))

@@ -8,22 +8,22 @@ from typing import Annotated
 import typer
 
 from distlfm.cli.state import STATE
-from distlfm.pipeline.doctor import run_checks, to_json
 
 
 def doctor(
     directory: Annotated[Path, typer.Option("--dir", help="Directory whose speed and renames are tried.")] = Path("."),
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON list for programs.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out what starts processes (MPI, Ray, FEniCS).")] = False,
 ) -> int:
     """Try every part of the stack and say how to mend what does not work.
 
     Exit code 1 if a part is broken; a part that is only missing does not count. Example: `distlfm doctor --json`
     """
+    from distlfm.pipeline.doctor import run_checks, to_json, to_rows
+
     checks = run_checks(directory, quick=quick)
     if as_json:
         typer.echo(to_json(checks))
     else:
-        rows = [[check.name, check.status, check.detail, check.fix] for check in checks]
-        STATE.reporter.table("", ("part", "status", "detail", "fix"), rows)
+        STATE.reporter.table("", ("part", "status", "detail", "fix"), to_rows(checks))
     return 1 if any(check.status == "broken" for check in checks) else 0

@@ -1,21 +1,21 @@
-"""`distlfm simulate`, `distlfm fit` and `distlfm demo`."""
+"""`distlfm simulate`, `distlfm fit` and `distlfm demo`.
+
+What computes is imported by the verb that needs it: help and completion must not wait for it.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from distlfm.cli.state import STATE
 from distlfm.config import apply_overrides, build, load
-from distlfm.data import write_npz
-from distlfm.pipeline import demo as demo_acts
-from distlfm.pipeline.fit import FitRun
-from distlfm.pipeline.fit import fit as run_fit
-from distlfm.pipeline.settings import FitConfig, SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
 from distlfm.runtime.reporting import Reporter
+
+if TYPE_CHECKING:
+    from distlfm.pipeline.fit import FitRun
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="key.sub=value, as many as you like.")]
 
@@ -35,6 +35,10 @@ def simulate(
 
     - `distlfm simulate transcription mechanism.response.kind=softplus points=24 --out softplus.npz`
     """
+    from distlfm.data import write_npz
+    from distlfm.pipeline.settings import SimulateConfig
+    from distlfm.pipeline.simulate import simulate_from
+
     content = {"mechanism": {"kind": mechanism}, "instances": instances, "seed": seed}
     config = build(SimulateConfig, apply_overrides(content, overrides or []), source="simulate")
     found = simulate_from(config)
@@ -56,6 +60,9 @@ def fit(
 
     - `distlfm fit configs/fit/p53.yaml --out runs/p53 inference.restarts=10`
     """
+    from distlfm.pipeline.fit import fit as run_fit
+    from distlfm.pipeline.settings import FitConfig
+
     settings = list(overrides or [])
     if data is not None:
         settings.append(f"data.path={data}")
@@ -91,4 +98,6 @@ def demo(
 
     Example: `distlfm demo --out runs/demo`
     """
-    return demo_acts.run(out, STATE.reporter)
+    from distlfm.pipeline import demo as acts
+
+    return acts.run(out, STATE.reporter)

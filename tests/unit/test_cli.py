@@ -18,8 +18,6 @@ from typing import Any
 
 import pytest
 
-import distlfm.cli.data
-import distlfm.cli.doctor
 from distlfm.cli import main
 from distlfm.cli.app import app
 from distlfm.errors import MissingExtra, WorkError
@@ -198,7 +196,7 @@ def test_failed_work_is_exit_code_1_with_a_sentence(
     def fail() -> None:
         raise WorkError("All 3 fits failed.", "Loosen the priors.")
 
-    monkeypatch.setattr(distlfm.cli.data, "list_datasets", fail)
+    monkeypatch.setattr("distlfm.data.describe.list_datasets", fail)
     assert main(["data", "ls"]) == 1
     assert capsys.readouterr().err == "distlfm: All 3 fits failed. Loosen the priors.\n"
 
@@ -209,7 +207,7 @@ def test_missing_extra_is_exit_code_1_with_the_install_line(
     def fail() -> None:
         raise MissingExtra("ray is not installed.", 'Install it with: pip install "distlfm[ray]"')
 
-    monkeypatch.setattr(distlfm.cli.data, "list_datasets", fail)
+    monkeypatch.setattr("distlfm.data.describe.list_datasets", fail)
     assert main(["data", "ls"]) == 1
     assert 'pip install "distlfm[ray]"' in capsys.readouterr().err
 
@@ -220,7 +218,7 @@ def test_unexpected_failure_is_one_sentence_and_debug_shows_the_traceback(
     def fail() -> None:
         raise ZeroDivisionError("nothing to divide by")
 
-    monkeypatch.setattr(distlfm.cli.data, "list_datasets", fail)
+    monkeypatch.setattr("distlfm.data.describe.list_datasets", fail)
     assert main(["data", "ls"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("distlfm: Unexpected ZeroDivisionError: nothing to divide by.")
@@ -242,7 +240,7 @@ def test_interruption_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(distlfm.cli.data, "list_datasets", interrupt)
+    monkeypatch.setattr("distlfm.data.describe.list_datasets", interrupt)
     assert main(["data", "ls"]) == 130
     assert "Traceback" not in capsys.readouterr().err
 
@@ -350,7 +348,7 @@ def test_verbosity_sets_which_log_lines_are_seen(
             logging.getLogger("distlfm.somewhere").log(level, "heard")
         return []
 
-    monkeypatch.setattr(distlfm.cli.data, "list_datasets", talk)
+    monkeypatch.setattr("distlfm.data.describe.list_datasets", talk)
     assert main([*flags, "data", "ls", "--json"]) == 0
     shown = capsys.readouterr()
     assert re.findall(r"^(\w+) distlfm\.somewhere: heard$", shown.err, re.MULTILINE) == expected
@@ -364,7 +362,7 @@ def test_warnings_of_libraries_are_log_lines(
         warnings.warn("old habits", FutureWarning, stacklevel=1)
         return []
 
-    monkeypatch.setattr(distlfm.cli.data, "list_datasets", warn)
+    monkeypatch.setattr("distlfm.data.describe.list_datasets", warn)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         assert main(["data", "ls", "--json"]) == 0
@@ -378,7 +376,7 @@ def test_doctor_fails_on_a_broken_part_and_not_on_a_missing_one(
 
     for status, code in (("ok", 0), ("missing", 0), ("broken", 1)):
         found = [Check("part", status, "seen", "mend it")]  # type: ignore[arg-type]
-        monkeypatch.setattr(distlfm.cli.doctor, "run_checks", lambda *_, found=found, **__: found)
+        monkeypatch.setattr("distlfm.pipeline.doctor.run_checks", lambda *_, found=found, **__: found)
         assert main(["doctor"]) == code
         assert status in capsys.readouterr().out
 
