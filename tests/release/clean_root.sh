@@ -5,7 +5,8 @@
 # It needs root, for the mounts. They live in a mount and process namespace of their own, so that nothing stays mounted
 # and no process stays alive, whatever happens. What the network needs here is carried over: name service,
 # certificates, proxies and pip's settings; local directories that pip's settings name are seen read-only.
-# Debian's packages are kept in ${XDG_CACHE_HOME:-~/.cache}/distlfm/debs; the rest is removed.
+# Debian's packages are kept in ${XDG_CACHE_HOME:-~/.cache}/distlfm/debs; the rest is removed. The root lies in memory
+# where there is plenty of it: on some disks its removal takes longer than its making.
 set -euo pipefail
 
 SELF=$(readlink -f "${BASH_SOURCE[0]}")
@@ -13,6 +14,7 @@ PROJECT=$(dirname "$SELF")/../..
 SUITE=bookworm
 WORK=/distlfm   # where the project lies inside the clean root
 MAY_BE_MISSING=cuda,slurm
+ROOT_GB=8       # more than the root takes
 
 say() { printf '[clean-root] %s\n' "$*"; }
 die() { printf '[clean-root] %s\n' "$*" >&2; exit 1; }
@@ -73,6 +75,7 @@ inside() {
   # An interruption ends this process too: as the first of its namespace it would ignore it.
   trap 'exit 143' INT TERM HUP
 
+  if [ "$(free_memory_gb)" -ge $((2 * ROOT_GB)) ]; then mount -t tmpfs -o "size=${ROOT_GB}g,mode=755" tmpfs "$root"; fi
   step "a minimal $SUITE" make_root
   step "network settings" carry_over_network
   mount_kernel
@@ -82,6 +85,16 @@ inside() {
   step "make setup once more, which finds all in place" in_root "make setup | tee /tmp/again && grep -q 'all there' /tmp/again && grep -q 'up to date' /tmp/again"
   step "every module, every pinned version" in_root ".venv/bin/python tests/release/check_installed.py > /tmp/installed || { cat /tmp/installed; exit 1; }; head -n 1 /tmp/installed"
   step "distlfm doctor" in_root ".venv/bin/distlfm doctor --json > /tmp/doctor.json || true; .venv/bin/python tests/release/check_doctor.py /tmp/doctor.json $MAY_BE_MISSING"
+  say "the root takes $(du -sxm "$root" | cut -f1) MB"
+}
+
+free_memory_gb() {
+  local limit used free
+  free=$(awk '/^MemAvailable/ { print int($2 / 1048576) }' /proc/meminfo)
+  limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || echo max)
+  used=$(cat /sys/fs/cgroup/memory.current 2>/dev/null || echo 0)
+  if [ "$limit" != max ] && [ $(((limit - used) >> 30)) -lt "$free" ]; then free=$(((limit - used) >> 30)); fi
+  echo "$free"
 }
 
 make_root() {
@@ -155,5 +168,5 @@ in_root() {
 case "${1:-}" in
   "") outside ;;
   --inside) inside "$2" ;;
-  *) sed -n '2,9p' "$SELF"; exit 2 ;;
+  *) sed -n '2,10p' "$SELF"; exit 2 ;;
 esac
