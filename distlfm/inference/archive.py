@@ -26,6 +26,7 @@ from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import Status
 from distlfm.inference.preestimate import PreestimatePosterior
 from distlfm.inference.result import FitResult, results_of
+from distlfm.inference.statespace import StateSpace
 from distlfm.inference.variational import VariationalPosterior
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_mechanism
@@ -144,6 +145,8 @@ def _restore(header: dict[str, Any], model: Model, observations: Observations, s
     method = header["method"]
     if method == "exact":
         return restore_collapsed(method, AnalyticMotif(model, observations), state)
+    if method == "filter":
+        return restore_collapsed(method, StateSpace(model, observations), state)
     settings = header["settings"]
     if method in SOLVED:
         forward = Forward(model, observations, build(SolverConfig, settings["solver"]), settings["num_inducing"])

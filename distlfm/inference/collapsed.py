@@ -10,13 +10,13 @@ from torch import Tensor
 
 from distlfm.inference.base import Fit, Posterior, Predicted, Unknowns
 from distlfm.inference.curvature import find_modes
-from distlfm.inference.marginal import GaussianMarginal
+from distlfm.inference.marginal import Marginal
 from distlfm.inference.mixture import Mixture
 from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum, Status
 from distlfm.inference.posterior import ParameterPosterior, PosteriorConfig, infer
 
 CHUNK_BYTES = 200_000_000
-"""Predictions are made for so many instances at once that their largest matrices fit in this."""
+"""Predictions are made for so many draws and instances at once that their largest matrices fit in this."""
 
 START_SPREAD = 0.7
 """Standard deviation, in units of the prior's, of the random starts after the first, which is the prior's middle."""
@@ -36,7 +36,7 @@ ONE_START = Starts()
 class CollapsedPosterior(Posterior):
     """Gaussian given z, averaged over draws of z."""
 
-    def __init__(self, method: str, marginal: GaussianMarginal, draws: Tensor, unknowns: Unknowns) -> None:
+    def __init__(self, method: str, marginal: Marginal, draws: Tensor, unknowns: Unknowns) -> None:
         self.method = method
         self.marginal, self.draws = marginal, draws
         self.model, self.observations = marginal.model, marginal.observations
@@ -46,15 +46,17 @@ class CollapsedPosterior(Posterior):
         return self._unknowns
 
     def predict(self, rows: Tensor, times: Tensor) -> Predicted:
-        nodes = 4 * (times.shape[-1] + self.observations.times.shape[-1])
-        chunk = max(1, CHUNK_BYTES // (8 * 4 * nodes**2))
+        num_draws = len(self.draws)
+        z, every, at = self.draws[:, rows].flatten(0, 1), rows.repeat(num_draws), times.repeat(num_draws, 1)
+        chunk = max(1, CHUNK_BYTES // self.marginal.row_bytes(times.shape[-1]))
         parts = [
-            [self.marginal.posterior(draw[some], some, times[i : i + chunk]) for draw in self.draws]
-            for i, some in enumerate_chunks(rows, chunk)
+            self.marginal.posterior(z[i : i + chunk], some, at[i : i + chunk])
+            for i, some in enumerate_chunks(every, chunk)
         ]
 
         def gather(name: str) -> Tensor:
-            return torch.cat([torch.stack([getattr(one, name) for one in part]) for part in parts], 1)
+            joined: Tensor = torch.cat([getattr(part, name) for part in parts]).unflatten(0, (num_draws, len(rows)))
+            return joined
 
         return Predicted(
             Mixture(gather("force_mean"), gather("force_var")), Mixture(gather("output_mean"), gather("output_var"))
@@ -73,7 +75,7 @@ def enumerate_chunks(rows: Tensor, size: int) -> list[tuple[int, Tensor]]:
     return [(i, rows[i : i + size]) for i in range(0, len(rows), size)]
 
 
-def restore(method: str, marginal: GaussianMarginal, state: dict[str, Tensor]) -> CollapsedPosterior:
+def restore(method: str, marginal: Marginal, state: dict[str, Tensor]) -> CollapsedPosterior:
     """The posterior whose `state` this is."""
     unknowns = Unknowns(state["proposals"].movedim(1, 0), state["weights"].movedim(1, 0))
     return CollapsedPosterior(method, marginal, state["draws"].movedim(1, 0), unknowns)
@@ -81,7 +83,7 @@ def restore(method: str, marginal: GaussianMarginal, state: dict[str, Tensor]) -
 
 def fit_collapsed(
     method: str,
-    marginal: GaussianMarginal,
+    marginal: Marginal,
     seeds: Sequence[int],
     optimiser: OptimiserConfig,
     posterior: PosteriorConfig,

@@ -18,30 +18,34 @@ from distlfm.inference.collapsed import Starts, fit_collapsed
 from distlfm.inference.exact import AnalyticMotif
 from distlfm.inference.forward import Forward
 from distlfm.inference.linear import LinearGaussian, choose_quadrature
+from distlfm.inference.marginal import Marginal
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import OptimiserConfig
 from distlfm.inference.posterior import PosteriorConfig
 from distlfm.inference.preestimate import PreestimateConfig, fit_preestimate, matched_start
 from distlfm.inference.result import FitResult, results_of
+from distlfm.inference.statespace import LONG, StateSpace, supports
 from distlfm.inference.variational import VariationalConfig, fit_variational
 from distlfm.instance import Instance
-from distlfm.solvers.linear import probe
+from distlfm.solvers.linear import Linearity, probe
 
 GRID_POINTS = 100
+Method = Literal["auto", "collapsed", "filter", "exact", "variational", "preestimate"]
 
 
 class InferenceConfig(Config):
     """How a fit is done.
 
-    method: `auto` probes the mechanism and takes `collapsed` where it is linear and `variational` elsewhere;
-    `exact` is the analytic covariance of the single-input motif; `preestimate` is quick, and solves no equation.
+    method: `auto` probes the mechanism and takes `collapsed` where it is linear (`filter` for long series with a Matérn
+    kernel) and `variational` elsewhere; `exact` is the analytic covariance of the single-input motif; `preestimate` is
+    quick, and solves no equation.
     restarts: starts of the optimiser, of which the best by the bound is kept; the first is the prior's middle, unless
     `random_start`.
     until: force and outputs are predicted up to this time; by default to the last observation.
     """
 
-    method: Literal["auto", "collapsed", "exact", "variational", "preestimate"] = "auto"
+    method: Method = "auto"
     restarts: int = Field(default=1, ge=1)
     random_start: bool = False
     optimiser: OptimiserConfig = OptimiserConfig()
@@ -73,28 +77,55 @@ def fit_instances(
 def _fit(model: Model, observations: Observations, seeds: list[int], options: InferenceConfig) -> Fit:
     linearity = probe(model.mechanism, model.space)
     linear = linearity.affine and model.likelihood.kind == "gaussian"
-    method = options.method
+    method = _settle(model, observations.values[0].numel(), linearity, options)
     starts = Starts(options.restarts, options.random_start)
-    if method == "auto":
-        method = "collapsed" if linear else "variational"
     if method in ("variational", "preestimate"):
         forward = Forward(model, observations, options.variational.solver, options.variational.num_inducing)
         if method == "preestimate":
             return fit_preestimate(forward, seeds, options.optimiser, options.preestimate, starts)
         start = matched_start(forward, seeds, options.preestimate, starts) if options.preestimate.enabled else None
         return fit_variational(forward, seeds, options.optimiser, options.variational, starts, start)
-    if method == "collapsed" and not linear:
+    if method in ("collapsed", "filter") and not linear:
         raise UsageError(
-            "The method 'collapsed' needs a linear mechanism with Gaussian noise, and "
+            f"The method {method!r} needs a linear mechanism with Gaussian noise, and "
             f"{model.mechanism.options.kind!r} with the likelihood {model.likelihood.kind!r} is none.",
             "Use inference.method=variational, or auto.",
         )
     if method == "exact":
-        marginal: AnalyticMotif | LinearGaussian = AnalyticMotif(model, observations)
+        marginal: Marginal = AnalyticMotif(model, observations)
+    elif method == "filter":
+        if not supports(model, linearity):
+            raise UsageError(
+                "The method 'filter' needs a stable mechanism and a kernel matern12, matern32 or matern52.",
+                "Use inference.method=collapsed, which takes any kernel.",
+            )
+        marginal = StateSpace(model, observations)
     else:
         quadrature = choose_quadrature(model, observations, linearity)
         marginal = LinearGaussian(model, observations, linearity, quadrature)
     return fit_collapsed(method, marginal, seeds, options.optimiser, options.posterior, starts)
+
+
+def _settle(model: Model, num_observed: int, linearity: Linearity, options: InferenceConfig) -> Method:
+    """The method itself where it is left open: dense matrices for short series, a filter for long ones if there is one."""
+    if options.method != "auto":
+        return options.method
+    if not linearity.affine or model.likelihood.kind != "gaussian":
+        return "variational"
+    return "filter" if num_observed >= LONG and supports(model, linearity) else "collapsed"
+
+
+def instance_bytes(model: Model, num_times: int, options: InferenceConfig) -> int:
+    """About how much memory the fit of one instance takes, from which a batch's size follows."""
+    num_observed = num_times * len(model.mechanism.outputs)
+    method = _settle(model, num_observed, probe(model.mechanism, model.space), options)
+    if method == "filter":
+        return 8 * 60 * num_times * (3 + model.mechanism.num_states) ** 2 * options.restarts
+    if method in ("collapsed", "exact"):
+        nodes = 4 * num_times
+        return 8 * 8 * (num_observed**2 + nodes**2 + nodes * num_observed) * options.restarts
+    steps = max(32, 4 * num_times)
+    return 8 * 40 * steps * options.variational.samples * (model.mechanism.num_states + 40) * options.restarts
 
 
 def _grids(observations: Observations, options: InferenceConfig) -> Tensor:

@@ -16,21 +16,24 @@ from distlfm.inference.observations import Observations
 from distlfm.mechanisms.parameters import Values
 from distlfm.solvers.linear import Linearity, Panels, extract, panels, response
 
-TOLERANCE = 1e-3
+TOLERANCE = 3e-4
 """Largest change of a prior standard deviation, relative, that halving the panels may bring."""
 
+HIGHEST_ORDER = 4
 MAX_SUBSTEPS = 32
 TRIAL_DRAWS = 8
 
 
 @dataclass(frozen=True)
 class Quadrature:
-    """How finely the time between two observations is cut."""
+    """How finely the time between two observations is cut: nodes a panel, then panels a gap."""
 
     substeps: int = 1
     order: int = 4
 
     def finer(self) -> Quadrature:
+        if self.order < HIGHEST_ORDER:
+            return Quadrature(self.substeps, 2 * self.order)
         return Quadrature(2 * self.substeps, self.order)
 
 
@@ -51,7 +54,8 @@ class LinearGaussian(GaussianMarginal):
         breaks = torch.sort(torch.cat([times, query], -1), -1).values
         # Query times cut the panels further: where they do so everywhere, fewer nodes a panel give the same accuracy.
         dense = torch.diff(breaks, dim=-1).amax() <= 0.5 * torch.diff(times, dim=-1).amax()
-        grid = panels(breaks, self.quadrature.substeps, 2 if dense else self.quadrature.order)
+        order = min(2, self.quadrature.order) if dense else self.quadrature.order
+        grid = panels(breaks, self.quadrature.substeps, order)
         offset, weight = self._map(values, times, grid)
         query_offset, query_weight = self._map(values, query, grid)
         nodes, at = grid.nodes.unsqueeze(-1), query.unsqueeze(-1)
@@ -86,7 +90,7 @@ class LinearGaussian(GaussianMarginal):
 
 @torch.no_grad()
 def choose_quadrature(model: Model, observations: Observations, linearity: Linearity, seed: int = 0) -> Quadrature:
-    """The coarsest panels whose halving changes no output's standard deviation, over draws of the prior, visibly."""
+    """The coarsest rule that the next finer one does not change visibly, judged by the outputs' prior deviations."""
     generator = torch.Generator().manual_seed(seed)
     # The longest gaps decide; a handful of instances with the largest ones stands for all.
     longest = torch.diff(observations.times, dim=-1).amax(-1).argsort(descending=True)[:4]
@@ -98,7 +102,7 @@ def choose_quadrature(model: Model, observations: Observations, linearity: Linea
         _, covariance = LinearGaussian(model, observations, linearity, quadrature).observed_prior(values, times)
         return torch.diagonal(covariance, dim1=-2, dim2=-1).clamp_min(0).sqrt()
 
-    quadrature = Quadrature()
+    quadrature = Quadrature(order=2)
     coarse = deviation(quadrature)
     while quadrature.substeps < MAX_SUBSTEPS:
         fine = deviation(quadrature.finer())

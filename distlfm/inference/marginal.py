@@ -47,11 +47,34 @@ class Moments:
     output_var: Tensor
 
 
-class GaussianMarginal(ABC):
-    """The marginal likelihood and the posterior of a linear mechanism."""
+class Marginal(ABC):
+    """What is left when the force is integrated out: a density of z, and force and outputs given z."""
 
     def __init__(self, model: Model, observations: Observations) -> None:
         self.model, self.observations = model, observations
+
+    @abstractmethod
+    def log_marginal(self, z: Tensor, rows: Tensor) -> Tensor:
+        """log p(y | z) of the instances `rows` [A] at z [A, n]; −∞ where it cannot be computed."""
+
+    @abstractmethod
+    def posterior(self, z: Tensor, rows: Tensor, query: Tensor) -> Moments:
+        """Force and outputs at times `query` [A, Q] (sorted, none before the first observation) given z [A, n]."""
+
+    @abstractmethod
+    def row_bytes(self, num_query: int) -> int:
+        """About how much memory `posterior` takes for one instance at so many times."""
+
+    def log_joint(self, z: Tensor, rows: Tensor) -> Tensor:
+        """log p(y | z) + log p(z) of the instances `rows` [A] at z [A, n], up to a constant."""
+        return self.log_marginal(z, rows) - 0.5 * z.square().sum(-1)
+
+
+class GaussianMarginal(Marginal):
+    """The marginal likelihood and the posterior of a linear mechanism, by dense covariance matrices."""
+
+    def row_bytes(self, num_query: int) -> int:
+        return 32 * (4 * (num_query + self.observations.times.shape[-1])) ** 2
 
     @abstractmethod
     def observed_prior(self, values: Values, times: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,19 +84,13 @@ class GaussianMarginal(ABC):
     def query_prior(self, values: Values, times: Tensor, query: Tensor) -> tuple[tuple[Tensor, Tensor], QueryPrior]:
         """`observed_prior` at times [B, T], and the prior at query times [B, Q]."""
 
-    def log_joint(self, z: Tensor, rows: Tensor) -> Tensor:
-        """log p(y | z) + log p(z) of the instances `rows` [A] at z [A, n], up to a constant."""
-        return self.log_marginal(z, rows) - 0.5 * z.square().sum(-1)
-
     def log_marginal(self, z: Tensor, rows: Tensor) -> Tensor:
-        """log p(y | z) of the instances `rows` [A] at z [A, n]; −∞ where the covariance cannot be factored."""
         data = self.observations.rows(rows)
         values = self.model.space.unpack(z)
         covariance, residual = self._noisy(values, data, *self.observed_prior(values, data.times))
         return log_normal(covariance, residual) - 0.5 * data.mask.flatten(-2).sum(-1) * math.log(2 * math.pi)
 
     def posterior(self, z: Tensor, rows: Tensor, query: Tensor) -> Moments:
-        """Force and outputs at times `query` [A, Q] (sorted, none before the first observation) given z [A, n]."""
         data = self.observations.rows(rows)
         values = self.model.space.unpack(z)
         observed, prior = self.query_prior(values, data.times, query)

@@ -19,6 +19,9 @@ from distlfm.config import Config
 from distlfm.inference.curvature import ROWS, hessian, root_of_inverse
 from distlfm.inference.optimise import Objective
 
+LEAST = 60
+"""Proposals of a stage, however few the unknowns."""
+
 FREEDOM = 8
 """Degrees of freedom of the Student-t proposals: heavier tails than the target's, at a small loss of efficiency."""
 
@@ -27,11 +30,12 @@ class PosteriorConfig(Config):
     """How the uncertainty of the parameters is taken into account.
 
     method: `importance` (Laplace, corrected by weights), `laplace`, or `point` (none: intervals are too narrow).
-    stages: proposals of each stage of importance sampling. draws: how many force and outputs are integrated over.
+    stages: proposals of each stage of importance sampling, for every unknown of the model.
+    draws: how many force and outputs are integrated over.
     """
 
     method: Literal["importance", "laplace", "point"] = "importance"
-    stages: tuple[int, ...] = (200, 300, 500)
+    stages: tuple[int, ...] = (10, 15, 25)
     draws: int = 64
 
 
@@ -111,13 +115,14 @@ def _importance(
     proposals = [_Proposal(mode, root)]
     z, log_target = mode.new_zeros(0, *mode.shape), mode.new_zeros(0, len(mode))
     weights = mode.new_zeros(0, len(mode))
-    for stage, count in enumerate(options.stages):
+    stages = tuple(max(LEAST, each * mode.shape[-1]) for each in options.stages)
+    for stage, count in enumerate(stages):
         if stage:
             proposals.append(_adapted(z, weights, root))
         fresh = proposals[-1].draw(streams, count)
         z = torch.cat([z, fresh])
         log_target = torch.cat([log_target, -_values(objective, fresh)])
-        weights = _mixture_weights(z, log_target, proposals, options.stages)
+        weights = _mixture_weights(z, log_target, proposals, stages)
     effective = 1 / weights.square().sum(0)
     offset = torch.stack([torch.rand((), generator=one, dtype=torch.float64) for one in streams])
     chosen = _systematic(weights, offset, options.draws)

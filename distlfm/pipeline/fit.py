@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import re
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from distlfm.data import ReadReport, catalog, read
 from distlfm.data.prepare import scaled, windows
 from distlfm.errors import Problem, UsageError, WorkError
 from distlfm.inference.archive import save
-from distlfm.inference.fit import fit_instances
+from distlfm.inference.fit import fit_instances, instance_bytes
 from distlfm.inference.metrics import Figures, figures, overall
 from distlfm.inference.model import Model
 from distlfm.inference.result import FitResult
@@ -32,6 +33,8 @@ from distlfm.version import __version__
 
 BATCH_BYTES = 1_500_000_000
 """Memory that a batch may take; its size follows from it unless run.batch is set."""
+
+MAX_BATCH = 256
 
 
 @dataclass
@@ -152,11 +155,11 @@ def _blocks(instances: Sequence[Instance], config: FitConfig, model: Model) -> I
 
 
 def _batch_size(instances: Sequence[Instance], config: FitConfig, model: Model) -> int:
-    """As many instances as fit in memory: the largest matrices are over observations and quadrature nodes."""
+    """As many instances as fit in BATCH_BYTES, or in half of the memory that is free."""
     times = max(len(instance.times) for instance in instances) // config.data.stride + 1
-    observed = times * len(model.mechanism.outputs)
-    bytes_each = 8 * 6 * (observed**2 + (8 * times) ** 2 + 8 * times * observed)
-    return max(1, min(256, BATCH_BYTES // (bytes_each * config.inference.restarts)))
+    each = instance_bytes(model, times, config.inference)
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(MAX_BATCH, min(BATCH_BYTES, free // 2) // each))
 
 
 def _prepare(directory: Path) -> None:

@@ -15,6 +15,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 PLAIN_SECONDS = 10.0
 """A redirected output gets a progress line at most this often."""
@@ -127,11 +128,12 @@ class Terminal(Reporter):
         self._console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        table = Table(title=title or None, title_justify="left")
+        # Text: a cell such as "distlfm[ray]" is no markup.
+        table = Table(title=Text(title) if title else None, title_justify="left")
         for column in columns:
-            table.add_column(column, overflow="fold")
+            table.add_column(Text(column), overflow="fold")
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*(Text(cell) for cell in row))
         self._console.print(table)
 
     @contextmanager

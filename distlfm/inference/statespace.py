@@ -1,0 +1,257 @@
+"""Long series of linear mechanisms: the same marginal likelihood and posterior by a Kalman filter, in time linear in T.
+
+A Matérn force of half-integer smoothness is itself the output of a linear stochastic equation (Hartikainen & Särkkä
+2010). Joined with the mechanism it makes one stable linear system, `dx = M x dt + dw`, observed with noise; its
+stationary covariance Π gives the noise of any step as Π − Φ Π Φᵀ with Φ = e^{M Δ}. Smoothing is by the modified
+Bryson–Frazier recursion, which inverts nothing but numbers.
+
+Shapes: `B` instances, `T` times, `Q` query times, `D` states of the mechanism, `L` forces, `n` states of the system.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from distlfm.gp.expression import Scaled, Stationary
+from distlfm.inference.marginal import Marginal, Moments
+from distlfm.inference.model import Model
+from distlfm.inference.observations import Observations
+from distlfm.mechanisms.parameters import Values
+from distlfm.solvers.linear import Linearity, LinearSystem, extract
+
+SMOOTHNESS = {"matern12": 1, "matern32": 2, "matern52": 3}
+"""States of the stochastic equation of each kernel."""
+
+LONG = 100
+"""Observations from which the filter is faster than dense matrices."""
+
+
+@dataclass(frozen=True)
+class _Joint:
+    """drift M, stationary covariance Π and covariance at the start: [B, n, n]; mean of the mechanism apart."""
+
+    drift: Tensor
+    stationary: Tensor
+    first: Tensor
+    outputs: Tensor
+    """[B, P, n]: which combination of the states each output is."""
+    forces: tuple[int, ...]
+    """Where each force stands among the states."""
+
+
+@dataclass(frozen=True)
+class _Filtered:
+    """Before each observation: mean [B, T, n], covariance [B, T, n, n]; and what each scalar update did."""
+
+    log_density: Tensor
+    means: list[Tensor]
+    covariances: list[Tensor]
+    updates: list[list[tuple[Tensor, Tensor, Tensor, Tensor]]]
+    steps: list[Tensor]
+
+
+def supports(model: Model, linearity: Linearity, seed: int = 0) -> bool:
+    """Whether a model is a stable linear system with Matérn forces and Gaussian noise."""
+    if not linearity.affine or model.likelihood.kind != "gaussian":
+        return False
+    if any(_shape_of(kernel.expression) is None for kernel in model.kernels):
+        return False
+    space = model.space
+    draws = torch.randn(7, space.num_free, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    eigenvalues = torch.linalg.eigvals(extract(model.mechanism, space.unpack(draws)).A)
+    return bool((eigenvalues.real < 0).all())
+
+
+def _shape_of(expression: object) -> str | None:
+    if isinstance(expression, Scaled) and isinstance(expression.part, Stationary):
+        return expression.part.shape if expression.part.shape in SMOOTHNESS else None
+    return None
+
+
+class StateSpace(Marginal):
+    """Marginal likelihood and posterior by filtering and smoothing."""
+
+    def __init__(self, model: Model, observations: Observations) -> None:
+        super().__init__(model, observations)
+        self.shapes = [_shape_of(kernel.expression) or "" for kernel in model.kernels]
+
+    def row_bytes(self, num_query: int) -> int:
+        size = self.model.mechanism.num_states + sum(SMOOTHNESS[shape] for shape in self.shapes)
+        return 8 * 4 * size**2 * (num_query + self.observations.times.shape[-1])
+
+    def log_marginal(self, z: Tensor, rows: Tensor) -> Tensor:
+        data = self.observations.rows(rows)
+        values = self.model.space.unpack(z)
+        system = extract(self.model.mechanism, values)
+        residual = data.values - self._offset(system, data.times)
+        noise = self.model.noise_variance(values, data)
+        found = self._filter(self._joint(system, values), data.times, residual, noise, data.mask, keep=False)
+        return torch.where(torch.isfinite(found.log_density), found.log_density, -torch.inf)
+
+    def posterior(self, z: Tensor, rows: Tensor, query: Tensor) -> Moments:
+        data = self.observations.rows(rows)
+        values = self.model.space.unpack(z)
+        system = extract(self.model.mechanism, values)
+        noise = self.model.noise_variance(values, data).expand_as(data.values)
+        # Query times take part as times at which nothing was observed.
+        times, order = torch.cat([data.times, query], -1).sort(dim=-1, stable=True)
+        blank = query.new_zeros(*data.values.shape[:-1], query.shape[-1])
+        place = order.unsqueeze(-2).expand(*data.values.shape[:-1], -1)
+        seen = torch.cat([data.mask, blank.bool()], -1).gather(-1, place)
+        values_there = torch.cat([data.values, blank], -1).gather(-1, place)
+        noise_there = torch.cat([noise, blank + 1], -1).gather(-1, place)
+        offset = self._offset(system, times)
+        joint = self._joint(system, values)
+        found = self._filter(joint, times, values_there - offset, noise_there, seen, keep=True)
+        mean, covariance = _smooth(found)
+        back = torch.argsort(order, -1)[:, data.times.shape[-1] :]
+        mean = mean.gather(1, back.unsqueeze(-1).expand(-1, -1, mean.shape[-1]))
+        covariance = covariance.gather(1, back[..., None, None].expand(-1, -1, *covariance.shape[-2:]))
+        at = offset.gather(-1, back.unsqueeze(-2).expand(-1, offset.shape[-2], -1))
+        outputs = joint.outputs.unsqueeze(1)
+        forces = list(joint.forces)
+        return Moments(
+            mean[..., forces].mT,
+            torch.diagonal(covariance, dim1=-2, dim2=-1)[..., forces].mT.clamp_min(0),
+            at + (outputs @ mean.unsqueeze(-1)).squeeze(-1).mT,
+            ((outputs @ covariance) * outputs).sum(-1).mT.clamp_min(0),
+        )
+
+    def _offset(self, system: LinearSystem, times: Tensor) -> Tensor:
+        """Outputs [B, P, T] while no force acts."""
+        rest = -torch.linalg.solve(system.A, system.c)
+        since = times - times[:, :1]
+        away = (system.start - rest).unsqueeze(-1)
+        if not bool((system.A - torch.diag_embed(torch.diagonal(system.A, dim1=-2, dim2=-1))).any()):
+            rates = torch.diagonal(system.A, dim1=-2, dim2=-1)
+            states = rest.unsqueeze(-1) + torch.exp(rates.unsqueeze(-1) * since.unsqueeze(-2)) * away
+        else:
+            moved = torch.linalg.matrix_exp(system.A.unsqueeze(1) * since[..., None, None]) @ away.unsqueeze(1)
+            states = rest.unsqueeze(-1) + moved.squeeze(-1).mT
+        outputs: Tensor = system.C @ states + system.e.unsqueeze(-1)
+        return outputs
+
+    def _joint(self, system: LinearSystem, values: Values) -> _Joint:
+        num_states = system.A.shape[-1]
+        size = num_states + sum(SMOOTHNESS[shape] for shape in self.shapes)
+        batch = len(system.A)
+        drift = system.A.new_zeros(batch, size, size)
+        diffusion = torch.zeros_like(drift)
+        first = torch.zeros_like(drift)
+        drift[:, :num_states, :num_states] = system.A
+        forces, at = [], num_states
+        for i, (shape, hyper) in enumerate(zip(self.shapes, self.model.hyper(values), strict=True)):
+            part = slice(at, at + SMOOTHNESS[shape])
+            equation, intensity, covariance = _matern(shape, hyper["lengthscale"], hyper["variance"])
+            drift[:, part, part] = equation
+            drift[:, :num_states, at] = system.B[..., i]
+            diffusion[:, part.stop - 1, part.stop - 1] = intensity
+            first[:, part, part] = covariance
+            forces.append(at)
+            at = part.stop
+        padding = system.C.new_zeros(batch, system.C.shape[-2], size - num_states)
+        return _Joint(drift, _stationary(drift, diffusion), first, torch.cat([system.C, padding], -1), tuple(forces))
+
+    def _filter(
+        self, joint: _Joint, times: Tensor, residual: Tensor, noise: Tensor, mask: Tensor, *, keep: bool
+    ) -> _Filtered:
+        """Run through times [B, T] with residuals, noise and mask [B, P, T]."""
+        gaps = torch.diff(times, dim=-1)
+        # Few gaps differ in regular series: each is exponentiated once.
+        lengths, which = torch.unique(gaps, return_inverse=True)
+        steps = torch.linalg.matrix_exp(joint.drift.unsqueeze(1) * lengths[:, None, None])
+        stationary = joint.stationary.unsqueeze(1)
+        noises = stationary - steps @ stationary @ steps.mT
+        row = torch.arange(len(times))
+        observed = mask.any(0).any(0).tolist()
+        mean, covariance = joint.first.new_zeros(joint.first.shape[:-1]), joint.first
+        log_density = joint.first.new_zeros(len(times))
+        found = _Filtered(log_density, [], [], [], [])
+        for t in range(times.shape[-1]):
+            if t:
+                step = steps[row, which[:, t - 1]]
+                mean = (step @ mean.unsqueeze(-1)).squeeze(-1)
+                covariance = step @ covariance @ step.mT + noises[row, which[:, t - 1]]
+                if keep:
+                    found.steps.append(step)
+            if keep:
+                found.means.append(mean)
+                found.covariances.append(covariance)
+                found.updates.append([])
+            if not observed[t]:
+                continue
+            for p in range(residual.shape[-2]):
+                seen = mask[:, p, t].to(mean.dtype)
+                direction = joint.outputs[:, p]
+                cross = (covariance @ direction.unsqueeze(-1)).squeeze(-1)
+                spread = (direction * cross).sum(-1) + noise[:, p, t]
+                error = residual[:, p, t] - (direction * mean).sum(-1)
+                density = -0.5 * (error.square() / spread + torch.log(2 * math.pi * spread))
+                log_density = log_density + seen * density
+                gain = cross * (seen / spread).unsqueeze(-1)
+                if keep:
+                    found.updates[t].append((direction, gain, error, seen / spread))
+                mean = mean + gain * error.unsqueeze(-1)
+                covariance = covariance - gain.unsqueeze(-1) * cross.unsqueeze(-2)
+        return _Filtered(log_density, found.means, found.covariances, found.updates, found.steps)
+
+
+def _matern(shape: str, lengthscale: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Drift [B, k, k], intensity of the noise in the last state [B], stationary covariance [B, k, k]."""
+    size = SMOOTHNESS[shape]
+    rate = math.sqrt(2 * size - 1) / lengthscale
+    drift = rate.new_zeros(len(rate), size, size)
+    covariance = torch.zeros_like(drift)
+    for i in range(size - 1):
+        drift[:, i, i + 1] = 1.0
+    for i in range(size):
+        drift[:, size - 1, i] = -math.comb(size, i) * rate ** (size - i)
+    covariance[:, 0, 0] = variance
+    if size == 1:
+        return drift, 2 * variance * rate, covariance
+    if size == 2:
+        covariance[:, 1, 1] = variance * rate**2
+        return drift, 4 * variance * rate**3, covariance
+    bend = variance * rate**2 / 3
+    covariance[:, 1, 1] = bend
+    covariance[:, 0, 2] = covariance[:, 2, 0] = -bend
+    covariance[:, 2, 2] = variance * rate**4
+    return drift, 16 / 3 * variance * rate**5, covariance
+
+
+def _stationary(drift: Tensor, diffusion: Tensor) -> Tensor:
+    """Π with M Π + Π Mᵀ + diffusion = 0, [B, n, n]."""
+    size = drift.shape[-1]
+    identity = torch.eye(size, dtype=drift.dtype)
+    both = torch.einsum("bij,kl->bikjl", drift, identity) + torch.einsum("ij,bkl->bikjl", identity, drift)
+    flat = torch.linalg.solve(both.reshape(-1, size * size, size * size), -diffusion.flatten(-2))
+    covariance: Tensor = flat.unflatten(-1, (size, size))
+    return 0.5 * (covariance + covariance.mT)
+
+
+def _smooth(found: _Filtered) -> tuple[Tensor, Tensor]:
+    """Means [B, T, n] and covariances [B, T, n, n] given all data."""
+    slope = torch.zeros_like(found.means[0])
+    curve = torch.zeros_like(found.covariances[0])
+    means, covariances = [], []
+    for t in range(len(found.means) - 1, -1, -1):
+        for direction, gain, error, precision in reversed(found.updates[t]):
+            # Undo one scalar update: C = I − gain · directionᵀ.
+            slope = slope - direction * ((gain * slope).sum(-1) + precision * error).unsqueeze(-1)
+            across = curve - direction.unsqueeze(-1) * (gain.unsqueeze(-2) @ curve)
+            curve = across - (across @ gain.unsqueeze(-1)) * direction.unsqueeze(-2)
+            curve = curve + precision[:, None, None] * direction.unsqueeze(-1) * direction.unsqueeze(-2)
+        mean, covariance = found.means[t], found.covariances[t]
+        means.append(mean - (covariance @ slope.unsqueeze(-1)).squeeze(-1))
+        covariances.append(covariance - covariance @ curve @ covariance)
+        if t:
+            step = found.steps[t - 1]
+            slope = (step.mT @ slope.unsqueeze(-1)).squeeze(-1)
+            curve = step.mT @ curve @ step
+    means.reverse()
+    covariances.reverse()
+    return torch.stack(means, 1), torch.stack(covariances, 1)
