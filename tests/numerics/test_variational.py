@@ -1,0 +1,194 @@
+"""Fits through the solver: against the exact answer where there is one, with counts, and with flows of the state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from distlfm.inference.fit import InferenceConfig, fit_instances
+from distlfm.inference.likelihood import log_likelihood, positive_rate
+from distlfm.inference.linear import LinearGaussian, Quadrature
+from distlfm.inference.metrics import figures
+from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.observations import collate
+from distlfm.inference.result import FitResult
+from distlfm.instance import Instance
+from distlfm.mechanisms import build_mechanism
+from distlfm.mechanisms.priors import LogNormal
+from distlfm.pipeline.simulate import simulate
+from distlfm.solvers.linear import probe
+
+GENES = ("a", "b")
+NOISE = 0.1
+TIMES = np.linspace(0, 8, 9).tolist()
+
+
+def make_model(likelihood: LikelihoodConfig, response: str = "identity", **fixed: Any) -> Model:
+    """Two genes of known decay and sensitivity: the basal rates and the force are open."""
+    known = {"sensitivity": dict.fromkeys(GENES, 1.0), "decay": {"a": 0.5, "b": 1.0}, **fixed}
+    options = {"kind": "transcription", "outputs": GENES, "response": {"kind": response}, "fixed": known}
+    return Model(build_mechanism(options), ForceConfig(fixed={"lengthscale": 2.0, "variance": 1.0}), likelihood)
+
+
+def make_instances(response: str, count: int, **fixed: Any) -> list[Instance]:
+    model = make_model(LikelihoodConfig(prior=LogNormal(median=NOISE, spread=1e-3)), response, **fixed)
+    truth_times = np.linspace(0, 8, 33).tolist()
+    found = simulate(model, num_instances=count, times=TIMES, truth_times=truth_times, seed=1)
+    return [replace(one, variance=np.full(one.values.shape, NOISE**2)) for one in found]
+
+
+def options(method: str = "variational", **variational: Any) -> InferenceConfig:
+    small = {"iterations": 60, "draws": 128, "num_inducing": 10, "samples": 6, "window": 20, "features": 32}
+    return InferenceConfig.model_validate(
+        {
+            "method": method,
+            "grid_points": 12,
+            "optimiser": {"rounds": 2, "iterations": 50},
+            "posterior": {"stages": (60, 100), "draws": 16},
+            "variational": {**small, **variational},
+        }
+    )
+
+
+GIVEN = LikelihoodConfig(noise="given")
+KNOWN_BASAL = {"basal": {"b": 0.1}}
+
+
+@pytest.fixture(scope="module")
+def linear_fits() -> list[FitResult]:
+    return fit_instances(make_model(GIVEN, **KNOWN_BASAL), make_instances("identity", 2, **KNOWN_BASAL), options())
+
+
+def test_the_bound_is_below_the_exact_evidence_and_near_it(linear_fits: list[FitResult]) -> None:
+    model = make_model(GIVEN, **KNOWN_BASAL)
+    assert model.space.num_free == 1
+    data = collate([result.instance for result in linear_fits], GENES)
+    marginal = LinearGaussian(model, data, probe(model.mechanism, model.space), Quadrature(2))
+    points, weights = np.polynomial.hermite_e.hermegauss(40)
+    share = torch.from_numpy(np.log(weights / weights.sum()))
+    for row, result in enumerate(linear_fits):
+        z = torch.from_numpy(points).unsqueeze(-1)
+        each = marginal.log_marginal(z, torch.full((40,), row))
+        evidence = float(torch.logsumexp(each + share, 0))
+        assert result.method == "variational"
+        assert evidence - 3.0 < result.bound < evidence
+
+
+def test_force_and_band_approach_the_exact_posterior(linear_fits: list[FitResult]) -> None:
+    instances = [result.instance for result in linear_fits]
+    exact = fit_instances(make_model(GIVEN, **KNOWN_BASAL), instances, options("collapsed"))
+    for one, other in zip(linear_fits, exact, strict=True):
+        off = np.abs(one.grid.force.mean - other.grid.force.mean) / other.grid.force.sd
+        assert off.max() < 0.5
+        assert off.mean() < 0.25
+        ratio = one.grid.force.sd / other.grid.force.sd
+        assert ((ratio > 0.7) & (ratio < 1.4)).all()
+        np.testing.assert_allclose(one.grid.outputs.mean, other.grid.outputs.mean, atol=0.3 * NOISE)
+
+
+def test_natural_gradients_reach_the_answer_of_adam(linear_fits: list[FitResult]) -> None:
+    model, instances = make_model(GIVEN, **KNOWN_BASAL), [result.instance for result in linear_fits]
+    for one, other in zip(
+        fit_instances(model, instances, options(gradient="natural", learning_rate=0.1)), linear_fits, strict=True
+    ):
+        assert one.status == "converged"
+        assert one.bound == pytest.approx(other.bound, abs=2.0)
+        off = np.abs(one.grid.force.mean - other.grid.force.mean) / other.grid.force.sd
+        assert off.max() < 0.6
+        assert np.abs(np.log(one.grid.force.sd / other.grid.force.sd)).max() < 0.5
+
+
+def test_an_absurd_neighbour_is_flagged_and_changes_no_other() -> None:
+    model, instances = make_model(GIVEN, "softplus"), make_instances("softplus", 2)
+    small = options(iterations=10, num_inducing=6, draws=16)
+    bad = replace(instances[0], id="bad", values=np.full((2, len(TIMES)), 1e200))
+    alone = fit_instances(model, instances, small)
+    one, broken, other = fit_instances(model, [instances[0], bad, instances[1]], small)
+    assert broken.status == "diverged"
+    assert "units" in broken.advice
+    assert not broken.ok
+    for found, expected in zip((one, other), alone, strict=True):
+        assert found.ok
+        np.testing.assert_allclose(found.grid.force.mean, expected.grid.force.mean, rtol=0, atol=1e-8)
+        np.testing.assert_allclose(found.trace[-1], expected.trace[-1], rtol=1e-6)
+
+
+# ---- likelihoods -----------------------------------------------------------------------------------------------------
+
+
+def count_data() -> tuple[Instance, torch.Tensor]:
+    rng = np.random.default_rng(0)
+    outputs = rng.uniform(0.5, 30.0, (2, 5))
+    mask = rng.random((2, 5)) > 0.3
+    instance = Instance("one", GENES, np.arange(5.0), rng.poisson(outputs).astype(float) * mask, mask)
+    return instance, torch.from_numpy(outputs)
+
+
+@pytest.mark.parametrize("kind", ["poisson", "negative_binomial", "gaussian"])
+def test_likelihoods_are_scipys(kind: str) -> None:
+    instance, outputs = count_data()
+    model = make_model(LikelihoodConfig(kind=kind))
+    scatter = np.array([0.2, 1.7])
+    values = {
+        "dispersion": torch.from_numpy(scatter).expand(3, 1, 2),
+        "noise": torch.from_numpy(scatter).expand(3, 1, 2),
+    }
+    mean = positive_rate(outputs).numpy()
+    if kind == "poisson":
+        expected = scipy.stats.poisson.logpmf(instance.values, mean)
+    elif kind == "negative_binomial":
+        size = 1 / scatter[:, None]
+        expected = scipy.stats.nbinom.logpmf(instance.values, size, size / (size + mean))
+    else:
+        expected = scipy.stats.norm.logpdf(instance.values, outputs.numpy(), scatter[:, None])
+    found = log_likelihood(model, values, outputs.expand(3, 1, 2, 5), collate([instance], GENES))
+    np.testing.assert_allclose(found.numpy(), np.full((3, 1), expected[instance.mask].sum()), rtol=1e-9)
+
+
+def test_the_rate_of_a_count_is_the_output_itself_and_positive_below_zero() -> None:
+    y = torch.tensor([-50.0, -0.2, 0.0, 0.5, 3.0, 1e4], dtype=torch.float64)
+    rate = positive_rate(y)
+    assert (rate > 0).all()
+    torch.testing.assert_close(rate[3:], y[3:], rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["poisson", "negative_binomial"])
+def test_the_force_behind_counts_is_recovered(kind: str) -> None:
+    known = {"sensitivity": dict.fromkeys(GENES, 200.0), "basal": dict.fromkeys(GENES, 1.0)}
+    likelihood = LikelihoodConfig(kind=kind, dispersion=LogNormal(median=0.005, spread=0.1))
+    model = make_model(likelihood, "softplus", **known)
+    times = np.linspace(0, 10, 13).tolist()
+    instances = simulate(model, num_instances=1, times=times, truth_times=np.linspace(0, 10, 41).tolist(), seed=5)
+    for result in fit_instances(model, instances, options("auto", iterations=20)):
+        assert result.method == "variational"
+        assert result.ok
+        found = figures(result)
+        assert found["latent_correlation"] > 0.8
+        assert found["output_q2"] > 0.9
+
+
+# ---- a flow of the state ---------------------------------------------------------------------------------------------
+
+
+def test_a_nonparametric_flow_finds_a_linear_one() -> None:
+    """ẏ = −0.5 y from 2, of which only a noisy trajectory is given."""
+    times = np.linspace(0, 4, 11)
+    values = 2 * np.exp(-0.5 * times) + 0.01 * np.random.default_rng(0).normal(size=11)
+    instance = Instance("decay", ("y",), times, values[None], np.ones((1, 11), bool), variance=np.full((1, 11), 1e-4))
+    force = ForceConfig(
+        priors={"lengthscale": LogNormal(median=2.0, spread=0.3), "variance": LogNormal(median=1.0, spread=0.5)}
+    )
+    model = Model(build_mechanism({"kind": "nonparametric", "outputs": ("y",)}), force, GIVEN)
+    (result,) = fit_instances(
+        model, [instance], options("auto", num_inducing=6, iterations=10, draws=32, solver={"steps": 12})
+    )
+    assert result.method == "variational"
+    assert result.force_names == ("flow_y",)
+    state, flow = result.grid.outputs.mean[0], result.grid.force.mean[0]
+    np.testing.assert_allclose(state, 2 * np.exp(-0.5 * result.grid.times), atol=0.03)
+    np.testing.assert_allclose(flow, -0.5 * state, atol=0.1)
