@@ -25,7 +25,7 @@ DIFFERENCE = 1e-3
 def find_modes(objective: Objective, z0: Tensor, options: OptimiserConfig) -> Optimum:
     """Minimise from z0 [A, n] in rounds of L-BFGS, the later ones preconditioned by the curvature."""
     found = minimise(objective, z0, options)
-    for _ in range(options.rounds):
+    for _ in range(options.rounds if z0.shape[-1] else 0):
         rows = torch.nonzero(found.status != Status.DIVERGED).squeeze(-1)
         if len(rows) == 0:
             break

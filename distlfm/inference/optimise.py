@@ -90,7 +90,7 @@ def minimise(objective: Objective, z0: Tensor, options: OptimiserConfig) -> Opti
     scale = z.new_ones(num_problems)
 
     for iteration in range(options.iterations):
-        done = (status == Status.RUNNING) & (grad.abs().amax(-1) <= options.gradient)
+        done = (status == Status.RUNNING) & (grad.abs() <= options.gradient).all(-1)
         status[done] = int(Status.CONVERGED)
         rows = torch.nonzero(status == Status.RUNNING).squeeze(-1)
         if len(rows) == 0:

@@ -67,7 +67,7 @@ class ParameterPosterior:
 def infer(objective: Objective, mode: Tensor, seeds: Sequence[int], options: PosteriorConfig) -> ParameterPosterior:
     """Approximate the posterior around the modes [B, n]; each instance draws from its own seed."""
     num_instances, size = mode.shape
-    if options.method == "point":
+    if options.method == "point" or size == 0:
         alone = torch.ones(1, num_instances, dtype=mode.dtype)
         return ParameterPosterior(mode, mode.unsqueeze(0), alone, mode.unsqueeze(0), alone[0])
     root = root_of_inverse(hessian(objective, mode, torch.arange(num_instances)))
