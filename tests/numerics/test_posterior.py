@@ -48,7 +48,7 @@ def test_importance_sampling_finds_the_moments_of_a_skewed_posterior_and_laplace
     problem = LogGamma(8)
     errors = {}
     for method in ("importance", "laplace"):
-        found = posterior_of(problem, method, list(range(8)), stages=(300, 500, 1200), draws=2000)
+        found = posterior_of(problem, method, list(range(8)), stages=(100, 170, 400), draws=2000)
         mean = (found.mean - problem.mean).norm(dim=-1).mean()
         covariance = (found.covariance - problem.covariance).flatten(1).norm(dim=-1).mean()
         errors[method] = float(mean), float(covariance / problem.covariance[0].norm())
@@ -65,12 +65,12 @@ def test_more_proposals_bring_the_mean_closer() -> None:
         found = posterior_of(problem, "importance", list(range(24)), stages=stages)
         return float((found.mean - problem.mean).norm(dim=-1).mean())
 
-    assert error((1000, 1000, 2000)) < 0.6 * error((60, 60, 120))
+    assert error((300, 300, 700)) < 0.6 * error((20, 20, 40))
 
 
 def test_weights_are_a_distribution_and_the_effective_number_lies_within_their_count() -> None:
-    found = posterior_of(LogGamma(5), "importance", list(range(5)), stages=(100, 200), draws=32)
-    assert found.proposals.shape == (300, 5, 3)
+    found = posterior_of(LogGamma(5), "importance", list(range(5)), stages=(40, 60), draws=32)
+    assert found.proposals.shape == (300, 5, 3)  # so many for each of three unknowns
     assert found.draws.shape == (32, 5, 3)
     assert (found.weights >= 0).all()
     torch.testing.assert_close(found.weights.sum(0), torch.ones(5, dtype=torch.float64))
@@ -87,14 +87,14 @@ def test_equal_draws_stand_for_the_weighted_ones() -> None:
 @pytest.mark.parametrize("method", ["importance", "laplace", "point"])
 def test_an_instance_draws_the_same_whatever_its_neighbours(method: str) -> None:
     problem = LogGamma(3)
-    together = posterior_of(problem, method, [11, 22, 33], stages=(50, 80), draws=16)
-    again = posterior_of(problem, method, [11, 22, 33], stages=(50, 80), draws=16)
+    together = posterior_of(problem, method, [11, 22, 33], stages=(20, 30), draws=16)
+    again = posterior_of(problem, method, [11, 22, 33], stages=(20, 30), draws=16)
     assert torch.equal(together.draws, again.draws)
     alone = infer(
         lambda z, rows: problem(z, rows + 1),
         problem.mode[1:2],
         [22],
-        PosteriorConfig.model_validate({"method": method, "stages": (50, 80), "draws": 16}),
+        PosteriorConfig.model_validate({"method": method, "stages": (20, 30), "draws": 16}),
     )
     torch.testing.assert_close(alone.draws[:, 0], together.draws[:, 1], rtol=0, atol=1e-9)
     torch.testing.assert_close(alone.weights[:, 0], together.weights[:, 1], rtol=1e-6, atol=1e-12)
@@ -121,7 +121,7 @@ def test_a_row_that_is_impossible_everywhere_leaves_its_neighbours_as_they_are(v
         good = problem(z, rows)
         return torch.where(rows == 1, torch.full_like(good, value), good)
 
-    options = PosteriorConfig(stages=(50, 80), draws=16)
+    options = PosteriorConfig(stages=(20, 30), draws=16)
     clean, found = (infer(one, problem.mode, [1, 2, 3], options) for one in (problem, spoiled))
     for one, other in ((clean.draws, found.draws), (clean.weights, found.weights)):
         torch.testing.assert_close(one[:, [0, 2]], other[:, [0, 2]], rtol=1e-9, atol=1e-12)
@@ -196,7 +196,7 @@ def one_gene_data(num_instances: int) -> list[Instance]:
     return [replace(instance, variance=np.full((1, 25), 0.05**2)) for instance in found]
 
 
-QUICK = InferenceConfig(grid_points=3, posterior=PosteriorConfig(stages=(100, 200), draws=4))
+QUICK = InferenceConfig(grid_points=3, posterior=PosteriorConfig(stages=(40, 60), draws=4))
 
 
 def test_the_scale_of_a_force_is_named_as_undetermined_until_a_sensitivity_is_fixed() -> None:

@@ -49,7 +49,7 @@ def options(method: str = "variational", **variational: Any) -> InferenceConfig:
             "method": method,
             "grid_points": 12,
             "optimiser": {"rounds": 2, "iterations": 50},
-            "posterior": {"stages": (60, 100), "draws": 16},
+            "posterior": {"stages": (60, 60), "draws": 16},
             "variational": {**small, **variational},
         }
     )
