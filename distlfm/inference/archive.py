@@ -119,10 +119,10 @@ def load(path: Path) -> FitResult:
     posterior = _restore(header, model, observations, state)
     fit = Fit(
         posterior,
-        bound=torch.tensor([header["bound"]]),
+        bound=torch.tensor([header["bound"]], dtype=torch.float64),
         status=torch.tensor([int(Status[header["status"].upper()])]),
         iterations=torch.zeros(1, dtype=torch.long),
-        effective=torch.tensor([header["effective"]]),
+        effective=torch.tensor([header["effective"]], dtype=torch.float64),
         trace=torch.from_numpy(arrays["trace"]).unsqueeze(-1),
     )
     grids = torch.from_numpy(arrays["grid_times"]).unsqueeze(0)
