@@ -20,6 +20,7 @@ from distlfm.inference.linear import LinearGaussian, Quadrature
 from distlfm.inference.marginal import GaussianMarginal
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.observations import Observations, collate
+from distlfm.inference.statespace import StateSpace, supports
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_mechanism
 from distlfm.solvers.linear import probe
@@ -226,6 +227,28 @@ def test_the_closed_form_is_refused_where_there_is_none(options: dict[str, Any],
         AnalyticMotif(model, collate(make_instances(("a",)), ("a",)))
 
 
+# ---- the filter for long series --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", ["matern12", "matern32", "matern52"])
+@pytest.mark.parametrize("name", ["oscillator", "cascade", "two forces"])
+def test_the_filter_has_the_likelihood_and_the_posterior_of_dense_matrices(name: str, kernel: str) -> None:
+    model = make_model(MECHANISMS[name], KernelConfig(kind=kernel))
+    data = collate(make_instances(model.mechanism.outputs), model.mechanism.outputs)
+    z, rows = 0.5 * normal(2, model.space.num_free, seed=3), torch.arange(2)
+    # The kink of a rough kernel is what the quadrature sees least of.
+    tolerance = {"matern12": 2e-2, "matern32": 1e-4, "matern52": 1e-5}[kernel]
+    dense, filtered = linear(model, data), StateSpace(model, data)
+    assert supports(model, dense.linearity)
+    torch.testing.assert_close(
+        filtered.log_marginal(z, rows), dense.log_marginal(z, rows), rtol=tolerance, atol=tolerance
+    )
+    query = data.times[:, :1] + (data.times[:, -1:] - data.times[:, :1]) * torch.tensor([0.0, 0.3, 1.0, 1.4]).double()
+    one, other = filtered.posterior(z, rows, query), dense.posterior(z, rows, query)
+    for part in ("force_mean", "force_var", "output_mean", "output_var"):
+        torch.testing.assert_close(getattr(one, part), getattr(other, part), rtol=tolerance, atol=tolerance)
+
+
 # ---- masks, gradients, failures --------------------------------------------------------------------------------------
 
 
@@ -292,11 +315,14 @@ def test_a_covariance_that_cannot_be_factored_is_minus_infinity_and_leaves_its_n
     assert gradient.isfinite().all()
 
 
-def test_an_impossible_z_is_minus_infinity_and_leaves_its_neighbours() -> None:
-    model, data = motif()
+@pytest.mark.parametrize("way", [linear, StateSpace], ids=["dense", "filter"])
+@pytest.mark.parametrize("name", ["force.variance", "decay"])
+def test_an_impossible_z_is_minus_infinity_and_leaves_its_neighbours(way: Any, name: str) -> None:
+    model = make_model({"kind": "transcription", "outputs": ("a", "b")}, KernelConfig(kind="matern52"))
+    marginal = way(model, collate(make_instances(("a", "b"), (3, 6, 9)), model.mechanism.outputs))
     z = normal(3, model.space.num_free)
-    expected = linear(model, data).log_marginal(z, torch.arange(3))
-    z[1, model.space.slice_of("force.variance")] = 1e4  # e^10000
-    found = linear(model, data).log_marginal(z, torch.arange(3))
+    expected = marginal.log_marginal(z, torch.arange(3))
+    z[1, model.space.slice_of(name)] = 1e4  # e^10000
+    found = marginal.log_marginal(z, torch.arange(3))
     assert found[1] == -torch.inf
     assert torch.equal(found[[0, 2]], expected[[0, 2]])
