@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -15,6 +16,7 @@ from distlfm.config import Config
 from distlfm.errors import UsageError
 from distlfm.inference.base import Fit
 from distlfm.inference.collapsed import Starts, fit_collapsed
+from distlfm.inference.evidence import FOUND, matched_mode
 from distlfm.inference.exact import AnalyticMotif
 from distlfm.inference.forward import Forward
 from distlfm.inference.linear import LinearGaussian, choose_quadrature
@@ -23,7 +25,7 @@ from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import OptimiserConfig
 from distlfm.inference.posterior import PosteriorConfig
-from distlfm.inference.preestimate import PreestimateConfig, fit_preestimate, matched_start
+from distlfm.inference.preestimate import PreestimateConfig, fit_preestimate
 from distlfm.inference.result import FitResult, results_of
 from distlfm.inference.statespace import LONG, StateSpace, supports
 from distlfm.inference.variational import VariationalConfig, fit_variational
@@ -83,8 +85,12 @@ def _fit(model: Model, observations: Observations, seeds: list[int], options: In
         forward = Forward(model, observations, options.variational.solver, options.variational.num_inducing)
         if method == "preestimate":
             return fit_preestimate(forward, seeds, options.optimiser, options.preestimate, starts)
-        start = matched_start(forward, seeds, options.preestimate, starts) if options.preestimate.enabled else None
-        return fit_variational(forward, seeds, options.optimiser, options.variational, starts, start)
+        if options.preestimate.enabled:
+            mode = matched_mode(forward, seeds, options.optimiser, options.preestimate, starts)
+            if mode is not None:
+                found = fit_variational(forward, seeds, FOUND, options.variational, starts, mode.z)
+                return replace(found, status=torch.maximum(found.status, mode.status), iterations=mode.iterations)
+        return fit_variational(forward, seeds, options.optimiser, options.variational, starts)
     if method in ("collapsed", "filter") and not linear:
         raise UsageError(
             f"The method {method!r} needs a linear mechanism with Gaussian noise, and "
@@ -107,7 +113,7 @@ def _fit(model: Model, observations: Observations, seeds: list[int], options: In
 
 
 def _settle(model: Model, num_observed: int, linearity: Linearity, options: InferenceConfig) -> Method:
-    """The method itself where it is left open: dense matrices for short series, a filter for long ones if there is one."""
+    """The method, where it is left open: dense matrices for short series, a filter for long ones if there is one."""
     if options.method != "auto":
         return options.method
     if not linearity.affine or model.likelihood.kind != "gaussian":

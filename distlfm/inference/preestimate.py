@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -19,6 +20,7 @@ from distlfm.config import Config
 from distlfm.errors import UsageError
 from distlfm.inference.base import Fit
 from distlfm.inference.collapsed import ONE_START, Starts, best_of_starts
+from distlfm.inference.curvature import hessian
 from distlfm.inference.forward import Forward
 from distlfm.inference.interpolant import Interpolated, Smoothness, by_processes, by_splines
 from distlfm.inference.model import Model
@@ -34,7 +36,7 @@ ACCURACY = 0.05
 FURTHEST = 3.0
 """The noise that a fit starts with is within this many standard deviations of its prior's middle."""
 
-START = OptimiserConfig(iterations=60, gradient=1e-2, change=1e-4)
+START = OptimiserConfig(iterations=40, rounds=1, gradient=1e-2, change=1e-4, distance=0.3)
 """A start need not be exact."""
 
 
@@ -60,23 +62,35 @@ class PreestimatePosterior(VariationalPosterior):
     method = "preestimate"
 
 
+@dataclass(frozen=True)
+class Match:
+    """w: [B, W], the best match, or the prior's middle where that explains the data better.
+
+    curvature: [B, W, W] of the matching objective; root_of_inverse of it are units in which a search is quick.
+    """
+
+    w: Tensor
+    curvature: Tensor
+
+
 def matched_start(
     forward: Forward, seeds: Sequence[int], options: PreestimateConfig, starts: Starts = ONE_START
-) -> Tensor | None:
-    """Where a fit through the solver begins, [B, W]; None if the mechanism has states that are not observed.
-
-    One solve sets the noise to what the match leaves over, and tells where the prior's middle is the better start.
-    """
+) -> Match | None:
+    """Where a search through the solver begins; None if the mechanism has states that are not observed."""
     if not all_observed(forward.model):
         return None
     matching = Matching(forward, options)
     best, _ = best_of_starts(matching.objective, seeds, forward.size, START, starts)
-    start = _with_leftover_noise(forward, best.z)
-    rows, middle = torch.arange(len(start)), torch.zeros_like(start)
+    rows = torch.arange(len(best.z))
+    middle = torch.zeros_like(best.z)
+    if learns_noise(forward.model):
+        place = forward.model.space.slice_of("noise")
+        middle[:, place] = best.z[:, place]
     with torch.no_grad():
-        reached, without = forward.log_likelihood(torch.stack([start, middle]), rows)
-    better = reached - 0.5 * start.square().sum(-1) > without
-    return torch.where(better.unsqueeze(-1), start, middle)
+        reached, without = forward.log_likelihood(torch.stack([best.z, middle]), rows)
+    gain = reached - without - 0.5 * (best.z.square() - middle.square()).sum(-1)
+    w = torch.where((gain > 0).unsqueeze(-1), best.z, middle)
+    return Match(w, hessian(matching.objective, w, rows))
 
 
 def fit_preestimate(
@@ -116,6 +130,11 @@ def all_observed(model: Model) -> bool:
     z = torch.randn(3, model.space.num_free, generator=generator, dtype=torch.float64)
     y = torch.rand(3, mechanism.num_states, generator=generator, dtype=torch.float64)
     return torch.equal(mechanism.observe(y, model.space.unpack(z)), y)
+
+
+def learns_noise(model: Model) -> bool:
+    """Whether noise is an unknown, and no part of it is given."""
+    return model.likelihood.kind == "gaussian" and model.likelihood.noise == "learned"
 
 
 class Matching:
@@ -203,27 +222,8 @@ def _noise_knowledge(
     model: Model, noise: Tensor, value_size: Tensor, data: Observations
 ) -> tuple[Tensor, Tensor | None]:
     """Noise [B, P] that the curves found, and how many values each such figure is worth; None if none is learned."""
-    if model.likelihood.kind != "gaussian" or model.likelihood.noise != "learned":
+    if not learns_noise(model):
         return noise, None
     worth = 0.5 * (data.mask.sum(-1) - 2).clamp_min(0)
     found = torch.maximum(noise, 1e-6 * value_size).nan_to_num(1.0)
     return found, torch.where(noise.isnan(), 0.0, worth)
-
-
-@torch.no_grad()
-def _with_leftover_noise(forward: Forward, w: Tensor) -> Tensor:
-    """w [B, W] with the learned noise raised to what lies between the data and the outputs that w gives."""
-    space, data = forward.model.space, forward.observations
-    outcome = forward.run(w.unsqueeze(0), torch.arange(len(w)))
-    if "noise" not in outcome.values:
-        return w
-    off = torch.where(data.mask, data.values - outcome.outputs[0], 0.0).square()
-    dims = (-2, -1) if forward.model.likelihood.shared else (-1,)
-    left = (off.sum(dims) / data.mask.sum(dims).clamp_min(1)).sqrt()
-    left = left.unsqueeze(-1) if forward.model.likelihood.shared else left
-    sd = torch.maximum(outcome.values["noise"][0], left)
-    place = space.slice_of("noise")
-    started = w.clone()
-    parameter = space["noise"]
-    started[:, place] = parameter.prior.whiten(sd)[:, list(parameter.free)].clamp(-FURTHEST, FURTHEST)
-    return torch.where(outcome.ok[0].unsqueeze(-1), started, w)
