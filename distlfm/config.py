@@ -107,6 +107,8 @@ def _sentence(item: dict[str, Any], known: list[str]) -> str:
     place = ".".join(given)
     if item["type"] == "extra_forbidden":
         return f"Unknown key {place!r}. {nearest(place, known)}"
+    if item["type"] == "union_tag_not_found":
+        return f"{place!r} is given in part. Say which kind it is too, for example {place}.kind=lognormal."
     if item["type"] == "missing":
         return f"{place!r} is not set. Add it to the file, or give {place}=… on the command line."
     shown = "" if isinstance(item.get("input"), (dict, list)) else f", not {item.get('input')!r}"
@@ -120,7 +122,8 @@ def nearest(name: str, known: Sequence[str]) -> str:
     """A sentence that points from an unknown name to the closest known ones."""
     leaf = name.rsplit(".", 1)[-1]
     by_leaf = [key for key in known if key.rsplit(".", 1)[-1] == leaf]
-    close = by_leaf[:3] or difflib.get_close_matches(name, known, n=2, cutoff=0.5)
+    close = by_leaf[:3] or difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    close = close or difflib.get_close_matches(name, known, n=2, cutoff=0.5)
     if not close:
         leaves = {key.rsplit(".", 1)[-1]: key for key in known}
         close = [leaves[match] for match in difflib.get_close_matches(leaf, list(leaves), n=2, cutoff=0.5)]
@@ -149,7 +152,11 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def dump(config: BaseModel) -> str:
     """The resolved config as YAML, defaults included."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    content = config.model_dump(mode="json")
+    text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    if yaml.safe_load(text) != content:  # some control characters survive only as escapes
+        text = yaml.safe_dump(content, sort_keys=False)
+    return text
 
 
 def fingerprint(config: BaseModel) -> str:

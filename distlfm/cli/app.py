@@ -28,6 +28,8 @@ EXAMPLES = """Infer the unseen forces that drive a system whose equation is know
 - `distlfm fit configs/fit/transcription_toy.yaml --data toy.npz --out runs/toy` — infer the forces
 """
 
+INTERRUPTED = 130
+
 app = group(EXAMPLES)
 app.command("doctor")(doctor.doctor)
 app.command("simulate")(fit.simulate)
@@ -69,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     try:
         result = app(args=arguments, prog_name="distlfm", standalone_mode=False)
+        if result == INTERRUPTED:  # typer turns Ctrl-C into this code, without a word
+            typer.echo("Interrupted.", err=True)
         return result if isinstance(result, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
         typer.echo(error.ctx.get_help() if error.ctx else "")
@@ -76,9 +80,6 @@ def _run(arguments: list[str]) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except (KeyboardInterrupt, click.exceptions.Abort):
-        typer.echo("Interrupted.", err=True)
-        return 130
     except DistlfmError as error:
         return _tell(str(error), error.exit_code)
     except BrokenPipeError:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from distlfm.config import Config, apply_overrides, build, read_yaml
 from distlfm.data import ColumnMap
@@ -14,6 +14,7 @@ from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.model import ForceConfig, LikelihoodConfig
 from distlfm.mechanisms import REGISTRY, build_mechanism
+from distlfm.pipeline.plugins import import_plugins
 
 
 class RunConfig(Config):
@@ -48,11 +49,19 @@ class DataConfig(Config):
 
 
 class _ModelConfig(Config):
-    """Mechanism, prior of the forces, likelihood."""
+    """Mechanism, prior of the forces, likelihood. plugins: modules to import first, which register mechanisms."""
 
+    plugins: tuple[str, ...] = ()
     mechanism: dict[str, Any]
     force: ForceConfig = ForceConfig()
     likelihood: LikelihoodConfig = LikelihoodConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_plugins(cls, content: Any) -> Any:
+        if isinstance(content, dict) and isinstance(content.get("plugins"), list | tuple):
+            import_plugins([str(name) for name in content["plugins"]])
+        return content
 
     @field_validator("mechanism")
     @classmethod

@@ -110,7 +110,6 @@ def test_terminal_shows_colour_a_bar_and_literal_brackets() -> None:
     assert "loss 0.5" in shown
 
 
-@pytest.mark.xfail(reason="cells and titles of a terminal's table are still taken for rich's markup")
 def test_terminal_table_shows_brackets() -> None:
     """The doctor's table holds install lines such as `pip install "distlfm[ray]"`."""
     stream = TerminalStream()

@@ -1,0 +1,116 @@
+"""The Kalman filter of long series is the dense Gaussian process by another road."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from distlfm.config import build
+from distlfm.inference.fit import InferenceConfig, fit_instances
+from distlfm.inference.linear import LinearGaussian, Quadrature
+from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.observations import Observations
+from distlfm.inference.statespace import StateSpace, supports
+from distlfm.mechanisms import build_mechanism
+from distlfm.pipeline.settings import SimulateConfig
+from distlfm.pipeline.simulate import simulate_from
+from distlfm.solvers.linear import probe
+
+ROWS = torch.arange(3)
+
+
+def model_of(kind: str, kernel: str, outputs: list[str], **more: object) -> Model:
+    mechanism = build_mechanism({"kind": kind, **more}, outputs)
+    return Model(mechanism, build(ForceConfig, {"kernel": {"kind": kernel}}), LikelihoodConfig())
+
+
+def observations_of(model: Model, num_times: int = 14) -> Observations:
+    generator = torch.Generator().manual_seed(5)
+    times = torch.rand(3, num_times, generator=generator, dtype=torch.float64).sort(-1).values * 8
+    times[1] = torch.linspace(0, 8, num_times, dtype=torch.float64)
+    shape = (3, len(model.mechanism.outputs), num_times)
+    values = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if model.mechanism.outputs == ("glucose",):
+        values = values + 110
+    mask = torch.rand(shape, generator=generator) > 0.2
+    return Observations(("a", "b", "c"), model.mechanism.outputs, times, values, mask, None)
+
+
+CASES = [
+    ("glucose", "matern52", ["glucose"], {}),
+    ("glucose", "matern32", ["glucose"], {}),
+    ("transcription", "matern52", ["g0", "g1"], {}),
+    ("cascade", "matern52", ["g0", "g1"], {}),
+    ("transcription", "matern32", ["g0", "g1"], {"forces": ["p53", "myc"]}),
+    ("linear_ode", "matern52", ["y"], {"order": 3}),
+]
+
+
+@pytest.mark.parametrize(("kind", "kernel", "outputs", "more"), CASES)
+def test_filter_and_dense_matrices_agree(kind: str, kernel: str, outputs: list[str], more: dict[str, object]) -> None:
+    model = model_of(kind, kernel, outputs, **more)
+    data = observations_of(model)
+    z = 0.4 * torch.randn(3, model.space.num_free, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    if kind == "linear_ode":
+        z = z * 0.2
+    dense = LinearGaussian(model, data, probe(model.mechanism, model.space), Quadrature(16, 4))
+    quick = StateSpace(model, data)
+    torch.testing.assert_close(quick.log_marginal(z, ROWS), dense.log_marginal(z, ROWS), rtol=2e-6, atol=2e-3)
+    query = (data.times[:, :1] + torch.linspace(0, 10, 9, dtype=torch.float64)).contiguous()
+    found, expected = quick.posterior(z, ROWS, query), dense.posterior(z, ROWS, query)
+    for name in ("force_mean", "force_var", "output_mean", "output_var"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=2e-3, atol=2e-3)
+
+
+def test_gradient_of_the_filter_is_that_of_finite_differences() -> None:
+    model = model_of("transcription", "matern52", ["g0", "g1"])
+    quick = StateSpace(model, observations_of(model))
+    z = 0.3 * torch.randn(3, model.space.num_free, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    z.requires_grad_(True)
+    assert torch.autograd.gradcheck(lambda x: quick.log_joint(x, ROWS), (z,), atol=1e-3, rtol=1e-4)
+
+
+def test_an_instance_does_not_depend_on_its_neighbours() -> None:
+    model = model_of("glucose", "matern52", ["glucose"])
+    quick = StateSpace(model, observations_of(model))
+    z = torch.zeros(3, model.space.num_free, dtype=torch.float64)
+    together = quick.log_marginal(z, ROWS)
+    alone = torch.cat([quick.log_marginal(z[i : i + 1], ROWS[i : i + 1]) for i in range(3)])
+    torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
+
+
+def test_only_stable_mechanisms_with_matern_forces_are_filtered() -> None:
+    for kind, kernel, outputs, expected in [
+        ("glucose", "matern52", ["glucose"], True),
+        ("glucose", "rbf", ["glucose"], False),
+        ("lotka_volterra", "matern52", ["predator"], False),
+    ]:
+        model = model_of(kind, kernel, outputs)
+        assert supports(model, probe(model.mechanism, model.space)) is expected, (kind, kernel)
+
+
+def test_long_series_are_filtered_by_themselves_and_find_the_force() -> None:
+    content = {
+        "mechanism": {"kind": "glucose", "fixed": {"return_rate": {"p": 0.02}}},
+        "force": {
+            "kernel": {"kind": "matern52"},
+            "priors": {
+                "lengthscale": {"kind": "lognormal", "median": 60.0, "spread": 0.2},
+                "variance": {"kind": "lognormal", "median": 1.0, "spread": 0.3},
+            },
+        },
+        "likelihood": {"prior": {"kind": "lognormal", "median": 1.0, "spread": 0.2}},
+        "instances": 3,
+        "stop": 1000.0,
+        "points": 120,
+    }
+    config = build(SimulateConfig, content)
+    model = Model(build_mechanism(config.mechanism), config.force, config.likelihood)
+    results = fit_instances(model, simulate_from(config), InferenceConfig(grid_points=5))
+    for result in results:
+        assert result.method == "filter"
+        truth = result.instance.truth
+        band = result.predict(truth.times).force
+        spread = truth.force.var()
+        assert ((band.mean - truth.force) ** 2).mean() < 0.15 * spread
+        assert 0.8 < ((truth.force >= band.lower95) & (truth.force <= band.upper95)).mean() <= 1
