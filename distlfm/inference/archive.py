@@ -150,6 +150,7 @@ def _restore(header: dict[str, Any], model: Model, observations: Observations, s
     settings = header["settings"]
     if method in SOLVED:
         forward = Forward(model, observations, build(SolverConfig, settings["solver"]), settings["num_inducing"])
+        forward = forward.with_inducing(state["inducing"])
         seeds = [int(seed) for seed in state["seeds"]]
         return SOLVED[method](forward, state["w"].movedim(1, 0), seeds, settings["features"])
     quadrature = Quadrature(**settings)

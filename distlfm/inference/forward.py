@@ -6,6 +6,7 @@ Shapes: `S` samples, `B` instances, `n` parameters, `L` forces, `M` inducing poi
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.mechanisms.parameters import Values
 from distlfm.solvers.base import SolverConfig
-from distlfm.solvers.ode import choose_steps, solve
+from distlfm.solvers.ode import check_step, choose_steps, solve
 
 MAX_INDUCING = 48
 BOX_MARGIN = 0.25
@@ -58,6 +59,24 @@ class Forward:
             self.inducing = place_on_times(observations.times, observed, num_inducing=self.num_inducing)
         steps = solver.steps or choose_steps(observations.times, observations.mask)
         self.solver = solver.model_copy(update={"steps": steps})
+
+    def with_steps(self, steps: int) -> Forward:
+        """The same with another number of solver steps."""
+        other = copy.copy(self)
+        other.solver = self.solver.model_copy(update={"steps": steps})
+        return other
+
+    def with_inducing(self, inducing: Tensor) -> Forward:
+        """The same with inducing points at other places, [B, M, d]."""
+        other = copy.copy(self)
+        other.inducing = inducing
+        return other
+
+    @torch.no_grad()
+    def step_error(self, w: Tensor, rows: Tensor) -> Tensor:
+        """How much halving the solver's steps changes the outputs at w [A, W], relative to their size, [A]."""
+        values, draw = self.forces(w, rows, None)
+        return check_step(self.model.mechanism, draw, values, self.observations.times[rows], self.solver)
 
     @property
     def size(self) -> int:

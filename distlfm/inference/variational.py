@@ -32,6 +32,14 @@ from distlfm.inference.mixture import Mixture
 from distlfm.inference.optimise import OptimiserConfig, Status
 from distlfm.solvers.base import SolverConfig
 
+STEP_TOLERANCE = 1e-3
+"""Largest change of an output, relative to its size, that halving the solver's steps may bring at the mode."""
+
+MAX_DOUBLINGS = 3
+
+REACH = 0.4
+"""How far an inducing point may move when places are learned, in units of the mean gap between points."""
+
 FIRST_SHARE = 0.2
 """q starts with this share of the deviations that Laplace's Gaussian has, and grows from there."""
 
@@ -43,13 +51,15 @@ CHUNK_ROWS = 4096
 
 
 class VariationalConfig(Config):
-    """num_inducing: points a force, by default from the data. samples: draws an iteration. draws: of the answer.
+    """num_inducing: points a force, by default from the data; `learn_inducing` moves them too (with `adam`).
+    samples: draws an iteration. draws: of the answer.
 
     gradient: `adam` on a mean and a Cholesky factor, or `natural`. tolerance: an instance is done when its ELBO,
     averaged over `window` iterations, gains less than this many of its own standard errors.
     """
 
     num_inducing: int | None = Field(default=None, ge=2)
+    learn_inducing: bool = False
     samples: int = Field(default=8, ge=1)
     iterations: int = Field(default=300, ge=0)
     learning_rate: float = 0.03
@@ -92,7 +102,11 @@ class VariationalPosterior(Posterior):
         return Predicted(Mixture(shown, torch.zeros_like(shown)), Mixture(seen, torch.zeros_like(seen)))
 
     def state(self) -> dict[str, Tensor]:
-        return {"w": self.w.movedim(0, 1), "seeds": torch.tensor(self.noise_seeds)}
+        return {
+            "w": self.w.movedim(0, 1),
+            "seeds": torch.tensor(self.noise_seeds),
+            "inducing": self.forward.inducing,
+        }
 
 
 def fit_variational(
@@ -113,11 +127,17 @@ def fit_variational(
     else:
         best = find_modes(objective, start, optimiser)
     rows = torch.arange(len(seeds))
+    for _ in range(MAX_DOUBLINGS):
+        if not bool((forward.step_error(best.z, rows) > STEP_TOLERANCE).any()):
+            break
+        assert forward.solver.steps is not None
+        forward = forward.with_steps(2 * forward.solver.steps)
+        best = find_modes(objective, best.z, optimiser)
     root = root_of_inverse(hessian(objective, best.z, rows))
     # From inside: where the equation bends, Laplace's Gaussian reaches places whose likelihood is astronomically small.
     laplace = WhitenedGaussian(best.z.unsqueeze(1), FIRST_SHARE * root.unsqueeze(1))
     climb = _climb_natural if options.gradient == "natural" else _climb_adam
-    q, trace, status = climb(forward, laplace, best.status.clone(), seeds, options)
+    forward, q, trace, status = climb(forward, laplace, best.status.clone(), seeds, options)
     noise = _normal(seeds, options.draws, forward.size)
     posterior = VariationalPosterior(forward, q.sample_whitened(noise)[:, :, 0], seeds, options.features)
     bound = trace[-options.window :].mean(0) if len(trace) else -best.value
@@ -188,32 +208,40 @@ class _Progress:
 
 def _climb_adam(
     forward: Forward, q: WhitenedGaussian, status: Tensor, seeds: Sequence[int], options: VariationalConfig
-) -> tuple[WhitenedGaussian, Tensor, Tensor]:
+) -> tuple[Forward, WhitenedGaussian, Tensor, Tensor]:
     progress = _Progress(status, options)
     noise = _Noise(forward, seeds, options)
     mean = q.mean.clone().requires_grad_(True)
     # Steps are taken in units of Laplace's own deviations: w = mean + root · (I + change) · noise.
     change = torch.zeros_like(q.scale, requires_grad=True)
     shift = torch.zeros_like(mean, requires_grad=True)
-    adam = torch.optim.Adam([shift, change], lr=options.learning_rate)
+    moves = torch.zeros_like(forward.inducing, requires_grad=True)
+    learned = (shift, change, moves) if options.learn_inducing else (shift, change)
+    adam = torch.optim.Adam(learned, lr=options.learning_rate)
+    gap = (forward.domain.upper - forward.domain.lower).unsqueeze(1) / (forward.num_inducing - 1)
+
+    def placed() -> Forward:
+        return forward.with_inducing(forward.inducing + REACH * gap * torch.tanh(moves))
+
     for _ in range(options.iterations):
         rows = progress.rows()
         if len(rows) == 0:
             break
         now = _moved(q, shift, change)
         here = WhitenedGaussian(now.mean[rows], now.scale[rows])
-        elbo = _elbo(forward, here, rows, noise.draw(rows))
+        elbo = _elbo(placed() if options.learn_inducing else forward, here, rows, noise.draw(rows))
         adam.zero_grad()
         (-elbo[torch.isfinite(elbo)].sum()).backward()
-        _cut(shift, change)
+        _cut(*learned)
         still = progress.stopped.clone()
-        kept = shift.detach()[still].clone(), change.detach()[still].clone()
+        kept = [tensor.detach()[still].clone() for tensor in learned]
         adam.step()
         with torch.no_grad():  # Adam's momentum must not carry on an instance that has stopped
-            shift[still], change[still] = kept
+            for tensor, value in zip(learned, kept, strict=True):
+                tensor[still] = value
         progress.record(rows, elbo)
     with torch.no_grad():
-        return _moved(q, shift, change), progress.result(), progress.status
+        return placed(), _moved(q, shift, change), progress.result(), progress.status
 
 
 def _cut(*tensors: Tensor) -> None:
@@ -233,7 +261,7 @@ def _moved(q: WhitenedGaussian, shift: Tensor, change: Tensor) -> WhitenedGaussi
 
 def _climb_natural(
     forward: Forward, q: WhitenedGaussian, status: Tensor, seeds: Sequence[int], options: VariationalConfig
-) -> tuple[WhitenedGaussian, Tensor, Tensor]:
+) -> tuple[Forward, WhitenedGaussian, Tensor, Tensor]:
     progress = _Progress(status, options)
     noise = _Noise(forward, seeds, options)
     state = natural_from_gaussian(q)
@@ -260,9 +288,4 @@ def _climb_natural(
         first[rows], second[rows] = step.state.first, step.state.second
         state = type(state)(first, second)
         progress.record(rows, found[0])
-    return gaussian_from_natural(state), progress.result(), progress.status
-
-
-def restore(forward: Forward, state: dict[str, Tensor], features: int) -> VariationalPosterior:
-    """The posterior whose `state` this is."""
-    return VariationalPosterior(forward, state["w"].movedim(1, 0), [int(seed) for seed in state["seeds"]], features)
+    return forward, gaussian_from_natural(state), progress.result(), progress.status
