@@ -80,7 +80,7 @@ def noise_level(times: FloatArray, values: FloatArray, mask: BoolArray) -> Float
         seen = mask[b, p]
         t, y = times[b][seen], values[b, p][seen]
         reach = min(NEIGHBOURS, (len(t) - 1) // 2)
-        if reach:
+        if reach > 0:
             level[b, p] = _scatter(t, y, reach)
     return level
 

@@ -31,6 +31,9 @@ SIZE = LogNormal(median=1.0, spread=1.0)
 NOISE = LogNormal(median=0.05, spread=1.5)
 """Prior of its noise, in the same units."""
 
+STARTS = ((0.0, 0.0, 0.0), (-1.0, 0.0, -0.5), (-2.0, 0.0, -0.5))
+"""Where the search for length, size and noise begins, in standard deviations of their priors."""
+
 OPTIMISER = OptimiserConfig(iterations=60, gradient=1e-3)
 
 
@@ -71,11 +74,10 @@ def by_processes(
 ) -> Interpolated:
     """Gaussian-process regression at `at` [B, Q]. known: [B, P, T], the noise variance where it is given."""
     series = _Series.of(data, known, smoothness)
-    with torch.enable_grad():
-        best = minimise(series.objective, series.seen.new_zeros(len(series.seen), 3, dtype=at.dtype), OPTIMISER)
+    z = series.best()
     num_outputs = data.mask.shape[1]
     points = ((at - series.origin) / series.span).repeat_interleave(num_outputs, 0)
-    value, slope, value_var, slope_var, noise = series.posterior(best.z, points)
+    value, slope, value_var, slope_var, noise = series.posterior(z, points)
     shape, size = (*data.mask.shape[:2], -1), series.size[:, None]
     span = series.span.repeat_interleave(num_outputs, 0)
     enough = data.mask.sum(-1) > 1
@@ -126,6 +128,16 @@ class _Series:
         steps = torch.linalg.solve_triangular(factor, self.y[rows].unsqueeze(-1), upper=False).squeeze(-1)
         value = 0.5 * steps.square().sum(-1) + factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return torch.where(ok, value + 0.5 * z.square().sum(-1), torch.inf)
+
+    def best(self) -> Tensor:
+        """z [N, 3] of the most likely hyperparameters. A search from a long lengthscale may call everything noise."""
+        num_series = len(self.seen)
+        starts = self.y.new_tensor(STARTS).repeat_interleave(num_series, 0)
+        which = torch.arange(num_series).repeat(len(STARTS))
+        with torch.enable_grad():
+            found = minimise(lambda z, rows: self.objective(z, which[rows]), starts, OPTIMISER)
+        choice = found.value.nan_to_num(torch.inf).reshape(len(STARTS), num_series).argmin(0)
+        return found.z[choice * num_series + torch.arange(num_series)]
 
     def posterior(self, z: Tensor, points: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Value and slope at points [N, Q], their variances, and the noise [N], in the series' own units."""
