@@ -113,12 +113,29 @@ def test_a_hopeless_neighbour_changes_nothing(fits: list[FitResult], value: floa
         assert figures(found[1])["output_q2"] is None
 
 
-def test_a_neighbour_with_other_times_changes_little(fits: list[FitResult]) -> None:
-    """The quadrature is chosen for a batch: what it changes stays far below the bands' width."""
+@pytest.mark.xfail(
+    strict=True,
+    reason="choose_quadrature decides for a batch: a neighbour with a long gap gives all a finer rule, and the mode moves",
+)
+def test_a_neighbour_with_other_times_changes_nothing() -> None:
+    model, instances = make_model(), make_instances(4)
     other = Instance("other", GENES, np.array([0.0, 30.0, 31.0]), np.ones((3, 3)), np.ones((3, 3), dtype=bool))
-    found = fit_instances(make_model(), [fits[0].instance, other], quick())[0]
-    off = np.abs(found.grid.force.mean - fits[0].grid.force.mean) / fits[0].grid.force.sd.max()
-    assert off.max() < 0.05
+    options = quick(posterior={"method": "point"})
+    found = fit_instances(model, [*instances, other], options)
+    for one, alone in zip(found, fit_instances(model, instances, options), strict=False):
+        off = np.abs(one.grid.force.mean - alone.grid.force.mean) / alone.grid.force.sd.max()
+        assert off.max() < 0.01
+
+
+@pytest.mark.xfail(strict=True, reason="the method is settled by the longest series of a batch")
+def test_a_long_neighbour_does_not_change_the_method() -> None:
+    model = make_model(KernelConfig(kind="matern52"))
+    shape = (3, 60)
+    long = Instance("long", GENES, np.arange(60.0), np.ones(shape), np.ones(shape, dtype=bool))
+    options = quick(posterior={"method": "point"}, optimiser={"rounds": 0, "iterations": 1})
+    (short,) = make_instances(1)
+    alone, together = (fit_instances(model, batch, options)[0] for batch in ([short], [short, long]))
+    assert together.method == alone.method
 
 
 def test_seeds_go_by_name_not_by_place() -> None:
