@@ -115,7 +115,7 @@ def test_a_hopeless_neighbour_changes_nothing(fits: list[FitResult], value: floa
 
 @pytest.mark.xfail(
     strict=True,
-    reason="choose_quadrature decides for a batch: a neighbour with a long gap gives all a finer rule, and the mode moves",
+    reason="choose_quadrature decides for a batch: a neighbour with a long gap moves the modes of all",
 )
 def test_a_neighbour_with_other_times_changes_nothing() -> None:
     model, instances = make_model(), make_instances(4)
