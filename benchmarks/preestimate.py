@@ -89,8 +89,9 @@ def run(quick: bool = False) -> dict[str, Any]:
         shown[f"{name}: the same of seconds, whole batch"] = at_least(found["race"]["seconds, ratio"], 2.0)
         scores = {kind: _score(config, instances, "preestimate", kind) for kind in ("spline", "gp")}
         found["quick mode"] = scores
-        best = max(one["latent Q², mean"] for one in scores.values())
-        shown[f"{name}: quick mode's latent Q², mean"] = at_least(best, 0.9 if name == "transcription" else 0.8)
+        goal = 0.9 if name == "transcription" else 0.8
+        for kind, score in scores.items():
+            shown[f"{name}: quick mode's latent Q², mean, {kind}"] = at_least(score["latent Q², mean"], goal)
     whole = [_score(predators, sets["Lotka–Volterra"][1][:3], "variational", "spline", use) for use in (True, False)]
     details["Lotka–Volterra"]["whole fit, noise learned"] = dict(zip(("match", "middle"), whole, strict=True))
     shown["Lotka–Volterra: ELBO gained by the match, worst instance"] = at_least(
