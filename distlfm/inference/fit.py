@@ -18,8 +18,8 @@ from distlfm.inference.base import Fit
 from distlfm.inference.collapsed import Starts, fit_collapsed
 from distlfm.inference.evidence import FOUND, matched_mode
 from distlfm.inference.exact import AnalyticMotif
-from distlfm.inference.forward import Forward
-from distlfm.inference.linear import LinearGaussian, choose_quadrature
+from distlfm.inference.forward import Forward, choose_num_inducing
+from distlfm.inference.linear import LinearGaussian, Quadrature, choose_quadrature
 from distlfm.inference.marginal import Marginal
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations, collate
@@ -31,6 +31,7 @@ from distlfm.inference.statespace import LONG, StateSpace, supports
 from distlfm.inference.variational import VariationalConfig, fit_variational
 from distlfm.instance import Instance
 from distlfm.solvers.linear import Linearity, probe
+from distlfm.solvers.ode import RULES, choose_steps
 
 GRID_POINTS = 100
 Method = Literal["auto", "collapsed", "filter", "exact", "variational", "preestimate"]
@@ -67,19 +68,73 @@ def seed_of(seed: int, instance: str) -> int:
 def fit_instances(
     model: Model, instances: Sequence[Instance], options: InferenceConfig, seed: int = 0
 ) -> list[FitResult]:
-    """Fit instances in one batch. The truth that an instance may carry is not looked at."""
-    start = time.perf_counter()
-    observations = collate([instance.blind() for instance in instances], model.mechanism.outputs)
-    seeds = [seed_of(seed, instance.id) for instance in instances]
-    fit = _fit(model, observations, seeds, options)
-    seconds = time.perf_counter() - start
-    return results_of(fit, instances, _grids(observations, options), seconds)
+    """Fit instances in one batch. The truth that an instance may carry is not looked at.
 
-
-def _fit(model: Model, observations: Observations, seeds: list[int], options: InferenceConfig) -> Fit:
+    Each instance gets the method that suits it, so that its answer does not depend on its neighbours.
+    """
     linearity = probe(model.mechanism, model.space)
-    linear = linearity.affine and model.likelihood.kind == "gaussian"
-    method = _settle(model, observations.values[0].numel(), linearity, options)
+    ways = _ways(model, instances, linearity, options)
+    results: dict[int, FitResult] = {}
+    for way in dict.fromkeys(ways):
+        places = [i for i, one in enumerate(ways) if one == way]
+        group = [instances[i] for i in places]
+        start = time.perf_counter()
+        observations = collate([instance.blind() for instance in group], model.mechanism.outputs)
+        seeds = [seed_of(seed, instance.id) for instance in group]
+        fit = _fit(model, observations, linearity, way, seeds, options)
+        seconds = time.perf_counter() - start
+        results |= dict(zip(places, results_of(fit, group, _grids(observations, options), seconds), strict=True))
+    return [results[i] for i in range(len(instances))]
+
+
+Way = tuple[Method, Quadrature | None]
+
+
+def _ways(model: Model, instances: Sequence[Instance], linearity: Linearity, options: InferenceConfig) -> list[Way]:
+    """Method and quadrature of each instance, from its own times alone."""
+    num_outputs = len(model.mechanism.outputs)
+    known: dict[bytes, Way] = {}
+    ways = []
+    for instance in instances:
+        key = instance.times.tobytes()
+        if key not in known:
+            method = _settle(model, num_outputs * len(instance.times), linearity, options)
+            quadrature = None
+            if method == "collapsed" and linearity.affine and model.likelihood.kind == "gaussian":
+                alone = collate([instance.blind()], model.mechanism.outputs)
+                quadrature = choose_quadrature(model, alone, linearity)
+            known[key] = (method, quadrature)
+        ways.append(known[key])
+    return ways
+
+
+def settle_fleet(model: Model, instances: Sequence[Instance], options: InferenceConfig) -> InferenceConfig:
+    """Options with everything settled that a batch would otherwise take from its own instances.
+
+    Solver steps and inducing points are those of the instance of the whole fleet that needs most, so that cutting the
+    fleet into other batches changes nothing.
+    """
+    variational = options.variational
+    if variational.num_inducing is not None and variational.solver.steps is not None:
+        return options
+    each = [collate([instance.blind()], model.mechanism.outputs) for instance in instances]
+    adaptive = variational.solver.method not in RULES
+    steps = variational.solver.steps or max(choose_steps(one.times, one.mask, adaptive=adaptive) for one in each)
+    points = variational.num_inducing or max(choose_num_inducing(model, one) for one in each)
+    solver = variational.solver.model_copy(update={"steps": steps})
+    settled = variational.model_copy(update={"solver": solver, "num_inducing": points})
+    return options.model_copy(update={"variational": settled})
+
+
+def _fit(
+    model: Model,
+    observations: Observations,
+    linearity: Linearity,
+    way: Way,
+    seeds: list[int],
+    options: InferenceConfig,
+) -> Fit:
+    method, quadrature = way
     starts = Starts(options.restarts, options.random_start)
     if method in ("variational", "preestimate"):
         forward = Forward(model, observations, options.variational.solver, options.variational.num_inducing)
@@ -91,7 +146,7 @@ def _fit(model: Model, observations: Observations, seeds: list[int], options: In
                 found = fit_variational(forward, seeds, FOUND, options.variational, starts, mode.z)
                 return replace(found, status=torch.maximum(found.status, mode.status), iterations=mode.iterations)
         return fit_variational(forward, seeds, options.optimiser, options.variational, starts)
-    if method in ("collapsed", "filter") and not linear:
+    if method in ("collapsed", "filter") and not (linearity.affine and model.likelihood.kind == "gaussian"):
         raise UsageError(
             f"The method {method!r} needs a linear mechanism with Gaussian noise, and "
             f"{model.mechanism.options.kind!r} with the likelihood {model.likelihood.kind!r} is none.",
@@ -107,7 +162,7 @@ def _fit(model: Model, observations: Observations, seeds: list[int], options: In
             )
         marginal = StateSpace(model, observations)
     else:
-        quadrature = choose_quadrature(model, observations, linearity)
+        assert quadrature is not None
         marginal = LinearGaussian(model, observations, linearity, quadrature)
     return fit_collapsed(method, marginal, seeds, options.optimiser, options.posterior, starts)
 

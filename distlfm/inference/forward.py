@@ -22,6 +22,7 @@ from distlfm.solvers.base import SolverConfig
 from distlfm.solvers.ode import check_step, choose_steps, solve
 
 MAX_INDUCING = 48
+STATE_INDUCING = 36
 BOX_MARGIN = 0.25
 """A force that takes the state as input is modelled this much beyond the observed states, relative to their range."""
 
@@ -44,17 +45,17 @@ class Forward:
     ) -> None:
         self.model, self.observations = model, observations
         self.prior = ForcePrior(model.kernels)
-        self.state_driven = model.kernels[0].num_dims > 1 or _takes_state(model)
+        self.state_driven = _takes_state(model)
         observed = observations.mask.any(-2)
         if self.state_driven:
             points = observations.values.mT
-            self.num_inducing = num_inducing or 36
+            self.num_inducing = num_inducing or choose_num_inducing(model, observations)
             low, high = _range(points, observations.mask.all(-2))
             margin = BOX_MARGIN * (high - low).clamp_min(1e-9)
             self.domain = Domain(low - margin, high + margin)
             self.inducing = place_on_points(points, observations.mask.all(-2), num_inducing=self.num_inducing)
         else:
-            self.num_inducing = num_inducing or _points_for(observations, observed)
+            self.num_inducing = num_inducing or choose_num_inducing(model, observations)
             self.domain = Domain(observations.times[:, :1], observations.times[:, -1:])
             self.inducing = place_on_times(observations.times, observed, num_inducing=self.num_inducing)
         steps = solver.steps or choose_steps(observations.times, observations.mask)
@@ -144,9 +145,11 @@ class Forward:
         return torch.where(outcome.ok & torch.isfinite(density), density, -torch.inf)
 
 
-def _points_for(observations: Observations, observed: Tensor) -> int:
+def choose_num_inducing(model: Model, observations: Observations) -> int:
     """Twice as many points as times: what they leave open must be smaller than what the data can tell."""
-    return min(MAX_INDUCING, 2 * default_num_inducing(observations.times, observed))
+    if _takes_state(model):
+        return STATE_INDUCING
+    return min(MAX_INDUCING, 2 * default_num_inducing(observations.times, observations.mask.any(-2)))
 
 
 def _takes_state(model: Model) -> bool:

@@ -19,21 +19,18 @@ from distlfm.solvers.linear import Linearity, Panels, extract, panels, response
 TOLERANCE = 3e-4
 """Largest change of a prior standard deviation, relative, that halving the panels may bring."""
 
-HIGHEST_ORDER = 4
 MAX_SUBSTEPS = 32
 TRIAL_DRAWS = 8
 
 
 @dataclass(frozen=True)
 class Quadrature:
-    """How finely the time between two observations is cut: nodes a panel, then panels a gap."""
+    """How finely the time between two observations is cut: panels a gap, nodes a panel."""
 
     substeps: int = 1
     order: int = 4
 
     def finer(self) -> Quadrature:
-        if self.order < HIGHEST_ORDER:
-            return Quadrature(self.substeps, 2 * self.order)
         return Quadrature(2 * self.substeps, self.order)
 
 
@@ -92,17 +89,15 @@ class LinearGaussian(GaussianMarginal):
 def choose_quadrature(model: Model, observations: Observations, linearity: Linearity, seed: int = 0) -> Quadrature:
     """The coarsest rule that the next finer one does not change visibly, judged by the outputs' prior deviations."""
     generator = torch.Generator().manual_seed(seed)
-    # The longest gaps decide; a handful of instances with the largest ones stands for all.
-    longest = torch.diff(observations.times, dim=-1).amax(-1).argsort(descending=True)[:4]
-    times = observations.times[longest].repeat_interleave(TRIAL_DRAWS, 0)
+    times = observations.times.repeat_interleave(TRIAL_DRAWS, 0)
     z = torch.randn(TRIAL_DRAWS, model.space.num_free, generator=generator, dtype=times.dtype)
-    values = model.space.unpack(z.repeat(len(longest), 1))
+    values = model.space.unpack(z.repeat(len(observations), 1))
 
     def deviation(quadrature: Quadrature) -> Tensor:
         _, covariance = LinearGaussian(model, observations, linearity, quadrature).observed_prior(values, times)
         return torch.diagonal(covariance, dim1=-2, dim2=-1).clamp_min(0).sqrt()
 
-    quadrature = Quadrature(order=2)
+    quadrature = Quadrature()
     coarse = deviation(quadrature)
     while quadrature.substeps < MAX_SUBSTEPS:
         fine = deviation(quadrature.finer())

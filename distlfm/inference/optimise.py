@@ -40,7 +40,7 @@ _ADVICE = {
     Status.RUNNING: "",
     Status.CONVERGED: "",
     Status.STALLED: "No step improves the objective any more; look at the fit before you trust it.",
-    Status.MAX_ITERATIONS: "Raise inference.iterations.",
+    Status.MAX_ITERATIONS: "Raise inference.optimiser.iterations or rounds.",
     Status.DIVERGED: "The model gave no finite value: check the units of the data against the priors.",
 }
 

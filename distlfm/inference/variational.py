@@ -96,8 +96,9 @@ class VariationalPosterior(Posterior):
             at = times[start : start + chunk]
             first = self.observations.times[some, :1]
             outcome = self.forward.run(self.w[:, some], some, noise, torch.cat([first, at], -1))
-            outputs.append(outcome.outputs[..., 1:])
-            force.append(outcome.force[..., 1:])
+            sound = _sound(outcome.ok)
+            outputs.append(_pick(outcome.outputs[..., 1:], sound))
+            force.append(_pick(outcome.force[..., 1:], sound))
         shown, seen = torch.cat(force, 1), torch.cat(outputs, 1)
         return Predicted(Mixture(shown, torch.zeros_like(shown)), Mixture(seen, torch.zeros_like(seen)))
 
@@ -107,6 +108,18 @@ class VariationalPosterior(Posterior):
             "seeds": torch.tensor(self.noise_seeds),
             "inducing": self.forward.inducing,
         }
+
+
+def _sound(ok: Tensor) -> Tensor:
+    """Draws [S, A] to take in place of each: itself where its solve went well, else one of those that did."""
+    order = torch.argsort(~ok, dim=0, stable=True)
+    count = ok.sum(0).clamp_min(1)
+    return order.gather(0, torch.arange(len(ok)).unsqueeze(-1) % count)
+
+
+def _pick(values: Tensor, draws: Tensor) -> Tensor:
+    """values [S, A, ...] at the draws [S, A]."""
+    return values[draws, torch.arange(draws.shape[1])]
 
 
 def fit_variational(

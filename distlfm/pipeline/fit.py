@@ -20,7 +20,7 @@ from distlfm.data import ReadReport, catalog, read
 from distlfm.data.prepare import scaled, windows
 from distlfm.errors import Problem, UsageError, WorkError
 from distlfm.inference.archive import save
-from distlfm.inference.fit import fit_instances, instance_bytes
+from distlfm.inference.fit import fit_instances, instance_bytes, settle_fleet
 from distlfm.inference.metrics import Figures, figures, overall
 from distlfm.inference.model import Model
 from distlfm.inference.result import FitResult
@@ -89,10 +89,11 @@ def fit(
         reporter.warn(f"set aside: {problem}")
     run = FitRun(config, set_aside=report.set_aside)
     model = model_of(config, report.instances)
+    options = settle_fleet(model, [one.thinned(config.data.stride) for one in report.instances], config.inference)
     with reporter.task("fit", len(report.instances)) as task, torch_threads(config.run.threads):
         for block in _blocks(report.instances, config, model):
             thinned = [instance.thinned(config.data.stride) for instance in block]
-            results = fit_instances(model, thinned, config.inference, config.run.seed)
+            results = fit_instances(model, thinned, options, config.run.seed)
             run.results += results
             run.figures += [figures(result) for result in results]
             failed = sum(not result.ok for result in run.results)

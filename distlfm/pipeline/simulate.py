@@ -268,14 +268,15 @@ def _observe(
     model: Model, axis: _Axis, drawn: _Drawn, row: int, name: str, generator: np.random.Generator, missing: float
 ) -> Instance:
     parameters = {key: value[row].numpy().copy() for key, value in drawn.values.items()}
-    outputs, force = drawn.outputs[row].numpy(), drawn.forces[row].numpy()
+    own = {key: value[row] for key, value in drawn.values.items()}
+    outputs, shown = drawn.outputs[row].numpy(), model.mechanism.act(drawn.forces[row].mT, own).mT.numpy()
     values = _scatter(model, outputs[:, axis.observed], parameters, generator)
     mask = generator.random(values.shape) >= missing
     if not mask.any():
         mask.flat[generator.integers(mask.size)] = True
     truth = Truth(
         times=axis.breaks[axis.truth],
-        force=force[:, axis.truth],
+        force=shown[:, axis.truth],
         outputs=outputs[:, axis.truth],
         parameters=parameters,
     )

@@ -113,10 +113,6 @@ def test_a_hopeless_neighbour_changes_nothing(fits: list[FitResult], value: floa
         assert figures(found[1])["output_q2"] is None
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="choose_quadrature decides for a batch: a neighbour with a long gap moves the modes of all",
-)
 def test_a_neighbour_with_other_times_changes_nothing() -> None:
     model, instances = make_model(), make_instances(4)
     other = Instance("other", GENES, np.array([0.0, 30.0, 31.0]), np.ones((3, 3)), np.ones((3, 3), dtype=bool))
@@ -127,7 +123,6 @@ def test_a_neighbour_with_other_times_changes_nothing() -> None:
         assert off.max() < 0.01
 
 
-@pytest.mark.xfail(strict=True, reason="the method is settled by the longest series of a batch")
 def test_a_long_neighbour_does_not_change_the_method() -> None:
     model = make_model(KernelConfig(kind="matern52"))
     shape = (3, 60)
