@@ -35,8 +35,8 @@ class PosteriorConfig(Config):
     """
 
     method: Literal["importance", "laplace", "point"] = "importance"
-    stages: tuple[int, ...] = (10, 15, 25)
-    draws: int = 64
+    stages: tuple[int, ...] = (10, 20, 50)
+    draws: int = 96
 
 
 @dataclass(frozen=True)
