@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from distlfm.cli.state import STATE, group
+from distlfm.config import apply_overrides, build
 
 app = group("Look at data: the reference sets, and what a file holds before it is fitted.")
 
@@ -33,15 +34,24 @@ def ls(as_json: Annotated[bool, typer.Option("--json", help="One JSON list for p
 @app.command("check")
 def check(
     path: Annotated[Path, typer.Argument(help="A .csv, .csv.gz, .parquet or .npz file, or a folder of them.")],
+    columns: Annotated[
+        list[str] | None, typer.Argument(help="key=value: which column plays which part; guessed if left out.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
 ) -> int:
     """Read data as a fit would, and show what is there and what is wrong with it.
 
-    Exit code 1 if an instance had to be set aside. Example: `distlfm data check patients.csv.gz`
+    Exit code 1 if an instance had to be set aside. Examples:
+
+    - `distlfm data check patients.csv.gz`
+
+    - `distlfm data check field.csv time=t positions=x values=output truth_force=force`
     """
+    from distlfm.data import ColumnMap
     from distlfm.data.describe import check as check_path
 
-    report = check_path(path)
+    parts = build(ColumnMap, apply_overrides({}, columns), source="columns") if columns else None
+    report = check_path(path, parts)
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=2))
     else:
