@@ -94,7 +94,7 @@ def fit_collapsed(
     def objective(z: Tensor, rows: Tensor) -> Tensor:
         return -marginal.log_joint(z, rows)
 
-    best, trace = best_of_starts(objective, seeds, marginal.model.space.num_free, optimiser, starts)
+    best = best_of_starts(objective, seeds, marginal.model.space.num_free, optimiser, starts)
     found: ParameterPosterior = infer(objective, best.z, seeds, posterior)
     unknowns = Unknowns(found.proposals, found.weights)
     return Fit(
@@ -103,17 +103,14 @@ def fit_collapsed(
         status=best.status,
         iterations=best.iterations,
         effective=found.effective,
-        trace=trace,
+        trace=-best.trace,
     )
 
 
 def best_of_starts(
     objective: Objective, seeds: Sequence[int], size: int, options: OptimiserConfig, where: Starts
-) -> tuple[Optimum, Tensor]:
-    """Minimise from the prior's middle and from random starts, all at once, and keep each instance's best.
-
-    Returns it with the values that every start reached, [restarts, B].
-    """
+) -> Optimum:
+    """Minimise from the prior's middle and from random starts, all at once, and keep each instance's best."""
     num_instances, restarts = len(seeds), where.count
     starts = torch.zeros(restarts, num_instances, size, dtype=torch.float64)
     for b, seed in enumerate(seeds):
@@ -127,5 +124,11 @@ def best_of_starts(
     lost = found.status.reshape(restarts, num_instances) == Status.DIVERGED
     choice = torch.where(lost, torch.inf, value).argmin(0)
     pick = choice * num_instances + torch.arange(num_instances)
-    best = Optimum(found.z[pick], found.value[pick], found.status[pick], found.iterations[pick], found.evaluations)
-    return best, -value
+    return Optimum(
+        found.z[pick],
+        found.value[pick],
+        found.status[pick],
+        found.iterations[pick],
+        found.evaluations,
+        found.trace[:, pick],
+    )

@@ -54,7 +54,10 @@ def _round(objective: Objective, found: Optimum, rows: Tensor, root: Tensor, opt
     z[rows] = base + (root @ moved.z.unsqueeze(-1)).squeeze(-1)
     value[rows], status[rows] = moved.value, moved.status
     iterations[rows] += moved.iterations
-    return Optimum(z, value, status, iterations, found.evaluations + moved.evaluations)
+    later = found.value.expand(len(moved.trace), -1).clone()
+    later[:, rows] = moved.trace
+    trace = torch.cat([found.trace, later])
+    return Optimum(z, value, status, iterations, found.evaluations + moved.evaluations, trace)
 
 
 def hessian(objective: Objective, z: Tensor, rows: Tensor) -> Tensor:

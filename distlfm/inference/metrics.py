@@ -65,7 +65,10 @@ def figures(result: FitResult) -> Figures:
     if truth is not None and truth.parameters:
         errors = parameter_errors(result, truth.parameters)
         found["parameter_mae"] = errors
-        found["parameter_mae_sum"] = float(sum(errors.values())) if errors else None
+        # Kernel and noise have other units than the equation's parameters: they are listed, and not added.
+        space = result.posterior.model.space
+        own = [error for name, error in errors.items() if space[name].kind not in ("kernel", "noise")]
+        found["parameter_mae_sum"] = float(sum(own)) if own else None
     found["elbo"], found["seconds"] = result.bound, result.seconds
     return found
 

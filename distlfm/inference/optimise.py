@@ -65,13 +65,17 @@ class OptimiserConfig(Config):
 
 @dataclass
 class Optimum:
-    """z: [B, n], value: [B], status: [B] (Status), iterations: [B], evaluations: calls of the objective."""
+    """z: [B, n], value: [B], status: [B] (Status), iterations: [B], evaluations: calls of the objective.
+
+    trace: [iterations, B], the value after each iteration of the slowest problem; one that is done keeps its own.
+    """
 
     z: Tensor
     value: Tensor
     status: Tensor
     iterations: Tensor
     evaluations: int
+    trace: Tensor
 
 
 def minimise(objective: Objective, z0: Tensor, options: OptimiserConfig) -> Optimum:
@@ -88,6 +92,7 @@ def minimise(objective: Objective, z0: Tensor, options: OptimiserConfig) -> Opti
     changes = torch.zeros_like(steps)
     weights = z.new_zeros(options.memory, num_problems)
     scale = z.new_ones(num_problems)
+    trace = [value.clone()]
 
     for iteration in range(options.iterations):
         done = (status == Status.RUNNING) & (grad.abs() <= options.gradient).all(-1)
@@ -123,6 +128,7 @@ def minimise(objective: Objective, z0: Tensor, options: OptimiserConfig) -> Opti
         fell = (value[rows] - new_value) <= options.change * value[rows].abs().clamp_min(1.0)
         calm[rows] = torch.where(fell, calm[rows] + 1, 0)
         z[rows], value[rows], grad[rows] = new_z, new_value, new_grad
+        trace.append(value.clone())
         status[rows[calm[rows] >= options.patience]] = int(Status.CONVERGED)
         # A failed search restarts once from steepest descent: stale curvature is the usual cause.
         stuck = rows[~moved]
@@ -131,7 +137,7 @@ def minimise(objective: Objective, z0: Tensor, options: OptimiserConfig) -> Opti
         status[stuck[calm[stuck] >= 2]] = int(Status.STALLED)
 
     status[status == Status.RUNNING] = int(Status.MAX_ITERATIONS)
-    return Optimum(z, value, status, iterations, evaluations)
+    return Optimum(z, value, status, iterations, evaluations, torch.stack(trace))
 
 
 def evaluate(objective: Objective, z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

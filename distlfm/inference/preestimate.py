@@ -80,7 +80,7 @@ def matched_start(
     if not all_observed(forward.model):
         return None
     matching = Matching(forward, options)
-    best, _ = best_of_starts(matching.objective, seeds, forward.size, START, starts)
+    best = best_of_starts(matching.objective, seeds, forward.size, START, starts)
     rows = torch.arange(len(best.z))
     middle = torch.zeros_like(best.z)
     if learns_noise(forward.model):
@@ -109,7 +109,7 @@ def fit_preestimate(
             "Use inference.method=auto, which solves the equation.",
         )
     matching = Matching(forward, options)
-    best, reached = best_of_starts(matching.objective, seeds, forward.size, optimiser, starts)
+    best = best_of_starts(matching.objective, seeds, forward.size, optimiser, starts)
     found = infer(matching.objective, best.z, seeds, PosteriorConfig(method="laplace", draws=options.draws))
     return Fit(
         posterior=PreestimatePosterior(forward, found.draws, seeds, options.features),
@@ -117,7 +117,7 @@ def fit_preestimate(
         status=best.status,
         iterations=best.iterations,
         effective=found.effective,
-        trace=reached,
+        trace=-best.trace,
     )
 
 

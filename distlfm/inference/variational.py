@@ -136,7 +136,7 @@ def fit_variational(
         return 0.5 * w.square().sum(-1) - forward.log_likelihood(w[None], rows)[0]
 
     if start is None:
-        best, _ = best_of_starts(objective, seeds, forward.size, optimiser, starts)
+        best = best_of_starts(objective, seeds, forward.size, optimiser, starts)
     else:
         best = find_modes(objective, start, optimiser)
     rows = torch.arange(len(seeds))

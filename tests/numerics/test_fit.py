@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from distlfm.cli import main
 from distlfm.config import load
@@ -20,9 +22,11 @@ from distlfm.errors import UsageError, WorkError
 from distlfm.gp.kernels import KernelConfig
 from distlfm.inference.archive import load as load_fit
 from distlfm.inference.archive import save
+from distlfm.inference.collapsed import Starts, best_of_starts
 from distlfm.inference.fit import InferenceConfig, fit_instances, seed_of
 from distlfm.inference.metrics import figures
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.optimise import OptimiserConfig
 from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray, Instance, Truth
 from distlfm.mechanisms import build_mechanism
@@ -201,12 +205,24 @@ def test_the_truth_is_never_read(fits: list[FitResult]) -> None:
 
 
 def test_of_several_starts_the_best_by_the_bound_is_kept() -> None:
+    def wells(z: Tensor, rows: Tensor) -> Tensor:
+        """The deeper of two wells is at −1 for even rows and at +1 for odd ones; the middle leads to either."""
+        side = torch.where(rows % 2 == 0, 0.3, -0.3)
+        return ((z.square() - 1).square() + side.unsqueeze(-1) * z).sum(-1)
+
+    found = best_of_starts(wells, [1, 2, 3, 4], 1, OptimiserConfig(), Starts(12, random=True))
+    assert torch.sign(found.z[:, 0]).tolist() == [-1, 1, -1, 1]
+    alone = [best_of_starts(wells, [seed], 1, OptimiserConfig(), Starts(1, random=True)) for seed in range(20)]
+    assert {float(torch.sign(one.z)) for one in alone} == {-1.0, 1.0}, "one start does not always find it"
+
+
+def test_more_starts_never_end_lower_and_the_trace_ends_at_the_bound() -> None:
     model, instances = make_model(), make_instances(2)
     once = fit_instances(model, instances, quick())
     for one, result in zip(once, fit_instances(model, instances, quick(restarts=4)), strict=True):
-        assert len(result.trace) == 4
-        assert result.bound == pytest.approx(np.max(result.trace))
         assert result.bound >= one.bound - 1e-6
+        assert result.trace[-1] == pytest.approx(result.bound)
+        assert (np.diff(result.trace) >= -1e-9).all()
 
 
 # ---- predictions and archives ----------------------------------------------------------------------------------------
