@@ -19,12 +19,12 @@ demo: setup  ## the main job end to end on this machine, under 5 minutes after t
 	@$(VENV)/bin/distlfm demo --out runs/demo
 
 test: setup-tests  ## the whole test-suite with the real FEniCS, MPI, Ray, Slurm and Flower
-	@echo "[test] fast tests first, then the ones that start real processes"
-	@$(PYTEST) -m "not slow" -q
+	@echo "[test] fast tests first, on all cores, then one by one those that start real processes"
+	@$(PYTEST) -m "not slow" -q -n auto
 	@$(PYTEST) -m slow -q
 
 check: setup  ## the fast subset for daily work, under 3 minutes
-	@$(PYTEST) -m "not slow" -q
+	@$(PYTEST) -m "not slow" -q -n auto
 
 lint: setup  ## ruff, mypy --strict, import-linter, shell syntax
 	@$(VENV)/bin/ruff check .

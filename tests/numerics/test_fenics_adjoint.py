@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from distlfm.runtime.environment import scrubbed_mpi_environment
 
 PROGRAM = Path(__file__).with_name("heat_gradient_program.py")
-pytestmark = pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun, and FEniCS with it, is not installed")
+pytestmark = pytest.mark.slow
 
 
 def run_heat(*launcher: str) -> dict[str, Any]:
