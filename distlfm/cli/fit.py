@@ -5,13 +5,15 @@ What computes is imported by the verb that needs it: help and completion must no
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from distlfm.cli.state import STATE
-from distlfm.config import apply_overrides, build, load
+from distlfm.config import apply_overrides, build, dump, load
+from distlfm.errors import UsageError
 from distlfm.runtime.reporting import Reporter
 
 if TYPE_CHECKING:
@@ -41,8 +43,15 @@ def simulate(
 
     content = {"mechanism": {"kind": mechanism}, "instances": instances, "seed": seed}
     config = build(SimulateConfig, apply_overrides(content, overrides or []), source="simulate")
+    if out.suffix != ".npz":
+        raise UsageError(f"{out} is no .npz file.", "Give --out a name that ends in .npz.")
     found = simulate_from(config)
-    write_npz(out, found)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_npz(out, found)
+        out.with_suffix(".yaml").write_text(dump(config), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"Cannot write {out}: {error.strerror}.", "Choose another --out file.") from None
     STATE.reporter.say(f"{len(found)} instances of {mechanism} with their truth are in {out}")
 
 
@@ -65,9 +74,9 @@ def fit(
 
     settings = list(overrides or [])
     if data is not None:
-        settings.append(f"data.path={data}")
+        settings.append(f"data.path={json.dumps(str(data))}")
     if out is not None:
-        settings.append(f"run.dir={out}")
+        settings.append(f"run.dir={json.dumps(str(out))}")
     run = run_fit(load(FitConfig, config, settings), reporter=STATE.reporter)
     tell(run, STATE.reporter)
     return 1 if run.set_aside or not all(result.ok for result in run.results) else 0

@@ -43,6 +43,11 @@ SOLVED: dict[str, type[VariationalPosterior]] = {
 
 def describe(model: Model) -> dict[str, Any]:
     """A model as plain data, from which `model_from` makes it anew."""
+    if model.kernel is not None:
+        raise UsageError(
+            f"A fit with the kernel object {type(model.kernel).__name__} cannot be saved: a file holds no code.",
+            "Describe the kernel in force.kernel, or keep the result in memory.",
+        )
     return {
         "mechanism": model.mechanism.options.model_dump(mode="json"),
         "force": model.force.model_dump(mode="json"),

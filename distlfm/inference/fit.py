@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -43,8 +44,8 @@ class InferenceConfig(Config):
     method: `auto` probes the mechanism and takes `collapsed` where it is linear (`filter` for long series with a Matérn
     kernel) and `variational` elsewhere; `exact` is the analytic covariance of the single-input motif; `preestimate` is
     quick, and solves no equation.
-    restarts: starts of the optimiser, of which the best by the bound is kept; the first is the prior's middle, unless
-    `random_start`.
+    restarts: starts of the optimiser, of which the best by the joint density is kept (by that of the match, where one
+    starts the search); the first is the prior's middle, unless `random_start`.
     until: force and outputs are predicted up to this time; by default to the last observation.
     """
 
@@ -55,7 +56,7 @@ class InferenceConfig(Config):
     posterior: PosteriorConfig = PosteriorConfig()
     preestimate: PreestimateConfig = PreestimateConfig()
     variational: VariationalConfig = VariationalConfig()
-    grid_points: int = GRID_POINTS
+    grid_points: int = Field(default=GRID_POINTS, ge=2)
     until: float | None = None
 
 
@@ -72,6 +73,7 @@ def fit_instances(
 
     Each instance gets the method that suits it, so that its answer does not depend on its neighbours.
     """
+    _check_counts(model, instances)
     linearity = probe(model.mechanism, model.space)
     ways = _ways(model, instances, linearity, options)
     results: dict[int, FitResult] = {}
@@ -85,6 +87,19 @@ def fit_instances(
         seconds = time.perf_counter() - start
         results |= dict(zip(places, results_of(fit, group, _grids(observations, options), seconds), strict=True))
     return [results[i] for i in range(len(instances))]
+
+
+def _check_counts(model: Model, instances: Sequence[Instance]) -> None:
+    if model.likelihood.kind == "gaussian":
+        return
+    for instance in instances:
+        seen = instance.values[instance.mask]
+        wrong = (seen < 0) | (seen != np.rint(seen))
+        if wrong.any():
+            raise UsageError(
+                f"Instance {instance.id!r} has the value {seen[wrong][0]:g}, which is no count.",
+                "Poisson and negative binomial take whole numbers from 0; use likelihood.kind=gaussian for others.",
+            )
 
 
 Way = tuple[Method, Quadrature | None]
@@ -146,7 +161,7 @@ def _fit(
                 found = fit_variational(forward, seeds, FOUND, options.variational, starts, mode.z)
                 return replace(found, status=torch.maximum(found.status, mode.status), iterations=mode.iterations)
         return fit_variational(forward, seeds, options.optimiser, options.variational, starts)
-    if method in ("collapsed", "filter") and not (linearity.affine and model.likelihood.kind == "gaussian"):
+    if method in ("collapsed", "filter", "exact") and not (linearity.affine and model.likelihood.kind == "gaussian"):
         raise UsageError(
             f"The method {method!r} needs a linear mechanism with Gaussian noise, and "
             f"{model.mechanism.options.kind!r} with the likelihood {model.likelihood.kind!r} is none.",

@@ -19,7 +19,7 @@ from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.mechanisms.parameters import Values
 from distlfm.solvers.base import SolverConfig
-from distlfm.solvers.ode import check_step, choose_steps, solve
+from distlfm.solvers.ode import RULES, check_step, choose_steps, solve
 
 MAX_INDUCING = 48
 STATE_INDUCING = 36
@@ -56,9 +56,11 @@ class Forward:
             self.inducing = place_on_points(points, observations.mask.all(-2), num_inducing=self.num_inducing)
         else:
             self.num_inducing = num_inducing or choose_num_inducing(model, observations)
-            self.domain = Domain(observations.times[:, :1], observations.times[:, -1:])
+            # Twice the span: a draw asked beyond the data must be the one that was fitted.
+            first, last = observations.times[:, :1], observations.times[:, -1:]
+            self.domain = Domain(first, last + (last - first))
             self.inducing = place_on_times(observations.times, observed, num_inducing=self.num_inducing)
-        steps = solver.steps or choose_steps(observations.times, observations.mask)
+        steps = solver.steps or choose_steps(observations.times, observations.mask, adaptive=solver.method not in RULES)
         self.solver = solver.model_copy(update={"steps": steps})
 
     def with_steps(self, steps: int) -> Forward:
@@ -121,8 +123,9 @@ class Forward:
         values, draw = self.forces(w.flatten(0, 1), every, None if noise is None else noise.flatten(0, 1), domain)
         settings = self.solver
         if times is not None:
-            span = (at[:, -1] - at[:, 0]) / (self.domain.upper - self.domain.lower)[every, 0].clamp_min(1e-300)
-            longer = max(1.0, float(span.max())) if not self.state_driven else 1.0
+            observed = self.observations.times[every]
+            span = (at[:, -1] - at[:, 0]) / (observed[:, -1] - observed[:, 0]).clamp_min(1e-300)
+            longer = max(1.0, float(span.max()))
             assert settings.steps is not None
             settings = settings.model_copy(update={"steps": int(settings.steps * longer + 0.999)})
         mechanism, shape = self.model.mechanism, (num_samples, num_rows)

@@ -20,6 +20,7 @@ TOLERANCE = 3e-4
 """Largest change of a prior standard deviation, relative, that halving the panels may bring."""
 
 MAX_SUBSTEPS = 32
+MAX_BEYOND = 2000
 TRIAL_DRAWS = 8
 
 
@@ -42,14 +43,17 @@ class LinearGaussian(GaussianMarginal):
         super().__init__(model, observations)
         self.linearity, self.quadrature = linearity, quadrature
 
+    def row_bytes(self, num_query: int) -> int:
+        return super().row_bytes(num_query) * self.quadrature.substeps**2
+
     def observed_prior(self, values: Values, times: Tensor) -> tuple[Tensor, Tensor]:
         grid = panels(times, self.quadrature.substeps, self.quadrature.order)
         offset, weight = self._map(values, times, grid)
         return offset, self._between(values, weight, weight, grid)
 
     def query_prior(self, values: Values, times: Tensor, query: Tensor) -> tuple[tuple[Tensor, Tensor], QueryPrior]:
-        breaks = torch.sort(torch.cat([times, query], -1), -1).values
-        # Query times cut the panels further: where they do so everywhere, fewer nodes a panel give the same accuracy.
+        breaks = torch.sort(torch.cat([times, query, _beyond(times, query)], -1), -1).values
+        # Query times cut the panels further: where they do so everywhere, two nodes a panel are enough.
         dense = torch.diff(breaks, dim=-1).amax() <= 0.5 * torch.diff(times, dim=-1).amax()
         order = min(2, self.quadrature.order) if dense else self.quadrature.order
         grid = panels(breaks, self.quadrature.substeps, order)
@@ -83,6 +87,15 @@ class LinearGaussian(GaussianMarginal):
             for i, (kernel, hyper) in enumerate(zip(self.model.kernels, self.model.hyper(values), strict=True))
         ]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+
+def _beyond(times: Tensor, query: Tensor) -> Tensor:
+    """Breaks [B, K] after the last observation, no farther apart than observations are, up to the last query time."""
+    last, end = times[:, -1:], torch.maximum(query[:, -1:], times[:, -1:])
+    gap = torch.diff(times, dim=-1).amax(-1, keepdim=True).clamp_min(1e-300)
+    count = min(MAX_BEYOND, int(torch.ceil((end - last) / gap).amax()))
+    share = torch.arange(1, count + 1, dtype=times.dtype) / max(count, 1)
+    return last + (end - last) * share
 
 
 @torch.no_grad()

@@ -99,6 +99,8 @@ def _output_figures(result: FitResult, at_truth: Prediction | None) -> Figures:
 def _noise_sd(result: FitResult, rows: list[int]) -> FloatArray | None:
     """Standard deviation of the measurement noise of the instance's outputs, broadcastable to [P, N]."""
     given, learned = result.instance.variance, result.noise_sd
+    if learned is not None:
+        learned = np.sqrt(learned**2 + result.posterior.model.likelihood.floor**2)
     if learned is not None and len(learned) > 1:
         learned = learned[rows]
     if given is not None and result.posterior.model.likelihood.noise != "learned":

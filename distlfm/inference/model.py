@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
+from gpytorch.kernels import Kernel
 from pydantic import Field
 from torch import Tensor
 
@@ -47,10 +48,14 @@ class LikelihoodConfig(Config):
 class Model:
     """What inference works on: natural values from `z`, kernels' hyperparameters and noise from those values."""
 
-    def __init__(self, mechanism: Mechanism, force: ForceConfig, likelihood: LikelihoodConfig) -> None:
+    def __init__(
+        self, mechanism: Mechanism, force: ForceConfig, likelihood: LikelihoodConfig, kernel: Kernel | None = None
+    ) -> None:
+        """kernel: any gpytorch kernel, in place of the one that `force` describes; `force.priors` go by its names."""
+        self.kernel = kernel
         self.mechanism, self.force, self.likelihood = mechanism, force, likelihood
         dims = mechanism.force_input(torch.zeros(()), torch.zeros(mechanism.num_states)).shape[-1]
-        self.kernels = tuple(FunctionalKernel(force.kernel, dims) for _ in mechanism.force_names)
+        self.kernels = tuple(FunctionalKernel(kernel or force.kernel, dims) for _ in mechanism.force_names)
         parameters = [*mechanism.settled(), *self._kernel_parameters(force), *self._noise_parameters()]
         self.space = ParameterSpace(parameters)
 

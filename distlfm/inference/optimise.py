@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from distlfm.config import Config
@@ -40,7 +41,7 @@ _ADVICE = {
     Status.RUNNING: "",
     Status.CONVERGED: "",
     Status.STALLED: "No step improves the objective any more; look at the fit before you trust it.",
-    Status.MAX_ITERATIONS: "Raise inference.optimiser.iterations or rounds.",
+    Status.MAX_ITERATIONS: "Raise inference.optimiser.rounds, or inference.variational.iterations.",
     Status.DIVERGED: "The model gave no finite value: check the units of the data against the priors.",
 }
 
@@ -52,10 +53,10 @@ class OptimiserConfig(Config):
     distance: how near the mode, in posterior standard deviations, is near enough.
     """
 
-    iterations: int = 80
-    rounds: int = 5
-    distance: float = 0.03
-    memory: int = 12
+    iterations: int = Field(default=80, ge=1)
+    rounds: int = Field(default=5, ge=0)
+    distance: float = Field(default=0.03, gt=0)
+    memory: int = Field(default=12, ge=1)
     gradient: float = 1e-3
     change: float = 1e-8
     patience: int = 5

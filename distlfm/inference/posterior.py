@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from distlfm.config import Config
@@ -35,8 +36,8 @@ class PosteriorConfig(Config):
     """
 
     method: Literal["importance", "laplace", "point"] = "importance"
-    stages: tuple[int, ...] = (10, 20, 50)
-    draws: int = 96
+    stages: tuple[PositiveInt, ...] = Field(default=(10, 20, 50), min_length=1)
+    draws: int = Field(default=96, ge=2)
 
 
 @dataclass(frozen=True)

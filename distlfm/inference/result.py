@@ -181,7 +181,8 @@ def undetermined(posterior: Posterior) -> list[tuple[Direction, ...]]:
                 break
             weights = vectors[b, :, k]
             order = torch.argsort(weights.abs(), descending=True)[:3]
-            parts = tuple((names[int(i)], float(weights[i])) for i in order if weights[i].abs() > 0.3)
+            large = [i for i in order if weights[i].abs() > 0.3] or [order[0]]
+            parts = tuple((names[int(i)], float(weights[i])) for i in large)
             directions.append(Direction(spread, parts))
         found.append(tuple(directions))
     return found

@@ -64,10 +64,10 @@ class VariationalConfig(Config):
     iterations: int = Field(default=300, ge=0)
     learning_rate: float = 0.03
     gradient: Literal["adam", "natural"] = "adam"
-    window: int = 40
+    window: int = Field(default=40, ge=2)
     tolerance: float = 1.0
-    features: int = 64
-    draws: int = 128
+    features: int = Field(default=128, ge=8)
+    draws: int = Field(default=128, ge=2)
     solver: SolverConfig = SolverConfig()
 
 
@@ -141,7 +141,8 @@ def fit_variational(
         best = find_modes(objective, start, optimiser)
     rows = torch.arange(len(seeds))
     for _ in range(MAX_DOUBLINGS):
-        if not bool((forward.step_error(best.z, rows) > STEP_TOLERANCE).any()):
+        error = forward.step_error(best.z, rows)
+        if not bool(((error > STEP_TOLERANCE) & torch.isfinite(error)).any()):
             break
         assert forward.solver.steps is not None
         forward = forward.with_steps(2 * forward.solver.steps)
@@ -215,6 +216,11 @@ class _Progress:
             self.status[done] = int(Status.CONVERGED)
             self.stopped |= done
 
+    def settled(self) -> Tensor:
+        """Status of all; one that was still rising when the iterations ran out says so."""
+        rising = ~self.stopped
+        return torch.where(rising, int(Status.MAX_ITERATIONS), self.status) if self.trace else self.status
+
     def result(self) -> Tensor:
         return torch.stack(self.trace) if self.trace else torch.zeros(0, len(self.status), dtype=torch.float64)
 
@@ -224,10 +230,9 @@ def _climb_adam(
 ) -> tuple[Forward, WhitenedGaussian, Tensor, Tensor]:
     progress = _Progress(status, options)
     noise = _Noise(forward, seeds, options)
-    mean = q.mean.clone().requires_grad_(True)
     # Steps are taken in units of Laplace's own deviations: w = mean + root · (I + change) · noise.
     change = torch.zeros_like(q.scale, requires_grad=True)
-    shift = torch.zeros_like(mean, requires_grad=True)
+    shift = torch.zeros_like(q.mean, requires_grad=True)
     moves = torch.zeros_like(forward.inducing, requires_grad=True)
     learned = (shift, change, moves) if options.learn_inducing else (shift, change)
     adam = torch.optim.Adam(learned, lr=options.learning_rate)
@@ -254,7 +259,7 @@ def _climb_adam(
                 tensor[still] = value
         progress.record(rows, elbo)
     with torch.no_grad():
-        return placed(), _moved(q, shift, change), progress.result(), progress.status
+        return placed(), _moved(q, shift, change), progress.result(), progress.settled()
 
 
 def _cut(*tensors: Tensor) -> None:
@@ -301,4 +306,4 @@ def _climb_natural(
         first[rows], second[rows] = step.state.first, step.state.second
         state = type(state)(first, second)
         progress.record(rows, found[0])
-    return forward, gaussian_from_natural(state), progress.result(), progress.status
+    return forward, gaussian_from_natural(state), progress.result(), progress.settled()

@@ -37,7 +37,6 @@ class Mechanism(ABC):
 
     Options: ClassVar[type[MechanismConfig]] = MechanismConfig
     force_names: tuple[str, ...] = ("force",)
-    extra_parameters: tuple[Parameter, ...] = ()
 
     def __init__(self, options: MechanismConfig) -> None:
         self.options = options
@@ -95,7 +94,6 @@ class Mechanism(ABC):
         ]
 
 
-Builder = Callable[[MechanismConfig], Mechanism]
 REGISTRY: dict[str, type[Mechanism]] = {}
 
 

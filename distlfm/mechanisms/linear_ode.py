@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from distlfm.errors import UsageError
 from distlfm.mechanisms.base import Mechanism, MechanismConfig, register, start_parameter, zero_state
 from distlfm.mechanisms.parameters import Parameter, Values
 from distlfm.mechanisms.priors import LogNormal, Normal
@@ -29,6 +30,11 @@ class LinearODE(Mechanism):
 
     def __init__(self, options: LinearODEConfig) -> None:
         super().__init__(options)
+        if len(self.outputs) != 1:
+            raise UsageError(
+                f"linear_ode has one output, and {len(self.outputs)} were given: {', '.join(self.outputs)}.",
+                "Name one in mechanism.outputs, and leave the others out of the data.",
+            )
         self.order, self.free_start = options.order, options.free_start
         self.derivatives = tuple(f"d{i}" for i in range(options.order))
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
@@ -26,7 +27,7 @@ class ResponseConfig(Config):
     """`kind`, and for `hill` and `mlp` their sizes; `compose` applies further responses first, in order."""
 
     kind: Literal["identity", "softplus", "exp", "hill", "mlp"] = "identity"
-    hidden: int = 4
+    hidden: int = Field(default=4, ge=1)
     compose: tuple[Literal["identity", "softplus", "exp"], ...] = ()
 
 

@@ -94,6 +94,9 @@ def fit(
         for block in _blocks(report.instances, config, model):
             thinned = [instance.thinned(config.data.stride) for instance in block]
             results = fit_instances(model, thinned, options, config.run.seed)
+            if config.run.dir is not None:
+                for number, result in enumerate(results, len(run.results)):
+                    save(result, config.run.dir / "fits" / f"{number:05d}-{_safe(result.id)}.npz")
             run.results += results
             run.figures += [figures(result) for result in results]
             failed = sum(not result.ok for result in run.results)
@@ -173,8 +176,6 @@ def _prepare(directory: Path) -> None:
 
 def _write(run: FitRun, directory: Path) -> None:
     (directory / "config.yaml").write_text(dump(run.config), encoding="utf-8")
-    for number, result in enumerate(run.results):
-        save(result, directory / "fits" / f"{number:05d}-{_safe(result.id)}.npz")
     summary = run.summary
     (directory / "summary.json").write_text(json.dumps(_finite(summary), indent=2, allow_nan=False), encoding="utf-8")
     provenance = {

@@ -90,6 +90,7 @@ class SimulateConfig(_ModelConfig):
     num_outputs: how many outputs a mechanism that leaves it open has; `missing`: the share of values left out.
     """
 
+    verb: Literal["simulate"] = "simulate"
     instances: int = Field(default=8, ge=1)
     seed: int = 0
     start: float = 0.0
@@ -100,7 +101,7 @@ class SimulateConfig(_ModelConfig):
     missing: float = Field(default=0.0, ge=0.0, lt=1.0)
 
 
-VERBS: dict[str, type[Config]] = {"fit": FitConfig}
+VERBS: dict[str, type[Config]] = {"fit": FitConfig, "simulate": SimulateConfig}
 
 
 def load_any(path: Path, overrides: Sequence[str] = ()) -> Config:
