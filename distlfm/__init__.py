@@ -1,7 +1,7 @@
 """distlfm infers latent forces: the unseen inputs that drive a system whose equation is known.
 
-The verbs are functions: `fit`, `simulate`, `load_fit`. They are imported when first used, so that `import distlfm` and
-the command line's help stay quick.
+The verbs are functions: `fit`, `simulate`, `save_fit`, `load_fit`. They are imported when first used, so that
+`import distlfm` and the command line's help stay quick.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from distlfm.version import __version__
 
 if TYPE_CHECKING:
     from distlfm.inference.archive import load as load_fit
+    from distlfm.inference.archive import save as save_fit
     from distlfm.inference.result import FitResult
     from distlfm.mechanisms import Mechanism, register
     from distlfm.pipeline.fit import FitRun, fit
@@ -25,6 +26,7 @@ _HOMES = {
     "Mechanism": ("distlfm.mechanisms", "Mechanism"),
     "fit": ("distlfm.pipeline.fit", "fit"),
     "load_fit": ("distlfm.inference.archive", "load"),
+    "save_fit": ("distlfm.inference.archive", "save"),
     "register": ("distlfm.mechanisms", "register"),
     "simulate": ("distlfm.pipeline.simulate", "simulate"),
 }
@@ -39,6 +41,7 @@ __all__ = [
     "fit",
     "load_fit",
     "register",
+    "save_fit",
     "simulate",
 ]
 

@@ -45,6 +45,10 @@ class Posterior(ABC):
         """Force and outputs of the instances `rows` [A] at sorted times [A, Q], none before the first observation."""
 
     @abstractmethod
+    def draw(self, rows: Tensor, times: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Joint draws at sorted times [A, Q]: forces [count, A, L, Q] and the outputs they drive, [count, A, P, Q]."""
+
+    @abstractmethod
     def state(self) -> dict[str, Tensor]:
         """Tensors with a leading instance dimension, from which the method's `restore` makes the posterior anew."""
 

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from distlfm.inference.base import Fit, Posterior, Predicted, Unknowns
 from distlfm.inference.curvature import find_modes
+from distlfm.inference.linear import LinearGaussian, choose_quadrature
 from distlfm.inference.marginal import Marginal
 from distlfm.inference.mixture import Mixture
 from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum, Status
 from distlfm.inference.posterior import ParameterPosterior, PosteriorConfig, infer
+from distlfm.solvers.linear import probe
 
 CHUNK_BYTES = 200_000_000
 """Predictions are made for so many draws and instances at once that their largest matrices fit in this."""
@@ -61,6 +63,16 @@ class CollapsedPosterior(Posterior):
         return Predicted(
             Mixture(gather("force_mean"), gather("force_var")), Mixture(gather("output_mean"), gather("output_var"))
         )
+
+    def draw(self, rows: Tensor, times: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        marginal = self.marginal
+        if not isinstance(marginal, LinearGaussian):
+            linearity = probe(self.model.mechanism, self.model.space)
+            quadrature = choose_quadrature(self.model, self.observations.rows(rows), linearity)
+            marginal = LinearGaussian(self.model, self.observations, linearity, quadrature)
+        pairs = [marginal.draw(self.draws[i % len(self.draws)][rows], rows, times, generator) for i in range(count)]
+        return torch.stack([force for force, _ in pairs]), torch.stack([outputs for _, outputs in pairs])
 
     def state(self) -> dict[str, Tensor]:
         return {

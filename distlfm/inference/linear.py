@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from distlfm.gp.linalg import safe_cholesky
 from distlfm.inference.marginal import GaussianMarginal, QueryPrior
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
@@ -52,13 +53,8 @@ class LinearGaussian(GaussianMarginal):
         return offset, self._between(values, weight, weight, grid)
 
     def query_prior(self, values: Values, times: Tensor, query: Tensor) -> tuple[tuple[Tensor, Tensor], QueryPrior]:
-        breaks = torch.sort(torch.cat([times, query, _beyond(times, query)], -1), -1).values
-        # Query times cut the panels further: where they do so everywhere, two nodes a panel are enough.
-        dense = torch.diff(breaks, dim=-1).amax() <= 0.5 * torch.diff(times, dim=-1).amax()
-        order = min(2, self.quadrature.order) if dense else self.quadrature.order
-        grid = panels(breaks, self.quadrature.substeps, order)
-        offset, weight = self._map(values, times, grid)
-        query_offset, query_weight = self._map(values, query, grid)
+        grid, query_offset, weight, query_weight = self._query_map(values, times, query)
+        offset, _ = self._map(values, times, grid)
         nodes, at = grid.nodes.unsqueeze(-1), query.unsqueeze(-1)
         observed = torch.zeros(())
         cross, variance = torch.zeros(()), torch.zeros(())
@@ -73,6 +69,45 @@ class LinearGaussian(GaussianMarginal):
             force_variance.append(kernel.diagonal(hyper, at))
         prior = QueryPrior(query_offset, cross, variance, torch.stack(force_cross, 1), torch.stack(force_variance, 1))
         return (offset, observed), prior
+
+    def draw(self, z: Tensor, rows: Tensor, query: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """One joint draw given z [A, n] at times `query` [A, Q]: forces [A, L, Q] and outputs [A, P, Q].
+
+        A draw of the prior, corrected by what its own noisy observations miss of the real ones (Matheron's rule).
+        """
+        data = self.observations.rows(rows)
+        values = self.model.space.unpack(z)
+        observed, prior = self.query_prior(values, data.times, query)
+        grid, _, weight, query_weight = self._query_map(values, data.times, query)
+        places = torch.cat([grid.nodes, query], -1).unsqueeze(-1)
+        num_nodes = grid.nodes.shape[-1]
+        forces, seen, shown = [], torch.zeros(()), torch.zeros(())
+        for i, (kernel, hyper) in enumerate(zip(self.model.kernels, self.model.hyper(values), strict=True)):
+            factor, _ = safe_cholesky(kernel.covariance(hyper, places, places))
+            noise = torch.randn(*places.shape[:-1], 1, generator=generator, dtype=z.dtype)
+            at_nodes, at_query = (factor @ noise).squeeze(-1).split([num_nodes, query.shape[-1]], -1)
+            forces.append(at_query)
+            seen = seen + (weight[:, i] @ at_nodes.unsqueeze(-1)).squeeze(-1)
+            shown = shown + (query_weight[:, i] @ at_nodes.unsqueeze(-1)).squeeze(-1)
+        covariance, residual = self._noisy(values, data, *observed)
+        factor, _ = safe_cholesky(covariance)
+        noise_sd = self.model.noise_variance(values, data).flatten(-2).sqrt()
+        missed = residual - seen - noise_sd * torch.randn(residual.shape, generator=generator, dtype=z.dtype)
+        mask = data.mask.flatten(-2)
+        solved = torch.cholesky_solve((missed * mask).unsqueeze(-1), factor) * mask.unsqueeze(-1)
+        force = torch.stack(forces, 1) + (prior.force_cross @ solved.unsqueeze(1)).squeeze(-1)
+        outputs = prior.offset + shown + (prior.cross @ solved).squeeze(-1)
+        return force, outputs.unflatten(-1, (len(self.model.mechanism.outputs), -1))
+
+    def _query_map(self, values: Values, times: Tensor, query: Tensor) -> tuple[Panels, Tensor, Tensor, Tensor]:
+        """The grid that query times share with observations, offset [B, P·Q], weights of both, [B, L, N, G]."""
+        breaks = torch.sort(torch.cat([times, query, _beyond(times, query)], -1), -1).values
+        # Query times cut the panels further: where they do so everywhere, two nodes a panel are enough.
+        dense = torch.diff(breaks, dim=-1).amax() <= 0.5 * torch.diff(times, dim=-1).amax()
+        order = min(2, self.quadrature.order) if dense else self.quadrature.order
+        grid = panels(breaks, self.quadrature.substeps, order)
+        query_offset, query_weight = self._map(values, query, grid)
+        return grid, query_offset, self._map(values, times, grid)[1], query_weight
 
     def _map(self, values: Values, times: Tensor, grid: Panels) -> tuple[Tensor, Tensor]:
         """Offset [B, N] and weight [B, L, N, G] of the outputs at `times`."""

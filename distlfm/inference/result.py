@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from distlfm.errors import UsageError
@@ -42,6 +43,15 @@ class Prediction:
     times: FloatArray
     force: Band
     outputs: Band
+
+
+@dataclass(frozen=True)
+class Draws:
+    """times: [Q]; force: [S, L, Q]; outputs: [S, P, Q]."""
+
+    times: FloatArray
+    force: FloatArray
+    outputs: FloatArray
 
 
 @dataclass(frozen=True)
@@ -107,6 +117,22 @@ class FitResult:
 
     def predict(self, times: Sequence[float] | FloatArray) -> Prediction:
         """Force and outputs at `times` [Q]."""
+        wanted, order = self._asked(times)
+        found = predict(self.posterior, torch.tensor([self.row]), torch.from_numpy(wanted[order]).unsqueeze(0))[0]
+        back = np.argsort(order, kind="stable")
+        return Prediction(wanted, _reordered(found.force, back), _reordered(found.outputs, back))
+
+    def draws(self, times: Sequence[float] | FloatArray, count: int = 20, seed: int = 0) -> Draws:
+        """Whole curves of the posterior at `times` [Q]: the force, and the outputs that this very force drives."""
+        wanted, order = self._asked(times)
+        back = np.argsort(order, kind="stable")
+        at = torch.from_numpy(wanted[order]).unsqueeze(0)
+        with torch.no_grad():
+            force, outputs = self.posterior.draw(torch.tensor([self.row]), at, count, seed)
+        return Draws(wanted, force[:, 0].numpy()[..., back], outputs[:, 0].numpy()[..., back])
+
+    def _asked(self, times: Sequence[float] | FloatArray) -> tuple[FloatArray, NDArray[np.intp]]:
+        """The times as an array, and the order that sorts them."""
         wanted = np.asarray(times, dtype=np.float64)
         first = float(self.instance.times[0])
         if wanted.ndim != 1 or len(wanted) == 0 or not np.isfinite(wanted).all():
@@ -116,14 +142,10 @@ class FitResult:
                 f"Cannot predict at {wanted.min():g}: the data begin at {first:g}, and so does the equation.",
                 "Ask for later times.",
             )
-        order = np.argsort(wanted, kind="stable")
-        rows = torch.tensor([self.row])
-        found = predict(self.posterior, rows, torch.from_numpy(wanted[order]).unsqueeze(0))[0]
-        back = np.argsort(order, kind="stable")
-        return Prediction(wanted, _reordered(found.force, back), _reordered(found.outputs, back))
+        return wanted, np.argsort(wanted, kind="stable")
 
 
-def _reordered(band: Band, index: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Band:
+def _reordered(band: Band, index: NDArray[np.intp]) -> Band:
     return Band(*(getattr(band, name)[:, index] for name in Band.__dataclass_fields__))
 
 

@@ -86,6 +86,12 @@ class VariationalPosterior(Posterior):
         z, _ = self.forward.split(self.w)
         return Unknowns(z, torch.full(z.shape[:2], 1 / len(z), dtype=z.dtype))
 
+    def draw(self, rows: Tensor, times: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+        found = self.predict(rows, times)
+        order = torch.randperm(len(self.w), generator=torch.Generator().manual_seed(seed))
+        chosen = order[torch.arange(count) % len(order)]
+        return found.force.means[chosen], found.outputs.means[chosen]
+
     def predict(self, rows: Tensor, times: Tensor) -> Predicted:
         num_forces = len(self.model.kernels)
         chunk = max(1, CHUNK_ROWS // len(self.w))
