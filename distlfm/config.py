@@ -102,9 +102,7 @@ def build(model: type[Model], content: dict[str, Any], source: str = "config") -
 
 
 def _sentence(item: dict[str, Any], known: list[str]) -> str:
-    # Union tags stand in the location too ("mechanism.transcription.genes"): only keys that a user writes are shown.
-    given = [str(part) for part in item["loc"]]
-    place = ".".join(given)
+    place = _written(item["loc"], known)
     if item["type"] == "extra_forbidden":
         return f"Unknown key {place!r}. {nearest(place, known)}"
     if item["type"] == "union_tag_not_found":
@@ -115,7 +113,20 @@ def _sentence(item: dict[str, Any], known: list[str]) -> str:
     message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".")
     if str(item["msg"]).startswith("Input should be"):
         return f"{place!r} should be {message}{shown}."
-    return f"{place!r}: {message}."
+    message = message.removeprefix(f"{place}: ")
+    return f"{place!r}: {message}" + ("" if message.endswith("?") else ".")
+
+
+def _written(location: Sequence[object], known: list[str]) -> str:
+    """A location as a user writes it: the tag of a union's member ("prior.lognormal.median") is no key."""
+    parts = [str(part) for part in location]
+    kept: list[str] = []
+    for i, part in enumerate(parts):
+        rest = parts[i + 1 :]
+        is_tag = bool(rest) and ".".join([*kept, part]) not in known and ".".join([*kept, rest[0]]) in known
+        if not is_tag:
+            kept.append(part)
+    return ".".join(kept)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
