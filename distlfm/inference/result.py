@@ -88,7 +88,12 @@ class Direction:
 
 @dataclass(frozen=True)
 class FitResult:
-    """One instance's fit. `predict` answers at any times after the first observation, beyond the last one too."""
+    """One instance's fit. `predict` answers at any times after the first observation, beyond the last one too.
+
+    bound: what the method maximised, comparable between fits of one method only: the ELBO of a variational fit; the log
+    joint density of data and unknowns at the mode where the force is integrated out; that of the slopes for a
+    pre-estimate. trace: the same, iteration by iteration.
+    """
 
     instance: Instance
     method: str
