@@ -39,6 +39,10 @@ class InventedPosterior(Posterior):
 
         return Predicted(zeros(self.model.mechanism.force_names), zeros(self.model.mechanism.outputs))
 
+    def draw(self, rows: Tensor, times: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+        found = self.predict(rows, times)
+        return found.force.means.repeat(count, 1, 1, 1), found.outputs.means.repeat(count, 1, 1, 1)
+
     def state(self) -> dict[str, Tensor]:
         return {}
 
