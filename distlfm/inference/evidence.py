@@ -33,6 +33,29 @@ FOUND = OptimiserConfig(iterations=1, rounds=0, gradient=float("inf"))
 """For a fit that is handed a mode: look no further."""
 
 
+def best_matched_mode(
+    forward: Forward,
+    seeds: Sequence[int],
+    optimiser: OptimiserConfig,
+    options: PreestimateConfig,
+    starts: Starts = ONE_START,
+) -> Optimum | None:
+    """The mode of each instance with the highest joint density over all starts; None as in `matched_mode`."""
+    best: Optimum | None = None
+    for attempt in range(starts.count):
+        one = Starts(random=starts.random or attempt > 0)
+        found = matched_mode(forward, [seed + attempt for seed in seeds], optimiser, options, one)
+        if found is None:
+            return None
+        if best is None:
+            best = found
+            continue
+        better = (found.value < best.value) & (found.status != Status.DIVERGED)
+        best.z[better], best.value[better] = found.z[better], found.value[better]
+        best.status[better], best.iterations[better] = found.status[better], found.iterations[better]
+    return best
+
+
 def matched_mode(
     forward: Forward,
     seeds: Sequence[int],

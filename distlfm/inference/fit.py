@@ -17,7 +17,7 @@ from distlfm.config import Config
 from distlfm.errors import UsageError
 from distlfm.inference.base import Fit
 from distlfm.inference.collapsed import Starts, fit_collapsed
-from distlfm.inference.evidence import FOUND, matched_mode
+from distlfm.inference.evidence import FOUND, best_matched_mode
 from distlfm.inference.exact import AnalyticMotif
 from distlfm.inference.forward import Forward, choose_num_inducing
 from distlfm.inference.linear import LinearGaussian, Quadrature, choose_quadrature
@@ -44,8 +44,8 @@ class InferenceConfig(Config):
     method: `auto` probes the mechanism and takes `collapsed` where it is linear (`filter` for long series with a Matérn
     kernel) and `variational` elsewhere; `exact` is the analytic covariance of the single-input motif; `preestimate` is
     quick, and solves no equation.
-    restarts: starts of the optimiser, of which the best by the joint density is kept (by that of the match, where one
-    starts the search); the first is the prior's middle, unless `random_start`.
+    restarts: starts of the optimiser, of which the best by the joint density is kept; the first is the prior's middle,
+    unless `random_start`.
     until: force and outputs are predicted up to this time; by default to the last observation.
     """
 
@@ -156,7 +156,7 @@ def _fit(
         if method == "preestimate":
             return fit_preestimate(forward, seeds, options.optimiser, options.preestimate, starts)
         if options.preestimate.enabled:
-            mode = matched_mode(forward, seeds, options.optimiser, options.preestimate, starts)
+            mode = best_matched_mode(forward, seeds, options.optimiser, options.preestimate, starts)
             if mode is not None:
                 found = fit_variational(forward, seeds, FOUND, options.variational, starts, mode.z)
                 return replace(found, status=torch.maximum(found.status, mode.status), iterations=mode.iterations)

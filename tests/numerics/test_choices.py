@@ -12,14 +12,21 @@ from gpytorch.kernels import RQKernel
 from distlfm.config import build
 from distlfm.errors import UsageError
 from distlfm.inference.archive import load, save
+from distlfm.inference.collapsed import Starts
+from distlfm.inference.evidence import best_matched_mode
 from distlfm.inference.fit import InferenceConfig, fit_instances
+from distlfm.inference.forward import Forward
 from distlfm.inference.metrics import figures
 from distlfm.inference.model import Model
+from distlfm.inference.observations import collate
+from distlfm.inference.optimise import OptimiserConfig
+from distlfm.inference.preestimate import PreestimateConfig
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_mechanism
 from distlfm.pipeline.demo import MODEL
 from distlfm.pipeline.settings import SimulateConfig
 from distlfm.pipeline.simulate import simulate_from
+from distlfm.solvers.base import SolverConfig
 
 NAMES = ["output_0", "output_1"]
 
@@ -60,6 +67,17 @@ def test_learned_inducing_points_move_within_their_reach_and_are_kept(tmp_path: 
     save(moved, tmp_path / "fit.npz")
     times = [2.0, 7.0]
     np.testing.assert_allclose(load(tmp_path / "fit.npz").predict(times).force.mean, moved.predict(times).force.mean)
+
+
+def test_more_starts_through_the_solver_never_end_at_a_lower_density() -> None:
+    instances, config = instances_and_config(response={"kind": "softplus"})
+    model = Model(build_mechanism(config.mechanism, NAMES), config.force, config.likelihood)
+    forward = Forward(model, collate(instances, NAMES), SolverConfig(), num_inducing=8)
+    once, thrice = (
+        best_matched_mode(forward, [5], OptimiserConfig(rounds=1), PreestimateConfig(), Starts(count))
+        for count in (1, 3)
+    )
+    assert float(thrice.value) <= float(once.value)
 
 
 def test_impossible_counts_are_refused_with_the_value() -> None:
