@@ -1,0 +1,61 @@
+"""The contract of a partial differential equation: one weak form with named coefficients, written in UFL.
+
+An equation is `∫ v ∂_t y dx = form(y, v, f, p)` for every test function v. Time stepping, boundary conditions, meshes
+and derivatives are not its business. UFL is imported inside `form`, which only helper groups call.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """A number in the form: its default prior in the words of a config, and whether it must be positive."""
+
+    prior: Mapping[str, Any]
+    positive: bool = False
+
+
+def positive(median: float, spread: float = 1.0) -> Coefficient:
+    """A positive coefficient, log-normal a priori."""
+    return Coefficient({"kind": "lognormal", "median": median, "spread": spread}, positive=True)
+
+
+def real(mean: float = 0.0, sd: float = 1.0) -> Coefficient:
+    """A coefficient of either sign, normal a priori."""
+    return Coefficient({"kind": "normal", "mean": mean, "sd": sd})
+
+
+class Equation(ABC):
+    """One equation for one field y, driven by one force f."""
+
+    kind: ClassVar[str] = ""
+    coefficients: ClassVar[Mapping[str, Coefficient]] = {}
+    output: ClassVar[str] = "output"
+
+    def named(self, dims: int) -> Mapping[str, Coefficient]:
+        """The coefficients in so many space dimensions."""
+        del dims
+        return self.coefficients
+
+    @abstractmethod
+    def form(self, y: Any, v: Any, f: Any, p: Mapping[str, Any]) -> Any:
+        """The weak form as a UFL form: state y, test function v, force f, coefficients p by name."""
+
+
+EQUATIONS: dict[str, type[Equation]] = {}
+
+
+def register_equation(kind: str) -> Callable[[type[Equation]], type[Equation]]:
+    """Class decorator: make an equation known to configs and the command line under `kind`."""
+
+    def keep(equation: type[Equation]) -> type[Equation]:
+        equation.kind = kind
+        EQUATIONS[kind] = equation
+        return equation
+
+    return keep

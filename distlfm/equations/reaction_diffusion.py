@@ -1,0 +1,24 @@
+"""Reaction–diffusion: ∂_t y = S f − λ y + D ∇²y, in any number of dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from distlfm.equations.base import Equation, positive, register_equation
+
+
+@register_equation("reaction_diffusion")
+class ReactionDiffusion(Equation):
+    """A product that is made where the force is, decays, and spreads."""
+
+    coefficients = {  # noqa: RUF012
+        "sensitivity": positive(1.0),
+        "decay": positive(0.3),
+        "diffusion": positive(0.03),
+    }
+
+    def form(self, y: Any, v: Any, f: Any, p: Mapping[str, Any]) -> Any:
+        from ufl import dx, grad, inner
+
+        return (p["sensitivity"] * f * v - p["decay"] * y * v - p["diffusion"] * inner(grad(y), grad(v))) * dx
