@@ -1,0 +1,1 @@
+"""Trajectories of discretised partial differential equations, differentiable, in the process that fits."""

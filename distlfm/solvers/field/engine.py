@@ -1,0 +1,103 @@
+"""The contract of an engine: it solves many trajectories of one discretised equation, and solves back.
+
+Crank–Nicolson on `M ẏ = A(θ) y + B(θ) f + c(θ)` with N steps of length dt, the same scheme in every engine:
+`(M − dt/2 A) y_{n+1} = (M + dt/2 A) y_n + dt/2 B (f_n + f_{n+1}) + dt c`, and y held fixed at Dirichlet nodes.
+
+Shapes: `A` parameter values, `S` right-hand sides each, `J` nodes, `K ≤ N + 1` leading times at which the force is not
+zero, `O` places at which the state is observed, `k` coefficients.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+@dataclass(frozen=True)
+class TimeGrid:
+    """N even steps of length dt from `start`."""
+
+    start: float
+    dt: float
+    steps: int
+
+    @property
+    def times(self) -> Tensor:
+        """[N + 1]."""
+        return self.start + self.dt * torch.arange(self.steps + 1, dtype=torch.float64)
+
+    def finer(self) -> TimeGrid:
+        return TimeGrid(self.start, self.dt / 2, 2 * self.steps)
+
+
+@dataclass(frozen=True)
+class Sensitivities:
+    """Gradients of a weighted sum of what was observed. theta: [A, k]; initial: [A, S, J]; force: [A, S, K, J]."""
+
+    theta: Tensor
+    initial: Tensor
+    force: Tensor
+
+
+class Engine(ABC):
+    """Solves trajectories of one problem. `observe` [O, J] says where the state is looked at."""
+
+    names: tuple[str, ...]
+    num_nodes: int
+
+    @abstractmethod
+    def forward(
+        self, theta: Tensor, initial: Tensor, force: Tensor, grid: TimeGrid, observe: Tensor, *, driven: bool
+    ) -> tuple[Tensor, Any]:
+        """Observed states [A, S, N + 1, O], and whatever `adjoint` needs.
+
+        theta: [A, k]; initial: [A, S, J]; force: [A, S, K, J]. `driven=False` leaves out the source c and takes zero at
+        Dirichlet nodes: the part that is linear in force and initial state.
+        """
+
+    @abstractmethod
+    def adjoint(self, saved: Any, weights: Tensor) -> Sensitivities:
+        """The gradients of Σ weights · observed; weights: [A, S, N + 1, O]."""
+
+
+class _Trajectory(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        theta: Tensor,
+        initial: Tensor,
+        force: Tensor,
+        engine: Engine,
+        grid: TimeGrid,
+        observe: Tensor,
+        driven: bool,
+    ) -> Tensor:
+        observed, saved = engine.forward(theta, initial, force, grid, observe, driven=driven)
+        ctx.engine, ctx.saved = engine, saved
+        return observed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
+        found = ctx.engine.adjoint(ctx.saved, weights)
+        return found.theta, found.initial, found.force, None, None, None, None
+
+
+def solve(
+    engine: Engine,
+    theta: Tensor,
+    initial: Tensor,
+    force: Tensor,
+    grid: TimeGrid,
+    observe: Tensor,
+    *,
+    driven: bool = True,
+) -> Tensor:
+    """Observed states [A, S, N + 1, O], differentiable once in theta [A, k], initial [A, S, J], force [A, S, K, J]."""
+    observed: Tensor = _Trajectory.apply(theta, initial, force, engine, grid, observe, driven)  # type: ignore[no-untyped-call]
+    return observed

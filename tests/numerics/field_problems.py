@@ -1,0 +1,43 @@
+"""Small discretised problems written down by hand, without FEniCS."""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.sparse as sp
+
+from distlfm.solvers.fem.spec import Csr, FloatArray, Operators
+
+
+def csr(matrix: FloatArray) -> Csr:
+    """A dense matrix in compressed rows."""
+    found = sp.csr_array(matrix)
+    indices, pointers = found.indices.astype(np.int64), found.indptr.astype(np.int64)
+    return Csr(found.data.astype(np.float64), indices, pointers, matrix.shape)  # type: ignore[arg-type]
+
+
+def line(nodes: FloatArray, *, held: tuple[int, ...] = (0, -1), value: float = 0.0, drift: bool = False) -> Operators:
+    """Reaction–diffusion with P1 elements on a line; `drift` adds a velocity, and a constant source of rate `decay`."""
+    count = len(nodes)
+    mass, grad, carried = (np.zeros((count, count)) for _ in range(3))
+    for i, width in enumerate(np.diff(nodes)):
+        at = np.ix_((i, i + 1), (i, i + 1))
+        mass[at] += width / 6 * np.array([[2.0, 1.0], [1.0, 2.0]])
+        grad[at] += 1 / width * np.array([[1.0, -1.0], [-1.0, 1.0]])
+        carried[at] += 0.5 * np.array([[-1.0, 1.0], [-1.0, 1.0]])
+    stiffness = {"decay": csr(-mass), "diffusion": csr(-grad)}
+    source = {}
+    if drift:
+        stiffness["velocity_0"] = csr(-carried)
+        source["decay"] = mass.sum(1)
+    fixed = np.array(sorted(i % count for i in held), dtype=np.int64)
+    cells = np.stack([np.arange(count - 1), np.arange(1, count)], 1)
+    return Operators(
+        nodes[:, None],
+        cells,
+        csr(mass),
+        stiffness,
+        {"sensitivity": csr(mass)},
+        source,
+        fixed,
+        np.full(len(fixed), value),
+    )
