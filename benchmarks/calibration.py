@@ -35,7 +35,7 @@ def run(quick: bool = False) -> dict[str, Any]:
         for result in fit_instances(model, instances[start : start + BATCH], options):
             statuses[result.status] += 1
             effective.append(result.effective_draws)
-            _count(result, hits)
+            count_hits(result, hits)
     figures = {}
     for name, found in sorted(hits.items()):
         kind, level = name.rsplit(" ", 1)
@@ -48,7 +48,7 @@ def run(quick: bool = False) -> dict[str, Any]:
     }
 
 
-def _count(result: FitResult, hits: dict[str, list[float]]) -> None:
+def count_hits(result: FitResult, hits: dict[str, list[float]]) -> None:
     """Every instance counts, whatever its status."""
     truth = result.instance.truth
     assert truth is not None

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import math
 import resource
+import subprocess
+import sys
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.goals import at_least, between
+from benchmarks.goals import at_least, at_most, between
 from benchmarks.reference import EPOCHS, fit_reference
 from distlfm.config import build
 from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray, Instance
 from distlfm.pipeline.demo import MODEL
-from distlfm.pipeline.fit import model_of
+from distlfm.pipeline.fit import fit, model_of
 from distlfm.pipeline.settings import FitConfig, SimulateConfig
 from distlfm.pipeline.simulate import simulate_from
 
 BATCH = 128
 ONE_BY_ONE = 3
+FLEETS = (128, 512)
+FLEET_BATCH = 64
+"""Fleets whose peak memory is compared, both in batches of the same size."""
 
 
 def run(quick: bool = False) -> dict[str, Any]:
@@ -48,12 +55,16 @@ def run(quick: bool = False) -> dict[str, Any]:
         reference.append(_held_out(whole, found.mean, found.variance))
     reference_seconds = (time.perf_counter() - start) / singles
     rate = batch / timings[batch]
+    peaks = [peak_of(count // 8 if quick else count) for count in FLEETS]
     figures = {
         "speed-up over one by one": at_least(rate * reference_seconds, 60),
         "held-out log-density, ours minus the reference's": at_least(
             float(np.mean(ours[:singles]) - np.mean(reference)), 0.0
         ),
         "cost of four times the instances": between(timings[batch] / timings[batch // 4], 1.0, 4.4),
+        f"peak memory of {FLEETS[1]} instances over that of {FLEETS[0]}, batches of {FLEET_BATCH}": at_most(
+            peaks[1] / peaks[0], 1.15
+        ),
     }
     return {
         "figures": figures,
@@ -61,8 +72,23 @@ def run(quick: bool = False) -> dict[str, Any]:
         "reference seconds an instance": reference_seconds,
         "held-out log-density of each instance": {"ours": ours[:singles], "reference": reference},
         "held-out log-density over the whole batch": float(np.mean(ours)),
-        "peak memory, MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak memory of the fleets, MB": peaks,
     }
+
+
+def peak_of(count: int) -> float:
+    """Peak memory, in MB, of a process of its own that simulates and fits `count` instances into a run directory."""
+    program = f"from benchmarks.speed import fit_fleet; fit_fleet({count})"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    return float(done.stdout.split()[-1])
+
+
+def fit_fleet(count: int) -> None:
+    """What `peak_of` runs: prints its own peak memory in MB."""
+    instances = simulate_from(build(SimulateConfig, {**MODEL, "instances": count, "points": 12, "seed": 3}))
+    with tempfile.TemporaryDirectory() as out:
+        fit(build(FitConfig, {**MODEL, "run": {"dir": str(Path(out)), "batch": FLEET_BATCH}}), instances)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def _held_times(instance: Instance) -> FloatArray:

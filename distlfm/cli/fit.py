@@ -79,7 +79,7 @@ def fit(
         settings.append(f"run.dir={json.dumps(str(out))}")
     run = run_fit(load(FitConfig, config, settings), reporter=STATE.reporter)
     tell(run, STATE.reporter)
-    return 1 if run.set_aside or not all(result.ok for result in run.results) else 0
+    return 1 if run.set_aside or not all(digest.ok for digest in run.digests) else 0
 
 
 def tell(run: FitRun, reporter: Reporter) -> None:
@@ -92,9 +92,9 @@ def tell(run: FitRun, reporter: Reporter) -> None:
     reporter.table("", ("instance", "status", *names), rows)
     if len(run.figures) > len(rows):
         reporter.say(f"… and {len(run.figures) - len(rows)} more")
-    for result in run.results:
-        if not result.ok:
-            reporter.warn(f"{result.id}: {result.status}. {result.advice}")
+    for digest in run.digests:
+        if not digest.ok:
+            reporter.warn(f"{digest.id}: {digest.status}. {digest.advice}")
     if run.config.run.dir is not None:
         reporter.say(f"summary: {run.config.run.dir / 'summary.json'}")
         reporter.say(f"report: {run.config.run.dir / 'report.html'}")

@@ -6,9 +6,10 @@ Only plain arrays and JSON text are written, and nothing is unpickled on reading
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from distlfm.inference.preestimate import PreestimatePosterior
 from distlfm.inference.result import FitResult, results_of
 from distlfm.inference.statespace import StateSpace
 from distlfm.inference.variational import VariationalPosterior
-from distlfm.instance import Instance
+from distlfm.instance import Instance, Truth
 from distlfm.mechanisms import build_mechanism
 from distlfm.solvers.base import SolverConfig
 from distlfm.solvers.linear import probe
@@ -86,6 +87,7 @@ def save(result: FitResult, path: Path) -> None:
     arrays["trace"], arrays["grid_times"] = result.trace, result.grid.times
     for name, tensor in result.posterior.state().items():
         arrays[f"state_{name}"] = tensor[row].numpy()
+    arrays |= _truth_arrays(instance.truth)
     with path.open("wb") as file:
         np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
 
@@ -112,6 +114,7 @@ def load(path: Path) -> FitResult:
         arrays["values"],
         arrays["mask"],
         variance=arrays.get("variance"),
+        truth=_truth_from(arrays),
         metadata=header["metadata"],
     )
     model = model_from(header["model"])
@@ -132,6 +135,43 @@ def load(path: Path) -> FitResult:
     )
     grids = torch.from_numpy(arrays["grid_times"]).unsqueeze(0)
     return results_of(fit, [instance], grids, header["seconds"])[0]
+
+
+class SavedFits(Sequence[FitResult]):
+    """Fits on disk as a sequence: each is read when it is asked for, and none is kept."""
+
+    def __init__(self, paths: Sequence[Path] = ()) -> None:
+        self.paths = list(paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @overload
+    def __getitem__(self, index: int) -> FitResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> SavedFits: ...
+    def __getitem__(self, index: int | slice) -> FitResult | SavedFits:
+        return SavedFits(self.paths[index]) if isinstance(index, slice) else load(self.paths[index])
+
+
+TRUTH = ("force", "outputs", "positions")
+
+
+def _truth_arrays(truth: Truth | None) -> dict[str, Any]:
+    if truth is None:
+        return {}
+    curves = {f"truth_{name}": getattr(truth, name) for name in ("times", *TRUTH)}
+    curves = {name: curve for name, curve in curves.items() if curve is not None}
+    return curves | {f"truth_value_{name}": np.asarray(value) for name, value in truth.parameters.items()}
+
+
+def _truth_from(arrays: dict[str, Any]) -> Truth | None:
+    if "truth_times" not in arrays:
+        return None
+    first = "truth_value_"
+    values = {name.removeprefix(first): array for name, array in arrays.items() if name.startswith(first)}
+    force, outputs, positions = (arrays.get(f"truth_{name}") for name in TRUTH)
+    return Truth(arrays["truth_times"], force, outputs, positions, values)
 
 
 def _settings(posterior: Posterior) -> dict[str, Any]:

@@ -86,10 +86,12 @@ def _differences(objective: Objective, z: Tensor, rows: Tensor, step: Tensor) ->
 
 
 def root_of_inverse(curvature: Tensor) -> Tensor:
-    """A factor R with R Rᵀ = |curvature|⁻¹, flat directions bounded by FLATTEST."""
+    """A lower triangular R with R Rᵀ = |curvature|⁻¹, flat directions bounded by FLATTEST."""
     usable = torch.isfinite(curvature).all(-1).all(-1)
     curvature = torch.where(usable[:, None, None], curvature, torch.eye(curvature.shape[-1], dtype=curvature.dtype))
     eigenvalues, vectors = torch.linalg.eigh(curvature)
-    inverse = (vectors / eigenvalues.abs().clamp_min(FLATTEST).unsqueeze(-2)) @ vectors.mT
-    root: Tensor = torch.linalg.cholesky(inverse)
+    scaled = vectors / eigenvalues.abs().clamp_min(FLATTEST).sqrt().unsqueeze(-2)
+    # By QR, which no spread of the eigenvalues can make fail: one instance must not end the fit of its neighbours.
+    upper = torch.linalg.qr(scaled.mT, mode="r").R
+    root: Tensor = (upper * torch.diagonal(upper, dim1=-2, dim2=-1).sign().unsqueeze(-1)).mT
     return root

@@ -20,6 +20,9 @@ from distlfm.inference.optimise import Status
 from distlfm.instance import FloatArray, Instance
 
 LEVELS = (0.68, 0.95)
+FAILED = ("diverged",)
+"""Statuses of fits that gave no answer."""
+
 UNDETERMINED = 0.7
 """A direction of z whose posterior standard deviation is above this share of its prior's is not settled by the data."""
 
@@ -87,6 +90,20 @@ class Direction:
 
 
 @dataclass(frozen=True)
+class Digest:
+    """What is told of an instance among many, without its posterior."""
+
+    id: str
+    status: str
+    advice: str
+    undetermined: tuple[Direction, ...]
+
+    @property
+    def ok(self) -> bool:
+        return self.status not in FAILED
+
+
+@dataclass(frozen=True)
 class FitResult:
     """One instance's fit. `predict` answers at any times after the first observation, beyond the last one too.
 
@@ -118,7 +135,11 @@ class FitResult:
 
     @property
     def ok(self) -> bool:
-        return self.status not in ("diverged",)
+        return self.status not in FAILED
+
+    @property
+    def digest(self) -> Digest:
+        return Digest(self.id, self.status, self.advice, self.undetermined)
 
     def predict(self, times: Sequence[float] | FloatArray) -> Prediction:
         """Force and outputs at `times` [Q]."""

@@ -19,11 +19,11 @@ from distlfm.config import dump, fingerprint, load
 from distlfm.data import ReadReport, catalog, read
 from distlfm.data.prepare import scaled, windows
 from distlfm.errors import Problem, UsageError, WorkError
-from distlfm.inference.archive import save
+from distlfm.inference.archive import SavedFits, save
 from distlfm.inference.fit import fit_instances, instance_bytes, settle_fleet
 from distlfm.inference.metrics import Figures, figures, overall
 from distlfm.inference.model import Model
-from distlfm.inference.result import FitResult
+from distlfm.inference.result import Digest, FitResult
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_mechanism
 from distlfm.pipeline.settings import DataConfig, FitConfig
@@ -39,10 +39,15 @@ MAX_BATCH = 256
 
 @dataclass
 class FitRun:
-    """What a fit gave. `results` are in the order of the data; `set_aside` could not be read."""
+    """What a fit gave. `results` are in the order of the data; `set_aside` could not be read.
+
+    With `run.dir` a result is read from its file each time it is asked for, and memory is that of one batch; without,
+    all results are kept.
+    """
 
     config: FitConfig
-    results: list[FitResult] = field(default_factory=list)
+    results: Sequence[FitResult] = ()
+    digests: list[Digest] = field(default_factory=list)
     figures: list[Figures] = field(default_factory=list)
     set_aside: list[Problem] = field(default_factory=list)
 
@@ -93,19 +98,29 @@ def fit(
     with reporter.task("fit", len(report.instances)) as task, torch_threads(config.run.threads):
         for block in _blocks(report.instances, config, model):
             thinned = [instance.thinned(config.data.stride) for instance in block]
-            results = fit_instances(model, thinned, options, config.run.seed)
-            if config.run.dir is not None:
-                for number, result in enumerate(results, len(run.results)):
-                    save(result, config.run.dir / "fits" / f"{number:05d}-{_safe(result.id)}.npz")
-            run.results += results
-            run.figures += [figures(result) for result in results]
-            failed = sum(not result.ok for result in run.results)
+            _add(run, fit_instances(model, thinned, options, config.run.seed))
+            failed = sum(not digest.ok for digest in run.digests)
             task.advance(len(block), f"{failed} failed" if failed else "")
     if config.run.dir is not None:
         _write(run, config.run.dir)
-    if not any(result.ok for result in run.results):
-        raise WorkError(f"All {len(run.results)} fits failed.", run.results[0].advice)
+    if not any(digest.ok for digest in run.digests):
+        raise WorkError(f"All {len(run.digests)} fits failed.", run.digests[0].advice)
     return run
+
+
+def _add(run: FitRun, results: Sequence[FitResult]) -> None:
+    """Score a batch and put it on disk, or, where there is no directory, in memory."""
+    run.figures += [figures(result) for result in results]
+    run.digests += [result.digest for result in results]
+    if run.config.run.dir is None:
+        run.results = [*run.results, *results]
+        return
+    folder, first = run.config.run.dir / "fits", len(run.results)
+    paths = [folder / f"{number:05d}-{_safe(result.id)}.npz" for number, result in enumerate(results, first)]
+    for result, path in zip(results, paths, strict=True):
+        save(result, path)
+    before = run.results.paths if isinstance(run.results, SavedFits) else []
+    run.results = SavedFits([*before, *paths])
 
 
 @contextmanager
@@ -183,7 +198,7 @@ def _write(run: FitRun, directory: Path) -> None:
         "config hash": summary["config_hash"],
         **summary["versions"],
     }
-    fit_page(directory / "report.html", run.results, summary, dump(run.config), provenance)
+    fit_page(directory / "report.html", run.results, summary, dump(run.config), provenance, digests=run.digests)
 
 
 def _finite(value: Any) -> Any:

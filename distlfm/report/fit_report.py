@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from distlfm.inference.result import FitResult
+from distlfm.inference.result import FAILED, Digest, FitResult
 from distlfm.report.page import Cell, Figure, Provenance, Section, Table, embed, write_page
 from distlfm.report.plots import plot_fit, plot_overview, plot_phase, plot_trace
 from distlfm.report.truth import output_names, true_parameter
@@ -27,8 +27,6 @@ PHASE_PLANES = ("lotka_volterra",)
 
 FEW_DRAWS = 50
 """Quantiles of 2.5 % need about so many independent draws to mean anything."""
-
-FAILED = ("diverged",)
 
 _COLUMNS = {
     "status": "status",
@@ -57,20 +55,25 @@ def fit_page(
     config_text: str,
     provenance: Mapping[str, Any],
     title: str = "Latent force fits",
+    digests: Sequence[Digest] | None = None,
 ) -> Path:
     """Write the page of a run.
 
     results: those at hand; only they are drawn and searched for open directions.
+    digests: those of the results, in their order; with them, only the results that are drawn are looked up.
     summary: the scores of all instances; its `set_aside` tells of data that was not fitted.
     provenance: `seed`, `date`, `versions`, `hash`, and anything else to tell.
     """
     ranked, score = rank(summary["instances"])
-    known = {result.id: result for result in results}
+    if digests is None:
+        digests = [result.digest for result in results]
+    where = {digest.id: i for i, digest in enumerate(digests)}
+    drawn = pictured([row for row in ranked if row["id"] in where])
     sections = [
         _overview(summary, ranked, score),
-        *_trouble(ranked, known, summary.get("set_aside") or ()),
-        *_open_directions(results),
-        *(_instance(known[name], place) for name, place in pictured([row for row in ranked if row["id"] in known])),
+        *_trouble(ranked, {digest.id: digest for digest in digests}, summary.get("set_aside") or ()),
+        *_open_directions(digests),
+        *(_instance(results[where[name]], place) for name, place in drawn),
     ]
     return write_page(path, title, sections, _provenance(summary, config_text, provenance))
 
@@ -142,7 +145,7 @@ def _number(value: Any) -> Cell:
     return None if value is None else float(value)
 
 
-def _trouble(ranked: Sequence[Row], known: Mapping[str, FitResult], set_aside: Sequence[object]) -> list[Section]:
+def _trouble(ranked: Sequence[Row], known: Mapping[str, Digest], set_aside: Sequence[object]) -> list[Section]:
     """Fits that failed or did not settle, and instances that were never fitted."""
     found = []
     rows: list[list[Cell]] = []
@@ -164,16 +167,16 @@ def _trouble(ranked: Sequence[Row], known: Mapping[str, FitResult], set_aside: S
     return found
 
 
-def _open_directions(results: Sequence[FitResult]) -> list[Section]:
+def _open_directions(digests: Sequence[Digest]) -> list[Section]:
     """What the data do not settle: by instance for small fleets, by combination for large ones."""
-    open_ones = [(result.id, direction) for result in results for direction in result.undetermined]
-    if not results:
+    open_ones = [(digest.id, direction) for digest in digests for direction in digest.undetermined]
+    if not digests:
         return []
     title = "What the data leave open"
     if not open_ones:
-        return [Section(title, f"Nothing found: in {len(results)} instances the data narrow every combination.")]
+        return [Section(title, f"Nothing found: in {len(digests)} instances the data narrow every combination.")]
     text = "Values and intervals of these parameters come from their priors more than from the data."
-    if len(results) <= MAX_ROWS:
+    if len(digests) <= MAX_ROWS:
         rows: list[list[Cell]] = [[name, direction_words(direction)] for name, direction in open_ones]
         return [Section(title, text, tables=[Table("Open directions.", ("instance", "in words"), rows)])]
     spreads: dict[str, list[float]] = {}
@@ -183,7 +186,7 @@ def _open_directions(results: Sequence[FitResult]) -> list[Section]:
     ordered = sorted(spreads.items(), key=lambda item: -len(item[1]))[:MAX_ROWS]
     rows = [[name, len(found), 100 * sum(found) / len(found)] for name, found in ordered]
     columns = ("combination", "instances", "mean % of the prior's spread left")
-    return [Section(title, text, tables=[Table(f"Open in how many of {len(results)} instances.", columns, rows)])]
+    return [Section(title, text, tables=[Table(f"Open in how many of {len(digests)} instances.", columns, rows)])]
 
 
 def _instance(result: FitResult, place: str) -> Section:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from distlfm.cli import main
 from distlfm.config import load
 from distlfm.errors import UsageError, WorkError
 from distlfm.gp.kernels import KernelConfig
+from distlfm.inference import archive
 from distlfm.inference.archive import load as load_fit
 from distlfm.inference.archive import save
 from distlfm.inference.collapsed import Starts, best_of_starts
@@ -27,10 +30,11 @@ from distlfm.inference.fit import InferenceConfig, fit_instances, seed_of
 from distlfm.inference.metrics import figures
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.optimise import OptimiserConfig
-from distlfm.inference.result import FitResult
+from distlfm.inference.result import Digest, FitResult, Prediction
 from distlfm.instance import FloatArray, Instance, Truth
 from distlfm.mechanisms import build_mechanism
 from distlfm.mechanisms.priors import LogNormal
+from distlfm.pipeline import fit as pipeline_fit
 from distlfm.pipeline.fit import fit
 from distlfm.pipeline.settings import FitConfig
 from distlfm.pipeline.simulate import simulate
@@ -340,6 +344,54 @@ def test_a_summary_is_json_with_nulls_where_nothing_is_known(tmp_path: Path) -> 
     assert (rows[2]["status"], rows[2]["elbo"], rows[2]["output_q2"]) == ("diverged", None, None)
     assert summary["mean"]["latent_q2"] == pytest.approx(rows[0]["latent_q2"])
     assert summary["config_hash"] == run.summary["config_hash"]
+
+
+def test_a_run_keeps_no_posterior_and_its_results_are_read_again_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posteriors: list[weakref.ref[Any]] = []
+    first: list[tuple[Digest, Prediction]] = []
+
+    def watched(*arguments: Any) -> list[FitResult]:
+        results = fit_instances(*arguments)
+        posteriors.extend(weakref.ref(result.posterior) for result in results)
+        first.extend((result.digest, result.grid) for result in results)
+        return results
+
+    monkeypatch.setattr(pipeline_fit, "fit_instances", watched)
+    run = fit(make_config(dir=tmp_path / "run", batch=2), make_instances(5))
+    gc.collect()
+    assert [reference() for reference in posteriors] == [None] * 5
+    assert [one.id for one in run.results[-2:]] == [digest.id for digest, _ in first[-2:]]
+    for again, (digest, grid) in zip(run.results, first, strict=True):
+        assert (again.id, again.status, again.advice) == (digest.id, digest.status, digest.advice)
+        np.testing.assert_allclose(again.grid.force.upper95, grid.force.upper95, rtol=1e-7, atol=1e-9)
+
+
+def test_a_report_reads_the_few_fits_that_it_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    load_one = archive.load
+
+    def watched(path: Path) -> FitResult:
+        read.append(path)
+        return load_one(path)
+
+    monkeypatch.setattr(archive, "load", watched)
+    fit(make_config(dir=tmp_path / "run"), make_instances(9))
+    assert len(read) == 3
+
+
+def test_a_saved_fit_keeps_the_truth_of_its_instance(tmp_path: Path, fits: list[FitResult]) -> None:
+    save(fits[0], tmp_path / "one.npz")
+    kept, truth = load_fit(tmp_path / "one.npz").instance.truth, fits[0].instance.truth
+    assert kept is not None
+    assert truth is not None
+    assert kept.parameters.keys() == truth.parameters.keys()
+    for name in ("times", "force", "outputs"):
+        assert np.array_equal(getattr(kept, name), getattr(truth, name))
+    for name, value in truth.parameters.items():
+        assert np.array_equal(kept.parameters[name], value)
+    assert figures(load_fit(tmp_path / "one.npz"))["latent_q2"] == pytest.approx(figures(fits[0])["latent_q2"])
 
 
 def test_a_run_directory_that_cannot_be_made_is_told_before_the_work(tmp_path: Path) -> None:
