@@ -30,7 +30,7 @@ from distlfm.inference.result import FitResult, results_of
 from distlfm.inference.statespace import StateSpace
 from distlfm.inference.variational import VariationalPosterior
 from distlfm.instance import Instance, Truth
-from distlfm.mechanisms import build_mechanism
+from distlfm.mechanisms import build_system
 from distlfm.solvers.base import SolverConfig
 from distlfm.solvers.linear import probe
 
@@ -50,7 +50,7 @@ def describe(model: Model) -> dict[str, Any]:
             "Describe the kernel in force.kernel, or keep the result in memory.",
         )
     return {
-        "mechanism": model.mechanism.options.model_dump(mode="json"),
+        "mechanism": model.system.options.model_dump(mode="json"),
         "force": model.force.model_dump(mode="json"),
         "likelihood": model.likelihood.model_dump(mode="json"),
     }
@@ -59,7 +59,7 @@ def describe(model: Model) -> dict[str, Any]:
 def model_from(description: dict[str, Any]) -> Model:
     """The model that a description tells of; its mechanism must be registered."""
     return Model(
-        build_mechanism(description["mechanism"]),
+        build_system(description["mechanism"]),
         build(ForceConfig, description["force"]),
         build(LikelihoodConfig, description["likelihood"]),
     )
@@ -118,7 +118,7 @@ def load(path: Path) -> FitResult:
         metadata=header["metadata"],
     )
     model = model_from(header["model"])
-    observations = collate([instance], model.mechanism.outputs)
+    observations = collate([instance], model.system.outputs)
     state = {
         name.removeprefix("state_"): torch.from_numpy(array).unsqueeze(0)
         for name, array in arrays.items()

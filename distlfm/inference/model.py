@@ -15,18 +15,23 @@ from distlfm.errors import UsageError
 from distlfm.gp.kernels import FunctionalKernel, KernelConfig
 from distlfm.inference.observations import Observations
 from distlfm.mechanisms.base import Mechanism
+from distlfm.mechanisms.field import FieldMechanism
 from distlfm.mechanisms.parameters import Parameter, ParameterSpace, Values
 from distlfm.mechanisms.priors import LogNormal, Prior
+from distlfm.mechanisms.system import System
 
 DEFAULT_KERNEL_PRIOR = LogNormal(median=1.0, spread=1.0)
 
 
 class ForceConfig(Config):
-    """The prior of the latent forces. `priors` go by the kernel's parameter names; the default is lognormal(1, 1)."""
+    """The prior of the latent forces. `priors` go by the kernel's parameter names; the default is lognormal(1, 1).
+
+    fixed: known values, a number for all dimensions or one for each by its name, `{lengthscale: {t: 1.0, x: 0.2}}`.
+    """
 
     kernel: KernelConfig = KernelConfig()
     priors: Mapping[str, Prior] = {}
-    fixed: Mapping[str, float] = {}
+    fixed: Mapping[str, Mapping[str, float] | float] = {}
 
 
 class LikelihoodConfig(Config):
@@ -49,15 +54,34 @@ class Model:
     """What inference works on: natural values from `z`, kernels' hyperparameters and noise from those values."""
 
     def __init__(
-        self, mechanism: Mechanism, force: ForceConfig, likelihood: LikelihoodConfig, kernel: Kernel | None = None
+        self, system: System, force: ForceConfig, likelihood: LikelihoodConfig, kernel: Kernel | None = None
     ) -> None:
         """kernel: any gpytorch kernel, in place of the one that `force` describes; `force.priors` go by its names."""
         self.kernel = kernel
-        self.mechanism, self.force, self.likelihood = mechanism, force, likelihood
-        dims = mechanism.force_input(torch.zeros(()), torch.zeros(mechanism.num_states)).shape[-1]
-        self.kernels = tuple(FunctionalKernel(kernel or force.kernel, dims) for _ in mechanism.force_names)
-        parameters = [*mechanism.settled(), *self._kernel_parameters(force), *self._noise_parameters()]
+        self.system, self.force, self.likelihood = system, force, likelihood
+        self.kernels = tuple(FunctionalKernel(kernel or force.kernel, system.force_dims) for _ in system.force_names)
+        parameters = [*system.settled(), *self._kernel_parameters(force), *self._noise_parameters()]
         self.space = ParameterSpace(parameters)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The ordinary differential equation; asked of a model that is none, it says so."""
+        if not isinstance(self.system, Mechanism):
+            raise UsageError(
+                f"{self.system.options.kind} is a partial differential equation, and this works on ordinary ones only.",
+                "Use inference.method=auto.",
+            )
+        return self.system
+
+    @property
+    def field(self) -> FieldMechanism:
+        """The partial differential equation."""
+        assert isinstance(self.system, FieldMechanism)
+        return self.system
+
+    @property
+    def is_field(self) -> bool:
+        return isinstance(self.system, FieldMechanism)
 
     def _kernel_parameters(self, force: ForceConfig) -> list[Parameter]:
         known = self.kernels[0].parameter_names
@@ -65,14 +89,24 @@ class Model:
             if name not in known:
                 raise UsageError(f"The kernel has no parameter {name!r}.", nearest(name, known))
         found = []
-        for force_name, kernel in zip(self.mechanism.force_names, self.kernels, strict=True):
+        for force_name, kernel in zip(self.system.force_names, self.kernels, strict=True):
             for name in known:
                 size = kernel.shapes[name]
-                labels = tuple(str(i) for i in range(size[0])) if size else (name,)
-                fixed = dict.fromkeys(labels, force.fixed[name]) if name in force.fixed else {}
+                labels = self._dimensions(size[0]) if size else (name,)
+                fixed = self._known(name, labels)
                 prior = force.priors.get(name, DEFAULT_KERNEL_PRIOR)
                 found.append(Parameter(f"{force_name}.{name}", labels, prior, "kernel", True, fixed))
         return found
+
+    def _dimensions(self, count: int) -> tuple[str, ...]:
+        """Names of a kernel's inputs: time and space for a field, numbers otherwise."""
+        if self.is_field and count == self.system.force_dims:
+            return ("t", *"xyz"[: count - 1])
+        return tuple(str(i) for i in range(count))
+
+    def _known(self, name: str, labels: tuple[str, ...]) -> Mapping[str, float]:
+        given = self.force.fixed.get(name, {})
+        return given if isinstance(given, Mapping) else dict.fromkeys(labels, given)
 
     def _noise_parameters(self) -> list[Parameter]:
         options = self.likelihood
@@ -84,7 +118,7 @@ class Model:
 
     @property
     def _noise_labels(self) -> tuple[str, ...]:
-        return ("all",) if self.likelihood.shared else self.mechanism.outputs
+        return ("all",) if self.likelihood.shared else self.system.outputs
 
     def hyper(self, values: Values) -> list[dict[str, Tensor]]:
         """The hyperparameters of each force's kernel, in the shapes that `FunctionalKernel` takes."""
@@ -93,7 +127,7 @@ class Model:
                 name: values[f"{force}.{name}"] if kernel.shapes[name] else values[f"{force}.{name}"].squeeze(-1)
                 for name in kernel.parameter_names
             }
-            for force, kernel in zip(self.mechanism.force_names, self.kernels, strict=True)
+            for force, kernel in zip(self.system.force_names, self.kernels, strict=True)
         ]
 
     def noise_variance(self, values: Values, observations: Observations) -> Tensor:

@@ -277,7 +277,7 @@ def results_of(fit: Fit, instances: Sequence[Instance], grids: Tensor, seconds: 
                 trace=fit.trace[:, b].numpy(),
                 effective_draws=float(fit.effective[b]),
                 seconds=seconds / len(instances),
-                force_names=posterior.model.mechanism.force_names,
+                force_names=posterior.model.system.force_names,
                 parameters=parameters[b],
                 undetermined=directions[b],
                 grid=on_grid[b],

@@ -25,7 +25,7 @@ from distlfm.inference.metrics import Figures, figures, overall
 from distlfm.inference.model import Model
 from distlfm.inference.result import Digest, FitResult
 from distlfm.instance import Instance
-from distlfm.mechanisms import build_mechanism
+from distlfm.mechanisms import build_system
 from distlfm.pipeline.settings import DataConfig, FitConfig
 from distlfm.report.fit_report import fit_page
 from distlfm.runtime.reporting import Reporter, Silent
@@ -164,7 +164,7 @@ def read_instances(config: DataConfig) -> ReadReport:
 def model_of(config: FitConfig, instances: Sequence[Instance]) -> Model:
     """The model of a config, its outputs taken from the data unless the config names them."""
     outputs = list(dict.fromkeys(name for instance in instances for name in instance.outputs))
-    return Model(build_mechanism(config.mechanism, outputs), config.force, config.likelihood)
+    return Model(build_system(config.mechanism, outputs), config.force, config.likelihood)
 
 
 def _blocks(instances: Sequence[Instance], config: FitConfig, model: Model) -> Iterator[Sequence[Instance]]:

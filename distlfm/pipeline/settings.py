@@ -13,7 +13,7 @@ from distlfm.data import ColumnMap
 from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.model import ForceConfig, LikelihoodConfig
-from distlfm.mechanisms import REGISTRY, build_mechanism
+from distlfm.mechanisms import find_system, known_systems
 from distlfm.pipeline.plugins import import_plugins
 
 
@@ -67,10 +67,7 @@ class _ModelConfig(Config):
     @classmethod
     def _known_mechanism(cls, options: dict[str, Any]) -> dict[str, Any]:
         kind = str(options.get("kind", ""))
-        if kind in REGISTRY:
-            build(REGISTRY[kind].Options, options, source="mechanism")
-        else:
-            build_mechanism(options)
+        build(find_system(kind).Options, options, source="mechanism")
         return options
 
 
@@ -115,7 +112,7 @@ def schema_of(verb: str) -> dict[str, Any]:
     schema = _model_of(verb).model_json_schema()
     if "mechanism" in schema.get("properties", {}):
         kinds = []
-        for kind, mechanism in sorted(REGISTRY.items()):
+        for kind, mechanism in sorted(known_systems().items()):
             part = mechanism.Options.model_json_schema(ref_template=f"#/$defs/{kind}/$defs/{{model}}")
             part["properties"]["kind"] = {"const": kind}
             schema.setdefault("$defs", {})[kind] = part

@@ -22,7 +22,7 @@ from distlfm.gp.pathwise import Domain, ForcePrior, draw_prior
 from distlfm.inference.likelihood import positive_rate
 from distlfm.inference.model import Model
 from distlfm.instance import FloatArray, Instance, Truth
-from distlfm.mechanisms import REGISTRY, build_mechanism
+from distlfm.mechanisms import build_mechanism, find_system
 from distlfm.mechanisms.parameters import Values
 from distlfm.pipeline.settings import SimulateConfig
 from distlfm.solvers.base import Force, SolverConfig
@@ -89,7 +89,7 @@ def simulate(
 def simulate_from(config: SimulateConfig) -> list[Instance]:
     """The instances that a config of `distlfm simulate` asks for."""
     names = [f"output_{i}" for i in range(config.num_outputs)]
-    takes_any = not REGISTRY[config.mechanism["kind"]].Options(kind="").outputs
+    takes_any = not find_system(config.mechanism["kind"]).Options(kind="").outputs
     mechanism = build_mechanism(config.mechanism, names if takes_any else ())
     return simulate(
         Model(mechanism, config.force, config.likelihood),

@@ -214,7 +214,7 @@ def _figures(result: FitResult) -> list[Figure]:
         f"intervals of {len(result.parameters)} parameters."
     )
     found = [embed(plot_fit(result), caption, alt)]
-    if result.posterior.model.mechanism.options.kind in PHASE_PLANES:
+    if result.posterior.model.system.options.kind in PHASE_PLANES:
         alt = f"Instance {result.id}: phase plane of {outputs[0]} against the inferred {forces}."
         found.append(embed(plot_phase(result), "Phase plane; tubes have each axis's own interval.", alt))
     if result.ok and len(result.trace) > 1:

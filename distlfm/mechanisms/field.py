@@ -1,0 +1,145 @@
+"""A partial differential equation as inference sees it: a weak form on a mesh, with boundaries and a start."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, PositiveFloat, TypeAdapter, model_validator
+
+from distlfm.config import Config
+from distlfm.equations import Equation
+from distlfm.equations.problem import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
+from distlfm.errors import UsageError
+from distlfm.mechanisms.parameters import Parameter
+from distlfm.mechanisms.priors import LogNormal, Prior
+from distlfm.mechanisms.system import MechanismConfig, System
+
+DIMS = {"interval": 1, "rectangle": 2, "box": 3}
+PRIOR: TypeAdapter[Any] = TypeAdapter(Prior)
+
+
+class InitialConfig(Config):
+    """The state at the start.
+
+    `zero`; `given`: `values` at `points`, between which it is interpolated (on a line; elsewhere one value for all);
+    `scaled`: that profile times a learned positive number; `field`: unknown, a Gaussian process in space whose
+    lengthscale and deviation are learned too.
+    """
+
+    kind: Literal["zero", "given", "scaled", "field"] = "zero"
+    points: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()
+    scale: Prior = LogNormal(median=1.0, spread=1.0)
+    lengthscale: Prior = LogNormal(median=1.0, spread=1.0)
+    deviation: Prior = LogNormal(median=1.0, spread=1.0)
+
+    @model_validator(mode="after")
+    def _profile(self) -> InitialConfig:
+        if self.kind in ("given", "scaled"):
+            if not self.values:
+                raise ValueError(f"an initial state of kind '{self.kind}' needs values")
+            if len(self.values) > 1 and len(self.points) != len(self.values):
+                raise ValueError("points and values must be as many; one value alone holds everywhere")
+        return self
+
+
+class FieldConfig(MechanismConfig):
+    """Options of every partial differential equation.
+
+    boundary: conditions by the boundary's name; where nothing is said, nothing flows through it.
+    start: when the equation begins, by default at the first observation. step: longest time step, by default half of
+    the shortest gap between observed times, halved where that changes the answer.
+    solver: `dense`, `sparse`, `petsc` or `taped`, by default by the size of the mesh and by the form. ranks: processes
+    among which `petsc` divides the mesh.
+    linear_solver: of `petsc`: a direct one, or conjugate gradients with algebraic multigrid.
+    """
+
+    outputs: tuple[str, ...] = ("output",)
+    mesh: MeshConfig = MeshConfig()
+    boundary: Mapping[str, BoundaryConfig] = {}
+    initial: InitialConfig = InitialConfig()
+    degree: int = Field(default=1, ge=1, le=2)
+    start: float | None = None
+    step: PositiveFloat | None = None
+    solver: Literal["auto", "dense", "sparse", "petsc", "taped"] = "auto"
+    ranks: int = Field(default=1, ge=1)
+    linear_solver: Literal["mumps", "petsc_lu", "cg_amg"] = "mumps"
+    dims: int | None = Field(default=None, ge=1, le=3)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FieldConfig:
+        if len(self.outputs) != 1:
+            raise ValueError(f"a field has one output, and {len(self.outputs)} are named")
+        return self
+
+    @property
+    def num_dims(self) -> int:
+        """Space dimensions: the mesh's, or `dims` for a mesh from a file."""
+        return self.dims or DIMS.get(self.mesh.kind, 2)
+
+
+class FieldMechanism(System):
+    """One field y(t, x) driven by one force f(t, x)."""
+
+    Options: ClassVar[type[MechanismConfig]] = FieldConfig
+    equation: ClassVar[type[Equation]]
+
+    def __init__(self, options: FieldConfig) -> None:
+        super().__init__(options)
+        self.field = options
+        for name, value in options.fixed.items():
+            numbers = value.values() if isinstance(value, Mapping) else [value]
+            if name in self.coefficients and self.coefficients[name].positive and any(one < 0 for one in numbers):
+                raise UsageError(
+                    f"The coefficient {name!r} of {options.kind} is fixed to {min(numbers):g}, and it cannot be "
+                    "negative: the equation would have no solution.",
+                    f"Give mechanism.fixed.{name} a value of zero or more.",
+                )
+
+    @property
+    def coefficients(self) -> Mapping[str, Any]:
+        return self.equation().named(self.field.num_dims)
+
+    @property
+    def force_dims(self) -> int:
+        return 1 + self.field.num_dims
+
+    def parameters(self) -> list[Parameter]:
+        found = [
+            Parameter(name, (name,), PRIOR.validate_python(dict(one.prior)), positive=one.positive)
+            for name, one in self.coefficients.items()
+        ]
+        start = self.field.initial
+        if start.kind == "scaled":
+            found.append(Parameter("initial_scale", ("scale",), start.scale, "initial", positive=True))
+        if start.kind == "field":
+            found.append(Parameter("initial_lengthscale", ("lengthscale",), start.lengthscale, "initial", True))
+            found.append(Parameter("initial_deviation", ("deviation",), start.deviation, "initial", True))
+        return found
+
+    def problem(self, mesh: MeshConfig) -> ProblemSpec:
+        """What a helper group is asked to discretise, on a mesh whose extent is settled."""
+        return ProblemSpec(
+            equation=_where(self.equation), mesh=mesh, boundary=self.field.boundary, degree=self.field.degree
+        )
+
+
+def _where(equation: type[Equation]) -> EquationRef:
+    """Where a helper process finds the class; the file goes along for a plugin that is no installed module."""
+    file = None
+    if not equation.__module__.startswith("distlfm."):
+        spec = getattr(sys.modules.get(equation.__module__), "__spec__", None)
+        found = getattr(spec, "origin", None) or inspect.getsourcefile(equation)
+        file = None if found is None else Path(found).resolve()
+    return EquationRef(module=equation.__module__, name=equation.__qualname__, file=file)
+
+
+@functools.cache
+def field_of(equation: type[Equation]) -> type[FieldMechanism]:
+    """The mechanism of a registered equation."""
+    return type(f"{equation.__name__}Field", (FieldMechanism,), {"equation": equation, "__doc__": equation.__doc__})

@@ -1,0 +1,67 @@
+"""What every equation is to inference, ordinary or partial: outputs, forces, and unknowns with their priors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+from distlfm.config import Config, nearest
+from distlfm.errors import UsageError
+from distlfm.mechanisms.parameters import Parameter
+from distlfm.mechanisms.priors import Prior
+
+
+class MechanismConfig(Config):
+    """Options that every mechanism takes; a mechanism adds its own in a subclass.
+
+    priors: by parameter name. fixed: known elements, `{sensitivity: {p21: 1.0}}`, or a number for all of them.
+    """
+
+    kind: str
+    outputs: tuple[str, ...] = ()
+    priors: Mapping[str, Prior] = {}
+    fixed: Mapping[str, Mapping[str, float] | float] = {}
+
+
+class System(ABC):
+    """An equation with named outputs and forces."""
+
+    Options: ClassVar[type[MechanismConfig]] = MechanismConfig
+    force_names: tuple[str, ...] = ("force",)
+
+    def __init__(self, options: MechanismConfig) -> None:
+        self.options = options
+        self.outputs = tuple(options.outputs)
+
+    @property
+    @abstractmethod
+    def force_dims(self) -> int:
+        """How many numbers the Gaussian process takes as input."""
+
+    @abstractmethod
+    def parameters(self) -> list[Parameter]:
+        """The unknowns Φ with their default priors."""
+
+    def settled(self) -> list[Parameter]:
+        """The parameters with the priors and known values of the options put in."""
+        parameters = self.parameters()
+        known = [parameter.name for parameter in parameters]
+        for name in (*self.options.priors, *self.options.fixed):
+            if name not in known:
+                raise UsageError(f"{self.options.kind} has no parameter {name!r}.", nearest(name, known))
+        return [
+            Parameter(
+                parameter.name,
+                parameter.labels,
+                self.options.priors.get(parameter.name, parameter.prior),
+                parameter.kind,
+                parameter.positive,
+                self._fixed(parameter),
+            )
+            for parameter in parameters
+        ]
+
+    def _fixed(self, parameter: Parameter) -> Mapping[str, float]:
+        given = self.options.fixed.get(parameter.name, parameter.fixed)
+        return given if isinstance(given, Mapping) else dict.fromkeys(parameter.labels, given)
