@@ -24,6 +24,8 @@ class Truth:
     """What a simulation knows and a fit must never see. It is there for scoring only.
 
     times: [n], positions: [n, d] or None, force: [L, n] or None, outputs: [P, n] noise-free or None.
+    scored: [n], where outputs are compared; None is everywhere. `measured` outputs have noise of their own: they are
+    observations that were held back.
     """
 
     times: FloatArray
@@ -31,6 +33,8 @@ class Truth:
     outputs: FloatArray | None = None
     positions: FloatArray | None = None
     parameters: Mapping[str, FloatArray] = field(default_factory=dict)
+    scored: BoolArray | None = None
+    measured: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,23 @@ class Instance:
 
     def thinned(self, stride: int) -> Instance:
         """Every `stride`-th observation point; the truth stays whole."""
-        keep = slice(None, None, stride)
+        return self._kept(slice(None, None, stride))
+
+    def sampled(self, fraction: float, seed: int) -> Instance:
+        """A random share of the observations. Outputs are scored at the others, by the data if no truth is known."""
+        count = len(self.times)
+        chosen = np.random.default_rng(seed).permutation(count)[: max(2, round(fraction * count))]
+        keep = np.zeros(count, dtype=bool)
+        keep[chosen] = True
+        truth = self.truth or Truth(self.times, positions=self.positions)
+        if truth.outputs is None:
+            whole = np.where(self.mask, self.values, np.nan)
+            truth = replace(truth, outputs=whole, measured=True)
+        aligned = len(truth.times) == count and np.array_equal(truth.times, self.times)
+        scored = ~keep if aligned else None
+        return replace(self._kept(np.flatnonzero(keep)), truth=replace(truth, scored=scored))
+
+    def _kept(self, keep: slice | NDArray[np.intp]) -> Instance:
         return replace(
             self,
             times=self.times[keep],

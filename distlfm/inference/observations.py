@@ -18,7 +18,10 @@ from distlfm.instance import Instance
 
 @dataclass(frozen=True)
 class Observations:
-    """times: [B, T], padded by repeating the last; values, mask: [B, P, T]; variance: [B, P, T] or None."""
+    """times: [B, T], padded by repeating the last; values, mask: [B, P, T]; variance: [B, P, T] or None.
+
+    positions: [B, T, d] where there are any, padded likewise.
+    """
 
     ids: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -26,6 +29,7 @@ class Observations:
     values: Tensor
     mask: Tensor
     variance: Tensor | None
+    positions: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -39,6 +43,7 @@ class Observations:
             self.values[index],
             self.mask[index],
             None if self.variance is None else self.variance[index],
+            None if self.positions is None else self.positions[index],
         )
 
 
@@ -56,6 +61,7 @@ def collate(instances: Sequence[Instance], outputs: Sequence[str]) -> Observatio
             f"Some instances have a noise variance and {lacking!r} has none.", "Give it for all of them or for none."
         )
     variance = np.ones(shape) if all(given) else None
+    positions = _stacked_positions(instances, length)
     for b, instance in enumerate(instances):
         unknown = [name for name in instance.outputs if name not in outputs]
         if unknown:
@@ -78,4 +84,20 @@ def collate(instances: Sequence[Instance], outputs: Sequence[str]) -> Observatio
         torch.from_numpy(values),
         torch.from_numpy(mask),
         None if variance is None else torch.from_numpy(variance),
+        positions,
     )
+
+
+def _stacked_positions(instances: Sequence[Instance], length: int) -> Tensor | None:
+    """[B, T, d], padded by repeating the last; None where no instance has any."""
+    given = [instance.positions for instance in instances if instance.positions is not None]
+    if not given:
+        return None
+    dims = given[0].shape[1]
+    if len(given) < len(instances) or any(one.shape[1] != dims for one in given):
+        raise UsageError(
+            "Some instances have positions and others have none, or in another number of dimensions.",
+            "Fit those with the same kind of positions together.",
+        )
+    stacked = np.stack([np.concatenate([one, np.repeat(one[-1:], length - len(one), 0)]) for one in given])
+    return torch.from_numpy(stacked)
