@@ -1,0 +1,48 @@
+"""What the ranks of a helper group decide together, so that none waits for another that has given up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from distlfm.solvers.fem.spec import FloatArray
+
+Result = TypeVar("Result")
+
+
+def on_root(comm: Any, work: Callable[[], Result]) -> Result:
+    """Do `work` on rank 0 and give its result, or its exception, to every rank."""
+    outcome: tuple[Result | None, Exception | None] = (None, None)
+    if comm.rank == 0:
+        try:
+            outcome = work(), None
+        except Exception as error:
+            outcome = None, error
+    result, failure = comm.bcast(outcome, root=0)
+    if failure is not None:
+        raise failure
+    return result  # type: ignore[no-any-return]
+
+
+def together(comm: Any, work: Callable[[], Result]) -> Result:
+    """Do `work`, which must not communicate, on every rank; if it fails on one, all raise what the lowest such did."""
+    failure: Exception | None = None
+    result: Result | None = None
+    try:
+        result = work()
+    except Exception as error:
+        failure = error
+    failures = [error for error in comm.allgather(failure) if error is not None]
+    if failures:
+        raise failures[0]
+    return result  # type: ignore[return-value]
+
+
+def concatenated(comm: Any, part: FloatArray) -> FloatArray:
+    """The parts [n_r, …] of all ranks one after another [Σ n_r, …], on every rank."""
+    if comm.size == 1:
+        return part
+    # Upper-case Allgatherv would need counts and types for each caller; the parts are sent as buffers anyway.
+    return np.concatenate(comm.allgather(np.ascontiguousarray(part)))

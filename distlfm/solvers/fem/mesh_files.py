@@ -1,0 +1,151 @@
+"""Meshes from files, as arrays: FEniCS XML and XDMF by dolfin, all others (Gmsh, VTK, …) by meshio.
+
+Call these on one rank only: they communicate with nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distlfm.errors import UsageError
+from distlfm.optional import require
+from distlfm.solvers.fem.mesh_arrays import MeshArrays
+from distlfm.solvers.fem.spec import FloatArray, IntArray
+
+# By how many dimensions their cells have, in meshio's words.
+SIMPLICES = ("vertex", "line", "triangle", "tetra")
+DOLFIN_CELLS = {"interval": 1, "triangle": 2, "tetrahedron": 3}
+
+
+def read_mesh(path: Path) -> MeshArrays:
+    """Vertices, cells and named boundary parts in a file.
+
+    Facet groups of a Gmsh file have their physical names, or their numbers. Beside a FEniCS XML file `name.xml`, the
+    markers of `name_facet_region.xml` (what dolfin-convert writes) are parts named by their numbers.
+    """
+    if not path.is_file():
+        raise UsageError(f"There is no mesh file {path}.", "Check mesh.path; it is read where the helper group runs.")
+    try:
+        if path.name.endswith((".xml", ".xml.gz")):
+            return _read_xml(path)
+        if path.suffix == ".xdmf":
+            return _read_xdmf(path)
+        return _read_meshio(path)
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:  # meshio leaves the program when it cannot read a file
+        first = next((line.strip(" *") for line in str(error).splitlines() if line.strip(" *-")), type(error).__name__)
+        raise UsageError(
+            f"The mesh file {path} cannot be read: {_reason(str(error)) or first}.",
+            "FEniCS XML, XDMF, and what meshio reads (Gmsh .msh, .vtk, …) are understood.",
+        ) from error
+
+
+def _reason(text: str) -> str:
+    """dolfin boxes its messages in asterisks; what matters follows "Reason:"."""
+    for line in text.splitlines():
+        if "Reason:" in line:
+            return line.split("Reason:", 1)[1].strip().rstrip(".")
+    return ""
+
+
+def _read_xml(path: Path) -> MeshArrays:
+    import dolfin
+
+    mesh = dolfin.Mesh(dolfin.MPI.comm_self, str(path))
+    arrays = _from_dolfin(mesh, path)
+    companion = path.with_name(path.name.split(".xml")[0] + "_facet_region" + path.name[path.name.index(".xml") :])
+    if not companion.is_file() or len(arrays.cells) == 0:
+        return arrays
+    markers = dolfin.MeshFunction("size_t", mesh, str(companion))
+    dims = mesh.topology().dim()
+    mesh.init(dims - 1, 0)
+    facets = (
+        np.arange(mesh.num_vertices())[:, None]
+        if dims == 1
+        else np.array(mesh.topology()(dims - 1, 0)(), dtype=np.int64).reshape(-1, dims)
+    )
+    marks = np.asarray(markers.array(), dtype=np.int64)
+    # dolfin-convert writes 0, and some versions the largest integer, for facets that no group has.
+    used = [mark for mark in np.unique(marks) if 0 < mark < 2**31]
+    return MeshArrays(arrays.vertices, arrays.cells, {str(mark): facets[marks == mark] for mark in used})
+
+
+def _read_xdmf(path: Path) -> MeshArrays:
+    import dolfin
+
+    mesh = dolfin.Mesh(dolfin.MPI.comm_self)
+    with dolfin.XDMFFile(dolfin.MPI.comm_self, str(path)) as file:
+        file.read(mesh)
+    return _from_dolfin(mesh, path)
+
+
+def _from_dolfin(mesh: Any, path: Path) -> MeshArrays:
+    if mesh.num_cells() == 0:
+        return MeshArrays(np.zeros((0, 1)), np.zeros((0, 2), dtype=np.int64))
+    kind = mesh.type().description(False)
+    if kind not in DOLFIN_CELLS:
+        raise UsageError(f"The mesh {path} is made of {kind} cells.", "Use intervals, triangles or tetrahedra.")
+    cells = np.array(mesh.cells(), dtype=np.int64)
+    return MeshArrays(_flattened(np.array(mesh.coordinates()), mesh.topology().dim(), path), cells)
+
+
+def _read_meshio(path: Path) -> MeshArrays:
+    mesh = require("meshio", "fem").read(path)
+    kinds = {block.type for block in mesh.cells}
+    dims = max((SIMPLICES.index(kind) for kind in kinds if kind in SIMPLICES), default=0)
+    other = sorted(kind for kind in kinds if kind not in SIMPLICES)
+    if other:
+        raise UsageError(
+            f"The mesh {path} is made of {', '.join(other)} cells.",
+            "Use straight intervals, triangles or tetrahedra (in Gmsh: element order 1, no recombination).",
+        )
+    if dims == 0:
+        return MeshArrays(np.zeros((0, 1)), np.zeros((0, 2), dtype=np.int64))
+    cells = np.concatenate([block.data for block in mesh.cells if block.type == SIMPLICES[dims]]).astype(np.int64)
+    parts = _named_facets(mesh, dims)
+    vertices = _flattened(np.asarray(mesh.points, dtype=np.float64), dims, path)
+    # Points of the geometry, such as the centre of a circle, come as cells of one vertex, and are no part of the mesh.
+    of_geometry = np.concatenate(
+        [np.zeros(0, dtype=np.int64)] + [block.data.ravel() for block in mesh.cells if block.type == "vertex"]
+    )
+    kept = np.setdiff1d(np.arange(len(vertices)), np.setdiff1d(of_geometry, cells))
+    number = np.full(len(vertices), -1, dtype=np.int64)
+    number[kept] = np.arange(len(kept))
+    return MeshArrays(vertices[kept], number[cells], {name: number[facets] for name, facets in parts.items()})
+
+
+def _named_facets(mesh: Any, dims: int) -> Mapping[str, IntArray]:
+    """Facets by group, from the physical groups of Gmsh or from meshio's cell sets."""
+    kind = SIMPLICES[dims - 1]
+    names = {int(tag): name for name, (tag, of_dims) in mesh.field_data.items() if int(of_dims) == dims - 1}
+    tags = mesh.cell_data.get("gmsh:physical", [None] * len(mesh.cells))
+    found: dict[str, list[IntArray]] = {}
+    for block, block_tags in zip(mesh.cells, tags, strict=True):
+        if block.type == kind and block_tags is not None:
+            for tag in np.unique(block_tags):
+                if tag:
+                    found.setdefault(names.get(int(tag), str(tag)), []).append(block.data[block_tags == tag])
+    for name, members in mesh.cell_sets.items():
+        if name.startswith("gmsh:") or name in found:
+            continue
+        for block, inside in zip(mesh.cells, members, strict=True):
+            if block.type == kind and inside is not None and len(inside):
+                found.setdefault(name, []).append(block.data[inside])
+    return {name: np.concatenate(blocks).astype(np.int64) for name, blocks in found.items()}
+
+
+def _flattened(points: FloatArray, dims: int, path: Path) -> FloatArray:
+    """Coordinates without those that a planar or straight mesh does not use."""
+    beyond = points[:, dims:]
+    if beyond.size and np.ptp(beyond, axis=0).max() > 1e-9 * max(float(np.ptp(points, axis=0).max()), 1e-300):
+        shape = "plane" if dims == 2 else "line"
+        raise UsageError(
+            f"The mesh {path} has cells of {dims} dimensions that bend out of the {shape} of its first axes.",
+            "Only meshes that fill their space are understood; turn it into the first axes.",
+        )
+    return np.ascontiguousarray(points[:, :dims])
