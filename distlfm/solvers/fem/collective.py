@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
-
-from distlfm.solvers.fem.spec import FloatArray
+from numpy.typing import NDArray
 
 Result = TypeVar("Result")
+Number = TypeVar("Number", np.float64, np.int64)
 
 
 def on_root(comm: Any, work: Callable[[], Result]) -> Result:
@@ -40,9 +40,8 @@ def together(comm: Any, work: Callable[[], Result]) -> Result:
     return result  # type: ignore[return-value]
 
 
-def concatenated(comm: Any, part: FloatArray) -> FloatArray:
+def concatenated(comm: Any, part: NDArray[Number]) -> NDArray[Number]:
     """The parts [n_r, …] of all ranks one after another [Σ n_r, …], on every rank."""
     if comm.size == 1:
         return part
-    # Upper-case Allgatherv would need counts and types for each caller; the parts are sent as buffers anyway.
     return np.concatenate(comm.allgather(np.ascontiguousarray(part)))

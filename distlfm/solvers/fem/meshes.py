@@ -212,7 +212,7 @@ def _boundaries(mesh: Any, plan: _Plan) -> dict[str, IntArray]:
     on_boundary = dolfin.MeshFunction("bool", mesh, dims - 1, False)
     dolfin.DomainBoundary().mark(on_boundary, True)
     exterior = np.flatnonzero(on_boundary.array()).astype(np.int64)
-    corners = _facet_corners(mesh, dims)[exterior]  # [E, d, d]
+    corners = _corners(mesh, dims, exterior)
     tolerance = SAME_PLACE * float((plan.upper - plan.lower).max())
     found = {WHOLE: exterior}
     for axis in range(dims):
@@ -228,12 +228,11 @@ def _boundaries(mesh: Any, plan: _Plan) -> dict[str, IntArray]:
     return found
 
 
-def _facet_corners(mesh: Any, dims: int) -> FloatArray:
-    """Coordinates of the vertices of each facet: [facets, d, d]."""
-    coordinates = np.array(mesh.coordinates())
+def _corners(mesh: Any, dims: int, facets: IntArray) -> FloatArray:
+    """Coordinates of the vertices of some facets: [E, d, d]."""
+    coordinates = mesh.coordinates()
     if dims == 1:
-        return coordinates[:, None, :]
+        return np.array(coordinates[facets][:, None, :])
     mesh.init(dims - 1, 0)
-    facets = np.array(mesh.topology()(dims - 1, 0)(), dtype=np.int64).reshape(-1, dims)
-    corners: FloatArray = coordinates[facets]
-    return corners
+    vertices = mesh.topology()(dims - 1, 0)().reshape(-1, dims)
+    return np.array(coordinates[vertices[facets]])

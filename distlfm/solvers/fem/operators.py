@@ -1,0 +1,145 @@
+"""The operators of an affine problem: M ẏ = A(θ) y + B(θ) f + c(θ), one of each for every coefficient.
+
+Dirichlet conditions are not applied to them: the nodes that are fixed come along. Forms are compiled once and assembled
+at θ = 0 and at each unit vector, because to compile one form a coefficient would take seconds each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from distlfm.errors import UsageError
+from distlfm.solvers.fem.adjoint import import_adjoint
+from distlfm.solvers.fem.collective import concatenated
+from distlfm.solvers.fem.discretise import Discretisation
+from distlfm.solvers.fem.spec import Csr, FloatArray, IntArray, Operators
+
+# An operator whose norm is this small beside the largest of its kind is what rounding left of zero.
+NEGLIGIBLE = 1e-14
+
+
+@dataclass(frozen=True)
+class PetscOperators:
+    """The operators as petsc4py matrices and vectors, distributed by rows in dolfin's global order.
+
+    mass: Mat; stiffness, load: Mat by coefficient, "" for the part that no coefficient multiplies; source: Vec
+    likewise; only what is not zero is there. All matrices have the same pattern unless the form integrates over
+    interior facets.
+    owned: [J_r], the canonical numbers of this rank's rows. fixed: [F_r], local numbers among them of rows with a
+    Dirichlet condition; fixed_values: [F_r]. Neither is applied in the matrices.
+    """
+
+    mass: Any
+    stiffness: dict[str, Any]
+    load: dict[str, Any]
+    source: dict[str, Any]
+    owned: IntArray
+    fixed: IntArray
+    fixed_values: FloatArray
+
+
+def petsc_operators(d: Discretisation) -> PetscOperators:
+    """Assemble the operators of an affine problem on the ranks that hold it. Collective."""
+    if not d.affine:
+        raise UsageError(
+            f"{type(d.equation).__name__} has no operators to assemble. {d.reason}", "Solve it by the taped path."
+        )
+    adjoint = import_adjoint()
+    import dolfin
+
+    with adjoint.stop_annotating():
+        trial = dolfin.TrialFunction(d.space)
+        for function in (d.state, d.force):
+            function.vector().zero()
+        by_state = dolfin.derivative(d.form, d.state, trial)
+        by_force = dolfin.derivative(d.form, d.force, trial)
+        return PetscOperators(
+            mass=_matrix(trial * d.test * dolfin.dx),
+            stiffness=_by_coefficient(d, lambda: _matrix(by_state)),
+            load=_by_coefficient(d, lambda: _matrix(by_force)),
+            source=_by_coefficient(d, lambda: _vector(d.form)),
+            owned=d.owned,
+            fixed=d.fixed,
+            fixed_values=d.fixed_values,
+        )
+
+
+def _matrix(form: Any) -> Any:
+    import dolfin
+
+    return dolfin.as_backend_type(dolfin.assemble(form)).mat()
+
+
+def _vector(form: Any) -> Any:
+    import dolfin
+
+    return dolfin.as_backend_type(dolfin.assemble(form)).vec()
+
+
+def _by_coefficient(d: Discretisation, assembled: Callable[[], Any]) -> dict[str, Any]:
+    """Constant part and slopes of what `assembled` gives, an affine function of the coefficients."""
+
+    def at(values: dict[str, float]) -> Any:
+        for name, constant in d.coefficients.items():
+            constant.assign(values.get(name, 0.0))
+        return assembled()
+
+    parts = {"": at({})}
+    for name in d.coefficients:
+        parts[name] = at({name: 1.0})
+        parts[name].axpy(-1.0, parts[""])
+    sizes = {name: float(part.norm()) for name, part in parts.items()}
+    largest = max(sizes.values())
+    return {name: part for name, part in parts.items() if sizes[name] > NEGLIGIBLE * largest}
+
+
+def assemble_operators(d: Discretisation) -> Operators:
+    """The operators as arrays in canonical order, on every rank. Collective; meant for meshes that fit one process."""
+    parts = petsc_operators(d)
+    return Operators(
+        nodes=d.nodes,
+        cells=all_cells(d),
+        mass=_csr(d, parts.mass),
+        stiffness={name: _csr(d, matrix) for name, matrix in parts.stiffness.items()},
+        load={name: _csr(d, matrix) for name, matrix in parts.load.items()},
+        source={name: _array(d, vector) for name, vector in parts.source.items()},
+        **fixed_nodes(d),
+    )
+
+
+def fixed_nodes(d: Discretisation) -> dict[str, Any]:
+    """`fixed` [F]: canonical numbers in rising order, and `fixed_values` [F], on every rank. Collective."""
+    fixed = concatenated(d.comm, d.owned[d.fixed])
+    order = np.argsort(fixed)
+    return {"fixed": fixed[order], "fixed_values": concatenated(d.comm, d.fixed_values)[order]}
+
+
+def all_cells(d: Discretisation) -> IntArray:
+    """[C, d + 1]: the cells of all ranks, in an order that does not depend on the ranks. Collective."""
+    cells = np.sort(concatenated(d.comm, d.own_cells()), axis=1)
+    ordered: IntArray = cells[np.lexsort(cells.T[::-1])]
+    return ordered
+
+
+def _csr(d: Discretisation, matrix: Any) -> Csr:
+    from scipy.sparse import coo_array
+
+    indptr, indices, data = matrix.getValuesCSR()
+    first, _ = d.owned_range
+    rows = first + np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    values, rows, columns = (concatenated(d.comm, part) for part in (data, rows, indices))
+    shape = (d.num_nodes, d.num_nodes)
+    found = coo_array((values, (d.canonical[rows], d.canonical[columns])), shape=shape).tocsr()
+    found.eliminate_zeros()
+    found.sort_indices()
+    return Csr(found.data, found.indices.astype(np.int64), found.indptr.astype(np.int64), shape)
+
+
+def _array(d: Discretisation, vector: Any) -> FloatArray:
+    values = np.empty(d.num_nodes)
+    values[d.canonical] = concatenated(d.comm, np.array(vector.getArray()))
+    return values
