@@ -1,0 +1,423 @@
+"""A helper group: long-lived MPI ranks that hold meshes, matrices and factors, and the owner's side of talking to them.
+
+The owner, which is the process that runs a fit, never loads MPI. It starts the ranks and listens; each rank dials in on
+a connection of its own and blocks there between requests, so idle ranks use no processor. A request goes to all ranks
+and each of them answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import selectors
+import socket
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, NoReturn, Self
+
+from distlfm.errors import DistlfmError, MissingExtra, UsageError, WorkError
+from distlfm.solvers.fem.launcher import Job, LauncherName, plan_launch, reachable_address
+from distlfm.solvers.fem.wire import Array, Channel, Message, PeerGone, WireError, admit_rank, new_secret, tune
+
+START_SECONDS = 60.0
+GRACE_SECONDS = 15.0
+"""How long the other ranks may be silent after one has failed."""
+HELLO_SECONDS = 5.0
+CLOSE_SECONDS = 3.0
+SLICE_SECONDS = 0.2
+LONGEST_SOCKET_PATH = 100
+SERVICE = "distlfm.solvers.fem.service"
+
+Arrays = Mapping[str, Array]
+TransportName = Literal["auto", "unix", "tcp"]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What one rank answered."""
+
+    rank: int
+    header: Mapping[str, Any]
+    arrays: Arrays
+
+
+@dataclass(frozen=True)
+class _Settings:
+    ranks: int
+    launcher: LauncherName
+    transport: TransportName
+    timeout: float
+    grace: float
+    host: str | None
+    service: str
+    environment: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """A request that a group started anew must hear again."""
+
+    verb: str
+    header: Mapping[str, Any]
+    arrays: Arrays | Sequence[Arrays]
+
+
+@dataclass(eq=False)
+class _Running:
+    """The processes of a group and the connections to them. It outlives no owner."""
+
+    job: Job
+    channels: list[Channel]
+    about: list[Mapping[str, Any]]
+    owner: int = field(default_factory=os.getpid)
+
+    def end(self) -> None:
+        if os.getpid() != self.owner:  # a fork of the owner must not end the owner's group
+            return
+        self.drop()
+        self.job.end()
+
+    def drop(self) -> None:
+        for channel in self.channels:
+            channel.close()
+
+
+# A fork of the owner that kept the connections would keep the ranks alive after the owner's death.
+_RUNNING: weakref.WeakSet[_Running] = weakref.WeakSet()
+
+
+def _drop_in_fork() -> None:
+    for running in list(_RUNNING):
+        running.drop()
+
+
+os.register_at_fork(after_in_child=_drop_in_fork)
+
+
+class Group:
+    """A running helper group. Use it as a context manager, or call `close`; it also ends with its owner.
+
+    One request at a time: calls from several threads wait for each other.
+    """
+
+    def __init__(self, settings: _Settings) -> None:
+        self._settings = settings
+        self._lock = threading.RLock()
+        self._openings: list[_Opening] = []
+        self._running: _Running | None = None
+        self.generation = 0
+        """How often the group was started: what ranks held in an earlier generation is gone."""
+        self._finalizer: weakref.finalize[[], Group] | None = None
+        self._begin()
+
+    @classmethod
+    def start(
+        cls,
+        ranks: int = 1,
+        launcher: LauncherName = "auto",
+        transport: TransportName = "auto",
+        *,
+        timeout: float = START_SECONDS,
+        grace: float = GRACE_SECONDS,
+        host: str | None = None,
+        service: str = SERVICE,
+        environment: Mapping[str, str] | None = None,
+    ) -> Group:
+        """Start `ranks` ranks and wait, at most `timeout` seconds, until all have dialled in.
+
+        launcher: see `plan_launch`. transport: `unix` for ranks on this node, `tcp` for those on others; `host` is the
+        address at which the ranks reach this process, by default 127.0.0.1, or with srun that of the route to the
+        job's nodes. grace: how long the other ranks may be silent after one has failed, before the group is ended.
+        service: the module with the verbs.
+        """
+        if ranks < 1:
+            raise UsageError(f"A helper group cannot have {ranks} ranks.", "Give 1 or more.")
+        given = dict(os.environ if environment is None else environment)
+        return cls(_Settings(ranks, launcher, transport, timeout, grace, host, service, given))
+
+    @property
+    def ranks(self) -> int:
+        return self._settings.ranks
+
+    @property
+    def alive(self) -> bool:
+        return self._running is not None and not self._running.job.ended()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process numbers of the ranks, on their own hosts; empty if the group has ended."""
+        return [] if self._running is None else [int(about["pid"]) for about in self._running.about]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def call(
+        self,
+        verb: str,
+        header: Mapping[str, Any] | None = None,
+        arrays: Arrays | Sequence[Arrays] | None = None,
+        *,
+        timeout: float | None = None,
+        remember: bool = False,
+    ) -> list[Reply]:
+        """Ask all ranks, and give their answers in the order of ranks.
+
+        arrays: the same for all ranks, or a list with those of each. `remember`: ask it again after a `restart`.
+
+        An error that the ranks raise is raised here, and the group goes on. If a rank dies, if the answers are not
+        there after `timeout` seconds, or if one rank fails while the others wait for it, the group is ended, a
+        WorkError says so, and `restart` begins anew.
+        """
+        given = {} if arrays is None else arrays
+        opening = _Opening(verb, {} if header is None else header, given)
+        with self._lock:
+            replies = self._ask(opening, timeout)
+            if remember:
+                self._openings.append(opening)
+        return replies
+
+    def forget(self, key: str) -> None:
+        """Requests whose header has this `key` are not asked again after a `restart`."""
+        with self._lock:
+            self._openings = [opening for opening in self._openings if opening.header.get("key") != key]
+
+    def restart(self) -> None:
+        """End what is left of the group, start it anew, and ask again what was to be remembered."""
+        with self._lock:
+            self._finish()
+            self._begin()
+            for opening in self._openings:
+                self._ask(opening, None)
+
+    def close(self) -> None:
+        """Ask the ranks to stop, and end those that do not."""
+        with self._lock:
+            running = self._running
+            if running is not None and os.getpid() == running.owner:
+                deadline = time.monotonic() + CLOSE_SECONDS
+                with contextlib.suppress(WireError, OSError, TimeoutError):
+                    for channel in running.channels:
+                        channel.send(Message({"verb": "shutdown"}), deadline)
+                    for channel in running.channels:
+                        channel.receive(deadline)
+                    running.job.wait(deadline - time.monotonic())
+            self._finish()
+
+    def _begin(self) -> None:
+        self._running = running = _start(self._settings)
+        self.generation += 1
+        _RUNNING.add(running)
+        self._finalizer = weakref.finalize(self, running.end)
+
+    def _finish(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer()
+        self._running = None
+
+    def _ask(self, request: _Opening, timeout: float | None) -> list[Reply]:
+        running = self._running
+        if running is None:
+            raise WorkError("The helper group has ended.", "Call restart() to begin anew.")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            return self._exchange(running, request, deadline)
+        except DistlfmError:
+            raise
+        except BaseException:  # what is half sent or half read cannot be taken up again
+            self._finish()
+            raise
+
+    def _exchange(self, running: _Running, request: _Opening, deadline: float | None) -> list[Reply]:
+        arrays = request.arrays
+        if not isinstance(arrays, Mapping) and len(arrays) != self.ranks:
+            raise UsageError(f"There are arrays for {len(arrays)} ranks, and {self.ranks} ranks.", "Give one a rank.")
+        answers: dict[int, Message] = {}
+        rank = 0
+        try:
+            for rank, channel in enumerate(running.channels):
+                own = arrays if isinstance(arrays, Mapping) else arrays[rank]
+                channel.send(Message({"verb": request.verb, "header": request.header}, own), deadline)
+            self._collect(running, request.verb, deadline, answers)
+        except _RankGone as gone:
+            self._bury(running, gone.rank, request.verb)
+        except PeerGone:
+            self._bury(running, rank, request.verb)
+        except TimeoutError:
+            silent = [number for number in range(self.ranks) if number not in answers]
+            self._finish()
+            raise WorkError(
+                f"{_named(silent)} of the helper group did not answer {request.verb!r} in time; the group was ended.",
+                "Give it more time, or call restart().",
+            ) from None
+        except WireError as error:
+            self._finish()
+            raise WorkError(f"The helper group was ended: {error}.", "Call restart() to begin anew.") from None
+        failed = {number: answer.header["error"] for number, answer in answers.items() if not answer.header["ok"]}
+        if failed:
+            self._raise(failed, request.verb, [number for number in range(self.ranks) if number not in answers])
+        return [Reply(number, answers[number].header["header"], answers[number].arrays) for number in sorted(answers)]
+
+    def _collect(self, running: _Running, verb: str, deadline: float | None, answers: dict[int, Message]) -> None:
+        """Read the answers; returns early if a rank failed and the others stay silent."""
+        patience: float | None = None
+        with selectors.DefaultSelector() as selector:
+            for rank, channel in enumerate(running.channels):
+                selector.register(channel, selectors.EVENT_READ, rank)
+            while len(answers) < self.ranks:
+                now = time.monotonic()
+                if deadline is not None and now > deadline:
+                    raise TimeoutError(verb)
+                if patience is not None and now > patience:
+                    return
+                limits = [limit - now for limit in (deadline, patience) if limit is not None]
+                ready = selector.select(max(0.0, min([SLICE_SECONDS, *limits])))
+                if not ready and running.job.ended():
+                    raise _RankGone(next(rank for rank in range(self.ranks) if rank not in answers))
+                for key, _ in ready:
+                    try:
+                        answers[key.data] = running.channels[key.data].receive(deadline)
+                    except PeerGone:
+                        raise _RankGone(key.data) from None
+                    selector.unregister(key.fileobj)
+                    if patience is None and not answers[key.data].header["ok"]:
+                        patience = time.monotonic() + self._settings.grace
+
+    def _raise(self, failed: Mapping[int, Mapping[str, str]], verb: str, silent: list[int]) -> NoReturn:
+        first = min(failed)
+        error = failed[first]
+        if silent:
+            self._finish()
+            raise WorkError(
+                f"Rank {first} of the helper group failed at {verb!r}: {error['cause']} {_named(silent)} kept waiting "
+                "for it, so the group was ended.",
+                error["fix"] or "Call restart() to begin anew.",
+            )
+        kind = {"UsageError": UsageError, "DataError": UsageError, "MissingExtra": MissingExtra}.get(
+            error["kind"], WorkError
+        )
+        cause = error["cause"] if len(failed) == self.ranks else f"Rank {first} of the helper group: {error['cause']}"
+        raise kind(cause, error["fix"])
+
+    def _bury(self, running: _Running, rank: int, verb: str) -> NoReturn:
+        running.job.wait(2.0)  # for the launcher's own account of it
+        told, how = running.job.fate()
+        who = rank if told is None else told
+        words = running.job.last_words(who)
+        self._finish()
+        raise WorkError(
+            f"Rank {who} of the helper group {how or 'closed its connection'} during {verb!r}; the group was ended."
+            + (f" Its last words:\n{words}\n" if words else ""),
+            "Call restart() to begin anew; if memory ran out, use more ranks or a coarser mesh.",
+        )
+
+
+class _RankGone(Exception):
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.rank = rank
+
+
+def _named(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"Rank {ranks[0]}"
+    return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def _start(settings: _Settings) -> _Running:
+    plan = plan_launch(settings.ranks, settings.launcher, settings.environment)
+    transport = settings.transport
+    if transport == "auto":
+        transport = "unix" if plan.local else "tcp"
+    if transport == "unix" and not plan.local:
+        raise UsageError("Ranks on other nodes cannot use a unix socket.", "Use the transport tcp.")
+    directory = _private_directory()
+    secret = new_secret()
+    job: Job | None = None
+    try:
+        if transport == "unix":
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(str(directory / "s"))
+            address = f"unix:{directory / 's'}"
+        else:
+            host = settings.host or ("127.0.0.1" if plan.local else reachable_address(settings.environment))
+            listener = socket.create_server((host, 0))
+            address = f"tcp:{host}:{listener.getsockname()[1]}"
+        with listener:
+            listener.listen(settings.ranks + 8)
+            job = Job(plan, [address, "--service", settings.service], secret, directory)
+            admitted = _admit(listener, job, secret, settings)
+        job.all_there()
+        job.names = {str(about["job"]) for _, about in admitted}
+        return _Running(job, [channel for channel, _ in admitted], [about for _, about in admitted])
+    except BaseException:
+        if job is not None:
+            job.end()
+        with contextlib.suppress(OSError):
+            for left in directory.glob("*"):
+                left.unlink()
+            directory.rmdir()
+        raise
+
+
+def _admit(
+    listener: socket.socket, job: Job, secret: bytes, settings: _Settings
+) -> list[tuple[Channel, Mapping[str, Any]]]:
+    """Let in the ranks that hold the secret, each once; whoever does not is dropped and keeps nobody waiting."""
+    deadline = time.monotonic() + settings.timeout
+    arrived: queue.Queue[tuple[int, Channel, Mapping[str, Any]]] = queue.Queue()
+    admitted: dict[int, tuple[Channel, Mapping[str, Any]]] = {}
+
+    def hear(sock: socket.socket) -> None:
+        limit = time.monotonic() + HELLO_SECONDS
+        try:
+            tune(sock)
+            rank, channel = admit_rank(sock, secret, limit)
+            arrived.put((rank, channel, channel.receive(limit).header))
+        except (WireError, OSError):
+            sock.close()
+
+    listener.settimeout(SLICE_SECONDS / 4)
+    while len(admitted) < settings.ranks:
+        with contextlib.suppress(TimeoutError):
+            sock, _ = listener.accept()
+            threading.Thread(target=hear, args=(sock,), daemon=True).start()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                rank, channel, about = arrived.get_nowait()
+                if rank in admitted or rank >= settings.ranks:
+                    channel.close()
+                else:
+                    admitted[rank] = (channel, about)
+        ended = job.ended()
+        if ended or time.monotonic() > deadline:
+            told, how = job.fate()
+            state = (
+                f"rank {told} {how}" if how else "the launcher ended" if ended else "not all ranks were there in time"
+            )
+            words = job.last_words(told)
+            raise WorkError(
+                f"The helper group of {settings.ranks} ranks did not start: {state}."
+                + (f" Last words:\n{words}\n" if words else ""),
+                "`distlfm doctor` checks mpirun and FEniCS.",
+            )
+    return [admitted[rank] for rank in range(settings.ranks)]
+
+
+def _private_directory() -> Path:
+    """A new directory that only this user can enter, with a path short enough for a socket."""
+    base = tempfile.gettempdir()
+    if len(base) + 24 > LONGEST_SOCKET_PATH:
+        base = "/tmp"  # noqa: S108
+    return Path(tempfile.mkdtemp(prefix="distlfm-", dir=base))
