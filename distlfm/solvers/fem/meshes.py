@@ -230,9 +230,9 @@ def _boundaries(mesh: Any, plan: _Plan) -> dict[str, IntArray]:
 
 def _corners(mesh: Any, dims: int, facets: IntArray) -> FloatArray:
     """Coordinates of the vertices of some facets: [E, d, d]."""
-    coordinates = mesh.coordinates()
-    if dims == 1:
-        return np.array(coordinates[facets][:, None, :])
+    import dolfin
+
     mesh.init(dims - 1, 0)
-    vertices = mesh.topology()(dims - 1, 0)().reshape(-1, dims)
-    return np.array(coordinates[vertices[facets]])
+    # One by one, for they are few: dolfin gives the table of all facets only as a list of Python's integers.
+    vertices = facets[:, None] if dims == 1 else [dolfin.Facet(mesh, int(facet)).entities(0) for facet in facets]
+    return np.array(mesh.coordinates()[np.asarray(vertices, dtype=np.int64).reshape(-1, dims)])
