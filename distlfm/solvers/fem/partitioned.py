@@ -1,0 +1,311 @@
+"""Crank–Nicolson trajectories on a mesh that is spread over ranks, and their discrete adjoint. Runs in helper groups.
+
+`(M − dt/2 A) y_{n+1} = (M + dt/2 A) y_n + dt/2 B (f_n + f_{n+1}) + dt c`, with y held at its value on Dirichlet nodes.
+Those rows of the left-hand matrix are rows of the identity, and the columns are lifted to the right, so that a
+symmetric matrix stays one. The matrix is factored once for a value of coefficients and step; all right-hand sides are
+solved at once.
+
+Arrays hold the rank's own nodes, in the order of `owned`, which `petsc_open` tells: `J_r` of them. `S` right-hand
+sides, `K` leading times with a force, `O_r` observations that see these nodes, `N` steps.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from distlfm.errors import UsageError, WorkError
+from distlfm.solvers.fem.bases import Bases, at_coefficients, reduce_operators
+from distlfm.solvers.fem.linear_solvers import LinearSolver, make_solver
+from distlfm.solvers.fem.spec import FloatArray
+
+KEPT_STEPPERS = 2
+"""Factors are large: only so many of the latest are kept."""
+NAME = "petsc"
+
+Session = dict[str, Any]
+Header = Mapping[str, Any]
+Arrays = Mapping[str, Any]
+
+
+class Stepper:
+    """One step of the scheme at given coefficients, forward and backward."""
+
+    def __init__(self, bases: Bases, theta: Mapping[str, float], dt: float, kind: str, tolerance: float) -> None:
+        self.bases, self.dt = bases, dt
+        stiffness = at_coefficients(bases.stiffness, theta, bases.names)
+        self.after = bases.mass + 0.5 * dt * stiffness
+        self.load = 0.5 * dt * at_coefficients(bases.load, theta, bases.names)
+        self.source = dt * at_coefficients(bases.source, theta, bases.names)
+        before = bases.mass - 0.5 * dt * stiffness
+        matrix = _combined(bases.matrices, before)
+        held = matrix.createVecRight()
+        values = held.getArray()
+        values[bases.fixed] = bases.fixed_values
+        held.setArray(values)
+        self.lift = (matrix * held).getArray().copy()
+        first, _ = matrix.getOwnershipRange()
+        matrix.zeroRowsColumns((first + bases.fixed).astype(np.int32), diag=1.0)
+        symmetric = all(
+            one is other or weight == 0
+            for one, other, weight in zip(bases.matrices, bases.transposed, before, strict=True)
+        )
+        self.solver: LinearSolver = make_solver(matrix, kind, tolerance, symmetric=symmetric)
+
+
+def _combined(matrices: tuple[Any, ...], weights: FloatArray) -> Any:
+    from petsc4py import PETSc
+
+    total = matrices[0].copy()
+    total.scale(weights[0])
+    for matrix, weight in zip(matrices[1:], weights[1:], strict=True):
+        if weight:
+            total.axpy(weight, matrix, PETSc.Mat.Structure.UNKNOWN_NONZERO_PATTERN)
+    return total
+
+
+@dataclass
+class Run:
+    """A forward solve that waits for its adjoint. states: [N + 1, S, J_r], None if no gradient by theta is wanted."""
+
+    stepper: Stepper
+    force: FloatArray
+    states: FloatArray | None
+    observe: csr_array[Any]
+    driven: bool
+    num_steps: int
+
+
+@dataclass
+class Problem:
+    """What the ranks hold of one problem."""
+
+    bases: Bases
+    steppers: OrderedDict[tuple[Any, ...], Stepper] = field(default_factory=OrderedDict)
+    runs: dict[int, Run] = field(default_factory=dict)
+    num_runs: int = 0
+
+    def stepper(self, theta: Mapping[str, float], dt: float, kind: str, tolerance: float) -> Stepper:
+        key = (tuple(theta[name] for name in self.bases.names), dt, kind, tolerance)
+        if key not in self.steppers:
+            while len(self.steppers) >= KEPT_STEPPERS:
+                self.steppers.popitem(last=False)
+            self.steppers[key] = Stepper(self.bases, theta, dt, kind, tolerance)
+        self.steppers.move_to_end(key)
+        return self.steppers[key]
+
+
+class Columns:
+    """A dense distributed matrix [J, S], and its rank's own part as an array [S, J_r] on the same memory."""
+
+    def __init__(self, bases: Bases, count: int) -> None:
+        from petsc4py import PETSc
+
+        size = ((bases.num_local, PETSc.DETERMINE), (PETSc.DECIDE, count))
+        self.matrix = PETSc.Mat().createDense(size, comm=bases.comm)
+        self.matrix.setUp()
+        self.matrix.zeroEntries()
+        self.matrix.assemble()
+
+    @property
+    def values(self) -> FloatArray:
+        array: FloatArray = self.matrix.getDenseArray().T
+        return array
+
+
+def run_forward(stepper: Stepper, run: Run, initial: FloatArray | None) -> FloatArray:
+    """What is observed, [S, N + 1, O_r]; keeps the states in the run if it has room for them."""
+    bases = stepper.bases
+    count = len(run.force)
+    state, right, operand = (Columns(bases, count) for _ in range(3))
+    images = [Columns(bases, count) for _ in bases.matrices]
+    held = bases.fixed_values if run.driven else np.zeros(len(bases.fixed))
+    if initial is not None:
+        state.values[:] = initial
+    state.values[:, bases.fixed] = held
+    observed = np.empty((count, run.num_steps + 1, run.observe.shape[0]))
+    for step in range(run.num_steps + 1):
+        if step:
+            total = np.zeros((count, bases.num_local))
+            force = _force_sum(run.force, step - 1)
+            for matrix, image, of_state, of_force in zip(
+                bases.matrices, images, stepper.after, stepper.load, strict=True
+            ):
+                if of_state == 0 and (of_force == 0 or force is None):
+                    continue
+                operand.values[:] = of_state * state.values
+                if force is not None and of_force:
+                    operand.values[:] += of_force * force
+                matrix.matMult(operand.matrix, image.matrix)
+                total += image.values
+            if run.driven:
+                total += stepper.source - stepper.lift
+            total[:, bases.fixed] = held
+            right.values[:] = total
+            stepper.solver.solve(right.matrix, state.matrix, transposed=False)
+        if run.states is not None:
+            run.states[step] = state.values
+        observed[:, step] = (run.observe @ state.values.T).T
+    _check_finite(bases, state.values)
+    return observed
+
+
+def run_adjoint(run: Run, weights: FloatArray) -> dict[str, FloatArray]:
+    """Gradients of Σ weights · observed, weights [S, N + 1, O_r].
+
+    initial: [S, J_r]; force: [S, K, J_r]; theta: [k], this rank's part of the sum.
+    """
+    stepper, bases = run.stepper, run.stepper.bases
+    count, num_forced = run.force.shape[:2]
+    right, multiplier = Columns(bases, count), Columns(bases, count)
+    images = [Columns(bases, count) for _ in bases.matrices]
+    by_force = np.zeros_like(run.force)
+    # Σ_n ⟨Cᵀλ, y_n + y_{n+1}⟩ and ⟨Cᵀλ, f_n + f_{n+1}⟩ for each matrix C, and Σ_n λ for the source.
+    with_states, with_forces = np.zeros(len(bases.matrices)), np.zeros(len(bases.matrices))
+    multipliers = np.zeros(bases.num_local)
+    sensitivity = _seen_back(run, weights, run.num_steps)
+    for step in reversed(range(run.num_steps)):
+        right.values[:] = sensitivity
+        stepper.solver.solve(right.matrix, multiplier.matrix, transposed=True)
+        multiplier.values[:, bases.fixed] = 0.0
+        multipliers += multiplier.values.sum(axis=0)
+        sensitivity = _seen_back(run, weights, step)
+        force = _force_sum(run.force, step)
+        states = None if run.states is None else run.states[step] + run.states[step + 1]
+        for i, (transposed, image) in enumerate(zip(bases.transposed, images, strict=True)):
+            transposed.matMult(multiplier.matrix, image.matrix)
+            values = image.values
+            sensitivity += stepper.after[i] * values
+            for time in (step, step + 1):
+                if time < num_forced and stepper.load[i]:
+                    by_force[:, time] += stepper.load[i] * values
+            if states is not None:
+                with_states[i] += np.vdot(values, states)
+            if force is not None:
+                with_forces[i] += np.vdot(values, force)
+    sensitivity[:, bases.fixed] = 0.0
+    _check_finite(bases, sensitivity)
+    theta = 0.5 * stepper.dt * (bases.stiffness[1:] @ with_states + bases.load[1:] @ with_forces)
+    if run.states is None:
+        theta[:] = np.nan
+    if run.driven:
+        theta += stepper.dt * (bases.source[1:] @ multipliers)
+    return {"theta": theta, "initial": sensitivity, "force": by_force}
+
+
+def _force_sum(force: FloatArray, step: int) -> FloatArray | None:
+    """f_n + f_{n+1}, [S, J_r], or None if both are zero."""
+    num_forced = force.shape[1]
+    if step >= num_forced:
+        return None
+    total: FloatArray = force[:, step] + force[:, step + 1] if step + 1 < num_forced else force[:, step]
+    return total
+
+
+def _seen_back(run: Run, weights: FloatArray, step: int) -> FloatArray:
+    """[S, J_r]: the weights of a time, carried back to the nodes."""
+    back: FloatArray = np.ascontiguousarray((run.observe.T @ weights[:, step].T).T)
+    return back
+
+
+def _check_finite(bases: Bases, values: FloatArray) -> None:
+    """Collective, so that all ranks fail or none."""
+    if not all(bases.comm.allgather(bool(np.isfinite(values).all()))):
+        raise WorkError(
+            "The partitioned solver found values that are not finite.",
+            "Check the coefficients and forces, or take a smaller time step.",
+        )
+
+
+def open_problem(session: Session, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
+    """`petsc_open` {key, spec}: put a problem on the ranks, once. Tells names, and the nodes that this rank owns."""
+    del arrays
+    problems: dict[str, Problem] = session.setdefault(NAME, {})
+    key = header["key"]
+    if key not in problems:
+        problems[key] = Problem(_assembled(header))
+    bases = problems[key].bases
+    return {"names": list(bases.names), "num_bases": len(bases.matrices), "symmetric": bases.symmetric}, {
+        "owned": bases.owned
+    }
+
+
+def _assembled(header: Header) -> Bases:
+    from mpi4py import MPI
+
+    from distlfm.solvers.fem.discretise import discretise
+    from distlfm.solvers.fem.operators import petsc_operators
+    from distlfm.solvers.fem.spec import ProblemSpec
+
+    problem = discretise(ProblemSpec.model_validate(header["spec"]), MPI.COMM_WORLD)
+    return reduce_operators(petsc_operators(problem), tuple(problem.coefficients))
+
+
+def forward(session: Session, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
+    """`petsc_forward` {key, theta, dt, num_steps, solver: {kind, tolerance}, driven, keep_states}.
+
+    Arrays: initial [S, J_r] or none for zero, force [S, K, J_r], and the rows [O_r, J_r] of the observation operator in
+    compressed rows: observe/data, observe/indices, observe/indptr. Answers {run} and observed [S, N + 1, O_r].
+    """
+    problem = _opened(session, header)
+    bases, num_steps = problem.bases, int(header["num_steps"])
+    theta = {name: float(header["theta"][name]) for name in bases.names}
+    solver = header["solver"]
+    stepper = problem.stepper(theta, float(header["dt"]), solver["kind"], float(solver["tolerance"]))
+    force = arrays["force"]
+    indptr = arrays["observe/indptr"]
+    observe = csr_array(
+        (arrays["observe/data"], arrays["observe/indices"], indptr), shape=(len(indptr) - 1, bases.num_local)
+    )
+    keep = bool(header.get("keep_states", True))
+    states = np.empty((num_steps + 1, len(force), bases.num_local)) if keep else None
+    run = Run(stepper, force, states, observe, bool(header.get("driven", True)), num_steps)
+    observed = run_forward(stepper, run, arrays.get("initial"))
+    problem.num_runs += 1
+    problem.runs[problem.num_runs] = run
+    return {"run": problem.num_runs}, {"observed": observed}
+
+
+def adjoint(session: Session, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
+    """`petsc_adjoint` {key, run} with weights [S, N + 1, O_r]: the gradients of `run_adjoint`. The run stays."""
+    problem = _opened(session, header)
+    if header["run"] not in problem.runs:
+        raise UsageError("The forward solve of this adjoint is no longer held.", "Solve forward again.")
+    return {}, run_adjoint(problem.runs[header["run"]], arrays["weights"])
+
+
+def drop(session: Session, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
+    """`petsc_drop` {key, runs}: forget these forward solves."""
+    del arrays
+    problem = _opened(session, header)
+    for run in header["runs"]:
+        problem.runs.pop(run, None)
+    return {}, {}
+
+
+def close_problem(session: Session, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
+    """`petsc_close` {key}: forget a problem with its factors."""
+    del arrays
+    session.get(NAME, {}).pop(header["key"], None)
+    return {}, {}
+
+
+def _opened(session: Session, header: Header) -> Problem:
+    problems: dict[str, Problem] = session.get(NAME, {})
+    if header["key"] not in problems:
+        raise UsageError(f"The helper group holds no problem {header['key']!r}.", "Open it with petsc_open first.")
+    return problems[header["key"]]
+
+
+VERBS = {
+    "petsc_open": open_problem,
+    "petsc_forward": forward,
+    "petsc_adjoint": adjoint,
+    "petsc_drop": drop,
+    "petsc_close": close_problem,
+}
