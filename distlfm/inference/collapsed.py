@@ -49,8 +49,12 @@ class CollapsedPosterior(Posterior):
 
     def predict(self, rows: Tensor, times: Tensor) -> Predicted:
         num_draws = len(self.draws)
-        z, every, at = self.draws[:, rows].flatten(0, 1), rows.repeat(num_draws), times.repeat(num_draws, 1)
-        chunk = max(1, CHUNK_BYTES // self.marginal.row_bytes(times.shape[-1]))
+        z, every, at = (
+            self.draws[:, rows].flatten(0, 1),
+            rows.repeat(num_draws),
+            times.repeat(num_draws, *[1] * (times.dim() - 1)),
+        )
+        chunk = max(1, CHUNK_BYTES // self.marginal.row_bytes(times.shape[1]))
         parts = [
             self.marginal.posterior(z[i : i + chunk], some, at[i : i + chunk])
             for i, some in enumerate_chunks(every, chunk)

@@ -1,0 +1,304 @@
+"""Observations of a linear field as a linear map of whitened numbers, through the solver.
+
+The force is `√variance · Σ (space column × time column) · w` plus what the inducing points leave open; w is standard
+normal. A linear equation with constant coefficients answers a pulse at any time alike, so only the space columns go
+through the solver, once, and the time columns are convolved with the answer.
+
+Shapes: `A` rows of unknowns, `J` nodes, `N` steps, `T` observed points, `R` whitened numbers, `M_t`, `M_x` inducing
+points in time and space, `O` places, `d` space dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distlfm.gp.inducing import place_on_points
+from distlfm.gp.kernels import Hyper
+from distlfm.gp.linalg import safe_cholesky
+from distlfm.gp.separable import Separable, separate
+from distlfm.inference.model import Model
+from distlfm.mechanisms.parameters import Values
+from distlfm.solvers.field.discretised import Discretised
+from distlfm.solvers.field.engine import TimeGrid, solve
+
+SMALLEST = 1e-12
+"""Share of the variance that is left open at least; below it rounding rules."""
+
+DENSE_PRODUCT = 4
+"""All pairs of observed times and places are computed at once if they are at most this many times those observed."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Points of a batch taken apart into distinct times and places.
+
+    before: [U] last step of the grid before each distinct time; share: [U] how far towards the next one; observe:
+    [O, J]; time, place: [B, T] which of them each point has.
+    """
+
+    before: Tensor
+    share: Tensor
+    observe: Tensor
+    time: Tensor
+    place: Tensor
+
+
+@dataclass(frozen=True)
+class Columns:
+    """outputs = offset + columns · w. offset: [A, T]; columns: [A, T, R]; slack: [A, T], the most variance left out."""
+
+    offset: Tensor
+    columns: Tensor
+    slack: Tensor
+
+
+@dataclass(frozen=True)
+class Inducing:
+    """times: [M_t]; places: [M_x, d]."""
+
+    times: Tensor
+    places: Tensor
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        return len(self.times), len(self.places)
+
+
+def place_inducing(discretised: Discretised, grid: TimeGrid, num_times: int, num_places: int) -> Inducing:
+    """Even in time; even on a line and spread over the nodes elsewhere."""
+    times = torch.linspace(grid.start, grid.start + grid.dt * grid.steps, num_times, dtype=torch.float64)
+    nodes = torch.from_numpy(discretised.nodes)
+    if nodes.shape[1] == 1:
+        low, high = float(nodes.min()), float(nodes.max())
+        return Inducing(times, torch.linspace(low, high, num_places, dtype=torch.float64).unsqueeze(-1))
+    count = min(num_places, len(nodes))
+    everywhere = torch.ones(1, len(nodes), dtype=torch.bool)
+    return Inducing(times, place_on_points(nodes.unsqueeze(0), everywhere, num_inducing=count)[0])
+
+
+class FieldMap:
+    """The map of one kind of field, for any unknowns and any points."""
+
+    def __init__(self, model: Model, discretised: Discretised, grid: TimeGrid, inducing: Inducing) -> None:
+        self.model, self.discretised, self.grid, self.inducing = model, discretised, grid, inducing
+        self.kernel = model.kernels[0]
+        self.separable: Separable | None = separate(self.kernel)
+        self.nodes = torch.from_numpy(discretised.nodes)
+        self.initial = model.field.field.initial
+        self.names = discretised.engine.names
+
+    def with_grid(self, grid: TimeGrid) -> FieldMap:
+        return FieldMap(self.model, self.discretised, grid, self.inducing)
+
+    def places(self, points: Tensor) -> Places:
+        """points: [B, T, 1 + d], none before the start of the grid or beyond its end."""
+        flat = points.flatten(0, 1)
+        times, time = torch.unique(flat[:, 0], return_inverse=True)
+        where, place = np.unique(flat[:, 1:].numpy(), axis=0, return_inverse=True)
+        exact = (times - self.grid.start) / self.grid.dt
+        near = exact.round()
+        exact = torch.where((exact - near).abs() < 1e-9 * self.grid.steps, near, exact)
+        before = exact.floor().clamp(0, self.grid.steps)
+        shape = points.shape[:2]
+        observe = self.discretised.observe(np.ascontiguousarray(where))
+        index = torch.from_numpy(np.asarray(place).reshape(-1)).reshape(shape)
+        return Places(before.long(), exact - before, observe, time.reshape(shape), index)
+
+    def theta(self, values: Values) -> Tensor:
+        """[A, k]."""
+        return torch.cat([values[name] for name in self.names], -1)
+
+    def force_columns(self, values: Values, points: Tensor) -> tuple[Tensor, Tensor]:
+        """The force at points [A, Q, 1 + d] as columns [A, Q, R] of w, and the variance [A, Q] that they leave open."""
+        hyper = self.model.hyper(values)[0]
+        if self.separable is None:
+            found = self._joint_basis(hyper, points)
+            left = self.kernel.diagonal(hyper, points) - found.square().sum(-1)
+        else:
+            scale = self.separable.variance(hyper)
+            time = _basis(self.separable.time, hyper, points[..., 0], self.inducing.times)
+            space = _basis(self.separable.space, hyper, points[..., 1:], self.inducing.places)
+            both = (space.unsqueeze(-1) * time.unsqueeze(-2)).flatten(-2)
+            found = scale.sqrt()[:, None, None] * both
+            left = scale[:, None] - found.square().sum(-1)
+        extra = found.new_zeros(*found.shape[:-1], self._num_initial)
+        return torch.cat([found, extra], -1), left.clamp_min(0.0)
+
+    @property
+    def _num_initial(self) -> int:
+        return len(self.inducing.places) if self.initial.kind == "field" else 0
+
+    def _joint_basis(self, hyper: Hyper, points: Tensor) -> Tensor:
+        where = self._joint_inducing()
+        factor, _ = safe_cholesky(self.kernel.covariance(hyper, where, where))
+        cross = self.kernel.covariance(hyper, where, points)
+        found: Tensor = torch.linalg.solve_triangular(factor, cross, upper=False).mT
+        return found
+
+    def _joint_inducing(self) -> Tensor:
+        times, places = self.inducing.times, self.inducing.places
+        grid = torch.cat([times.repeat(len(places)).unsqueeze(-1), places.repeat_interleave(len(times), 0)], -1)
+        return grid.unsqueeze(0)
+
+    def columns(self, values: Values, rows: Tensor, places: Places) -> Columns:
+        """The map to the points `places` of the instances `rows` [A]."""
+        driven = self._driven(values, places, rows)
+        if self.separable is None:
+            found, slack = self._joint(values, places, rows)
+        else:
+            found, slack = self._convolved(values, places, rows)
+        return Columns(driven, found, slack)
+
+    def _convolved(self, values: Values, places: Places, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Columns [A, T, R] and slack [A, T] from the answers to pulses."""
+        assert self.separable is not None
+        hyper = self.model.hyper(values)[0]
+        space = _basis(self.separable.space, hyper, self.nodes, self.inducing.places)
+        time = _basis(self.separable.time, hyper, self.grid.times, self.inducing.times)
+        # What the inducing points leave open is at most the sum of what each factor does; taken as fully correlated,
+        # its effect on the outputs is bounded by the answer to its deviation (Cauchy-Schwarz, for responses ≥ 0).
+        open_space, open_time = _left_open(space), _left_open(time)
+        pulses = torch.cat([space, torch.ones_like(space[..., :1]), open_space], -1).mT
+        starts, deviation = self._starts(values, hyper)
+        num_pulses, num_starts = pulses.shape[1], starts.shape[1]
+        theta = self.theta(values)
+        initial = torch.cat([torch.zeros_like(pulses), starts], 1)
+        force = torch.cat([pulses, torch.zeros_like(starts)], 1).unsqueeze(2)
+        observed = solve(self.discretised.engine, theta, initial, force, self.grid, places.observe, driven=False)
+        answers = observed[:, :num_pulses, 1:]
+        both = torch.cat([time, open_time, torch.ones_like(open_time)], -1)
+        kicks = _kicks(both, places, self.grid.steps)
+        size = space.shape[-1]
+        found = self._pairs(answers[:, :size], kicks[..., : time.shape[-1]], places, rows)
+        loose = torch.einsum("atji,aijo->ato", kicks[..., -2:], answers[:, size:])
+        scale = self.separable.variance(hyper)
+        slack = scale[:, None] * _pick(loose, places, rows).square()
+        found = scale.sqrt()[:, None, None] * found.flatten(-2)
+        if num_starts:
+            later = deviation[..., None] * _pick(_at_times(observed[:, num_pulses:], places), places, rows)
+            found = torch.cat([found, later[:, :-1].mT], -1)
+            slack = slack + later[:, -1].square()
+        return found, slack
+
+    def _pairs(self, answers: Tensor, kicks: Tensor, places: Places, rows: Tensor) -> Tensor:
+        """Σ_j answers [A, M_x, N, O] · kicks [A, U, N, M_t] at each point, [A, T, M_x, M_t]."""
+        num_points = places.time.shape[1]
+        if kicks.shape[1] * answers.shape[-1] <= DENSE_PRODUCT * num_points:
+            whole = torch.einsum("atjr,asjo->atosr", kicks, answers)
+            batch = torch.arange(len(rows)).unsqueeze(-1)
+            return whole[batch, places.time[rows], places.place[rows]]
+        batch = torch.arange(len(rows)).unsqueeze(-1)
+        own = answers.permute(0, 3, 1, 2)[batch, places.place[rows]]
+        return own @ kicks[batch, places.time[rows]]
+
+    def _joint(self, values: Values, places: Places, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for a kernel without factors: every basis function goes through the solver."""
+        hyper = self.model.hyper(values)[0]
+        times, nodes = self.grid.times, self.nodes
+        grid = torch.cat([times.repeat_interleave(len(nodes)).unsqueeze(-1), nodes.repeat(len(times), 1)], -1)
+        basis = self._joint_basis(hyper, grid.unsqueeze(0))
+        left = self.kernel.diagonal(hyper, grid) - basis.square().sum(-1)
+        loose = left.clamp_min(SMALLEST).sqrt().unsqueeze(-1)
+        force = torch.cat([basis, loose], -1).mT.unflatten(-1, (len(times), len(nodes)))
+        starts, deviation = self._starts(values, hyper)
+        initial = torch.cat([force.new_zeros(*force.shape[:2], len(nodes)), starts], 1)
+        padded = torch.cat([force, force.new_zeros(len(force), starts.shape[1], *force.shape[2:])], 1)
+        observed = solve(
+            self.discretised.engine, self.theta(values), initial, padded, self.grid, places.observe, driven=False
+        )
+        seen = _pick(_at_times(observed, places), places, rows)
+        size = basis.shape[-1]
+        found, slack = seen[:, :size].mT, seen[:, size].square()
+        if starts.shape[1]:
+            later = deviation[..., None] * seen[:, size + 1 :]
+            found = torch.cat([found, later[:, :-1].mT], -1)
+            slack = slack + later[:, -1].square()
+        return found, slack
+
+    def _starts(self, values: Values, hyper: Hyper) -> tuple[Tensor, Tensor]:
+        """Columns [A, M_x + 1, J] of an unknown initial state, the last for what they leave open, and its deviation."""
+        some = next(iter(hyper.values()))
+        if self.initial.kind != "field":
+            return some.new_zeros(len(some), 0, len(self.nodes)), some.new_ones(len(some), 1)
+        length = values["initial_lengthscale"].unsqueeze(-1)
+
+        def correlation(_: Hyper, first: Tensor, second: Tensor) -> Tensor:
+            gaps = (first.unsqueeze(-2) - second.unsqueeze(-3)).square().sum(-1)
+            return torch.exp(-0.5 * gaps / length**2)
+
+        basis = _basis(correlation, hyper, self.nodes, self.inducing.places)
+        return torch.cat([basis, _left_open(basis)], -1).mT, values["initial_deviation"]
+
+    def _driven(self, values: Values, places: Places, rows: Tensor) -> Tensor:
+        """What is there without any force [A, T]: sources, boundaries, and a given start."""
+        profile = self.profile()
+        theta = self.theta(values)
+        start = profile.expand(len(theta), 1, -1)
+        if self.initial.kind == "scaled":
+            start = start * values["initial_scale"].unsqueeze(-1)
+        none = torch.zeros(len(theta), 1, 1, len(self.nodes), dtype=torch.float64)
+        observed = solve(self.discretised.engine, theta, start, none, self.grid, places.observe, driven=True)
+        return _pick(_at_times(observed, places), places, rows)[:, 0]
+
+    def profile(self) -> Tensor:
+        """The given initial state at the nodes [J]; zero where none is given."""
+        given = self.initial
+        if given.kind not in ("given", "scaled"):
+            return torch.zeros(len(self.nodes), dtype=torch.float64)
+        if len(given.values) == 1:
+            return torch.full((len(self.nodes),), given.values[0], dtype=torch.float64)
+        order = np.argsort(given.points)
+        at = np.interp(self.nodes[:, 0].numpy(), np.array(given.points)[order], np.array(given.values)[order])
+        return torch.from_numpy(at)
+
+
+def _basis(
+    correlation: Callable[[Hyper, Tensor, Tensor], Tensor], hyper: Hyper, at: Tensor, inducing: Tensor
+) -> Tensor:
+    """Correlation with the inducing points, whitened: [A, n, M]."""
+    factor, _ = safe_cholesky(correlation(hyper, inducing, inducing))
+    found: Tensor = torch.linalg.solve_triangular(factor, correlation(hyper, inducing, at), upper=False).mT
+    return found
+
+
+def _left_open(basis: Tensor) -> Tensor:
+    """Deviation [A, n, 1] of what a whitened basis leaves open of a unit variance."""
+    return (1 - basis.square().sum(-1, keepdim=True)).clamp_min(SMALLEST).sqrt()
+
+
+def _kicks(time: Tensor, places: Places, steps: int) -> Tensor:
+    """How strongly the answer to a pulse j + 1 steps ago counts at each time: [A, U, N, r] of time [A, N + 1, r]."""
+    pairs = time[:, :-1] + time[:, 1:]
+    # The answer of pulse k to step n is answers[n − 1 − k]; row `steps` is a zero for pulses that are still to come.
+    padded = torch.cat([pairs, torch.zeros_like(pairs[:, :1])], 1)
+    lag = torch.arange(steps)
+
+    def at(step: Tensor) -> Tensor:
+        index = step.unsqueeze(-1) - 1 - lag
+        return padded[:, torch.where((index >= 0) & (index < steps), index, steps)]
+
+    share = places.share[None, :, None, None]
+    if not bool(places.share.any()):
+        return at(places.before)
+    return (1 - share) * at(places.before) + share * at(places.before + 1)
+
+
+def _at_times(observed: Tensor, places: Places) -> Tensor:
+    """Trajectories [A, S, N + 1, O] at the distinct times, [A, S, U, O]."""
+    last = observed.shape[2] - 1
+    share = places.share[:, None]
+    return (1 - share) * observed[:, :, places.before] + share * observed[:, :, (places.before + 1).clamp_max(last)]
+
+
+def _pick(values: Tensor, places: Places, rows: Tensor) -> Tensor:
+    """values [A, ..., U, O] at each instance's points, [A, ..., T]."""
+    flat = values.flatten(-2)
+    index = places.time[rows] * values.shape[-1] + places.place[rows]
+    if values.dim() == 3:
+        return flat.gather(-1, index)
+    return flat.gather(-1, index.unsqueeze(1).expand(-1, values.shape[1], -1))
