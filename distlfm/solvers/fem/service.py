@@ -20,7 +20,8 @@ from distlfm.solvers.fem.observe import interpolation
 from distlfm.solvers.fem.operators import all_cells, assemble_operators, fixed_nodes
 from distlfm.solvers.fem.packing import pack_csr, pack_operators, unpack_csr
 from distlfm.solvers.fem.spec import ProblemSpec
-from distlfm.solvers.fem.taped import Stepper, TapedTrajectory
+from distlfm.solvers.fem.steppers import CachedStepper
+from distlfm.solvers.fem.taped import TapedTrajectory
 
 Session = dict[str, Any]
 Header = Mapping[str, Any]
@@ -44,7 +45,7 @@ class Problem:
     """What a rank holds of one problem."""
 
     discretisation: Discretisation
-    stepper: Stepper | None = None
+    stepper: CachedStepper | None = None
     recordings: dict[int, Recording] = field(default_factory=dict)
     num_recordings: int = 0
 
@@ -103,7 +104,7 @@ def taped_forward(session: Session, header: Header, arrays: Arrays) -> Answer:
     """
     problem = _opened(session, header)
     d = problem.discretisation
-    problem.stepper = stepper = problem.stepper or Stepper(d)
+    problem.stepper = stepper = problem.stepper or CachedStepper(d)
     theta, initial, force = (np.asarray(arrays[name], dtype=np.float64) for name in ("theta", "initial", "force"))
     num_steps, dt = int(header["num_steps"]), float(header["dt"])
     observe = unpack_csr("observe", arrays) if "observe/data" in arrays else None

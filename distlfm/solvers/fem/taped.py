@@ -1,8 +1,7 @@
-"""The general path: Crank–Nicolson recorded by dolfin-adjoint, one tape a trajectory, for any weak form.
+"""The general path: trajectories of any weak form, one tape of dolfin-adjoint each.
 
-`(y_{n+1} − y_n) / dt` is tested against v and set equal to `½ form(y_{n+1}, f_{n+1}) + ½ form(y_n, f_n)`, the state
-being held at Dirichlet nodes. One tape serves any weights of the observations: the adjoint is seeded at the states
-themselves, so no functional is ever assembled.
+One tape serves any weights of the observations: the adjoint is seeded at the states themselves, so no functional is
+ever assembled.
 """
 
 from __future__ import annotations
@@ -15,65 +14,8 @@ import numpy as np
 
 from distlfm.errors import WorkError
 from distlfm.solvers.fem.adjoint import import_adjoint
-from distlfm.solvers.fem.discretise import Discretisation
-from distlfm.solvers.fem.operators import fixed_nodes
 from distlfm.solvers.fem.spec import Csr, FloatArray
-
-# Newton's method ends at this residual, relative to the first one or to that of a unit change of the state.
-NEWTON_RELATIVE, NEWTON_ABSOLUTE = 1e-11, 1e-13
-NEWTON_ITERATIONS = 30
-
-
-class Stepper:
-    """The equation of one time step of a problem, built once; trajectories are recorded with it."""
-
-    def __init__(self, d: Discretisation) -> None:
-        adjoint = import_adjoint()
-        import dolfin
-        from ufl import replace
-
-        self.d = d
-        with adjoint.stop_annotating():
-            self.before, self.after = adjoint.Function(d.space), adjoint.Function(d.space)
-            self.force_before, self.force_after = adjoint.Function(d.space), adjoint.Function(d.space)
-            self.rate = adjoint.Constant(1.0)  # 1 / dt
-            trial = dolfin.TrialFunction(d.space)
-            new = replace(d.form, {d.state: self.after, d.force: self.force_after})
-            old = replace(d.form, {d.state: self.before, d.force: self.force_before})
-            moved = self.rate * (self.after - self.before) * d.test * dolfin.dx
-            self.residual = moved - 0.5 * new - 0.5 * old
-            fixed = fixed_nodes(d)
-            self.fixed, self.fixed_values = fixed["fixed"], fixed["fixed_values"]
-            self._solver = "mumps" if d.comm.size > 1 else "default"
-            if d.linear:
-                step = replace(self.residual, {self.after: trial})
-                self._left, self._right = dolfin.lhs(step), dolfin.rhs(step)
-            else:
-                self._jacobian = dolfin.derivative(self.residual, self.after, trial)
-                ones = dolfin.assemble(d.test * dolfin.dx)
-                self._unit = float(ones.norm("l2"))
-
-    def solve(self, scale: float) -> None:
-        """Find `after` from `before`; recorded if a tape is being written. `scale` is the size of the state."""
-        adjoint = import_adjoint()
-        if self.d.linear:
-            settings: dict[str, Any] = {"linear_solver": self._solver}
-            adjoint.solve(self._left == self._right, self.after, self.d.conditions, solver_parameters=settings)
-            return
-        smallest = NEWTON_ABSOLUTE * self._unit * float(self.rate) * scale
-        newton = {
-            "relative_tolerance": NEWTON_RELATIVE,
-            "absolute_tolerance": max(smallest, 1e-300),
-            "maximum_iterations": NEWTON_ITERATIONS,
-            "linear_solver": self._solver,
-        }
-        adjoint.solve(
-            self.residual == 0,
-            self.after,
-            self.d.conditions,
-            J=self._jacobian,
-            solver_parameters={"nonlinear_solver": "newton", "newton_solver": newton},
-        )
+from distlfm.solvers.fem.steppers import Stepper
 
 
 @dataclass
@@ -116,46 +58,36 @@ class TapedTrajectory:
             self._initial = self._function(start)
             self._forces = [self._function(values) for values in force]
             none = adjoint.Function(d.space)
-            for name, constant in d.coefficients.items():
-                constant.assign(float(theta[name]))
-            stepper.rate.assign(1.0 / dt)
-        # What a former tape knows of these objects must stay with it.
-        for shared in (stepper.before, stepper.after, stepper.force_before, stepper.force_after, stepper.rate):
-            shared.create_block_variable()
-        self._controls = {name: constant.create_block_variable() for name, constant in d.coefficients.items()}
+        self._controls = stepper.begin(theta, dt)
         scale = max(float(np.abs(start).max()), float(np.abs(force).max(initial=0.0)) * dt, 1e-30)
         forces = self._forces + [none] * (steps + 1 - len(self._forces))
-        states = [start]
+        functions, states = [self._initial], [start]
         try:
             with adjoint.set_working_tape() as tape:
-                adjoint.continue_annotation()
                 self._tape = tape
-                stepper.before.assign(self._initial)
-                stepper.after.assign(self._initial)
-                self._states = [stepper.before.block_variable]
-                stepper.force_after.assign(forces[0])
+                adjoint.continue_annotation()
                 for n in range(steps):
-                    stepper.force_before.assign(stepper.force_after)
-                    stepper.force_after.assign(forces[n + 1])
-                    states.append(self._step(n, dt, max(scale, float(np.abs(states[-1]).max()))))
-                    self._states.append(stepper.after.block_variable)
-                    stepper.before.assign(stepper.after)
+                    size = max(scale, float(np.abs(states[-1]).max()))
+                    functions.append(self._step(n, dt, functions[-1], forces[n], forces[n + 1], size))
+                    states.append(self._checked(n, dt, functions[-1]))
         except BaseException:
             self.clear()
             raise
         finally:
             adjoint.pause_annotation()
+        self._states = [function.block_variable for function in functions]
         self._observe = None if observe is None else _scipy(observe)
         whole = np.stack(states)
         return whole if self._observe is None else np.ascontiguousarray((self._observe @ whole.T).T)
 
-    def _step(self, n: int, dt: float, scale: float) -> FloatArray:
-        d, stepper = self.stepper.d, self.stepper
+    def _step(self, n: int, dt: float, before: Any, force_before: Any, force_after: Any, scale: float) -> Any:
         try:
-            stepper.solve(scale)
+            return self.stepper.advance(before, force_before, force_after, scale)
         except RuntimeError as error:
             raise _failed(n, dt, "its equations could not be solved") from error
-        values = d.gather(stepper.after.vector())
+
+    def _checked(self, n: int, dt: float, function: Any) -> FloatArray:
+        values = self.stepper.d.gather(function.vector())
         if not np.isfinite(values).all():
             raise _failed(n, dt, "the state is not finite")
         return values
@@ -209,8 +141,9 @@ class TapedTrajectory:
         return np.zeros(d.num_nodes) if variable.adj_value is None else d.gather(variable.adj_value)
 
     def _total(self, variable: Any) -> float:
-        """The derivative by a Constant: a vector of one degree of freedom, which one rank has."""
-        return 0.0 if variable.adj_value is None else float(variable.adj_value.sum())
+        """The derivative by a Constant: a number, or dolfin-adjoint's vector of one degree of freedom."""
+        value = variable.adj_value
+        return 0.0 if value is None else float(value.sum() if hasattr(value, "sum") else value)
 
 
 def _marked(tape: Any, controls: list[Any]) -> set[Any]:
