@@ -26,6 +26,8 @@ POLL_SECONDS = 0.02
 TERM_SECONDS = 2.0  # mpirun gives its ranks one second between asking and killing
 KILL_SECONDS = 2.0
 TAIL_LINES = 6
+# A process without a launcher would start an MPI daemon, in a session of its own, for processes that it might spawn.
+SINGLETON_SETTINGS = {"OMPI_MCA_ess_singleton_isolated": "1"}
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
 
@@ -61,7 +63,7 @@ def plan_launch(ranks: int, launcher: LauncherName, environment: Mapping[str, st
     if kind == "python":
         if ranks != 1:
             raise UsageError(f"Without a launcher there is one rank, not {ranks}.", "Use mpirun or srun.")
-        return Plan("python", (), scrubbed_mpi_environment(environment))
+        return Plan("python", (), scrubbed_mpi_environment(environment) | SINGLETON_SETTINGS)
     if kind == "mpirun":
         found = shutil.which("mpirun", path=environment.get("PATH"))
         if found is None:
