@@ -1,0 +1,107 @@
+"""A field on a mesh that FEniCS made: the helper group assembles once, and the engine follows from the mesh's size."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+from typing import Literal
+
+import numpy as np
+
+from distlfm.errors import UsageError
+from distlfm.solvers.fem.group import Group
+from distlfm.solvers.fem.packing import unpack_csr, unpack_operators
+from distlfm.solvers.fem.partitioned_client import LinearSolverConfig, PartitionedSolver
+from distlfm.solvers.fem.spec import Csr, FloatArray, ProblemSpec
+from distlfm.solvers.field.dense import DenseEngine
+from distlfm.solvers.field.discretised import Discretised
+from distlfm.solvers.field.engine import Engine
+from distlfm.solvers.field.remote import PetscEngine, TapedEngine
+from distlfm.solvers.field.sparse import SparseEngine
+from distlfm.solvers.field.system import split
+
+DENSE_NODES = 250
+"""Up to so many nodes a product with a dense matrix beats a sparse solve, and many parameter values share it."""
+
+SPARSE_NODES = 60_000
+"""Up to so many nodes a factor fits in the fitting process."""
+
+Solver = Literal["auto", "dense", "sparse", "petsc", "taped"]
+
+_keys = itertools.count()
+_groups: dict[int, Group] = {}
+
+
+def helper_group(ranks: int) -> Group:
+    """This process's helper group of so many ranks, started when first asked for, and anew if it has died."""
+    if ranks not in _groups:
+        _groups[ranks] = Group.start(ranks)
+    elif not _groups[ranks].alive:
+        _groups[ranks].restart()
+    return _groups[ranks]
+
+
+def close_helper_groups() -> None:
+    """End all helper groups of this process; they start again when needed."""
+    for group in _groups.values():
+        group.close()
+    _groups.clear()
+    meshed.cache_clear()
+
+
+class Meshed(Discretised):
+    """A problem opened in a helper group. Its matrices are fetched if an engine of this process works with them."""
+
+    def __init__(self, spec: ProblemSpec, solver: Solver, ranks: int, linear: LinearSolverConfig) -> None:
+        self.spec, self.ranks = spec, ranks
+        self.key = f"field-{next(_keys)}"
+        group = helper_group(1)
+        header = {"key": self.key, "spec": spec.model_dump(mode="json")}
+        opened = group.call("open", header, remember=True)[0]
+        self.nodes, self.cells = np.array(opened.arrays["nodes"]), np.array(opened.arrays["cells"])
+        self.names = tuple(str(name) for name in opened.header["coefficients"])
+        self.lower, self.upper = np.array(opened.header["lower"]), np.array(opened.header["upper"])
+        self.affine, self.reason = bool(opened.header["affine"]), str(opened.header["reason"])
+        self.kind = self._choose(solver)
+        self.engine: Engine = self._build(linear)
+        self._weights: dict[bytes, Csr] = {}
+
+    def _choose(self, solver: Solver) -> Solver:
+        if solver == "auto":
+            if not self.affine:
+                return "taped"
+            if self.ranks > 1 or len(self.nodes) > SPARSE_NODES:
+                return "petsc"
+            return "dense" if len(self.nodes) <= DENSE_NODES else "sparse"
+        if not self.affine and solver != "taped":
+            raise UsageError(
+                f"The solver {solver!r} needs an equation that is linear, and this one is not: {self.reason}",
+                "Use mechanism.solver=taped, or auto.",
+            )
+        return solver
+
+    def _build(self, linear: LinearSolverConfig) -> Engine:
+        group = helper_group(1)
+        if self.kind == "taped":
+            return TapedEngine(group, self.key, self.names, len(self.nodes))
+        if self.kind == "petsc":
+            return PetscEngine(PartitionedSolver(helper_group(self.ranks), self.spec, linear), self.names)
+        system = split(unpack_operators(group.call("assemble", {"key": self.key})[0].arrays), self.names)
+        return DenseEngine(system) if self.kind == "dense" else SparseEngine(system)
+
+    def weights(self, places: FloatArray) -> Csr:
+        name = hashlib.sha256(np.ascontiguousarray(places).tobytes()).digest()
+        if name not in self._weights:
+            reply = helper_group(1).call("interpolate", {"key": self.key}, {"points": places})[0]
+            if len(self._weights) >= 8:
+                self._weights.pop(next(iter(self._weights)))
+            self._weights[name] = unpack_csr("matrix", reply.arrays)
+        return self._weights[name]
+
+
+@functools.lru_cache(maxsize=16)
+def meshed(spec_json: str, solver: Solver, ranks: int, linear: str) -> Meshed:
+    """The problem of a spec; asked again, it is the same one."""
+    found = LinearSolverConfig.model_validate({"kind": linear})
+    return Meshed(ProblemSpec.model_validate_json(spec_json), solver, ranks, found)
