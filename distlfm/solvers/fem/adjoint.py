@@ -10,6 +10,7 @@ Importing dolfin initialises MPI: call this only in a helper process started wit
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 import sys
@@ -21,6 +22,7 @@ from distlfm.optional import require
 NAME_OF_DOLFIN_ADJOINT = "ufl_legacy"
 
 
+@functools.cache
 def import_adjoint() -> ModuleType:
     """Import `fenics_adjoint` so that its forms and dolfin's are of the same classes.
 
