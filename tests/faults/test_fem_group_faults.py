@@ -241,6 +241,27 @@ def test_interrupted_call_ends_the_group(marked: Marked, monkeypatch: pytest.Mon
         assert marked.left() == []
 
 
+def test_request_in_the_middle_of_another_is_refused_and_one_for_later_is_not_lost(
+    marked: Marked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a destructor would, that the garbage collector runs while an answer is awaited."""
+    with marked.start(1) as group:
+        original, refused = Group._collect, []
+
+        def collect(self: Group, *arguments: Any) -> None:
+            monkeypatch.setattr(Group, "_collect", original)
+            with pytest.raises(WorkError, match=r"later\(\)") as caught:
+                self.call("ping")
+            refused.append(caught.value)
+            self.later("keep", {"what": "late"})
+            original(self, *arguments)
+
+        monkeypatch.setattr(Group, "_collect", collect)
+        assert group.call("kept")[0].header == {"kept": []}
+        assert len(refused) == 1
+        assert group.call("kept")[0].header == {"kept": ["late"]}
+
+
 def test_group_that_cannot_start_says_why_and_leaves_nothing(marked: Marked) -> None:
     marked.environment["PYTHONHOME"] = "/nowhere"
     directories = set(Path("/tmp").glob("distlfm-*"))

@@ -7,6 +7,7 @@ and each of them answers.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import queue
@@ -111,6 +112,8 @@ class Group:
         self._settings = settings
         self._lock = threading.RLock()
         self._openings: list[_Opening] = []
+        self._deferred: collections.deque[_Opening] = collections.deque()
+        self._asking = False
         self._running: _Running | None = None
         self.generation = 0
         """How often the group was started: what ranks held in an earlier generation is gone."""
@@ -188,6 +191,10 @@ class Group:
                 self._openings.append(opening)
         return replies
 
+    def later(self, verb: str, header: Mapping[str, Any]) -> None:
+        """Ask this before the next call, and ignore the answer. Safe anywhere, in `__del__` too: it does not wait."""
+        self._deferred.append(_Opening(verb, header, {}))
+
     def forget(self, key: str) -> None:
         """Requests whose header has this `key` are not asked again after a `restart`."""
         with self._lock:
@@ -217,6 +224,7 @@ class Group:
 
     def _begin(self) -> None:
         self._running = running = _start(self._settings)
+        self._deferred.clear()
         self.generation += 1
         _RUNNING.add(running)
         self._finalizer = weakref.finalize(self, running.end)
@@ -230,14 +238,22 @@ class Group:
         running = self._running
         if running is None:
             raise WorkError("The helper group has ended.", "Call restart() to begin anew.")
+        if self._asking:  # only from __del__ or a signal handler, in the middle of another request of this thread
+            raise WorkError(f"The helper group was asked {request.verb!r} in the middle of a call.", "Use later().")
         deadline = None if timeout is None else time.monotonic() + timeout
+        self._asking = True
         try:
+            while self._deferred:
+                with contextlib.suppress(UsageError):
+                    self._exchange(running, self._deferred.popleft(), deadline)
             return self._exchange(running, request, deadline)
         except DistlfmError:
             raise
         except BaseException:  # what is half sent or half read cannot be taken up again
             self._finish()
             raise
+        finally:
+            self._asking = False
 
     def _exchange(self, running: _Running, request: _Opening, deadline: float | None) -> list[Reply]:
         arrays = request.arrays

@@ -11,6 +11,7 @@ sides, `K` leading times with a force, `O_r` observations that see these nodes, 
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -79,6 +80,11 @@ class Run:
     observe: csr_array[Any]
     driven: bool
     num_steps: int
+
+    def __post_init__(self) -> None:
+        self.seen = np.unique(self.observe.indices)
+        """Local numbers of the nodes that some observation sees."""
+        self.observe_seen = csr_array(self.observe[:, self.seen])
 
 
 @dataclass
@@ -168,13 +174,15 @@ def run_adjoint(run: Run, weights: FloatArray) -> dict[str, FloatArray]:
     # Σ_n ⟨Cᵀλ, y_n + y_{n+1}⟩ and ⟨Cᵀλ, f_n + f_{n+1}⟩ for each matrix C, and Σ_n λ for the source.
     with_states, with_forces = np.zeros(len(bases.matrices)), np.zeros(len(bases.matrices))
     multipliers = np.zeros(bases.num_local)
-    sensitivity = _seen_back(run, weights, run.num_steps)
+    sensitivity = np.zeros((count, bases.num_local))
+    _add_seen(run, weights, run.num_steps, sensitivity)
     for step in reversed(range(run.num_steps)):
         right.values[:] = sensitivity
         stepper.solver.solve(right.matrix, multiplier.matrix, transposed=True)
         multiplier.values[:, bases.fixed] = 0.0
         multipliers += multiplier.values.sum(axis=0)
-        sensitivity = _seen_back(run, weights, step)
+        sensitivity[:] = 0.0
+        _add_seen(run, weights, step, sensitivity)
         force = _force_sum(run.force, step)
         states = None if run.states is None else run.states[step] + run.states[step + 1]
         for i, (transposed, image) in enumerate(zip(bases.transposed, images, strict=True)):
@@ -207,10 +215,9 @@ def _force_sum(force: FloatArray, step: int) -> FloatArray | None:
     return total
 
 
-def _seen_back(run: Run, weights: FloatArray, step: int) -> FloatArray:
-    """[S, J_r]: the weights of a time, carried back to the nodes."""
-    back: FloatArray = np.ascontiguousarray((run.observe.T @ weights[:, step].T).T)
-    return back
+def _add_seen(run: Run, weights: FloatArray, step: int, sensitivity: FloatArray) -> None:
+    """Carry the weights of a time back to the nodes, [S, J_r]."""
+    sensitivity[:, run.seen] += (run.observe_seen.T @ weights[:, step].T).T
 
 
 def _check_finite(bases: Bases, values: FloatArray) -> None:
@@ -228,22 +235,28 @@ def open_problem(session: Session, header: Header, arrays: Arrays) -> tuple[Head
     problems: dict[str, Problem] = session.setdefault(NAME, {})
     key = header["key"]
     if key not in problems:
-        problems[key] = Problem(_assembled(header))
+        problems[key] = Problem(_assembled(session, header))
     bases = problems[key].bases
     return {"names": list(bases.names), "num_bases": len(bases.matrices), "symmetric": bases.symmetric}, {
         "owned": bases.owned
     }
 
 
-def _assembled(header: Header) -> Bases:
+def _assembled(session: Session, header: Header) -> Bases:
+    """The operators of a problem; its mesh is not kept, unless another verb holds it, and then it is used."""
     from mpi4py import MPI
 
     from distlfm.solvers.fem.discretise import discretise
     from distlfm.solvers.fem.operators import petsc_operators
     from distlfm.solvers.fem.spec import ProblemSpec
 
-    problem = discretise(ProblemSpec.model_validate(header["spec"]), MPI.COMM_WORLD)
-    return reduce_operators(petsc_operators(problem), tuple(problem.coefficients))
+    spec = ProblemSpec.model_validate(header["spec"])
+    held = [one.discretisation for one in session.get("fem", {}).values() if one.discretisation.spec == spec]
+    problem = held[0] if held else discretise(spec, MPI.COMM_WORLD)
+    bases = reduce_operators(petsc_operators(problem), tuple(problem.coefficients))
+    del problem, held
+    gc.collect()  # now, on all ranks alike
+    return bases
 
 
 def forward(session: Session, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:

@@ -163,10 +163,10 @@ class PartitionedSolver:
         return Gradients(dict(zip(self.names, map(float, theta), strict=True)), initial, force)
 
     def drop(self, *runs: RunId) -> None:
-        """Let the group forget these forward solves."""
+        """Let the group forget these forward solves, when it is next asked something. Safe in `__del__` too."""
         numbers = [run.number for run in runs if run.generation == self._group.generation]
-        if numbers and self._group.alive:
-            self._group.call("petsc_drop", {"key": self._key, "runs": numbers})
+        if numbers:
+            self._group.later("petsc_drop", {"key": self._key, "runs": numbers})
 
     def close(self) -> None:
         """Let the group forget the problem and its factors."""
