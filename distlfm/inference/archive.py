@@ -20,6 +20,8 @@ from distlfm.errors import UsageError
 from distlfm.inference.base import Fit, Posterior
 from distlfm.inference.collapsed import restore as restore_collapsed
 from distlfm.inference.exact import AnalyticMotif
+from distlfm.inference.field import FieldGaussian
+from distlfm.inference.field_settle import FieldSettings, build_map
 from distlfm.inference.forward import Forward
 from distlfm.inference.linear import LinearGaussian, Quadrature
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
@@ -84,6 +86,8 @@ def save(result: FitResult, path: Path) -> None:
     arrays: dict[str, Any] = {"times": instance.times, "values": instance.values, "mask": instance.mask}
     if instance.variance is not None:
         arrays["variance"] = instance.variance
+    if instance.positions is not None:
+        arrays["positions"], arrays["grid_positions"] = instance.positions, result.grid.positions
     arrays["trace"], arrays["grid_times"] = result.trace, result.grid.times
     for name, tensor in result.posterior.state().items():
         arrays[f"state_{name}"] = tensor[row].numpy()
@@ -113,6 +117,7 @@ def load(path: Path) -> FitResult:
         arrays["times"],
         arrays["values"],
         arrays["mask"],
+        positions=arrays.get("positions"),
         variance=arrays.get("variance"),
         truth=_truth_from(arrays),
         metadata=header["metadata"],
@@ -134,6 +139,8 @@ def load(path: Path) -> FitResult:
         trace=torch.from_numpy(arrays["trace"]).unsqueeze(-1),
     )
     grids = torch.from_numpy(arrays["grid_times"]).unsqueeze(0)
+    if "grid_positions" in arrays:
+        grids = torch.cat([grids.unsqueeze(-1), torch.from_numpy(arrays["grid_positions"]).unsqueeze(0)], -1)
     return results_of(fit, [instance], grids, header["seconds"])[0]
 
 
@@ -154,7 +161,7 @@ class SavedFits(Sequence[FitResult]):
         return SavedFits(self.paths[index]) if isinstance(index, slice) else load(self.paths[index])
 
 
-TRUTH = ("force", "outputs", "positions")
+TRUTH = ("force", "outputs", "positions", "scored")
 
 
 def _truth_arrays(truth: Truth | None) -> dict[str, Any]:
@@ -162,6 +169,7 @@ def _truth_arrays(truth: Truth | None) -> dict[str, Any]:
         return {}
     curves = {f"truth_{name}": getattr(truth, name) for name in ("times", *TRUTH)}
     curves = {name: curve for name, curve in curves.items() if curve is not None}
+    curves["truth_measured"] = np.array(truth.measured)
     return curves | {f"truth_value_{name}": np.asarray(value) for name, value in truth.parameters.items()}
 
 
@@ -170,8 +178,9 @@ def _truth_from(arrays: dict[str, Any]) -> Truth | None:
         return None
     first = "truth_value_"
     values = {name.removeprefix(first): array for name, array in arrays.items() if name.startswith(first)}
-    force, outputs, positions = (arrays.get(f"truth_{name}") for name in TRUTH)
-    return Truth(arrays["truth_times"], force, outputs, positions, values)
+    force, outputs, positions, scored = (arrays.get(f"truth_{name}") for name in TRUTH)
+    measured = bool(arrays["truth_measured"])
+    return Truth(arrays["truth_times"], force, outputs, positions, values, scored, measured)
 
 
 def _settings(posterior: Posterior) -> dict[str, Any]:
@@ -183,6 +192,9 @@ def _settings(posterior: Posterior) -> dict[str, Any]:
             "features": posterior.features,
         }
     marginal = getattr(posterior, "marginal", None)
+    if isinstance(marginal, FieldGaussian):
+        assert marginal.settings is not None
+        return marginal.settings.model_dump(mode="json")
     return asdict(marginal.quadrature) if isinstance(marginal, LinearGaussian) else {}
 
 
@@ -198,6 +210,10 @@ def _restore(header: dict[str, Any], model: Model, observations: Observations, s
         forward = forward.with_inducing(state["inducing"])
         seeds = [int(seed) for seed in state["seeds"]]
         return SOLVED[method](forward, state["w"].movedim(1, 0), seeds, settings["features"])
+    if model.is_field:
+        field_settings = build(FieldSettings, settings)
+        field = FieldGaussian(model, observations, build_map(model, field_settings), field_settings)
+        return restore_collapsed(method, field, state)
     quadrature = Quadrature(**settings)
     marginal = LinearGaussian(model, observations, probe(model.mechanism, model.space), quadrature)
     return restore_collapsed(method, marginal, state)

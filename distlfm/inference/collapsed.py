@@ -10,6 +10,7 @@ from torch import Tensor
 
 from distlfm.inference.base import Fit, Posterior, Predicted, Unknowns
 from distlfm.inference.curvature import find_modes
+from distlfm.inference.field import FieldGaussian
 from distlfm.inference.linear import LinearGaussian, choose_quadrature
 from distlfm.inference.marginal import Marginal
 from distlfm.inference.mixture import Mixture
@@ -71,7 +72,7 @@ class CollapsedPosterior(Posterior):
     def draw(self, rows: Tensor, times: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
         marginal = self.marginal
-        if not isinstance(marginal, LinearGaussian):
+        if not isinstance(marginal, LinearGaussian | FieldGaussian):
             linearity = probe(self.model.mechanism, self.model.space)
             quadrature = choose_quadrature(self.model, self.observations.rows(rows), linearity)
             marginal = LinearGaussian(self.model, self.observations, linearity, quadrature)

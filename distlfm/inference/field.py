@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from distlfm.config import Config
 from distlfm.gp.linalg import safe_cholesky
 from distlfm.inference.field_map import Columns, FieldMap
 from distlfm.inference.gaussian import log_normal
@@ -35,12 +36,14 @@ class FieldGaussian(Marginal):
     The marginal likelihood is the collapsed bound: what the inducing points leave open costs ½ slack / noise.
     """
 
-    def __init__(self, model: Model, observations: Observations, field_map: FieldMap) -> None:
+    def __init__(
+        self, model: Model, observations: Observations, field_map: FieldMap, settings: Config | None = None
+    ) -> None:
+        """settings: what the map was made from, kept with a saved fit."""
         assert observations.positions is not None
         super().__init__(model, observations)
-        self.map = field_map
-        self.points = torch.cat([observations.times.unsqueeze(-1), observations.positions], -1)
-        self.places = field_map.places(self.points)
+        self.map, self.settings = field_map, settings
+        self.places = field_map.places(observations.points)
 
     def row_bytes(self, num_query: int) -> int:
         times, places = self.map.inducing.counts
@@ -62,9 +65,14 @@ class FieldGaussian(Marginal):
         found = self.map.columns(values, rows, self.places)
         return torch.where(data.mask[:, 0], found.slack / self._noise(values, data), 0.0).amax(-1)
 
+    def fitted(self, z: Tensor, rows: Tensor) -> Tensor:
+        """Outputs at the observed points given z [A, n], [A, T]."""
+        values = self.model.space.unpack(z)
+        found = self.map.columns(values, rows, self.places)
+        return found.offset + (found.columns @ self._whitened(values, rows, found).mean.unsqueeze(-1)).squeeze(-1)
+
     def posterior(self, z: Tensor, rows: Tensor, query: Tensor) -> Moments:
-        values, w, columns, force, left = self._known(z, rows, query)
-        del values
+        _, w, columns, force, left = self._known(z, rows, query)
 
         def moments(linear: Tensor) -> tuple[Tensor, Tensor]:
             spread = torch.linalg.solve_triangular(w.factor, linear.mT, upper=False).square().sum(-2)
@@ -91,14 +99,16 @@ class FieldGaussian(Marginal):
         """Values, posterior of w, and the columns of outputs and force at the query points."""
         values = self.model.space.unpack(z)
         longer = self.map.with_grid(_reaching(self.map.grid, float(query[..., 0].max())))
-        places = longer.places(query)
-        columns = longer.columns(values, torch.arange(len(rows)), places)
+        shared = len(query) > 1 and bool((query == query[:1]).all())
+        places = longer.places(query[:1] if shared else query)
+        which = torch.zeros_like(rows) if shared else torch.arange(len(rows))
+        columns = longer.columns(values, which, places)
         force, left = longer.force_columns(values, query)
-        return values, self._whitened(values, rows), columns, force, left
-
-    def _whitened(self, values: Values, rows: Tensor) -> _Whitened:
-        data = self.observations.rows(rows)
         found = self.map.columns(values, rows, self.places)
+        return values, self._whitened(values, rows, found), columns, force, left
+
+    def _whitened(self, values: Values, rows: Tensor, found: Columns) -> _Whitened:
+        data = self.observations.rows(rows)
         columns, residual = self._scaled(found, data, self._noise(values, data))
         precision = columns.mT @ columns + torch.eye(columns.shape[-1], dtype=columns.dtype)
         factor, _ = safe_cholesky(precision)

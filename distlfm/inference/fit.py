@@ -19,6 +19,8 @@ from distlfm.inference.base import Fit
 from distlfm.inference.collapsed import Starts, fit_collapsed
 from distlfm.inference.evidence import FOUND, best_matched_mode
 from distlfm.inference.exact import AnalyticMotif
+from distlfm.inference.field_fit import fit_linear_fields
+from distlfm.inference.field_settle import FieldOptions, FieldSettings, open_field, settle
 from distlfm.inference.forward import Forward, choose_num_inducing
 from distlfm.inference.linear import LinearGaussian, Quadrature, choose_quadrature
 from distlfm.inference.marginal import Marginal
@@ -46,6 +48,7 @@ class InferenceConfig(Config):
     quick, and solves no equation.
     restarts: starts of the optimiser, of which the best by the joint density is kept; the first is the prior's middle,
     unless `random_start`.
+    field: of partial differential equations; `settled` is what a fleet's instances share, and is filled in.
     until: force and outputs are predicted up to this time; by default to the last observation.
     """
 
@@ -56,6 +59,8 @@ class InferenceConfig(Config):
     posterior: PosteriorConfig = PosteriorConfig()
     preestimate: PreestimateConfig = PreestimateConfig()
     variational: VariationalConfig = VariationalConfig()
+    field: FieldOptions = FieldOptions()
+    settled: FieldSettings | None = None
     grid_points: int = Field(default=GRID_POINTS, ge=2)
     until: float | None = None
 
@@ -74,6 +79,8 @@ def fit_instances(
     Each instance gets the method that suits it, so that its answer does not depend on its neighbours.
     """
     _check_counts(model, instances)
+    if model.is_field:
+        return _fit_fields(model, instances, options, seed)
     linearity = probe(model.mechanism, model.space)
     ways = _ways(model, instances, linearity, options)
     results: dict[int, FitResult] = {}
@@ -87,6 +94,21 @@ def fit_instances(
         seconds = time.perf_counter() - start
         results |= dict(zip(places, results_of(fit, group, _grids(observations, options), seconds), strict=True))
     return [results[i] for i in range(len(instances))]
+
+
+def _fit_fields(model: Model, instances: Sequence[Instance], options: InferenceConfig, seed: int) -> list[FitResult]:
+    """Fields: linear ones with the force integrated out."""
+    if options.method not in ("auto", "collapsed"):
+        raise UsageError(f"Fields are not fitted by the method {options.method!r}.", "Use inference.method=auto.")
+    settings = options.settled or settle(model, instances, options.field)
+    seeds = [seed_of(seed, instance.id) for instance in instances]
+    starts = Starts(options.restarts, options.random_start)
+    discretised = open_field(model, settings)
+    if not discretised.affine:
+        raise UsageError(f"The equation is not linear: {discretised.reason}", "Use inference.method=auto.")
+    return fit_linear_fields(
+        model, instances, settings, seeds, options.optimiser, options.posterior, options.field, starts
+    )
 
 
 def _check_counts(model: Model, instances: Sequence[Instance]) -> None:
@@ -129,6 +151,8 @@ def settle_fleet(model: Model, instances: Sequence[Instance], options: Inference
     Solver steps and inducing points are those of the instance of the whole fleet that needs most, so that cutting the
     fleet into other batches changes nothing.
     """
+    if model.is_field:
+        return options.model_copy(update={"settled": options.settled or settle(model, instances, options.field)})
     variational = options.variational
     if variational.num_inducing is not None and variational.solver.steps is not None:
         return options
@@ -193,6 +217,8 @@ def _settle(model: Model, num_observed: int, linearity: Linearity, options: Infe
 
 def instance_bytes(model: Model, num_times: int, options: InferenceConfig) -> int:
     """About how much memory the fit of one instance takes, from which a batch's size follows."""
+    if model.is_field:
+        return 8 * 400 * num_times * 100
     num_observed = num_times * len(model.mechanism.outputs)
     method = _settle(model, num_observed, probe(model.mechanism, model.space), options)
     if method == "filter":

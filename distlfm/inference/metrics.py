@@ -42,10 +42,11 @@ def q2(predicted: FloatArray, true: FloatArray, mask: BoolArray | None = None) -
     return float(np.mean(scores)) if scores else float("nan")
 
 
-def coverage(band: Band, true: FloatArray, level: int) -> float:
+def coverage(band: Band, true: FloatArray, level: int, mask: BoolArray | None = None) -> float:
     """Share of `true` within the band's central interval of `level` percent (68 or 95)."""
     lower, upper = getattr(band, f"lower{level}"), getattr(band, f"upper{level}")
-    return float(((true >= lower) & (true <= upper)).mean())
+    inside = (true >= lower) & (true <= upper)
+    return float(inside.mean() if mask is None else inside[mask].mean())
 
 
 def figures(result: FitResult) -> Figures:
@@ -53,7 +54,7 @@ def figures(result: FitResult) -> Figures:
     truth = result.instance.truth
     at_truth: Prediction | None = None
     if truth is not None and (truth.force is not None or truth.outputs is not None) and result.ok:
-        at_truth = result.predict(truth.times)
+        at_truth = result.predict(truth.times, truth.positions)
     found: Figures = {"id": result.id, "status": result.status, **dict.fromkeys(AVERAGED), "parameter_mae": {}}
     if result.ok:
         found.update(_output_figures(result, at_truth))
@@ -79,20 +80,27 @@ def _output_figures(result: FitResult, at_truth: Prediction | None) -> Figures:
     known = result.posterior.observations.outputs
     rows = [known.index(name) for name in instance.outputs]
     if at_truth is not None and truth is not None and truth.outputs is not None:
+        here = np.isfinite(truth.outputs) & (True if truth.scored is None else truth.scored)
+        if truth.measured:
+            return _against_data(result, at_truth.outputs, truth.outputs, here, rows)
         band = Band(*(getattr(at_truth.outputs, name)[rows] for name in Band.__dataclass_fields__))
-        found = {"output_q2": q2(band.mean, truth.outputs)}
+        found = {"output_q2": q2(band.mean, truth.outputs, here)}
         for level in (68, 95):
-            found[f"output_coverage_{level}"] = coverage(band, truth.outputs, level)
+            found[f"output_coverage_{level}"] = coverage(band, truth.outputs, level, here)
         return found
-    place = np.ix_(rows, range(len(instance.times)))
-    mean = result.at_data.outputs.mean[place]
-    found = {"output_q2": q2(mean, instance.values, instance.mask)}
+    return _against_data(result, result.at_data.outputs, instance.values, instance.mask, rows)
+
+
+def _against_data(result: FitResult, band: Band, values: FloatArray, mask: BoolArray, rows: list[int]) -> Figures:
+    """Figures against measurements [P, n], whose noise widens the bands."""
+    mean = band.mean[rows]
+    found: Figures = {"output_q2": q2(mean, values, mask)}
     noise = _noise_sd(result, rows)
-    if noise is not None:
-        sd = np.sqrt(result.at_data.outputs.sd[place] ** 2 + noise**2)
-        off = np.abs(instance.values - mean)[instance.mask]
+    if noise is not None and noise.shape[-1] in (1, values.shape[-1]):
+        sd = np.sqrt(band.sd[rows] ** 2 + noise**2)
+        off = np.abs(values - mean)[mask]
         for level, width in ((68, 0.9945), (95, 1.96)):
-            found[f"output_coverage_{level}"] = float((off <= width * sd[instance.mask]).mean())
+            found[f"output_coverage_{level}"] = float((off <= width * sd[mask]).mean())
     return found
 
 

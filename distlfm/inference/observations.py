@@ -34,6 +34,11 @@ class Observations:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def points(self) -> Tensor:
+        """Where outputs were observed: times [B, T], or times and positions [B, T, 1 + d]."""
+        return self.times if self.positions is None else torch.cat([self.times.unsqueeze(-1), self.positions], -1)
+
     def rows(self, index: Tensor) -> Observations:
         """The instances at `index`, which may repeat."""
         return Observations(

@@ -41,11 +41,15 @@ class Band:
 
 @dataclass(frozen=True)
 class Prediction:
-    """times: [Q]; force: bands of [L, Q]; outputs: bands of [P, Q], of the curve and not of a new measurement."""
+    """times: [Q]; force: bands of [L, Q]; outputs: bands of [P, Q], of the curve and not of a new measurement.
+
+    positions: [Q, d] of a field.
+    """
 
     times: FloatArray
     force: Band
     outputs: Band
+    positions: FloatArray | None = None
 
 
 @dataclass(frozen=True)
@@ -141,21 +145,53 @@ class FitResult:
     def digest(self) -> Digest:
         return Digest(self.id, self.status, self.advice, self.undetermined)
 
-    def predict(self, times: Sequence[float] | FloatArray) -> Prediction:
-        """Force and outputs at `times` [Q]."""
+    def predict(self, times: Sequence[float] | FloatArray, positions: FloatArray | None = None) -> Prediction:
+        """Force and outputs at `times` [Q], and for a field at `positions` [Q, d]."""
+        if self.instance.positions is not None:
+            points = self._places(times, positions)
+            return predict(self.posterior, torch.tensor([self.row]), torch.from_numpy(points).unsqueeze(0))[0]
         wanted, order = self._asked(times)
         found = predict(self.posterior, torch.tensor([self.row]), torch.from_numpy(wanted[order]).unsqueeze(0))[0]
         back = np.argsort(order, kind="stable")
         return Prediction(wanted, _reordered(found.force, back), _reordered(found.outputs, back))
 
-    def draws(self, times: Sequence[float] | FloatArray, count: int = 20, seed: int = 0) -> Draws:
+    def draws(
+        self,
+        times: Sequence[float] | FloatArray,
+        count: int = 20,
+        seed: int = 0,
+        positions: FloatArray | None = None,
+    ) -> Draws:
         """Whole curves of the posterior at `times` [Q]: the force, and the outputs that this very force drives."""
-        wanted, order = self._asked(times)
+        if self.instance.positions is not None:
+            points = self._places(times, positions)
+            wanted, order = points[:, 0], np.arange(len(points))
+            at = torch.from_numpy(points).unsqueeze(0)
+        else:
+            wanted, order = self._asked(times)
+            at = torch.from_numpy(wanted[order]).unsqueeze(0)
         back = np.argsort(order, kind="stable")
-        at = torch.from_numpy(wanted[order]).unsqueeze(0)
         with torch.no_grad():
             force, outputs = self.posterior.draw(torch.tensor([self.row]), at, count, seed)
         return Draws(wanted, force[:, 0].numpy()[..., back], outputs[:, 0].numpy()[..., back])
+
+    def _places(self, times: Sequence[float] | FloatArray, positions: FloatArray | None) -> FloatArray:
+        """Times and positions as points [Q, 1 + d]."""
+        assert self.instance.positions is not None
+        dims = self.instance.positions.shape[1]
+        wanted = np.asarray(times, dtype=np.float64)
+        where = None if positions is None else np.asarray(positions, dtype=np.float64)
+        if where is not None and where.ndim == 1 and dims == 1:
+            where = where[:, None]
+        if where is None or wanted.ndim != 1 or where.shape != (len(wanted), dims) or len(wanted) == 0:
+            raise UsageError(
+                "A field is asked at times and positions, and they do not fit together.",
+                f"Give as many positions as times, each of {dims} numbers.",
+            )
+        points = np.column_stack([wanted, where])
+        if not np.isfinite(points).all():
+            raise UsageError("A time or a position to predict at is not finite.", "Give numbers.")
+        return points
 
     def _asked(self, times: Sequence[float] | FloatArray) -> tuple[FloatArray, NDArray[np.intp]]:
         """The times as an array, and the order that sorts them."""
@@ -176,11 +212,14 @@ def _reordered(band: Band, index: NDArray[np.intp]) -> Band:
 
 
 def predict(posterior: Posterior, rows: Tensor, times: Tensor) -> list[Prediction]:
-    """Predictions of the instances `rows` [A] at times [A, Q], one an instance."""
+    """Predictions of the instances `rows` [A] at times [A, Q], or at points [A, Q, 1 + d] of a field."""
     with torch.no_grad():
         predicted = posterior.predict(rows, times)
         force, outputs = _bands(predicted.force), _bands(predicted.outputs)
-    return [Prediction(times[i].numpy(), force[i], outputs[i]) for i in range(len(rows))]
+    if times.dim() == 2:
+        return [Prediction(times[i].numpy(), force[i], outputs[i]) for i in range(len(rows))]
+    points = times.numpy()
+    return [Prediction(points[i, :, 0], force[i], outputs[i], points[i, :, 1:]) for i in range(len(rows))]
 
 
 def _bands(mixture: Mixture) -> list[Band]:
@@ -256,11 +295,14 @@ def weighted_quantile(draws: Tensor, weights: Tensor, level: float) -> Tensor:
 
 
 def results_of(fit: Fit, instances: Sequence[Instance], grids: Tensor, seconds: float) -> list[FitResult]:
-    """One result an instance. grids: [B, Q] times to predict on; `seconds` is the batch's, shared evenly."""
+    """One result an instance; `seconds` is the batch's, shared evenly.
+
+    grids: times [B, Q] to predict at, or points [B, Q, 1 + d] of a field.
+    """
     posterior = fit.posterior
     rows = torch.arange(len(instances))
     on_grid = predict(posterior, rows, grids)
-    at_data = predict(posterior, rows, posterior.observations.times)
+    at_data = predict(posterior, rows, posterior.observations.points)
     parameters, directions = estimates(posterior), undetermined(posterior)
     unknowns = posterior.unknowns()
     noise = posterior.model.space.unpack((unknowns.weights.unsqueeze(-1) * unknowns.proposals).sum(0)).get("noise")

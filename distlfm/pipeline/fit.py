@@ -94,11 +94,11 @@ def fit(
         reporter.warn(f"set aside: {problem}")
     run = FitRun(config, set_aside=report.set_aside)
     model = model_of(config, report.instances)
-    options = settle_fleet(model, [one.thinned(config.data.stride) for one in report.instances], config.inference)
+    options = settle_fleet(model, [_for_fitting(one, config.data) for one in report.instances], config.inference)
     with reporter.task("fit", len(report.instances)) as task, torch_threads(config.run.threads):
         for block in _blocks(report.instances, config, model):
-            thinned = [instance.thinned(config.data.stride) for instance in block]
-            _add(run, fit_instances(model, thinned, options, config.run.seed))
+            chosen = [_for_fitting(instance, config.data) for instance in block]
+            _add(run, fit_instances(model, chosen, options, config.run.seed))
             failed = sum(not digest.ok for digest in run.digests)
             task.advance(len(block), f"{failed} failed" if failed else "")
     if config.run.dir is not None:
@@ -159,6 +159,12 @@ def read_instances(config: DataConfig) -> ReadReport:
     if config.scale == "output":
         report.instances = [scaled(instance) for instance in report.instances]
     return report
+
+
+def _for_fitting(instance: Instance, data: DataConfig) -> Instance:
+    """The observations of an instance that a fit may see."""
+    thinned = instance.thinned(data.stride)
+    return thinned if data.fraction == 1.0 else thinned.sampled(data.fraction, data.split_seed)
 
 
 def model_of(config: FitConfig, instances: Sequence[Instance]) -> Model:

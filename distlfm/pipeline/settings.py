@@ -34,7 +34,8 @@ class DataConfig(Config):
 
     With both, the file at `path` is read as that set would be.
 
-    stride: only every so-many-th observation is used for fitting. only: ids of the instances to take.
+    stride: only every so-many-th observation is used for fitting. fraction: a random share of them, drawn with
+    `split_seed`, is, and outputs are scored at the others. only: ids of the instances to take.
     window: instances are cut into pieces of this length in time. scale: `output` measures each output in units of its
     own root mean square.
     """
@@ -43,6 +44,8 @@ class DataConfig(Config):
     dataset: str | None = None
     columns: ColumnMap | None = None
     stride: int = Field(default=1, ge=1)
+    fraction: float = Field(default=1.0, gt=0.0, le=1.0)
+    split_seed: int = 0
     only: tuple[str, ...] = ()
     window: float | None = Field(default=None, gt=0)
     scale: Literal["none", "output"] = "none"

@@ -1,0 +1,142 @@
+"""Fit fields: all instances of a batch on one mesh, each refined until its own answer no longer changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from distlfm.errors import UsageError
+from distlfm.inference.base import Fit, Unknowns
+from distlfm.inference.collapsed import CollapsedPosterior, Starts, best_of_starts
+from distlfm.inference.curvature import find_modes
+from distlfm.inference.field import FieldGaussian
+from distlfm.inference.field_settle import FieldOptions, FieldSettings, build_map
+from distlfm.inference.model import Model
+from distlfm.inference.observations import collate
+from distlfm.inference.optimise import OptimiserConfig, Optimum
+from distlfm.inference.posterior import PosteriorConfig, infer
+from distlfm.inference.result import FitResult, results_of
+from distlfm.instance import Instance
+
+LOST = 0.05
+"""Variance that the inducing points may leave open at a point, in units of the noise variance."""
+
+MOVED = 0.1
+"""How far halving the time step may move an output, in units of the noise's deviation."""
+
+GRID_TIMES, GRID_PLACES = 25, 400
+
+
+def fit_linear_fields(
+    model: Model,
+    instances: Sequence[Instance],
+    settings: FieldSettings,
+    seeds: Sequence[int],
+    optimiser: OptimiserConfig,
+    posterior: PosteriorConfig,
+    options: FieldOptions,
+    starts: Starts,
+) -> list[FitResult]:
+    """Fit instances with the force integrated out; those whose answer still moves are fitted again, more finely."""
+    if model.likelihood.kind != "gaussian":
+        raise UsageError(
+            f"Fields are fitted with Gaussian noise, and the likelihood is {model.likelihood.kind!r}.",
+            "Set likelihood.kind=gaussian.",
+        )
+    fitter = _Fitter(model, instances, seeds, optimiser, posterior, starts)
+    fitter.fit(torch.arange(len(instances)), settings, None, options.refinements)
+    return [fitter.found[i] for i in range(len(instances))]
+
+
+class _Fitter:
+    """Instances that need the same refinement go on together, so that none depends on its neighbours."""
+
+    def __init__(
+        self,
+        model: Model,
+        instances: Sequence[Instance],
+        seeds: Sequence[int],
+        optimiser: OptimiserConfig,
+        posterior: PosteriorConfig,
+        starts: Starts,
+    ) -> None:
+        self.model, self.instances, self.seeds = model, instances, seeds
+        self.optimiser, self.posterior, self.starts = optimiser, posterior, starts
+        self.observations = collate([instance.blind() for instance in instances], model.system.outputs)
+        self.found: dict[int, FitResult] = {}
+
+    def fit(self, rows: Tensor, settings: FieldSettings, start: Tensor | None, refinements: int) -> None:
+        """Fit the instances `rows`, from `start` [A, n] if given."""
+        began = time.perf_counter()
+        field_map = build_map(self.model, settings)
+        marginal = FieldGaussian(self.model, self.observations.rows(rows), field_map, settings)
+        best = _mode(marginal, [self.seeds[int(i)] for i in rows], self.optimiser, self.starts, start)
+        rough, sparse = _unsettled(marginal, settings, best.z)
+        done = ~(rough | sparse) if refinements else torch.ones_like(rough)
+        if bool(done.any()):
+            kept = torch.nonzero(done).squeeze(-1)
+            own = [self.instances[int(i)] for i in rows[kept]]
+            fit = self._settled(marginal, best, kept, [self.seeds[int(i)] for i in rows[kept]])
+            grids = _grids(marginal, len(own))
+            results = results_of(fit, own, grids, time.perf_counter() - began)
+            self.found |= dict(zip(rows[kept].tolist(), results, strict=True))
+        for shorter, denser in ((True, False), (False, True), (True, True)):
+            group = ~done & (rough == shorter) & (sparse == denser)
+            if bool(group.any()):
+                finer = settings.finer_steps() if shorter else settings
+                finer = finer.more_points() if denser else finer
+                self.fit(rows[group], finer, best.z[group], refinements - 1)
+
+    def _settled(self, marginal: FieldGaussian, best: Optimum, kept: Tensor, seeds: Sequence[int]) -> Fit:
+        """The posterior of the instances `kept`, whose modes are found."""
+        own = FieldGaussian(self.model, marginal.observations.rows(kept), marginal.map, marginal.settings)
+
+        def objective(z: Tensor, rows: Tensor) -> Tensor:
+            return -own.log_joint(z, rows)
+
+        found = infer(objective, best.z[kept], seeds, self.posterior)
+        return Fit(
+            posterior=CollapsedPosterior("collapsed", own, found.draws, Unknowns(found.proposals, found.weights)),
+            bound=-best.value[kept],
+            status=best.status[kept],
+            iterations=best.iterations[kept],
+            effective=found.effective,
+            trace=-best.trace[:, kept],
+        )
+
+
+def _mode(
+    marginal: FieldGaussian, seeds: Sequence[int], optimiser: OptimiserConfig, starts: Starts, start: Tensor | None
+) -> Optimum:
+    def objective(z: Tensor, rows: Tensor) -> Tensor:
+        return -marginal.log_joint(z, rows)
+
+    if start is not None:
+        return find_modes(objective, start, optimiser)
+    return best_of_starts(objective, seeds, marginal.model.space.num_free, optimiser, starts)
+
+
+@torch.no_grad()
+def _unsettled(marginal: FieldGaussian, settings: FieldSettings, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Which instances [B] need shorter steps, and which need more inducing points."""
+    rows = torch.arange(len(z))
+    lost = marginal.lost_share(z, rows) > LOST
+    finer = FieldGaussian(marginal.model, marginal.observations, marginal.map.with_grid(settings.grid.finer()))
+    values = marginal.model.space.unpack(z)
+    noise = marginal.model.noise_variance(values, marginal.observations)[:, 0].sqrt()
+    moved = (finer.fitted(z, rows) - marginal.fitted(z, rows)).abs() / noise
+    rough = torch.where(marginal.observations.mask[:, 0], moved, 0.0).amax(-1) > MOVED
+    return rough, lost
+
+
+def _grids(marginal: FieldGaussian, count: int) -> Tensor:
+    """Points [B, Q, 1 + d] to show the field at: even times, and all nodes of the mesh, or some of many."""
+    grid, nodes = marginal.map.grid, marginal.map.nodes
+    if len(nodes) > GRID_PLACES:
+        nodes = nodes[torch.linspace(0, len(nodes) - 1, GRID_PLACES).long()]
+    times = torch.linspace(grid.start, grid.start + grid.dt * grid.steps, GRID_TIMES, dtype=torch.float64)
+    points = torch.cat([times.repeat_interleave(len(nodes)).unsqueeze(-1), nodes.repeat(len(times), 1)], -1)
+    return points.expand(count, -1, -1)

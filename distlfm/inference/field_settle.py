@@ -1,0 +1,201 @@
+"""What a field's fit is computed on: mesh, time steps and inducing points, settled for a whole fleet from its data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from distlfm.config import Config
+from distlfm.equations.problem import MeshConfig
+from distlfm.errors import UsageError
+from distlfm.inference.field_map import FieldMap, place_inducing
+from distlfm.inference.model import Model
+from distlfm.instance import FloatArray, Instance
+from distlfm.solvers.field.engine import TimeGrid
+from distlfm.solvers.field.meshed import Meshed, meshed
+
+MOST_VERTICES = 400
+LEAST_CELLS, MOST_CELLS = 40, 400
+LEAST_STEPS, MOST_STEPS = 40, 400
+CELLS_ACROSS = 24
+"""Cells along the longest side of a mesh in two or three dimensions, where no size is stated."""
+
+SPACING = 0.6
+"""Gap between inducing points in units of the shortest lengthscale that the prior thinks likely."""
+
+LIKELY = -1.28
+MOST_TIMES, MOST_PLACES = 24, 100
+
+
+class FieldOptions(Config):
+    """num_times, num_places: inducing points in time and in space, by default from the prior of the lengthscales.
+
+    refinements: how often steps are halved and inducing points added where that changes an instance's answer.
+    """
+
+    num_times: int | None = Field(default=None, ge=3)
+    num_places: int | None = Field(default=None, ge=3)
+    refinements: int = Field(default=3, ge=0)
+
+
+class FieldSettings(Config):
+    """Everything settled, as it is kept with a saved fit."""
+
+    mesh: MeshConfig
+    start: float
+    dt: float
+    steps: int
+    num_times: int
+    num_places: int
+
+    @property
+    def grid(self) -> TimeGrid:
+        return TimeGrid(self.start, self.dt, self.steps)
+
+    def finer_steps(self) -> FieldSettings:
+        return self.model_copy(update={"dt": self.dt / 2, "steps": 2 * self.steps})
+
+    def more_points(self) -> FieldSettings:
+        return self.model_copy(
+            update={"num_times": math.ceil(1.5 * self.num_times), "num_places": math.ceil(1.5 * self.num_places)}
+        )
+
+
+@dataclass(frozen=True)
+class Extent:
+    """times: distinct observed ones, sorted; lower, upper: corners of the box that holds all positions."""
+
+    times: FloatArray
+    positions: FloatArray
+    lower: FloatArray
+    upper: FloatArray
+
+
+def settle(model: Model, instances: Sequence[Instance], options: FieldOptions) -> FieldSettings:
+    """Settings that suit every instance of a fleet."""
+    extent = _extent(model, instances)
+    mesh = _mesh(model.field.field.mesh, extent)
+    grid = _grid(model, extent)
+    lengths = _short_lengths(model)
+    times = options.num_times or _count(grid.dt * grid.steps, lengths[0], MOST_TIMES)
+    if options.num_places:
+        places = options.num_places
+    else:
+        lower, upper = np.array(mesh.lower or extent.lower), np.array(mesh.upper or extent.upper)
+        each = [_count(side, length, MOST_TIMES) for side, length in zip(upper - lower, lengths[1:], strict=True)]
+        places = min(math.prod(each), MOST_PLACES if len(each) > 1 else MOST_TIMES)
+    return FieldSettings(mesh=mesh, start=grid.start, dt=grid.dt, steps=grid.steps, num_times=times, num_places=places)
+
+
+def open_field(model: Model, settings: FieldSettings) -> Meshed:
+    """The field on its mesh, in a helper group."""
+    field = model.field
+    options = field.field
+    spec = field.problem(settings.mesh)
+    return meshed(spec.model_dump_json(), options.solver, options.ranks, options.linear_solver)
+
+
+def build_map(model: Model, settings: FieldSettings) -> FieldMap:
+    """The map from whitened numbers to observations under these settings."""
+    discretised = open_field(model, settings)
+    inducing = place_inducing(discretised, settings.grid, settings.num_times, settings.num_places)
+    return FieldMap(model, discretised, settings.grid, inducing)
+
+
+def _extent(model: Model, instances: Sequence[Instance]) -> Extent:
+    dims = model.field.field.num_dims
+    for instance in instances:
+        if instance.positions is None:
+            raise UsageError(
+                f"{model.system.options.kind} is an equation in space, and instance {instance.id!r} has no positions.",
+                "Name the position columns in data.columns.positions.",
+            )
+        if instance.positions.shape[1] != dims:
+            raise UsageError(
+                f"Instance {instance.id!r} has positions in {instance.positions.shape[1]} dimensions, and the mesh "
+                f"has {dims}.",
+                "Set mechanism.mesh.kind (interval, rectangle, box), or name the right columns in data.columns.",
+            )
+    positions = np.unique(np.concatenate([one.positions for one in instances if one.positions is not None]), axis=0)
+    times = np.unique(np.concatenate([instance.times for instance in instances]))
+    return Extent(times, positions, positions.min(0), positions.max(0))
+
+
+def _mesh(given: MeshConfig, extent: Extent) -> MeshConfig:
+    """The mesh with its extent, its vertices at the data on a line, and a size."""
+    if given.kind == "file":
+        return given
+    lower = np.array(given.lower or extent.lower)
+    upper = np.array(given.upper or extent.upper)
+    for name, wanted in (("lower", lower), ("upper", upper)):
+        if len(wanted) != len(extent.lower):
+            raise UsageError(
+                f"mechanism.mesh.{name} has {len(wanted)} numbers, and the data have {len(extent.lower)} dimensions.",
+                "Give one number a dimension.",
+            )
+    outside = ((extent.lower < lower - 1e-9) | (extent.upper > upper + 1e-9)).any()
+    if outside:
+        raise UsageError(
+            f"Data reach from {_told(extent.lower)} to {_told(extent.upper)}, outside the domain from {_told(lower)} "
+            f"to {_told(upper)}.",
+            "Widen mechanism.mesh.lower and upper, or leave them out to take the data's range.",
+        )
+    longest = float((upper - lower).max())
+    if given.kind != "interval":
+        across = given.size or longest / CELLS_ACROSS
+        return given.model_copy(update={"lower": tuple(lower), "upper": tuple(upper), "size": across})
+    places = extent.positions[:, 0]
+    vertices = given.vertices or (tuple(places) if len(places) <= MOST_VERTICES else ())
+    size = given.size
+    if size is None:
+        gap = float(np.median(np.diff(places))) / 2 if len(places) > 1 else longest
+        size = min(max(gap, longest / MOST_CELLS), longest / LEAST_CELLS)
+    return given.model_copy(update={"lower": tuple(lower), "upper": tuple(upper), "size": size, "vertices": vertices})
+
+
+def _told(corner: FloatArray) -> str:
+    return ", ".join(f"{x:g}" for x in corner)
+
+
+def _grid(model: Model, extent: Extent) -> TimeGrid:
+    """Even steps from the start to the last time, on the observed times where those are evenly spaced."""
+    options = model.field.field
+    start = extent.times[0] if options.start is None else options.start
+    if start > extent.times[0]:
+        raise UsageError(
+            f"The equation starts at {start:g}, and the first observation is at {extent.times[0]:g}.",
+            "Set mechanism.start to that time or an earlier one.",
+        )
+    span = float(extent.times[-1] - start)
+    gaps = np.diff(np.unique(np.concatenate([[start], extent.times])))
+    smallest = float(gaps.min())
+    step = options.step or min(smallest / 2, span / LEAST_STEPS)
+    ratio = (extent.times - start) / smallest
+    even = bool((np.abs(ratio - np.rint(ratio)) < 1e-6).all())
+    unit = round(span / smallest) if even else 1
+    most = max(MOST_STEPS, unit) if options.step is None else 10**6
+    steps = min(unit * math.ceil(span / step / unit - 1e-9), most // unit * unit)
+    return TimeGrid(float(start), span / steps, steps)
+
+
+def _short_lengths(model: Model) -> list[float]:
+    """For each dimension, the shortest lengthscale that the prior thinks likely, or the known one."""
+    dims = model.system.force_dims
+    name = f"{model.system.force_names[0]}.lengthscale"
+    if name not in [parameter.name for parameter in model.space.parameters]:
+        return [math.inf] * dims
+    parameter = model.space[name]
+    likely = float(parameter.prior.natural(torch.tensor(LIKELY, dtype=torch.float64)))
+    found = [parameter.fixed.get(label, likely) for label in parameter.labels]
+    return found if len(found) == dims else found * dims
+
+
+def _count(side: float, length: float, most: int) -> int:
+    if not math.isfinite(length):
+        return most // 2
+    return int(min(max(math.ceil(side / (SPACING * length)) + 2, 6), most))
