@@ -20,12 +20,12 @@ def load_equation(ref: EquationRef) -> Equation:
         module = sys.modules.get(ref.module) or _import(ref.module, ref.file)
         found = getattr(module, ref.name, None)
         if found is None:
-            raise UsageError(
-                f"{ref.module} has no class {ref.name}.", nearest(ref.name, [n for n in vars(module) if n[0] != "_"])
-            )
-        if not (isinstance(found, type) and issubclass(found, Equation)):
+            known = [name for name, value in vars(module).items() if _is_equation(value) and value is not Equation]
+            raise UsageError(f"{ref.module} has no class {ref.name}.", nearest(ref.name, known))
+        if not _is_equation(found):
             raise UsageError(f"{ref.name} of {ref.module} is not an Equation.", "Derive it from distlfm's Equation.")
-        return found()
+        equation: Equation = found()
+        return equation
     except DistlfmError:
         raise
     except Exception as error:
@@ -33,6 +33,10 @@ def load_equation(ref: EquationRef) -> Equation:
         raise UsageError(
             f"The plugin {place} cannot be used: {type(error).__name__}: {error}.", "Mend it, and run again."
         ) from error
+
+
+def _is_equation(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Equation)
 
 
 def _import(name: str, file: Path | None) -> Any:
@@ -89,9 +93,9 @@ def weak_form(equation: Equation, y: Any, v: Any, f: Any, p: dict[str, Any]) -> 
         )
     try:
         check_form_arity(remove_complex_nodes(expand_derivatives(form)), form.arguments())
-    except ArityMismatch as error:
+    except (ArityMismatch, NotImplementedError):  # the latter comes from UFL's own wording of the former
         raise UsageError(
-            f"The form of {called} is not linear in the test function v: {error}.", "Each term has v exactly once."
+            f"The form of {called} is not linear in the test function v.", "Each term has v or grad(v) exactly once."
         ) from None
     used = form.coefficients()
     if f not in used:

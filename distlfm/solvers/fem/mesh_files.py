@@ -38,19 +38,19 @@ def read_mesh(path: Path) -> MeshArrays:
     except UsageError:
         raise
     except (Exception, SystemExit) as error:  # meshio leaves the program when it cannot read a file
-        first = next((line.strip(" *") for line in str(error).splitlines() if line.strip(" *-")), type(error).__name__)
         raise UsageError(
-            f"The mesh file {path} cannot be read: {_reason(str(error)) or first}.",
+            f"The mesh file {path} cannot be read: {_reason(error)}.",
             "FEniCS XML, XDMF, and what meshio reads (Gmsh .msh, .vtk, …) are understood.",
         ) from error
 
 
-def _reason(text: str) -> str:
-    """dolfin boxes its messages in asterisks; what matters follows "Reason:"."""
-    for line in text.splitlines():
-        if "Reason:" in line:
-            return line.split("Reason:", 1)[1].strip().rstrip(".")
-    return ""
+def _reason(error: BaseException) -> str:
+    """What matters of a message: dolfin boxes its own in asterisks, and the reason is one of the lines."""
+    if isinstance(error, SystemExit):
+        return "meshio does not understand it"
+    lines = [line.strip("* -") for line in str(error).splitlines()]
+    told = [line.split("Reason:", 1)[1] for line in lines if "Reason:" in line] or [line for line in lines if line]
+    return (told[0] if told else type(error).__name__).strip().rstrip(".")
 
 
 def _read_xml(path: Path) -> MeshArrays:

@@ -66,7 +66,7 @@ def interpolation(d: Discretisation, points: FloatArray) -> Csr:
 def _checked(d: Discretisation, points: FloatArray) -> FloatArray:
     points = np.asarray(points, dtype=np.float64)
     if points.ndim != 2 or points.shape[1] != d.dims:
-        raise UsageError(f"Points have the shape {points.shape}, and the mesh has {d.dims} dimensions.", "Give [O, d].")
+        raise UsageError(f"Points have the shape {points.shape}, not [O, {d.dims}].", "Give one coordinate an axis.")
     if not np.isfinite(points).all():
         raise UsageError("Some points are not finite.", "Leave them out.")
     return points
