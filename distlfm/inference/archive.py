@@ -28,7 +28,7 @@ from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import Status
 from distlfm.inference.preestimate import PreestimatePosterior
-from distlfm.inference.result import FitResult, results_of
+from distlfm.inference.result import Band, FitResult, Prediction, results_of
 from distlfm.inference.statespace import StateSpace
 from distlfm.inference.variational import VariationalPosterior
 from distlfm.instance import Instance, Truth
@@ -36,7 +36,7 @@ from distlfm.mechanisms import build_system
 from distlfm.solvers.base import SolverConfig
 from distlfm.solvers.linear import probe
 
-SCHEMA = 1
+SCHEMA = 2
 
 SOLVED: dict[str, type[VariationalPosterior]] = {
     posterior.method: posterior for posterior in (VariationalPosterior, PreestimatePosterior)
@@ -92,6 +92,7 @@ def save(result: FitResult, path: Path) -> None:
     for name, tensor in result.posterior.state().items():
         arrays[f"state_{name}"] = tensor[row].numpy()
     arrays |= _truth_arrays(instance.truth)
+    arrays |= _band_arrays("grid", result.grid) | _band_arrays("data", result.at_data)
     with path.open("wb") as file:
         np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
 
@@ -141,7 +142,24 @@ def load(path: Path) -> FitResult:
     grids = torch.from_numpy(arrays["grid_times"]).unsqueeze(0)
     if "grid_positions" in arrays:
         grids = torch.cat([grids.unsqueeze(-1), torch.from_numpy(arrays["grid_positions"]).unsqueeze(0)], -1)
-    return results_of(fit, [instance], grids, header["seconds"])[0]
+    at_data = observations.points[0]
+    bands = _bands_from("grid", grids[0], arrays), _bands_from("data", at_data, arrays)
+    return results_of(fit, [instance], grids, header["seconds"], ([bands[0]], [bands[1]]))[0]
+
+
+def _band_arrays(name: str, prediction: Prediction) -> dict[str, Any]:
+    """What was predicted, so that a fit that is read again need not compute it."""
+    return {
+        f"{name}_{what}": np.stack([getattr(getattr(prediction, what), column) for column in Band.__dataclass_fields__])
+        for what in ("force", "outputs")
+    }
+
+
+def _bands_from(name: str, points: Tensor, arrays: dict[str, Any]) -> Prediction:
+    force, outputs = (Band(*arrays[f"{name}_{what}"]) for what in ("force", "outputs"))
+    if points.dim() == 1:
+        return Prediction(points.numpy(), force, outputs)
+    return Prediction(points[:, 0].numpy(), force, outputs, points[:, 1:].numpy())
 
 
 class SavedFits(Sequence[FitResult]):

@@ -73,10 +73,11 @@ class FieldGaussian(Marginal):
 
     def posterior(self, z: Tensor, rows: Tensor, query: Tensor) -> Moments:
         _, w, columns, force, left = self._known(z, rows, query)
+        identity = torch.eye(w.factor.shape[-1], dtype=w.factor.dtype).expand_as(w.factor)
+        whitening = torch.linalg.solve_triangular(w.factor, identity, upper=False)
 
         def moments(linear: Tensor) -> tuple[Tensor, Tensor]:
-            spread = torch.linalg.solve_triangular(w.factor, linear.mT, upper=False).square().sum(-2)
-            return (linear @ w.mean.unsqueeze(-1)).squeeze(-1), spread
+            return (linear @ w.mean.unsqueeze(-1)).squeeze(-1), (linear @ whitening.mT).square().sum(-1)
 
         mean, variance = moments(columns.columns)
         force_mean, force_var = moments(force)

@@ -27,7 +27,8 @@ LOST = 0.05
 MOVED = 0.1
 """How far halving the time step may move an output, in units of the noise's deviation."""
 
-GRID_TIMES, GRID_PLACES = 25, 400
+GRID_TIMES, GRID_PLACES = 21, 1500
+GRID_ON_LINE = 61
 
 
 def fit_linear_fields(
@@ -135,8 +136,9 @@ def _unsettled(marginal: FieldGaussian, settings: FieldSettings, z: Tensor) -> t
 def _grids(marginal: FieldGaussian, count: int) -> Tensor:
     """Points [B, Q, 1 + d] to show the field at: even times, and all nodes of the mesh, or some of many."""
     grid, nodes = marginal.map.grid, marginal.map.nodes
-    if len(nodes) > GRID_PLACES:
-        nodes = nodes[torch.linspace(0, len(nodes) - 1, GRID_PLACES).long()]
+    most = GRID_ON_LINE if nodes.shape[1] == 1 else GRID_PLACES
+    if len(nodes) > most:
+        nodes = nodes[torch.linspace(0, len(nodes) - 1, most).long()]
     times = torch.linspace(grid.start, grid.start + grid.dt * grid.steps, GRID_TIMES, dtype=torch.float64)
     points = torch.cat([times.repeat_interleave(len(nodes)).unsqueeze(-1), nodes.repeat(len(times), 1)], -1)
     return points.expand(count, -1, -1)

@@ -294,15 +294,24 @@ def weighted_quantile(draws: Tensor, weights: Tensor, level: float) -> Tensor:
     return (x0 + share * (x1 - x0)).squeeze(0)
 
 
-def results_of(fit: Fit, instances: Sequence[Instance], grids: Tensor, seconds: float) -> list[FitResult]:
+def results_of(
+    fit: Fit,
+    instances: Sequence[Instance],
+    grids: Tensor,
+    seconds: float,
+    predicted: tuple[list[Prediction], list[Prediction]] | None = None,
+) -> list[FitResult]:
     """One result an instance; `seconds` is the batch's, shared evenly.
 
-    grids: times [B, Q] to predict at, or points [B, Q, 1 + d] of a field.
+    grids: times [B, Q] to predict at, or points [B, Q, 1 + d] of a field. predicted: on the grids and at the data, if
+    it is known already.
     """
     posterior = fit.posterior
     rows = torch.arange(len(instances))
-    on_grid = predict(posterior, rows, grids)
-    at_data = predict(posterior, rows, posterior.observations.points)
+    on_grid, at_data = predicted or (
+        predict(posterior, rows, grids),
+        predict(posterior, rows, posterior.observations.points),
+    )
     parameters, directions = estimates(posterior), undetermined(posterior)
     unknowns = posterior.unknowns()
     noise = posterior.model.space.unpack((unknowns.weights.unsqueeze(-1) * unknowns.proposals).sum(0)).get("noise")

@@ -13,7 +13,7 @@ from distlfm.solvers.field.system import System
 
 @dataclass(frozen=True)
 class _Saved:
-    """inverse: [A, F, F] of M − dt/2 A; right: [A, F, F] = M + dt/2 A; states: [A, N + 1, J, S]; sums of forces."""
+    """inverse: [A, F, F] of M − dt/2 A; right: [A, F, F] = M + dt/2 A; states: [A, N + 1, J, S], free nodes only."""
 
     inverse: Tensor
     right: Tensor
@@ -49,7 +49,15 @@ class DenseEngine(Engine):
         self.source = stack(system.source, free)
 
     def forward(
-        self, theta: Tensor, initial: Tensor, force: Tensor, grid: TimeGrid, observe: Tensor, *, driven: bool
+        self,
+        theta: Tensor,
+        initial: Tensor,
+        force: Tensor,
+        grid: TimeGrid,
+        observe: Tensor,
+        *,
+        driven: bool,
+        keep: bool,
     ) -> tuple[Tensor, _Saved]:
         with_one = torch.cat([torch.ones_like(theta[:, :1]), theta], -1)
         stiffness = torch.einsum("ak,kij->aij", with_one, self.stiffness)
@@ -59,26 +67,27 @@ class DenseEngine(Engine):
         inverse = torch.linalg.inv(left)
         advance = inverse @ right
         num_values, num_sides, leading, _ = force.shape
-        states = initial.new_zeros(num_values, grid.steps + 1, self.num_nodes, num_sides)
-        states[:, 0] = initial.mT
+        looked = observe.to_dense()
+        held = self.held_values[:, None] if driven else torch.zeros_like(self.held_values)[:, None]
         constant: Tensor | float = 0.0
         if driven:
             constant = grid.dt * (inverse @ torch.einsum("ak,ki->ai", with_one, self.source).unsqueeze(-1))
-            states[:, :, self.held] = self.held_values[:, None]
-        else:
-            states[:, :, self.held] = 0.0
         pairs = _pairs(force, grid.steps)
         kicks = 0.5 * grid.dt * (inverse @ load).unsqueeze(1) @ pairs.permute(0, 2, 3, 1)
-        now = states[:, 0, self.free]
-        for n in range(grid.steps):
-            now = advance @ now + constant
-            if n < kicks.shape[1]:
-                now = now + kicks[:, n]
-            states[:, n + 1, self.free] = now
-        looked = observe.to_dense()
-        observed = (looked @ states).permute(0, 3, 1, 2)
+        states = initial.new_zeros(num_values, grid.steps + 1 if keep else 1, self.num_nodes, num_sides)
+        observed = initial.new_empty(num_values, grid.steps + 1, len(looked), num_sides)
+        seen, fixed = looked[:, self.free], looked[:, self.held] @ held
+        now = initial.mT[:, self.free]
+        for n in range(grid.steps + 1):
+            if n:
+                now = advance @ now + constant
+                if n <= kicks.shape[1]:
+                    now = now + kicks[:, n - 1]
+            observed[:, n] = seen @ now + fixed
+            if keep:
+                states[:, n, self.free] = now
         shape = (num_values, num_sides, leading, self.num_nodes)
-        return observed, _Saved(inverse, right, load, states, pairs, shape, grid, looked, driven)
+        return observed.permute(0, 3, 1, 2), _Saved(inverse, right, load, states, pairs, shape, grid, looked, driven)
 
     def adjoint(self, saved: _Saved, weights: Tensor) -> Sensitivities:
         grid, dt = saved.grid, saved.grid.dt

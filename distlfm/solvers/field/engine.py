@@ -52,12 +52,20 @@ class Engine(ABC):
 
     @abstractmethod
     def forward(
-        self, theta: Tensor, initial: Tensor, force: Tensor, grid: TimeGrid, observe: Tensor, *, driven: bool
+        self,
+        theta: Tensor,
+        initial: Tensor,
+        force: Tensor,
+        grid: TimeGrid,
+        observe: Tensor,
+        *,
+        driven: bool,
+        keep: bool,
     ) -> tuple[Tensor, Any]:
         """Observed states [A, S, N + 1, O], and whatever `adjoint` needs.
 
         theta: [A, k]; initial: [A, S, J]; force: [A, S, K, J]. `driven=False` leaves out the source c and takes zero at
-        Dirichlet nodes: the part that is linear in force and initial state.
+        Dirichlet nodes: the part that is linear in force and initial state. `keep=False`: no adjoint will be asked for.
         """
 
     @abstractmethod
@@ -77,7 +85,8 @@ class _Trajectory(torch.autograd.Function):
         observe: Tensor,
         driven: bool,
     ) -> Tensor:
-        observed, saved = engine.forward(theta, initial, force, grid, observe, driven=driven)
+        keep = any(ctx.needs_input_grad)
+        observed, saved = engine.forward(theta, initial, force, grid, observe, driven=driven, keep=keep)
         ctx.engine, ctx.saved = engine, saved
         return observed
 

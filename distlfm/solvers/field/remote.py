@@ -52,13 +52,23 @@ class PetscEngine(Engine):
         self.solver, self.names, self.num_nodes = solver, names, solver.num_nodes
 
     def forward(
-        self, theta: Tensor, initial: Tensor, force: Tensor, grid: TimeGrid, observe: Tensor, *, driven: bool
+        self,
+        theta: Tensor,
+        initial: Tensor,
+        force: Tensor,
+        grid: TimeGrid,
+        observe: Tensor,
+        *,
+        driven: bool,
+        keep: bool,
     ) -> tuple[Tensor, _PetscRuns]:
         looked, found, runs = to_csr(observe), [], []
         for a, values in enumerate(theta.tolist()):
             given = dict(zip(self.names, values, strict=True))
             start, pushed = initial[a].numpy(), force[a].numpy()
-            observed, run = self.solver.forward(given, start, pushed, grid.dt, grid.steps, looked, driven=driven)
+            observed, run = self.solver.forward(
+                given, start, pushed, grid.dt, grid.steps, looked, driven=driven, keep_states=keep
+            )
             found.append(observed)
             runs.append(run)
         held = _Held(lambda: self.solver.drop(*runs))
@@ -88,7 +98,15 @@ class TapedEngine(Engine):
         self.group, self.key, self.names, self.num_nodes = group, key, names, num_nodes
 
     def forward(
-        self, theta: Tensor, initial: Tensor, force: Tensor, grid: TimeGrid, observe: Tensor, *, driven: bool
+        self,
+        theta: Tensor,
+        initial: Tensor,
+        force: Tensor,
+        grid: TimeGrid,
+        observe: Tensor,
+        *,
+        driven: bool,
+        keep: bool,
     ) -> tuple[Tensor, _Tape]:
         if not driven:
             raise UsageError("A recorded trajectory has no part that is linear in the force.", "Use driven=True.")
@@ -98,12 +116,12 @@ class TapedEngine(Engine):
             "force": force.numpy(),
             **pack_csr("observe", to_csr(observe)),
         }
-        header = {"key": self.key, "dt": grid.dt, "num_steps": grid.steps, "keep": True}
+        header = {"key": self.key, "dt": grid.dt, "num_steps": grid.steps, "keep": keep}
         reply = self.group.call("taped_forward", header, arrays)[0]
-        run, generation = int(reply.header["run"]), self.group.generation
+        run, generation = int(reply.header["run"] or 0), self.group.generation
 
         def drop() -> None:
-            if self.group.alive and self.group.generation == generation:
+            if run and self.group.alive and self.group.generation == generation:
                 self.group.call("taped_drop", {"key": self.key, "runs": [run]})
 
         return torch.from_numpy(np.array(reply.arrays["observed"])), _Tape(run, generation, _Held(drop))

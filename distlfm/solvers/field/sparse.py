@@ -72,7 +72,15 @@ class SparseEngine(Engine):
         return found
 
     def forward(
-        self, theta: Tensor, initial: Tensor, force: Tensor, grid: TimeGrid, observe: Tensor, *, driven: bool
+        self,
+        theta: Tensor,
+        initial: Tensor,
+        force: Tensor,
+        grid: TimeGrid,
+        observe: Tensor,
+        *,
+        driven: bool,
+        keep: bool,
     ) -> tuple[Tensor, _Saved]:
         system, dt = self.system, grid.dt
         looked = _sparse(observe)
@@ -94,7 +102,8 @@ class SparseEngine(Engine):
                 now = factor.solver.solve(side)
                 states[n + 1, system.free] = now
             factors.append(factor)
-            kept.append(states)
+            if keep:
+                kept.append(states)
             observed.append(np.stack([looked @ one for one in states]).transpose(2, 0, 1))
         shape = (len(theta), *force.shape[1:])
         saved = _Saved(factors, kept, pairs, shape, grid, looked, driven)
