@@ -6,7 +6,6 @@ at θ = 0 and at each unit vector, because to compile one form a coefficient wou
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,41 +57,37 @@ def petsc_operators(d: Discretisation) -> PetscOperators:
         by_state = dolfin.derivative(d.form, d.state, trial)
         by_force = dolfin.derivative(d.form, d.force, trial)
         return PetscOperators(
-            mass=_matrix(trial * d.test * dolfin.dx),
-            stiffness=_by_coefficient(d, lambda: _matrix(by_state)),
-            load=_by_coefficient(d, lambda: _matrix(by_force)),
-            source=_by_coefficient(d, lambda: _vector(d.form)),
+            mass=dolfin.as_backend_type(dolfin.assemble(trial * d.test * dolfin.dx)).mat(),
+            stiffness={name: part.mat() for name, part in _by_coefficient(d, by_state).items()},
+            load={name: part.mat() for name, part in _by_coefficient(d, by_force).items()},
+            source={name: part.vec() for name, part in _by_coefficient(d, d.form).items()},
             owned=d.owned,
             fixed=d.fixed,
             fixed_values=d.fixed_values,
         )
 
 
-def _matrix(form: Any) -> Any:
+def _by_coefficient(d: Discretisation, form: Any) -> dict[str, Any]:
+    """Constant part and slopes of the tensor of a form that is an affine function of the coefficients."""
     import dolfin
+    from ufl.algorithms import expand_derivatives
 
-    return dolfin.as_backend_type(dolfin.assemble(form)).mat()
+    used = expand_derivatives(form).coefficients()
+    compiled = dolfin.Form(form)
 
-
-def _vector(form: Any) -> Any:
-    import dolfin
-
-    return dolfin.as_backend_type(dolfin.assemble(form)).vec()
-
-
-def _by_coefficient(d: Discretisation, assembled: Callable[[], Any]) -> dict[str, Any]:
-    """Constant part and slopes of what `assembled` gives, an affine function of the coefficients."""
-
-    def at(values: dict[str, float]) -> Any:
+    def at(values: dict[str, float], like: Any = None) -> Any:
         for name, constant in d.coefficients.items():
             constant.assign(values.get(name, 0.0))
-        return assembled()
+        # To find the pattern of a large matrix takes longer than to fill it.
+        tensor = None if like is None else like.copy()
+        return dolfin.as_backend_type(dolfin.assemble(compiled, tensor=tensor))
 
     parts = {"": at({})}
-    for name in d.coefficients:
-        parts[name] = at({name: 1.0})
-        parts[name].axpy(-1.0, parts[""])
-    sizes = {name: float(part.norm()) for name, part in parts.items()}
+    for name, constant in d.coefficients.items():
+        if constant in used:
+            parts[name] = at({name: 1.0}, like=parts[""])
+            parts[name].axpy(-1.0, parts[""], *([True] if compiled.rank() == 2 else []))
+    sizes = {name: float(part.norm("frobenius" if compiled.rank() == 2 else "l2")) for name, part in parts.items()}
     largest = max(sizes.values())
     return {name: part for name, part in parts.items() if sizes[name] > NEGLIGIBLE * largest}
 
