@@ -1,7 +1,7 @@
 """The operators of an affine problem: M ẏ = A(θ) y + B(θ) f + c(θ), one of each for every coefficient.
 
 Dirichlet conditions are not applied to them: the nodes that are fixed come along. Forms are compiled once and assembled
-at θ = 0 and at each unit vector, because to compile one form a coefficient would take seconds each.
+at θ = 0 and at each unit vector, because to compile one for each coefficient would take seconds each.
 """
 
 from __future__ import annotations
@@ -68,26 +68,29 @@ def petsc_operators(d: Discretisation) -> PetscOperators:
 
 
 def _by_coefficient(d: Discretisation, form: Any) -> dict[str, Any]:
-    """Constant part and slopes of the tensor of a form that is an affine function of the coefficients."""
+    """Constant part and slopes, where not zero, of the tensor of a form at y = f = 0, affine in the coefficients."""
     import dolfin
+    from ufl import replace, zero
     from ufl.algorithms import expand_derivatives
 
-    used = expand_derivatives(form).coefficients()
+    # What is zero whatever the mesh is seen in the form, and needs no assembly.
+    reduced = replace(expand_derivatives(form), {d.state: zero(), d.force: zero()})
+    if reduced.empty():
+        return {}
+    constant_part = replace(reduced, {constant: zero() for constant in d.coefficients.values()})
+    names = [name for name, constant in d.coefficients.items() if constant in reduced.coefficients()]
     compiled = dolfin.Form(form)
-
-    def at(values: dict[str, float], like: Any = None) -> Any:
-        for name, constant in d.coefficients.items():
-            constant.assign(values.get(name, 0.0))
+    is_matrix = compiled.rank() == 2
+    parts: dict[str, Any] = {}
+    for name in [*([] if constant_part.empty() else [""]), *names]:
+        for other, constant in d.coefficients.items():
+            constant.assign(float(other == name))
         # To find the pattern of a large matrix takes longer than to fill it.
-        tensor = None if like is None else like.copy()
-        return dolfin.as_backend_type(dolfin.assemble(compiled, tensor=tensor))
-
-    parts = {"": at({})}
-    for name, constant in d.coefficients.items():
-        if constant in used:
-            parts[name] = at({name: 1.0}, like=parts[""])
-            parts[name].axpy(-1.0, parts[""], *([True] if compiled.rank() == 2 else []))
-    sizes = {name: float(part.norm("frobenius" if compiled.rank() == 2 else "l2")) for name, part in parts.items()}
+        like = next(iter(parts.values()), None)
+        parts[name] = dolfin.as_backend_type(dolfin.assemble(compiled, tensor=None if like is None else like.copy()))
+    for name in names if "" in parts else []:
+        parts[name].axpy(-1.0, parts[""], *([True] if is_matrix else []))
+    sizes = {name: float(part.norm("frobenius" if is_matrix else "l2")) for name, part in parts.items()}
     largest = max(sizes.values())
     return {name: part for name, part in parts.items() if sizes[name] > NEGLIGIBLE * largest}
 
