@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ LOST = 0.05
 
 MOVED = 0.1
 """How far halving the time step may move an output, in units of the noise's deviation."""
+
+LEVELLED = 2
+"""How often the level that noise grows with is taken from the fit."""
 
 GRID_TIMES, GRID_PLACES = 21, 1500
 GRID_ON_LINE = 61
@@ -75,6 +79,9 @@ class _Fitter:
         field_map = build_map(self.model, settings)
         marginal = FieldGaussian(self.model, self.observations.rows(rows), field_map, settings)
         best = _mode(marginal, [self.seeds[int(i)] for i in rows], self.optimiser, self.starts, start)
+        for _ in range(LEVELLED if self.model.likelihood.relative is not None else 0):
+            marginal = _levelled(marginal, best.z)
+            best = _mode(marginal, [], self.optimiser, self.starts, best.z)
         rough, sparse = _unsettled(marginal, settings, best.z)
         done = ~(rough | sparse) if refinements else torch.ones_like(rough)
         if bool(done.any()):
@@ -107,6 +114,13 @@ class _Fitter:
             effective=found.effective,
             trace=-best.trace[:, kept],
         )
+
+
+@torch.no_grad()
+def _levelled(marginal: FieldGaussian, z: Tensor) -> FieldGaussian:
+    """The same, with the noise growing with the fitted field in place of the noisy values."""
+    level = marginal.fitted(z, torch.arange(len(z))).abs().unsqueeze(1)
+    return FieldGaussian(marginal.model, replace(marginal.observations, level=level), marginal.map, marginal.settings)
 
 
 def _mode(

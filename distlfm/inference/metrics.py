@@ -97,6 +97,9 @@ def _against_data(result: FitResult, band: Band, values: FloatArray, mask: BoolA
     found: Figures = {"output_q2": q2(mean, values, mask)}
     noise = _noise_sd(result, rows)
     if noise is not None and noise.shape[-1] in (1, values.shape[-1]):
+        if result.relative_noise is not None:
+            share = result.relative_noise[rows] if len(result.relative_noise) > 1 else result.relative_noise
+            noise = np.sqrt(noise**2 + (share[:, None] * mean) ** 2)
         sd = np.sqrt(band.sd[rows] ** 2 + noise**2)
         off = np.abs(values - mean)[mask]
         for level, width in ((68, 0.9945), (95, 1.96)):

@@ -40,6 +40,7 @@ class LikelihoodConfig(Config):
     noise: `learned` (a standard deviation an output), `given` (the variances that come with the data), or `both`
     (given, and a learned one on top). `shared` learns one for all outputs. Poisson and negative binomial take no noise.
     floor: no measurement is believed more exactly than this, however well a curve passes through the data.
+    relative: prior of a share by which noise grows with the level of the signal, on top of the rest; none by default.
     """
 
     kind: Literal["gaussian", "poisson", "negative_binomial"] = "gaussian"
@@ -48,6 +49,7 @@ class LikelihoodConfig(Config):
     floor: float = Field(default=0.0, ge=0.0)
     prior: Prior = LogNormal(median=0.1, spread=1.0)
     dispersion: Prior = LogNormal(median=0.1, spread=1.0)
+    relative: Prior | None = None
 
 
 class Model:
@@ -112,9 +114,12 @@ class Model:
         options = self.likelihood
         if options.kind == "negative_binomial":
             return [Parameter("dispersion", self._noise_labels, options.dispersion, "noise", True)]
+        found = []
         if options.kind == "gaussian" and options.noise != "given":
-            return [Parameter("noise", self._noise_labels, options.prior, "noise", True)]
-        return []
+            found.append(Parameter("noise", self._noise_labels, options.prior, "noise", True))
+        if options.kind == "gaussian" and options.relative is not None:
+            found.append(Parameter("relative_noise", self._noise_labels, options.relative, "noise", True))
+        return found
 
     @property
     def _noise_labels(self) -> tuple[str, ...]:
@@ -135,6 +140,9 @@ class Model:
         assert self.likelihood.kind == "gaussian"
         floor = self.likelihood.floor**2
         learned = values["noise"].unsqueeze(-1) ** 2 + floor if "noise" in values else torch.tensor(floor)
+        if "relative_noise" in values:
+            level = observations.values.abs() if observations.level is None else observations.level
+            learned = learned + (values["relative_noise"].unsqueeze(-1) * level) ** 2
         if self.likelihood.noise == "learned":
             return learned.expand(*learned.shape[:-2], *observations.values.shape[-2:])
         if observations.variance is None:

@@ -20,7 +20,8 @@ from distlfm.instance import Instance
 class Observations:
     """times: [B, T], padded by repeating the last; values, mask: [B, P, T]; variance: [B, P, T] or None.
 
-    positions: [B, T, d] where there are any, padded likewise.
+    positions: [B, T, d] where there are any, padded likewise. level: [B, P, T], the signal that noise grows with, where
+    something better than the values themselves is known.
     """
 
     ids: tuple[str, ...]
@@ -30,6 +31,7 @@ class Observations:
     mask: Tensor
     variance: Tensor | None
     positions: Tensor | None = None
+    level: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -49,6 +51,7 @@ class Observations:
             self.mask[index],
             None if self.variance is None else self.variance[index],
             None if self.positions is None else self.positions[index],
+            None if self.level is None else self.level[index],
         )
 
 

@@ -132,6 +132,7 @@ class FitResult:
     noise_sd: FloatArray | None
     posterior: Posterior
     row: int
+    relative_noise: FloatArray | None = None
 
     @property
     def id(self) -> str:
@@ -314,7 +315,8 @@ def results_of(
     )
     parameters, directions = estimates(posterior), undetermined(posterior)
     unknowns = posterior.unknowns()
-    noise = posterior.model.space.unpack((unknowns.weights.unsqueeze(-1) * unknowns.proposals).sum(0)).get("noise")
+    middle = posterior.model.space.unpack((unknowns.weights.unsqueeze(-1) * unknowns.proposals).sum(0))
+    noise, relative = middle.get("noise"), middle.get("relative_noise")
     results = []
     for b, instance in enumerate(instances):
         status = Status(int(fit.status[b]))
@@ -336,6 +338,7 @@ def results_of(
                 noise_sd=None if noise is None else noise[b].numpy(),
                 posterior=posterior,
                 row=b,
+                relative_noise=None if relative is None else relative[b].numpy(),
             )
         )
     return results
