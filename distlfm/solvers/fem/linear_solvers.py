@@ -20,7 +20,7 @@ class LinearSolver(ABC):
 
 
 class Factored(LinearSolver):
-    """LU, or for a symmetric matrix LDLᵀ, by MUMPS; or PETSc's own LU, which is faster on one rank."""
+    """LU, or for a symmetric matrix LDLᵀ, by MUMPS; or by PETSc itself, which is faster on one rank."""
 
     def __init__(self, matrix: Any, kind: str, *, symmetric: bool) -> None:
         from petsc4py import PETSc
@@ -33,7 +33,7 @@ class Factored(LinearSolver):
         ksp.setType("preonly")
         ksp.setOperators(matrix)
         pc = ksp.getPC()
-        pc.setType("cholesky" if symmetric and self._package == "mumps" else "lu")
+        pc.setType("cholesky" if symmetric else "lu")
         pc.setFactorSolverType(self._package)
         try:
             ksp.setUp()

@@ -135,28 +135,26 @@ def run_forward(stepper: Stepper, run: Run, initial: FloatArray | None) -> Float
         state.values[:] = initial
     state.values[:, bases.fixed] = held
     observed = np.empty((count, run.num_steps + 1, run.observe.shape[0]))
+    push, scratch = (np.empty((count, bases.num_local)) for _ in range(2))
+    constant = stepper.source - stepper.lift if run.driven else np.zeros(bases.num_local)
     for step in range(run.num_steps + 1):
         if step:
-            total = np.zeros((count, bases.num_local))
-            force = _force_sum(run.force, step - 1)
+            forced = _force_sum(run.force, step - 1, push)
+            total = right.values
+            total[:] = constant
             for matrix, image, of_state, of_force in zip(
                 bases.matrices, images, stepper.after, stepper.load, strict=True
             ):
-                if of_state == 0 and (of_force == 0 or force is None):
-                    continue
-                operand.values[:] = of_state * state.values
-                if force is not None and of_force:
-                    operand.values[:] += of_force * force
+                given = np.multiply(state.values, of_state, out=operand.values)
+                if forced and of_force:
+                    given += np.multiply(push, of_force, out=scratch)
                 matrix.matMult(operand.matrix, image.matrix)
                 total += image.values
-            if run.driven:
-                total += stepper.source - stepper.lift
             total[:, bases.fixed] = held
-            right.values[:] = total
             stepper.solver.solve(right.matrix, state.matrix, transposed=False)
         if run.states is not None:
             run.states[step] = state.values
-        observed[:, step] = (run.observe @ state.values.T).T
+        observed[:, step] = (run.observe_seen @ state.values[:, run.seen].T).T
     _check_finite(bases, state.values)
     return observed
 
@@ -174,28 +172,30 @@ def run_adjoint(run: Run, weights: FloatArray) -> dict[str, FloatArray]:
     # Σ_n ⟨Cᵀλ, y_n + y_{n+1}⟩ and ⟨Cᵀλ, f_n + f_{n+1}⟩ for each matrix C, and Σ_n λ for the source.
     with_states, with_forces = np.zeros(len(bases.matrices)), np.zeros(len(bases.matrices))
     multipliers = np.zeros(bases.num_local)
-    sensitivity = np.zeros((count, bases.num_local))
+    push, pair, scratch = (np.empty((count, bases.num_local)) for _ in range(3))
+    sensitivity = right.values
     _add_seen(run, weights, run.num_steps, sensitivity)
     for step in reversed(range(run.num_steps)):
-        right.values[:] = sensitivity
         stepper.solver.solve(right.matrix, multiplier.matrix, transposed=True)
         multiplier.values[:, bases.fixed] = 0.0
         multipliers += multiplier.values.sum(axis=0)
+        sensitivity = right.values
         sensitivity[:] = 0.0
         _add_seen(run, weights, step, sensitivity)
-        force = _force_sum(run.force, step)
-        states = None if run.states is None else run.states[step] + run.states[step + 1]
+        forced = _force_sum(run.force, step, push)
+        if run.states is not None:
+            np.add(run.states[step], run.states[step + 1], out=pair)
         for i, (transposed, image) in enumerate(zip(bases.transposed, images, strict=True)):
             transposed.matMult(multiplier.matrix, image.matrix)
             values = image.values
-            sensitivity += stepper.after[i] * values
-            for time in (step, step + 1):
-                if time < num_forced and stepper.load[i]:
-                    by_force[:, time] += stepper.load[i] * values
-            if states is not None:
-                with_states[i] += np.vdot(values, states)
-            if force is not None:
-                with_forces[i] += np.vdot(values, force)
+            sensitivity += np.multiply(values, stepper.after[i], out=scratch)
+            if run.states is not None:
+                with_states[i] += np.vdot(values, pair)
+            if forced:
+                with_forces[i] += np.vdot(values, push)
+                np.multiply(values, stepper.load[i], out=scratch)
+                for time in range(step, min(step + 2, num_forced)):
+                    by_force[:, time] += scratch
     sensitivity[:, bases.fixed] = 0.0
     _check_finite(bases, sensitivity)
     theta = 0.5 * stepper.dt * (bases.stiffness[1:] @ with_states + bases.load[1:] @ with_forces)
@@ -203,16 +203,17 @@ def run_adjoint(run: Run, weights: FloatArray) -> dict[str, FloatArray]:
         theta[:] = np.nan
     if run.driven:
         theta += stepper.dt * (bases.source[1:] @ multipliers)
-    return {"theta": theta, "initial": sensitivity, "force": by_force}
+    return {"theta": theta, "initial": sensitivity.copy(), "force": by_force}
 
 
-def _force_sum(force: FloatArray, step: int) -> FloatArray | None:
-    """f_n + f_{n+1}, [S, J_r], or None if both are zero."""
+def _force_sum(force: FloatArray, step: int, out: FloatArray) -> bool:
+    """Put f_n + f_{n+1}, [S, J_r], into `out`; False if both are zero."""
     num_forced = force.shape[1]
-    if step >= num_forced:
-        return None
-    total: FloatArray = force[:, step] + force[:, step + 1] if step + 1 < num_forced else force[:, step]
-    return total
+    if step + 1 < num_forced:
+        np.add(force[:, step], force[:, step + 1], out=out)
+    elif step < num_forced:
+        out[:] = force[:, step]
+    return step < num_forced
 
 
 def _add_seen(run: Run, weights: FloatArray, step: int, sensitivity: FloatArray) -> None:

@@ -92,8 +92,9 @@ def _answer(session: dict[str, Any], service: str, verb: str, request: Message) 
     try:
         if verb == "ping":
             return Message({"ok": True, "header": request.header.get("header", {})}, request.arrays)
-        if verb == "memory":
-            return Message({"ok": True, "header": {"peak_bytes": peak_memory()}})
+        if verb == "usage":
+            used = {"peak_bytes": peak_memory(), "processor_seconds": time.process_time()}
+            return Message({"ok": True, "header": used})
         verbs: Mapping[str, Verb] = importlib.import_module(service).VERBS
         if verb not in verbs:
             raise UsageError(f"The helper group has no verb {verb!r}.", f"It has {', '.join(sorted(verbs))}.")

@@ -11,7 +11,6 @@ secret; nothing but messages of fixed length is read from a peer that has not.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import secrets
@@ -20,7 +19,7 @@ import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,11 +61,6 @@ def new_secret() -> bytes:
     return secrets.token_bytes(SECRET_BYTES)
 
 
-class _Hash(Protocol):
-    def update(self, data: Any, /) -> None: ...
-    def digest(self) -> bytes: ...
-
-
 class Channel:
     """One authenticated connection. Not safe for use by two threads at once."""
 
@@ -96,7 +90,9 @@ class Channel:
         _check_lengths(len(head), sum(len(part) for part in parts))
         seal = _seal(self._sending_key, self._sent)
         self._sent += 1
-        for part in (lengths, head, *parts):
+        seal.update(lengths)
+        seal.update(head)
+        for part in parts:
             seal.update(part)
         _send_all(self.socket, lengths + head, deadline)
         for part in parts:
@@ -171,10 +167,8 @@ def _prove(secret: bytes, who: bytes, transcript: bytes) -> bytes:
     return hmac.digest(secret, who + b"\0" + transcript, "sha256")
 
 
-def _seal(key: bytes, count: int) -> _Hash:
-    seal = hashlib.blake2b(key=key, digest_size=_SEAL_BYTES)
-    seal.update(count.to_bytes(8, "big"))
-    return seal
+def _seal(key: bytes, count: int) -> hmac.HMAC:
+    return hmac.new(key, count.to_bytes(8, "big"), "sha256")
 
 
 def _check_lengths(num_head: int, num_body: int) -> None:
