@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from distlfm.errors import UsageError, WorkError
-from distlfm.solvers.fem import group as group_module
 from distlfm.solvers.fem.group import Group
+from distlfm.solvers.fem.starting import Settings, admit_ranks
 from distlfm.solvers.fem.wire import Message, greet_owner
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI")]
@@ -282,7 +282,7 @@ def test_strangers_at_the_door_are_turned_away_and_keep_nobody_waiting() -> None
             return False
 
     secret = secrets.token_bytes(32)
-    settings = group_module._Settings(1, "auto", "tcp", 5.0, 1.0, None, SERVICE, {})
+    settings = Settings(1, "auto", "tcp", 5.0, 1.0, None, SERVICE, {})
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
     strangers = [socket.create_connection(address) for _ in range(3)]
@@ -302,7 +302,7 @@ def test_strangers_at_the_door_are_turned_away_and_keep_nobody_waiting() -> None
         thread.start()
     start = time.monotonic()
     with listener:
-        admitted = group_module._admit(listener, Waiting(), secret, settings)  # type: ignore[arg-type]
+        admitted = admit_ranks(listener, Waiting(), secret, settings)  # type: ignore[arg-type]
     assert time.monotonic() - start < 2
     assert [about for _, about in admitted] == [{"pid": 1}]
     for thread in threads:

@@ -10,34 +10,28 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import queue
 import selectors
-import socket
-import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from distlfm.errors import DistlfmError, MissingExtra, UsageError, WorkError
-from distlfm.solvers.fem.launcher import Job, LauncherName, plan_launch, reachable_address
-from distlfm.solvers.fem.wire import Array, Channel, Message, PeerGone, WireError, admit_rank, new_secret, tune
+from distlfm.solvers.fem.launcher import LauncherName
+from distlfm.solvers.fem.starting import Running, Settings, TransportName, start_ranks
+from distlfm.solvers.fem.wire import Array, Message, PeerGone, WireError
 
 START_SECONDS = 60.0
 GRACE_SECONDS = 15.0
 """How long the other ranks may be silent after one has failed."""
-HELLO_SECONDS = 5.0
 CLOSE_SECONDS = 3.0
 SLICE_SECONDS = 0.2
-LONGEST_SOCKET_PATH = 100
 SERVICE = "distlfm.solvers.fem.service"
 
 Arrays = Mapping[str, Array]
-TransportName = Literal["auto", "unix", "tcp"]
 
 
 @dataclass(frozen=True)
@@ -50,18 +44,6 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class _Settings:
-    ranks: int
-    launcher: LauncherName
-    transport: TransportName
-    timeout: float
-    grace: float
-    host: str | None
-    service: str
-    environment: Mapping[str, str] = field(repr=False)
-
-
-@dataclass(frozen=True)
 class _Opening:
     """A request that a group started anew must hear again."""
 
@@ -70,51 +52,19 @@ class _Opening:
     arrays: Arrays | Sequence[Arrays]
 
 
-@dataclass(eq=False)
-class _Running:
-    """The processes of a group and the connections to them. It outlives no owner."""
-
-    job: Job
-    channels: list[Channel]
-    about: list[Mapping[str, Any]]
-    owner: int = field(default_factory=os.getpid)
-
-    def end(self) -> None:
-        if os.getpid() != self.owner:  # a fork of the owner must not end the owner's group
-            return
-        self.drop()
-        self.job.end()
-
-    def drop(self) -> None:
-        for channel in self.channels:
-            channel.close()
-
-
-# A fork of the owner that kept the connections would keep the ranks alive after the owner's death.
-_RUNNING: weakref.WeakSet[_Running] = weakref.WeakSet()
-
-
-def _drop_in_fork() -> None:
-    for running in list(_RUNNING):
-        running.drop()
-
-
-os.register_at_fork(after_in_child=_drop_in_fork)
-
-
 class Group:
     """A running helper group. Use it as a context manager, or call `close`; it also ends with its owner.
 
     One request at a time: calls from several threads wait for each other.
     """
 
-    def __init__(self, settings: _Settings) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.RLock()
         self._openings: list[_Opening] = []
         self._deferred: collections.deque[_Opening] = collections.deque()
         self._asking = False
-        self._running: _Running | None = None
+        self._running: Running | None = None
         self.generation = 0
         """How often the group was started: what ranks held in an earlier generation is gone."""
         self._finalizer: weakref.finalize[[], Group] | None = None
@@ -143,7 +93,7 @@ class Group:
         if ranks < 1:
             raise UsageError(f"A helper group cannot have {ranks} ranks.", "Give 1 or more.")
         given = dict(os.environ if environment is None else environment)
-        return cls(_Settings(ranks, launcher, transport, timeout, grace, host, service, given))
+        return cls(Settings(ranks, launcher, transport, timeout, grace, host, service, given))
 
     @property
     def ranks(self) -> int:
@@ -223,10 +173,9 @@ class Group:
             self._finish()
 
     def _begin(self) -> None:
-        self._running = running = _start(self._settings)
+        self._running = running = start_ranks(self._settings)
         self._deferred.clear()
         self.generation += 1
-        _RUNNING.add(running)
         self._finalizer = weakref.finalize(self, running.end)
 
     def _finish(self) -> None:
@@ -255,7 +204,7 @@ class Group:
         finally:
             self._asking = False
 
-    def _exchange(self, running: _Running, request: _Opening, deadline: float | None) -> list[Reply]:
+    def _exchange(self, running: Running, request: _Opening, deadline: float | None) -> list[Reply]:
         arrays = request.arrays
         if not isinstance(arrays, Mapping) and len(arrays) != self.ranks:
             raise UsageError(f"There are arrays for {len(arrays)} ranks, and {self.ranks} ranks.", "Give one a rank.")
@@ -285,7 +234,7 @@ class Group:
             self._raise(failed, request.verb, [number for number in range(self.ranks) if number not in answers])
         return [Reply(number, answers[number].header["header"], answers[number].arrays) for number in sorted(answers)]
 
-    def _collect(self, running: _Running, verb: str, deadline: float | None, answers: dict[int, Message]) -> None:
+    def _collect(self, running: Running, verb: str, deadline: float | None, answers: dict[int, Message]) -> None:
         """Read the answers; returns early if a rank failed and the others stay silent."""
         patience: float | None = None
         with selectors.DefaultSelector() as selector:
@@ -326,7 +275,7 @@ class Group:
         cause = error["cause"] if len(failed) == self.ranks else f"Rank {first} of the helper group: {error['cause']}"
         raise kind(cause, error["fix"])
 
-    def _bury(self, running: _Running, rank: int, verb: str) -> NoReturn:
+    def _bury(self, running: Running, rank: int, verb: str) -> NoReturn:
         running.job.wait(2.0)  # for the launcher's own account of it
         told, how = running.job.fate()
         who = rank if told is None else told
@@ -349,91 +298,3 @@ def _named(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"Rank {ranks[0]}"
     return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
-
-
-def _start(settings: _Settings) -> _Running:
-    plan = plan_launch(settings.ranks, settings.launcher, settings.environment)
-    transport = settings.transport
-    if transport == "auto":
-        transport = "unix" if plan.local else "tcp"
-    if transport == "unix" and not plan.local:
-        raise UsageError("Ranks on other nodes cannot use a unix socket.", "Use the transport tcp.")
-    directory = _private_directory()
-    secret = new_secret()
-    job: Job | None = None
-    try:
-        if transport == "unix":
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind(str(directory / "s"))
-            address = f"unix:{directory / 's'}"
-        else:
-            host = settings.host or ("127.0.0.1" if plan.local else reachable_address(settings.environment))
-            listener = socket.create_server((host, 0))
-            address = f"tcp:{host}:{listener.getsockname()[1]}"
-        with listener:
-            listener.listen(settings.ranks + 8)
-            job = Job(plan, [address, "--service", settings.service], secret, directory)
-            admitted = _admit(listener, job, secret, settings)
-        job.all_there()
-        job.names = {str(about["job"]) for _, about in admitted}
-        return _Running(job, [channel for channel, _ in admitted], [about for _, about in admitted])
-    except BaseException:
-        if job is not None:
-            job.end()
-        with contextlib.suppress(OSError):
-            for left in directory.glob("*"):
-                left.unlink()
-            directory.rmdir()
-        raise
-
-
-def _admit(
-    listener: socket.socket, job: Job, secret: bytes, settings: _Settings
-) -> list[tuple[Channel, Mapping[str, Any]]]:
-    """Let in the ranks that hold the secret, each once; whoever does not is dropped and keeps nobody waiting."""
-    deadline = time.monotonic() + settings.timeout
-    arrived: queue.Queue[tuple[int, Channel, Mapping[str, Any]]] = queue.Queue()
-    admitted: dict[int, tuple[Channel, Mapping[str, Any]]] = {}
-
-    def hear(sock: socket.socket) -> None:
-        limit = time.monotonic() + HELLO_SECONDS
-        try:
-            tune(sock)
-            rank, channel = admit_rank(sock, secret, limit)
-            arrived.put((rank, channel, channel.receive(limit).header))
-        except (WireError, OSError):
-            sock.close()
-
-    listener.settimeout(SLICE_SECONDS / 4)
-    while len(admitted) < settings.ranks:
-        with contextlib.suppress(TimeoutError):
-            sock, _ = listener.accept()
-            threading.Thread(target=hear, args=(sock,), daemon=True).start()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                rank, channel, about = arrived.get_nowait()
-                if rank in admitted or rank >= settings.ranks:
-                    channel.close()
-                else:
-                    admitted[rank] = (channel, about)
-        ended = job.ended()
-        if ended or time.monotonic() > deadline:
-            told, how = job.fate()
-            state = (
-                f"rank {told} {how}" if how else "the launcher ended" if ended else "not all ranks were there in time"
-            )
-            words = job.last_words(told)
-            raise WorkError(
-                f"The helper group of {settings.ranks} ranks did not start: {state}."
-                + (f" Last words:\n{words}\n" if words else ""),
-                "`distlfm doctor` checks mpirun and FEniCS.",
-            )
-    return [admitted[rank] for rank in range(settings.ranks)]
-
-
-def _private_directory() -> Path:
-    """A new directory that only this user can enter, with a path short enough for a socket."""
-    base = tempfile.gettempdir()
-    if len(base) + 24 > LONGEST_SOCKET_PATH:
-        base = "/tmp"  # noqa: S108
-    return Path(tempfile.mkdtemp(prefix="distlfm-", dir=base))
