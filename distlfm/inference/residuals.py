@@ -16,7 +16,10 @@ from scipy.spatial import cKDTree
 from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray
 
-NUM_PERMUTATIONS = 4999
+NUM_PERMUTATIONS = 1999
+CHUNK = 2_000_000
+"""Products of neighbours that are computed at once."""
+
 NUM_NEIGHBOURS = 6
 """Neighbours of a point of a field; a value of a series has the one before and the one after."""
 
@@ -26,8 +29,10 @@ LEAST_VALUES = 12
 LEAST_FREE = 0.05
 """A value has at least this share of the noise variance left as its residual's, however closely the fit follows it."""
 
+HELD_FAST = 1e-9
+"""Share of the noise variance below which a curve's variance means that the equation leaves the value no freedom."""
+
 FLAGGED_P, FLAGGED_STATISTIC = 0.001, 0.1
-_CHUNK = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,124 @@ class Structure:
             return f"Residuals look independent of their neighbours {where} (Moran's I {self.statistic:.2f}, {chance})."
         return (
             f"The misfit has structure: residuals resemble their neighbours {where} (Moran's I {self.statistic:.2f}, "
-            f"{chance}; neighbours foretell {100 * self.explained:.0f} % of their variance). The equation, its boundary "
-            "or its start may be wrong, or the noise is not independent; the bands of the force do not allow for that."
+            f"{chance}; neighbours foretell {100 * self.explained:.0f} % of their variance). The equation, its "
+            "boundary or its start may be wrong, or the noise is not independent: do not trust the bands of the force."
         )
+
+
+def residuals(result: FitResult) -> Residuals | None:
+    """The residuals of a fit with Gaussian noise; None of others, and of one that failed.
+
+    A residual is divided by √(noise² − sd²), sd being the fitted curve's: what a curve that follows the data leaves of
+    the noise. It is the error of foretelling a value from all others, over its deviation. Values that the equation
+    holds fast, as at a boundary, say nothing and are left out.
+    """
+    model, instance, found = result.posterior.model, result.instance, result.at_data
+    size = len(instance.times)
+    if not result.ok or model.likelihood.kind != "gaussian" or len(found.times) < size:
+        return None
+    row = torch.tensor([result.row])
+    observations = result.posterior.observations.rows(row)
+    unknowns = result.posterior.unknowns()
+    middle = (unknowns.weights.unsqueeze(-1) * unknowns.proposals).sum(0)[row]
+    with torch.no_grad():
+        noise = model.noise_variance(model.space.unpack(middle), observations)[0, :, :size].numpy()
+    seen = observations.mask[0, :, :size].numpy()
+    fitted, variance = found.outputs.mean[:, :size], found.outputs.sd[:, :size] ** 2
+    seen = seen & np.isfinite(fitted) & (variance > HELD_FAST * noise)
+    free = np.maximum(noise - variance, LEAST_FREE * noise)
+    observed = observations.values[0, :, :size].numpy()
+    output, column = np.nonzero(seen)
+    return Residuals(
+        values=((observed - fitted) / np.sqrt(free))[seen],
+        times=instance.times[column],
+        positions=None if instance.positions is None else instance.positions[column],
+        output=output,
+        fitted=fitted[seen],
+        observed=observed[seen],
+    )
+
+
+def structure(result: FitResult, seed: int = 0) -> Structure | None:
+    """Whether neighbouring residuals are alike, by permutation; None where there are too few or none.
+
+    The residuals of a right model are slightly unlike their neighbours, since the curve has followed both, so the test
+    errs on the side of silence.
+    """
+    found = residuals(result)
+    if found is None or len(found) < LEAST_VALUES:
+        return None
+    pairs = _field_pairs(result, found) if found.positions is not None else _series_pairs(found)
+    if len(pairs) < LEAST_VALUES:
+        return None
+    return _tested(found, pairs, seed)
+
+
+def _field_pairs(result: FitResult, found: Residuals) -> NDArray[np.intp]:
+    """[m, 2]: each point with its nearest, lengths being counted in the force's lengthscales."""
+    assert found.positions is not None
+    points = np.column_stack([found.times, found.positions])
+    lengths = _lengthscales(result, points)
+    count = min(NUM_NEIGHBOURS, len(points) - 1)
+    _, near = cKDTree(points / lengths).query(points / lengths, count + 1)
+    first = np.repeat(np.arange(len(points)), count + 1)
+    pairs = np.column_stack([first, near.ravel()])
+    # Of points at one place the first found may be another one, so the point itself is left out by its number.
+    others: NDArray[np.intp] = pairs[pairs[:, 0] != pairs[:, 1]]
+    return others
+
+
+def _lengthscales(result: FitResult, points: FloatArray) -> FloatArray:
+    """[1 + d]: the force's, where it has one a dimension, else the extent of the data."""
+    space = result.posterior.model.space
+    extent = np.ptp(points, axis=0)
+    name = f"{result.force_names[0]}.lengthscale"
+    known: dict[str, float] = {}
+    if name in [parameter.name for parameter in space.parameters]:
+        known = dict(space[name].fixed)
+        known |= {one.label: one.mean for one in result.parameters if one.parameter == name}
+    labels = ("t", *"xyz"[: points.shape[1] - 1])
+    lengths = np.array([known.get(label, np.nan) for label in labels])
+    usable = np.isfinite(lengths).all() and (lengths > 0).all()
+    return lengths if usable else np.where(extent > 0, extent, 1.0)
+
+
+def _series_pairs(found: Residuals) -> NDArray[np.intp]:
+    """[m, 2]: each value of an output with the next and the one before."""
+    order = np.lexsort([found.times, found.output])
+    first, second = order[:-1], order[1:]
+    same = found.output[first] == found.output[second]
+    pairs = np.column_stack([first[same], second[same]])
+    return np.concatenate([pairs, pairs[:, ::-1]])
+
+
+def _tested(found: Residuals, pairs: NDArray[np.intp], seed: int) -> Structure | None:
+    values = found.values.copy()
+    groups = [np.flatnonzero(found.output == p) for p in np.unique(found.output)]
+    for group in groups:
+        values[group] -= values[group].mean()
+    total = float((values**2).sum())
+    if not total > 0:
+        return None
+    first, second = pairs.T
+    scale = len(values) / len(pairs) / total
+    lag = np.bincount(first, values[second], len(values))
+    together = float((values * lag).sum())
+    generator = np.random.default_rng(seed)
+    exceeding, done = 0, 0
+    while done < NUM_PERMUTATIONS:
+        count = min(NUM_PERMUTATIONS - done, max(1, CHUNK // len(pairs)))
+        shuffled = np.tile(values, (count, 1))
+        for group in groups:
+            # Outputs have errors of their own size: orders are drawn within each.
+            shuffled[:, group] = generator.permuted(shuffled[:, group], axis=1)
+        sums = np.einsum("sm,sm->s", shuffled[:, first], shuffled[:, second])
+        exceeding += int((sums >= together).sum())
+        done += count
+    return Structure(
+        statistic=scale * together,
+        p_value=(1 + exceeding) / (1 + NUM_PERMUTATIONS),
+        explained=together**2 / (total * max(float((lag**2).sum()), 1e-300)),
+        num_values=len(values),
+        in_space=found.positions is not None,
+    )

@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from distlfm.inference.residuals import structure
 from distlfm.inference.result import FAILED, Digest, FitResult
+from distlfm.report.field_section import field_figures
 from distlfm.report.page import Cell, Figure, Provenance, Section, Table, embed, write_page
 from distlfm.report.plots import plot_fit, plot_overview, plot_phase, plot_trace
 from distlfm.report.truth import output_names, true_parameter
@@ -196,13 +198,26 @@ def _instance(result: FitResult, place: str) -> Section:
     if result.ok and result.effective_draws < FEW_DRAWS:
         text += f"The posterior rests on {result.effective_draws:.0f} effective draws: its intervals are rough.\n\n"
     text += " ".join(direction_words(direction) for direction in result.undetermined)
-    if result.instance.positions is not None:
-        text += "\n\nThis instance has positions in space; no figure is drawn for it."
-        return Section(title, text, tables=_parameters(result))
+    shape = structure(result)
+    if shape is not None:
+        text += f"\n\n{shape.sentence()}"
     return Section(title, text, _figures(result), _parameters(result))
 
 
 def _figures(result: FitResult) -> list[Figure]:
+    if result.instance.positions is not None:
+        return [*field_figures(result), *_trace(result)] if result.ok else []
+    return [*_curves(result), *_trace(result)]
+
+
+def _trace(result: FitResult) -> list[Figure]:
+    if not result.ok or len(result.trace) < 2:
+        return []
+    alt = f"Instance {result.id}: the bound over {len(result.trace)} iterations, ending at {result.bound:.4g}."
+    return [embed(plot_trace(result), "The bound as the fit went on.", alt)]
+
+
+def _curves(result: FitResult) -> list[Figure]:
     outputs, forces = output_names(result), ", ".join(result.force_names)
     truth = " Dashed: the truth of the simulation, which the fit did not see." if result.instance.truth else ""
     caption = (
@@ -217,9 +232,6 @@ def _figures(result: FitResult) -> list[Figure]:
     if result.posterior.model.system.options.kind in PHASE_PLANES:
         alt = f"Instance {result.id}: phase plane of {outputs[0]} against the inferred {forces}."
         found.append(embed(plot_phase(result), "Phase plane; tubes have each axis's own interval.", alt))
-    if result.ok and len(result.trace) > 1:
-        alt = f"Instance {result.id}: the bound over {len(result.trace)} iterations, ending at {result.bound:.4g}."
-        found.append(embed(plot_trace(result), "The bound as the fit went on.", alt))
     return found
 
 
