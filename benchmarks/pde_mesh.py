@@ -70,17 +70,17 @@ def partitioned_seconds(
         force = random.normal(size=(num_right, num_steps + 1, solver.num_nodes))
         weights = random.normal(size=(num_right, num_steps + 1, NUM_OBSERVED))
         observe = some_nodes(solver.num_nodes)
+        found: list[dict[str, float]] = []
         # A fit does hundreds of these: the first, which also pays for fresh memory, is not counted.
-        _, run_id = solver.forward({**THETA, "decay": 0.5}, None, force, DT, num_steps, observe)
-        solver.adjoint(run_id, weights)
-        solver.drop(run_id)
-        start = used(group)
-        _, run_id = solver.forward(THETA, None, force, DT, num_steps, observe)
-        middle = used(group)
-        solver.adjoint(run_id, weights)
-        end = used(group)
-    share = num_steps * num_right
-    return {"forward": (middle - start) / share, "adjoint": (end - middle) / share}
+        for decay in (0.5, 0.4, 0.3):
+            start = used(group)
+            _, run_id = solver.forward({**THETA, "decay": decay}, None, force, DT, num_steps, observe)
+            middle = used(group)
+            solver.adjoint(run_id, weights)
+            found.append({"forward": middle - start, "adjoint": used(group) - middle})
+            solver.drop(run_id)
+    best = min(found[1:], key=lambda one: sum(one.values()))
+    return {name: seconds / (num_steps * num_right) for name, seconds in best.items()}
 
 
 def peak_bytes(cells: int, ranks: int, kind: Any = "cg_amg", num_steps: int = 2) -> list[int]:
@@ -108,8 +108,9 @@ def taped_seconds(cells: int) -> dict[str, float]:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     with Group.start(1, service="benchmarks.pde_mesh", environment=environment) as group:
         group.call("taped", {"cells": 8, "num_steps": 3})  # forms are compiled before time is taken
-        found = group.call("taped", {"cells": cells, "num_steps": TAPED_STEPS})[0].header
-    return {name: found[name] / TAPED_STEPS for name in ("forward", "adjoint")}
+        found = [group.call("taped", {"cells": cells, "num_steps": TAPED_STEPS})[0].header for _ in range(2)]
+    best = min(found, key=lambda one: float(one["forward"] + one["adjoint"]))
+    return {name: best[name] / TAPED_STEPS for name in ("forward", "adjoint")}
 
 
 def _taped(
