@@ -5,8 +5,9 @@ from __future__ import annotations
 from distlfm.inference.residuals import residuals
 from distlfm.inference.result import FitResult
 from distlfm.report.field_checks import plot_mesh, plot_residuals
+from distlfm.report.field_profiles import NUM_PROFILES, plot_parameters, plot_profiles
 from distlfm.report.field_view import FieldView
-from distlfm.report.fields import plot_field, plot_parameters, plot_profiles
+from distlfm.report.fields import plot_field
 from distlfm.report.page import Figure, embed
 
 
@@ -53,7 +54,7 @@ def _extremes(view: FieldView) -> str:
 
 
 def _profiles(view: FieldView) -> Figure:
-    times = ", ".join(f"{time:.3g}" for time in view.times_shown(4))
+    times = ", ".join(f"{time:.3g}" for time in view.times_shown(NUM_PROFILES))
     truth = " Dashed: the truth." if view.true_force is not None else ""
     alt = f"Instance {view.result.id}: the inferred {view.force} against position at the times {times}, with bands."
     return embed(plot_profiles(view), f"The inferred {view.force} along the line at a few times.{truth}", alt)

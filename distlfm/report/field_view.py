@@ -19,7 +19,7 @@ from distlfm.report.style import quantity
 from distlfm.report.truth import instance_row, output_names
 
 NUM_SNAPSHOTS = 4
-MAX_COMPARED = 4000
+MAX_COMPARED = 900
 """The truth is compared with the fit at about so many points at most: predictions cost time."""
 
 

@@ -1,4 +1,4 @@
-"""Figures of fields in space and time: maps of output and force with truth and error, and profiles with bands.
+"""Maps of fields in space and time: output and force, and their truth and error where that is known.
 
 On a line a map is an image over time and position. In the plane it is a row of snapshots on the mesh; in space, of
 the layer around the middle. Sequential colours are for means and deviations, diverging ones, centred at zero, for
@@ -16,26 +16,29 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from matplotlib.tri import Triangulation
 
-from distlfm.inference.result import Band, FitResult
+from distlfm.inference.result import Band
 from distlfm.instance import BoolArray, FloatArray
-from distlfm.report.curves import draw_band
 from distlfm.report.field_view import NUM_SNAPSHOTS, Cloud, FieldView
-from distlfm.report.forest import draw_forest, forest_rows, grouped
-from distlfm.report.style import MEASURED, TRUTH, handles, house, new_figure, plain, quantity
+from distlfm.report.style import MEASURED, house, new_figure, plain, quantity
 
 LEVEL_MAP, SPREAD_MAP, ERROR_MAP = "viridis", "cividis", "RdBu_r"
-IMAGE_HEIGHT, SNAPSHOT_HEIGHT, PROFILE_HEIGHT = 1.75, 1.65, 1.9
-NUM_PROFILES = 4
+IMAGE_HEIGHT, SNAPSHOT_HEIGHT = 1.75, 1.65
 COMPARABLE = 3.0
 """The force and its truth share their colours while neither range is so many times the other."""
 
 LAYER = 0.15
 """Share of the points, nearest to the middle, that are the layer shown of a field in three dimensions."""
+
+USUAL = 0.97
+"""Share of the deviations that the colours tell apart: corners of the domain are far less certain than the rest."""
+
+MAP_DPI = 110
+"""Pixels an inch of maps, which are smooth; marks stay readable, and a page stays small."""
 
 ROUND_ENOUGH = 4.0
 """Domains with sides up to this ratio are drawn with equal scales."""
@@ -62,45 +65,6 @@ def plot_field(view: FieldView) -> Figure:
         return _snapshots(view, [panel for panel in panels if panel.title != f"{plain(view.output)}: sd"])
 
 
-def plot_profiles(view: FieldView) -> Figure:
-    """The force along a line at a few times, with bands, and the truth where it is known."""
-    assert view.dims == 1
-    true = view.true_force
-    source = view.result.grid if view.at_truth is None else view.at_truth
-    times = view.times_shown(NUM_PROFILES)
-    with house():
-        figure = new_figure(PROFILE_HEIGHT, 7.2)
-        row = figure.subplots(1, len(times), sharey=True, squeeze=False)[0]
-        for axes, time in zip(row, times, strict=True):
-            assert source.positions is not None
-            here = np.flatnonzero(source.times == time)
-            here = here[np.argsort(source.positions[here, 0])]
-            band = Band(*(getattr(source.force, name)[:, here] for name in Band.__dataclass_fields__))
-            draw_band(axes, source.positions[here, 0], band, 0)
-            if true is not None:
-                now = true.near(time)
-                order = np.argsort(now.positions[:, 0])
-                axes.plot(
-                    now.positions[order, 0], now.values[order], color=TRUTH, linestyle=(0, (3, 1.5)), label="truth"
-                )
-            axes.set_title(_time_title(view, time))
-            axes.set_xlabel(view.position_label(0))
-            axes.xaxis.set_major_locator(MaxNLocator(4))
-        row[0].set_ylabel(plain(view.force))
-        row[0].yaxis.set_major_locator(MaxNLocator(5))
-        figure.legend(handles=handles(data=False, truth=true is not None), loc="outside upper center", ncols=4)
-    return figure
-
-
-def plot_parameters(result: FitResult) -> Figure:
-    """Parameters as a forest of intervals."""
-    groups = grouped(result.parameters)
-    with house():
-        figure = new_figure(sum(forest_rows(groups)) + 0.3)
-        draw_forest(figure.add_subfigure(figure.add_gridspec(1, 1)[0]), result, groups)
-    return figure
-
-
 # ---- what is shown ---------------------------------------------------------------------------------------------------
 
 
@@ -122,7 +86,7 @@ def _panels(view: FieldView) -> list[Panel]:
         mean, sd = of(band, "mean"), of(band, "sd")
         limits, true_limits = _shared(mean.values, None if true is None else true.values)
         found.append(Panel(f"{name}: posterior mean", label, mean, LEVEL_MAP, limits, marks=kind == "outputs"))
-        found.append(Panel(f"{name}: sd", "sd", sd, SPREAD_MAP, Normalize(0.0, _top(sd.values))))
+        found.append(Panel(f"{name}: sd", "sd", sd, SPREAD_MAP, Normalize(0.0, _usual(sd.values))))
         if true is not None and (kind == "force" or view.dims == 1):
             error = view.error(true, kind)
             end = _top(np.abs(error.values))
@@ -152,6 +116,12 @@ def _range(values: FloatArray) -> tuple[float, float]:
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
+def _usual(values: FloatArray) -> float:
+    """A top that a few corners of the domain do not set."""
+    finite = values[np.isfinite(values) & (values > 0)]
+    return float(np.quantile(finite, USUAL)) if len(finite) else 1.0
+
+
 def _top(values: FloatArray) -> float:
     high = float(np.max(values, where=np.isfinite(values), initial=0.0))
     return high if high > 0 else 1.0
@@ -162,15 +132,13 @@ def _top(values: FloatArray) -> float:
 
 def _images(view: FieldView, panels: Sequence[Panel]) -> Figure:
     rows = -(-len(panels) // 2)
-    figure = new_figure(IMAGE_HEIGHT * rows + 0.25)
+    figure = new_figure(IMAGE_HEIGHT * rows + 0.25, dpi=MAP_DPI)
     grid = figure.subplots(rows, 2, squeeze=False, sharex=True, sharey=True)
     for axes, panel in zip(grid.ravel(), panels, strict=True):
         _draw_image(axes, panel)
         if panel.marks:
             _mark_data(axes, view)
-        figure.colorbar(
-            ScalarMappable(panel.limits, panel.colours), ax=axes, label=panel.label, pad=0.015, fraction=0.05, aspect=16
-        )
+        _colour_bar(figure, [axes], panel, fraction=0.05, aspect=16)
     for axes in grid[-1]:
         axes.set_xlabel(view.time_label)
     for axes in grid[:, 0]:
@@ -221,19 +189,26 @@ def _mark_handles(view: FieldView) -> list[Artist]:
 
 def _snapshots(view: FieldView, panels: Sequence[Panel]) -> Figure:
     times = view.times_shown(NUM_SNAPSHOTS)
-    figure = new_figure(SNAPSHOT_HEIGHT * len(panels) + 0.2)
+    figure = new_figure(SNAPSHOT_HEIGHT * len(panels) + 0.2, dpi=MAP_DPI)
     parts = figure.subfigures(len(panels), 1, squeeze=False)[:, 0]
     for part, panel in zip(parts, panels, strict=True):
         row = part.subplots(1, len(times), sharex=True, sharey=True, squeeze=False)[0]
         for axes, time in zip(row, times, strict=True):
             now = panel.cloud.near(time)
             draw_plane(axes, view, now, panel.colours, panel.limits)
-            axes.set_title(_time_title(view, float(now.times[0])))
+            axes.set_title(time_title(view, float(now.times[0])))
             axes.set_xlabel(view.position_label(0))
         row[0].set_ylabel(view.position_label(1))
         part.suptitle(panel.title, fontsize=8, fontweight="bold", x=0.01, ha="left")
-        part.colorbar(ScalarMappable(panel.limits, panel.colours), ax=list(row), label=panel.label, pad=0.01, aspect=14)
+        _colour_bar(part, list(row), panel, aspect=14)
     return figure
+
+
+def _colour_bar(canvas: Figure | SubFigure, axes: list[Axes], panel: Panel, **sizes: Any) -> None:
+    top = panel.limits.vmax
+    beyond = top is not None and bool((panel.cloud.values > top).any())
+    shown = ScalarMappable(panel.limits, panel.colours)
+    canvas.colorbar(shown, ax=axes, label=panel.label, pad=0.015, extend="max" if beyond else "neither", **sizes)
 
 
 def draw_plane(axes: Axes, view: FieldView, cloud: Cloud, colours: str, limits: Normalize) -> None:
@@ -291,6 +266,7 @@ def _triangles(view: FieldView, places: FloatArray) -> Triangulation | None:
     return found
 
 
-def _time_title(view: FieldView, time: float) -> str:
+def time_title(view: FieldView, time: float) -> str:
+    """A time with its unit."""
     unit = view.instance.metadata.get("time_unit")
     return f"t = {time:.4g}{f' {plain(unit, 12)}' if unit else ''}"

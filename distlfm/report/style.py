@@ -77,9 +77,9 @@ def house() -> Iterator[None]:
         yield
 
 
-def new_figure(height: float, width: float = WIDTH) -> Figure:
-    """An empty figure of that size in inches, with a canvas of its own."""
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+def new_figure(height: float, width: float = WIDTH, dpi: int = 150) -> Figure:
+    """An empty figure of that size in inches, with a canvas of its own; dpi counts where parts of it are pixels."""
+    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
