@@ -132,6 +132,11 @@ class Instance:
         scored = ~keep if aligned else None
         return replace(self._kept(np.flatnonzero(keep)), truth=replace(truth, scored=scored))
 
+    def observed(self) -> Instance:
+        """Without the points at which no output was observed; the truth stays whole."""
+        seen = self.mask.any(0)
+        return self if seen.all() else self._kept(np.flatnonzero(seen))
+
     def _kept(self, keep: slice | NDArray[np.intp]) -> Instance:
         return replace(
             self,

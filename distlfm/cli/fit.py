@@ -60,6 +60,9 @@ def fit(
     overrides: Overrides = None,
     data: Annotated[Path | None, typer.Option("--data", help="Short for data.path=PATH.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Short for run.dir=DIR.")] = None,
+    mpi_ranks: Annotated[
+        int | None, typer.Option("--mpi-ranks", min=1, help="Divide the mesh of a PDE among so many MPI processes.")
+    ] = None,
 ) -> int:
     """Infer the latent forces of instances, with bands, parameters and a report.
 
@@ -77,6 +80,8 @@ def fit(
         settings.append(f"data.path={json.dumps(str(data))}")
     if out is not None:
         settings.append(f"run.dir={json.dumps(str(out))}")
+    if mpi_ranks is not None:
+        settings.append(f"mechanism.ranks={mpi_ranks}")
     run = run_fit(load(FitConfig, config, settings), reporter=STATE.reporter)
     tell(run, STATE.reporter)
     return 1 if run.set_aside or not all(digest.ok for digest in run.digests) else 0

@@ -25,7 +25,7 @@ from distlfm.instance import Instance
 LOST = 0.05
 """Variance that the inducing points may leave open at a point, in units of the noise variance."""
 
-MOVED = 0.1
+MOVED = 0.25
 """How far halving the time step may move an output, in units of the noise's deviation."""
 
 LEVELLED = 2

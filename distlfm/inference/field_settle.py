@@ -29,7 +29,7 @@ SPACING = 0.6
 """Gap between inducing points in units of the shortest lengthscale that the prior thinks likely."""
 
 LIKELY = -1.28
-MOST_TIMES, MOST_PLACES = 24, 100
+MOST_TIMES, MOST_PLACES = 24, 144
 
 
 class FieldOptions(Config):
@@ -40,7 +40,7 @@ class FieldOptions(Config):
 
     num_times: int | None = Field(default=None, ge=3)
     num_places: int | None = Field(default=None, ge=3)
-    refinements: int = Field(default=3, ge=0)
+    refinements: int = Field(default=2, ge=0)
 
 
 class FieldSettings(Config):
@@ -62,7 +62,7 @@ class FieldSettings(Config):
 
     def more_points(self) -> FieldSettings:
         return self.model_copy(
-            update={"num_times": math.ceil(1.5 * self.num_times), "num_places": math.ceil(1.5 * self.num_places)}
+            update={"num_times": math.ceil(1.4 * self.num_times), "num_places": math.ceil(1.4 * self.num_places)}
         )
 
 

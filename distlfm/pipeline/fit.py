@@ -164,6 +164,8 @@ def read_instances(config: DataConfig) -> ReadReport:
 def _for_fitting(instance: Instance, data: DataConfig) -> Instance:
     """The observations of an instance that a fit may see."""
     thinned = instance.thinned(data.stride)
+    if thinned.positions is not None:
+        thinned = thinned.observed()
     return thinned if data.fraction == 1.0 else thinned.sampled(data.fraction, data.split_seed)
 
 

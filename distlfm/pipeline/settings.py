@@ -88,6 +88,7 @@ class SimulateConfig(_ModelConfig):
 
     Observations are at `points` even times from `start` to `stop`; the truth is kept at `truth_points`.
     num_outputs: how many outputs a mechanism that leaves it open has; `missing`: the share of values left out.
+    places: of a field, how many positions a dimension it is observed at.
     """
 
     verb: Literal["simulate"] = "simulate"
@@ -99,6 +100,7 @@ class SimulateConfig(_ModelConfig):
     truth_points: int = Field(default=111, ge=2)
     num_outputs: int = Field(default=5, ge=1)
     missing: float = Field(default=0.0, ge=0.0, lt=1.0)
+    places: int = Field(default=21, ge=2)
 
 
 VERBS: dict[str, type[Config]] = {"fit": FitConfig, "simulate": SimulateConfig}

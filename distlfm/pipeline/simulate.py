@@ -22,9 +22,10 @@ from distlfm.gp.pathwise import Domain, ForcePrior, draw_prior
 from distlfm.inference.likelihood import positive_rate
 from distlfm.inference.model import Model
 from distlfm.instance import FloatArray, Instance, Truth
-from distlfm.mechanisms import build_mechanism, find_system
+from distlfm.mechanisms import build_system, find_system
 from distlfm.mechanisms.parameters import Values
 from distlfm.pipeline.settings import SimulateConfig
+from distlfm.pipeline.simulate_field import simulate_fields
 from distlfm.solvers.base import Force, SolverConfig
 from distlfm.solvers.linear import Linearity, extract, panels, probe, propagate
 from distlfm.solvers.ode import solve
@@ -90,9 +91,12 @@ def simulate_from(config: SimulateConfig) -> list[Instance]:
     """The instances that a config of `distlfm simulate` asks for."""
     names = [f"output_{i}" for i in range(config.num_outputs)]
     takes_any = not find_system(config.mechanism["kind"]).Options(kind="").outputs
-    mechanism = build_mechanism(config.mechanism, names if takes_any else ())
+    model = Model(build_system(config.mechanism, names if takes_any else ()), config.force, config.likelihood)
+    if model.is_field:
+        _check(model, config.instances, config.missing)
+        return simulate_fields(model, config)
     return simulate(
-        Model(mechanism, config.force, config.likelihood),
+        model,
         num_instances=config.instances,
         times=[float(t) for t in np.linspace(config.start, config.stop, config.points)],
         truth_times=[float(t) for t in np.linspace(config.start, config.stop, config.truth_points)],
@@ -110,6 +114,8 @@ def _check(model: Model, num_instances: int, missing: float) -> None:
         raise UsageError(
             "The noise is given with the data, and simulated data have none yet.", "Set likelihood.noise=learned."
         )
+    if model.is_field and model.likelihood.kind != "gaussian":
+        raise UsageError("Fields are simulated with Gaussian noise.", "Set likelihood.kind=gaussian.")
 
 
 @dataclass(frozen=True)
