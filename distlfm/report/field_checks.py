@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from distlfm.inference.residuals import Residuals
 from distlfm.instance import FloatArray
 from distlfm.report.field_view import FieldView
-from distlfm.report.fields import ERROR_MAP, set_scales
+from distlfm.report.fields import ERROR_MAP, MAP_DPI, set_scales
 from distlfm.report.style import INFERRED, MEASURED, QUIET, house, new_figure, plain, quantity
 
 RESIDUAL_LIMIT = 3.0
@@ -23,7 +23,7 @@ def plot_residuals(view: FieldView, found: Residuals) -> Figure:
     """Fitted against observed values, and standardised residuals where they are."""
     limits = Normalize(-RESIDUAL_LIMIT, RESIDUAL_LIMIT)
     with house():
-        figure = new_figure(2.5 if view.dims == 1 else 2.3)
+        figure = new_figure(2.5 if view.dims == 1 else 2.3, dpi=MAP_DPI)
         ratios = [1.0, 1.9] if view.dims == 1 else [1.0, 1.1, 1.3]
         row = figure.subplots(1, len(ratios), width_ratios=ratios)
         _draw_agreement(row[0], view, found)

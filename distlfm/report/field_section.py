@@ -11,13 +11,14 @@ from distlfm.report.fields import plot_field
 from distlfm.report.page import Figure, embed
 
 
-def field_figures(result: FitResult) -> list[Figure]:
-    """Maps, profiles, residuals, mesh and parameters of a field that was fitted."""
+def field_figures(result: FitResult, *, mapped: bool = True) -> list[Figure]:
+    """Maps, profiles, residuals, mesh and parameters of a field that was fitted; unmapped, without the large ones."""
     view = FieldView(result)
-    found = [_maps(view)]
+    found = [_maps(view)] if mapped else []
     if view.dims == 1:
         found.append(_profiles(view))
-    found += _checks(view)
+    if mapped:
+        found += _checks(view)
     if result.parameters:
         alt = f"Instance {result.id}: intervals of {len(result.parameters)} parameters."
         found.append(embed(plot_parameters(result), "Parameters with their intervals of 68 and 95 %.", alt))

@@ -240,7 +240,7 @@ def _middle(places: FloatArray) -> BoolArray:
     """The layer of points around the middle of the last dimension."""
     last = places[:, -1]
     distance = np.abs(last - (last.min() + last.max()) / 2)
-    nearest: BoolArray = distance <= max(float(np.quantile(distance, LAYER)), float(distance.min()))
+    nearest: BoolArray = distance <= float(np.quantile(distance, LAYER)) + 1e-9 * float(np.ptp(last))
     return nearest
 
 

@@ -23,6 +23,9 @@ NUM_WORST, NUM_BEST = 25, 5
 MAX_PICTURED = 6
 """Fleets up to this size have every instance drawn; of larger ones the worst, the median and the best."""
 
+MAX_MAPPED = 2
+"""Of fields among those drawn, only so many have maps, which are large; the others have profiles."""
+
 MAX_PARAMETER_ROWS = 60
 PHASE_PLANES = ("lotka_volterra",)
 """Mechanisms whose force and output are read against each other."""
@@ -75,7 +78,7 @@ def fit_page(
         _overview(summary, ranked, score),
         *_trouble(ranked, {digest.id: digest for digest in digests}, summary.get("set_aside") or ()),
         *_open_directions(digests),
-        *(_instance(results[where[name]], place) for name, place in drawn),
+        *(_instance(results[where[name]], place, i < MAX_MAPPED) for i, (name, place) in enumerate(drawn)),
     ]
     return write_page(path, title, sections, _provenance(summary, config_text, provenance))
 
@@ -191,7 +194,7 @@ def _open_directions(digests: Sequence[Digest]) -> list[Section]:
     return [Section(title, text, tables=[Table(f"Open in how many of {len(digests)} instances.", columns, rows)])]
 
 
-def _instance(result: FitResult, place: str) -> Section:
+def _instance(result: FitResult, place: str, mapped: bool) -> Section:
     title = f"Instance {result.id}" + (f" ({place})" if place else "")
     text = f"Method {result.method}, status {result.status.replace('_', ' ')}. "
     text += f"{status_words(result.status, result.advice)}\n\n"
@@ -201,12 +204,12 @@ def _instance(result: FitResult, place: str) -> Section:
     shape = structure(result)
     if shape is not None:
         text += f"\n\n{shape.sentence()}"
-    return Section(title, text, _figures(result), _parameters(result))
+    return Section(title, text, _figures(result, mapped), _parameters(result))
 
 
-def _figures(result: FitResult) -> list[Figure]:
+def _figures(result: FitResult, mapped: bool) -> list[Figure]:
     if result.instance.positions is not None:
-        return [*field_figures(result), *_trace(result)] if result.ok else []
+        return [*field_figures(result, mapped=mapped), *_trace(result)] if result.ok else []
     return [*_curves(result), *_trace(result)]
 
 
