@@ -10,12 +10,12 @@ from torch import Tensor
 
 from distlfm.inference.base import Fit, Posterior, Predicted, Unknowns
 from distlfm.inference.curvature import find_modes
-from distlfm.inference.field import FieldGaussian
 from distlfm.inference.linear import LinearGaussian, choose_quadrature
 from distlfm.inference.marginal import Marginal
 from distlfm.inference.mixture import Mixture
 from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum, Status
 from distlfm.inference.posterior import ParameterPosterior, PosteriorConfig, infer
+from distlfm.inference.whitened import WhitenedMarginal
 from distlfm.solvers.linear import probe
 
 CHUNK_BYTES = 200_000_000
@@ -72,7 +72,7 @@ class CollapsedPosterior(Posterior):
     def draw(self, rows: Tensor, times: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
         marginal = self.marginal
-        if not isinstance(marginal, LinearGaussian | FieldGaussian):
+        if not isinstance(marginal, LinearGaussian | WhitenedMarginal):
             linearity = probe(self.model.mechanism, self.model.space)
             quadrature = choose_quadrature(self.model, self.observations.rows(rows), linearity)
             marginal = LinearGaussian(self.model, self.observations, linearity, quadrature)

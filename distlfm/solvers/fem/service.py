@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from distlfm.errors import UsageError, WorkError
 from distlfm.solvers.fem import partitioned
+from distlfm.solvers.fem.derivatives import FormDerivatives
 from distlfm.solvers.fem.discretise import Discretisation, discretise
 from distlfm.solvers.fem.observe import interpolation
 from distlfm.solvers.fem.operators import all_cells, assemble_operators, fixed_nodes
@@ -46,6 +47,7 @@ class Problem:
 
     discretisation: Discretisation
     stepper: CachedStepper | None = None
+    derivatives: FormDerivatives | None = None
     recordings: dict[int, Recording] = field(default_factory=dict)
     num_recordings: int = 0
 
@@ -171,6 +173,24 @@ def taped_drop(session: Session, header: Header, arrays: Arrays) -> Answer:
     return {}, {}
 
 
+def linearise(session: Session, header: Header, arrays: Arrays) -> Answer:
+    """`linearise` {key}: the weak form and its first derivatives, as `Derivatives` describes them. Nothing is solved.
+
+    Arrays: theta [k] in the order of `coefficients`; states [n, J]; force [n, J].
+    """
+    problem = _opened(session, header)
+    d = problem.discretisation
+    theta, states, force = (np.asarray(arrays[name], dtype=np.float64) for name in ("theta", "states", "force"))
+    if theta.shape != (len(d.coefficients),) or states.shape != force.shape or states.shape[1:] != (d.num_nodes,):
+        raise UsageError(
+            f"theta {theta.shape}, states {states.shape} and force {force.shape} do not fit {d.num_nodes} nodes and "
+            f"{len(d.coefficients)} coefficients.",
+            "They are [k], [n, J] and [n, J].",
+        )
+    problem.derivatives = problem.derivatives or FormDerivatives(d)
+    return {}, _from_root(d, vars(problem.derivatives.at(theta, states, force)))
+
+
 def close_problem(session: Session, header: Header, arrays: Arrays) -> Answer:
     """`close` {key}: forget a problem and all that was recorded of it."""
     del arrays
@@ -216,6 +236,7 @@ VERBS: dict[str, Verb] = {
     "taped_forward": taped_forward,
     "taped_adjoint": taped_adjoint,
     "taped_drop": taped_drop,
+    "linearise": linearise,
     "close": close_problem,
     **partitioned.VERBS,
 }
