@@ -84,6 +84,7 @@ class CollapsedPosterior(Posterior):
             "draws": self.draws.movedim(0, 1),
             "proposals": self._unknowns.proposals.movedim(0, 1),
             "weights": self._unknowns.weights.movedim(0, 1),
+            **self.marginal.state(),
         }
 
 

@@ -117,23 +117,23 @@ class FieldMap:
         """The force at points [A, Q, 1 + d] as columns [A, Q, R] of w, and the variance [A, Q] that they leave open."""
         hyper = self.model.hyper(values)[0]
         if self.separable is None:
-            found = self._joint_basis(hyper, points)
+            found = self.joint_basis(hyper, points)
             left = self.kernel.diagonal(hyper, points) - found.square().sum(-1)
         else:
             scale = self.separable.variance(hyper)
-            time = _basis(self.separable.time, hyper, points[..., 0], self.inducing.times)
-            space = _basis(self.separable.space, hyper, points[..., 1:], self.inducing.places)
+            time = whitened_basis(self.separable.time, hyper, points[..., 0], self.inducing.times)
+            space = whitened_basis(self.separable.space, hyper, points[..., 1:], self.inducing.places)
             both = (space.unsqueeze(-1) * time.unsqueeze(-2)).flatten(-2)
             found = scale.sqrt()[:, None, None] * both
             left = scale[:, None] - found.square().sum(-1)
-        extra = found.new_zeros(*found.shape[:-1], self._num_initial)
+        extra = found.new_zeros(*found.shape[:-1], self.num_initial)
         return torch.cat([found, extra], -1), left.clamp_min(0.0)
 
     @property
-    def _num_initial(self) -> int:
+    def num_initial(self) -> int:
         return len(self.inducing.places) if self.initial.kind == "field" else 0
 
-    def _joint_basis(self, hyper: Hyper, points: Tensor) -> Tensor:
+    def joint_basis(self, hyper: Hyper, points: Tensor) -> Tensor:
         where = self._joint_inducing()
         factor, _ = safe_cholesky(self.kernel.covariance(hyper, where, where))
         cross = self.kernel.covariance(hyper, where, points)
@@ -158,13 +158,13 @@ class FieldMap:
         """Columns [A, T, R] and slack [A, T] from the answers to pulses."""
         assert self.separable is not None
         hyper = self.model.hyper(values)[0]
-        space = _basis(self.separable.space, hyper, self.nodes, self.inducing.places)
-        time = _basis(self.separable.time, hyper, self.grid.times, self.inducing.times)
+        space = whitened_basis(self.separable.space, hyper, self.nodes, self.inducing.places)
+        time = whitened_basis(self.separable.time, hyper, self.grid.times, self.inducing.times)
         # What the inducing points leave open is at most the sum of what each factor does; taken as fully correlated,
         # its effect on the outputs is bounded by the answer to its deviation (Cauchy-Schwarz, for responses ≥ 0).
-        open_space, open_time = _left_open(space), _left_open(time)
+        open_space, open_time = left_open(space), left_open(time)
         pulses = torch.cat([space, torch.ones_like(space[..., :1]), open_space], -1).mT
-        starts, deviation = self._starts(values, hyper)
+        starts, deviation = self.starts(values, hyper)
         num_pulses, num_starts = pulses.shape[1], starts.shape[1]
         theta = self.theta(values)
         initial = torch.cat([torch.zeros_like(pulses), starts], 1)
@@ -177,10 +177,10 @@ class FieldMap:
         found = self._pairs(answers[:, :size], kicks[..., : time.shape[-1]], places, rows)
         loose = torch.einsum("atji,aijo->ato", kicks[..., -2:], answers[:, size:])
         scale = self.separable.variance(hyper)
-        slack = scale[:, None] * _pick(loose, places, rows).square()
+        slack = scale[:, None] * pick(loose, places, rows).square()
         found = scale.sqrt()[:, None, None] * found.flatten(-2)
         if num_starts:
-            later = deviation[..., None] * _pick(_at_times(observed[:, num_pulses:], places), places, rows)
+            later = deviation[..., None] * pick(at_times(observed[:, num_pulses:], places), places, rows)
             found = torch.cat([found, later[:, :-1].mT], -1)
             slack = slack + later[:, -1].square()
         return found, slack
@@ -201,17 +201,17 @@ class FieldMap:
         hyper = self.model.hyper(values)[0]
         times, nodes = self.grid.times, self.nodes
         grid = torch.cat([times.repeat_interleave(len(nodes)).unsqueeze(-1), nodes.repeat(len(times), 1)], -1)
-        basis = self._joint_basis(hyper, grid.unsqueeze(0))
+        basis = self.joint_basis(hyper, grid.unsqueeze(0))
         left = self.kernel.diagonal(hyper, grid) - basis.square().sum(-1)
         loose = left.clamp_min(SMALLEST).sqrt().unsqueeze(-1)
         force = torch.cat([basis, loose], -1).mT.unflatten(-1, (len(times), len(nodes)))
-        starts, deviation = self._starts(values, hyper)
+        starts, deviation = self.starts(values, hyper)
         initial = torch.cat([force.new_zeros(*force.shape[:2], len(nodes)), starts], 1)
         padded = torch.cat([force, force.new_zeros(len(force), starts.shape[1], *force.shape[2:])], 1)
         observed = solve(
             self.discretised.engine, self.theta(values), initial, padded, self.grid, places.observe, driven=False
         )
-        seen = _pick(_at_times(observed, places), places, rows)
+        seen = pick(at_times(observed, places), places, rows)
         size = basis.shape[-1]
         found, slack = seen[:, :size].mT, seen[:, size].square()
         if starts.shape[1]:
@@ -220,7 +220,7 @@ class FieldMap:
             slack = slack + later[:, -1].square()
         return found, slack
 
-    def _starts(self, values: Values, hyper: Hyper) -> tuple[Tensor, Tensor]:
+    def starts(self, values: Values, hyper: Hyper) -> tuple[Tensor, Tensor]:
         """Columns [A, M_x + 1, J] of an unknown initial state, the last for what they leave open, and its deviation."""
         some = next(iter(hyper.values()))
         if self.initial.kind != "field":
@@ -231,8 +231,8 @@ class FieldMap:
             gaps = (first.unsqueeze(-2) - second.unsqueeze(-3)).square().sum(-1)
             return torch.exp(-0.5 * gaps / length**2)
 
-        basis = _basis(correlation, hyper, self.nodes, self.inducing.places)
-        return torch.cat([basis, _left_open(basis)], -1).mT, values["initial_deviation"]
+        basis = whitened_basis(correlation, hyper, self.nodes, self.inducing.places)
+        return torch.cat([basis, left_open(basis)], -1).mT, values["initial_deviation"]
 
     def _driven(self, values: Values, places: Places, rows: Tensor) -> Tensor:
         """What is there without any force [A, T]: sources, boundaries, and a given start."""
@@ -243,7 +243,7 @@ class FieldMap:
             start = start * values["initial_scale"].unsqueeze(-1)
         none = torch.zeros(len(theta), 1, 1, len(self.nodes), dtype=torch.float64)
         observed = solve(self.discretised.engine, theta, start, none, self.grid, places.observe, driven=True)
-        return _pick(_at_times(observed, places), places, rows)[:, 0]
+        return pick(at_times(observed, places), places, rows)[:, 0]
 
     def profile(self) -> Tensor:
         """The given initial state at the nodes [J]; zero where none is given."""
@@ -257,7 +257,7 @@ class FieldMap:
         return torch.from_numpy(at)
 
 
-def _basis(
+def whitened_basis(
     correlation: Callable[[Hyper, Tensor, Tensor], Tensor], hyper: Hyper, at: Tensor, inducing: Tensor
 ) -> Tensor:
     """Correlation with the inducing points, whitened: [A, n, M]."""
@@ -266,7 +266,7 @@ def _basis(
     return found
 
 
-def _left_open(basis: Tensor) -> Tensor:
+def left_open(basis: Tensor) -> Tensor:
     """Deviation [A, n, 1] of what a whitened basis leaves open of a unit variance."""
     return (1 - basis.square().sum(-1, keepdim=True)).clamp_min(SMALLEST).sqrt()
 
@@ -288,14 +288,14 @@ def _kicks(time: Tensor, places: Places, steps: int) -> Tensor:
     return (1 - share) * at(places.before) + share * at(places.before + 1)
 
 
-def _at_times(observed: Tensor, places: Places) -> Tensor:
+def at_times(observed: Tensor, places: Places) -> Tensor:
     """Trajectories [A, S, N + 1, O] at the distinct times, [A, S, U, O]."""
     last = observed.shape[2] - 1
     share = places.share[:, None]
     return (1 - share) * observed[:, :, places.before] + share * observed[:, :, (places.before + 1).clamp_max(last)]
 
 
-def _pick(values: Tensor, places: Places, rows: Tensor) -> Tensor:
+def pick(values: Tensor, places: Places, rows: Tensor) -> Tensor:
     """values [A, ..., U, O] at each instance's points, [A, ..., T]."""
     flat = values.flatten(-2)
     index = places.time[rows] * values.shape[-1] + places.place[rows]

@@ -65,6 +65,10 @@ class Marginal(ABC):
     def row_bytes(self, num_query: int) -> int:
         """About how much memory `posterior` takes for one instance at so many times."""
 
+    def state(self) -> dict[str, Tensor]:
+        """Tensors with a leading instance dimension that a saved fit needs besides the data."""
+        return {}
+
     def log_joint(self, z: Tensor, rows: Tensor) -> Tensor:
         """log p(y | z) + log p(z) of the instances `rows` [A] at z [A, n], up to a constant."""
         return self.log_marginal(z, rows) - 0.5 * z.square().sum(-1)

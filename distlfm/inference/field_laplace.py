@@ -1,0 +1,231 @@
+"""Fit fields of nonlinear equations by linearising again and again: Gauss–Newton in function space.
+
+Around a trajectory the outputs are linear in force, initial state and coefficients, and the force is integrated out as
+in a linear field. The mode of that model's unknowns, with the force's mean given them, is where the equation is solved
+and linearised next. When the outputs stay, the linear model of the last point is the answer: a Laplace approximation,
+whose intervals hold as far as the equation is nearly linear within them.
+
+A step is judged by the equation's own solution: its misfit in place of the linear one. Steps that do not improve are
+shortened, and so are those on which the equation cannot be solved. Coefficients are held back in proportion to
+their step, less so as steps succeed, which changes the way and not its end (Levenberg and Marquardt).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from distlfm.inference.base import Fit, Unknowns
+from distlfm.inference.collapsed import CollapsedPosterior, Starts, best_of_starts
+from distlfm.inference.curvature import find_modes
+from distlfm.inference.field_linearised import LinearisedField, Point, Solved, solve_at
+from distlfm.inference.field_map import FieldMap
+from distlfm.inference.field_settle import FieldOptions, FieldSettings, build_map
+from distlfm.inference.field_shown import shown_points
+from distlfm.inference.model import Model
+from distlfm.inference.observations import Observations, collate
+from distlfm.inference.optimise import OptimiserConfig, Optimum, Status
+from distlfm.inference.posterior import PosteriorConfig, infer
+from distlfm.inference.result import FitResult, results_of
+from distlfm.inference.whitened import noise_of
+from distlfm.instance import Instance
+
+METHOD = "laplace"
+
+LINEARISATIONS = 15
+"""Most linearisations of one fit."""
+
+STILL = 0.05
+"""A fit has converged when no output moves by more than this part of the noise, and no coefficient's z by more."""
+
+HALVINGS = 6
+REACH, EASED = 0.5, 4.0
+"""Deviation of the prior by which coefficients move at first, and the factor by which that grows or shrinks."""
+
+WORSE = 0.1
+"""Log density that a step may lose: less than that is not worth a shorter one."""
+
+ADVICE = (
+    "The equation could not be solved where the fit begins: take smaller time steps (mechanism.step), or narrower "
+    "priors of the coefficients and of the initial state."
+)
+
+
+@dataclass(frozen=True)
+class Search:
+    """How a search ended: the model around its last point, the mode of its unknowns, and how many linearisations."""
+
+    marginal: LinearisedField
+    best: Optimum
+    status: Status
+    linearisations: int
+
+
+def fit_nonlinear_fields(
+    model: Model,
+    instances: Sequence[Instance],
+    settings: FieldSettings,
+    seeds: Sequence[int],
+    optimiser: OptimiserConfig,
+    posterior: PosteriorConfig,
+    options: FieldOptions,
+    starts: Starts,
+) -> list[FitResult]:
+    """Fit instances one after the other; each is refined until its own answer no longer changes."""
+    del options
+    return [
+        _fit_one(model, instance, settings, seed, optimiser, posterior, starts)
+        for instance, seed in zip(instances, seeds, strict=True)
+    ]
+
+
+def _fit_one(
+    model: Model,
+    instance: Instance,
+    settings: FieldSettings,
+    seed: int,
+    optimiser: OptimiserConfig,
+    posterior: PosteriorConfig,
+    starts: Starts,
+) -> FitResult:
+    began = time.perf_counter()
+    data = collate([instance.blind()], model.system.outputs)
+    field_map = build_map(model, settings)
+    search = find_point(model, data, field_map, None, seed, optimiser, starts, settings)
+    own, lost = search.marginal, search.status == Status.DIVERGED
+
+    def objective(z: Tensor, rows: Tensor) -> Tensor:
+        return -own.log_joint(z, rows)
+
+    found = infer(objective, search.best.z, [seed], PosteriorConfig(method="point") if lost else posterior)
+    fit = Fit(
+        posterior=CollapsedPosterior(METHOD, own, found.draws, Unknowns(found.proposals, found.weights)),
+        bound=-search.best.value,
+        status=torch.tensor([int(search.status)]),
+        iterations=torch.tensor([search.linearisations]),
+        effective=found.effective,
+        trace=-search.best.trace,
+    )
+    (result,) = results_of(fit, [instance], shown_points(field_map, 1), time.perf_counter() - began)
+    return replace(result, advice=ADVICE) if lost else result
+
+
+def find_point(
+    model: Model,
+    data: Observations,
+    field_map: FieldMap,
+    start: Point | None,
+    seed: int,
+    optimiser: OptimiserConfig,
+    starts: Starts,
+    settings: FieldSettings | None = None,
+) -> Search:
+    """The point of one instance at which linearising again changes nothing, from `start` or the prior's middle."""
+    middle = Point(
+        torch.zeros(1, model.space.num_free, dtype=torch.float64),
+        torch.zeros(1, _num_whitened(field_map), dtype=torch.float64),
+    )
+    first = [point for point in (start, middle) if point is not None]
+    solved = [solve_at(field_map, point) for point in first]
+    which = next((i for i, one in enumerate(solved) if bool(one.ok[0])), len(first) - 1)
+    now = LinearisedField(model, data, field_map, first[which], settings, solved[which])
+    quick = optimiser.model_copy(update={"rounds": min(1, optimiser.rounds)})
+    if not bool(now.solved.ok[0]):
+        return Search(now, _nothing(first[which].z), Status.DIVERGED, 0)
+    reach, status, count, trace = REACH, Status.MAX_ITERATIONS, 1, []
+    while count < LINEARISATIONS:
+        best = _mode(now, reach, seed, quick, starts if count == 1 and start is None else None)
+        trace.append(float(best.value[0]))
+        taken = _step(now, best.z)
+        if taken is None and reach < 0.1:
+            status = Status.STALLED
+            break
+        if taken is None:
+            reach /= EASED
+            continue
+        point, solved_there, whole = taken
+        reach = reach * EASED if whole else reach / EASED
+        before, now = now, LinearisedField(model, data, field_map, point, settings, solved_there)
+        count += 1
+        if whole and _moved(before, now) < STILL:
+            status = Status.CONVERGED
+            break
+    best = _final(now, optimiser, trace)
+    return Search(now, best, Status.DIVERGED if best.status[0] == Status.DIVERGED else status, count)
+
+
+def _mode(now: LinearisedField, reach: float, seed: int, optimiser: OptimiserConfig, starts: Starts | None) -> Optimum:
+    """The mode of the linear model, its coefficients held back."""
+    held = torch.zeros(now.point.z.shape[1], dtype=torch.float64)
+    held[_coefficients(now.model)] = 1.0 / reach
+
+    def objective(z: Tensor, rows: Tensor) -> Tensor:
+        return -now.log_joint(z, rows) + 0.5 * ((z - now.point.z[rows]) * held).square().sum(-1)
+
+    if starts is not None:
+        return best_of_starts(objective, [seed], len(held), optimiser, starts)
+    return find_modes(objective, now.point.z, optimiser)
+
+
+def _final(now: LinearisedField, optimiser: OptimiserConfig, trace: list[float]) -> Optimum:
+    """The mode around the last point, with nothing held back."""
+    best = find_modes(lambda z, rows: -now.log_joint(z, rows), now.point.z, optimiser)
+    before = torch.tensor(trace, dtype=torch.float64).unsqueeze(-1)
+    return replace(best, trace=torch.cat([before, best.value.unsqueeze(0)]))
+
+
+@torch.no_grad()
+def _step(now: LinearisedField, z: Tensor) -> tuple[Point, Solved, bool] | None:
+    """As far towards the linear model's mode as the equation itself improves; whether that is the whole way."""
+    rows = torch.arange(1)
+    goal = Point(z, now.whitened(z, rows).mean)
+    here = _merit(now, now.point, now.reached)
+    share = 1.0
+    for halving in range(HALVINGS):
+        point = now.point.between(goal, share)
+        solved = solve_at(now.map, point)
+        if bool(solved.ok[0]) and _merit(now, point, now.outputs(solved)) >= here - WORSE:
+            return point, solved, halving == 0
+        share /= 2
+    return None
+
+
+def _merit(now: LinearisedField, point: Point, outputs: Tensor) -> float:
+    """Laplace's log marginal density at a point: data given its real outputs, priors, and the volume of w around it."""
+    values, rows = now.model.space.unpack(point.z), torch.arange(1)
+    noise, mask = noise_of(now.model, values, now.observations), now.observations.mask[:, 0]
+    off = (now.observations.values[:, 0] - outputs).square() / noise + noise.log()
+    fit = -0.5 * torch.where(mask, off, 0.0).sum(-1)
+    volume = torch.diagonal(now.whitened(point.z, rows).factor, dim1=-2, dim2=-1).log().sum(-1)
+    return float(fit - volume - 0.5 * point.w.square().sum(-1) - 0.5 * point.z.square().sum(-1))
+
+
+def _moved(before: LinearisedField, now: LinearisedField) -> float:
+    """How far the last step moved outputs, in units of the noise, or coefficients, in units of their priors."""
+    noise = noise_of(now.model, now.model.space.unpack(now.point.z), now.observations).sqrt()
+    outputs = torch.where(now.observations.mask[:, 0], (now.reached - before.reached).abs() / noise, 0.0)
+    coefficients = (now.point.z - before.point.z)[:, _coefficients(now.model)].abs()
+    return max(float(outputs.max()), float(coefficients.max()) if coefficients.numel() else 0.0)
+
+
+def _coefficients(model: Model) -> list[int]:
+    """Places in z of what the equation is linearised in."""
+    names = [*model.field.coefficients, "initial_scale"]
+    known = [parameter.name for parameter in model.space.parameters]
+    parts = [model.space.slice_of(name) for name in names if name in known]
+    return [i for part in parts for i in range(part.start, part.stop)]
+
+
+def _num_whitened(field_map: FieldMap) -> int:
+    times, places = field_map.inducing.counts
+    return times * places + field_map.num_initial
+
+
+def _nothing(z: Tensor) -> Optimum:
+    worst = torch.full((1,), torch.inf, dtype=torch.float64)
+    none = torch.zeros(1, dtype=torch.long)
+    return Optimum(z, worst, none + int(Status.DIVERGED), none, 0, worst.unsqueeze(0))

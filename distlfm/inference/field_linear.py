@@ -1,0 +1,116 @@
+"""Values that are a linear function of force, initial state and coefficients around a point, as columns of w.
+
+The gradients are those of one trajectory or of matched slopes, and stay as they are while kernels, noise and
+coefficients change: the marginal likelihood then calls no solver at all.
+
+Shapes: `A` rows of unknowns, `B` instances, `T` values, `n` times, `J` nodes, `k` coefficients, `R` whitened numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from distlfm.inference.field_map import SMALLEST, Columns, FieldMap, left_open, whitened_basis
+from distlfm.mechanisms.parameters import Values
+
+CHUNK = 20_000_000
+"""Numbers held at once while gradients are multiplied with basis functions."""
+
+
+@dataclass(frozen=True)
+class Linearisation:
+    """value ≈ constant + by_force · f + by_initial · y_0 + by_theta · (θ − θ*), one for each of B instances.
+
+    times: [n] at which the force counts. constant: [B, T]; by_force: [B, T, n, J]; by_initial: [B, T, J];
+    by_theta: [B, T, k]; theta: [B, k], θ*.
+    """
+
+    times: Tensor
+    constant: Tensor
+    by_force: Tensor
+    by_initial: Tensor
+    by_theta: Tensor
+    theta: Tensor
+
+
+def force_bases(field_map: FieldMap, values: Values, times: Tensor) -> tuple[Tensor, Tensor]:
+    """Basis functions of the force in space [A, J, M_x] and in time [A, n, M_t], for a deviation of one."""
+    assert field_map.separable is not None
+    hyper = field_map.model.hyper(values)[0]
+    space = whitened_basis(field_map.separable.space, hyper, field_map.nodes, field_map.inducing.places)
+    time = whitened_basis(field_map.separable.time, hyper, times, field_map.inducing.times)
+    return space, time
+
+
+def deviation(field_map: FieldMap, values: Values) -> Tensor:
+    """The force's standard deviation [A]."""
+    assert field_map.separable is not None
+    return field_map.separable.variance(field_map.model.hyper(values)[0]).sqrt()
+
+
+def joint_basis_on(field_map: FieldMap, values: Values, times: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a kernel without factors: the basis [A, n, J, R] at times and nodes, and the deviation it leaves [A, n, J]."""
+    nodes, hyper = field_map.nodes, field_map.model.hyper(values)[0]
+    points = torch.cat([times.repeat_interleave(len(nodes)).unsqueeze(-1), nodes.repeat(len(times), 1)], -1)
+    basis = field_map.joint_basis(hyper, points.unsqueeze(0))
+    left = field_map.kernel.diagonal(hyper, points) - basis.square().sum(-1)
+    shape = (len(times), len(nodes))
+    return basis.unflatten(1, shape), left.clamp_min(SMALLEST).sqrt().unflatten(1, shape)
+
+
+def start_of(field_map: FieldMap, values: Values, like: Tensor) -> Tensor:
+    """The initial state's mean at the nodes [A, J]; `like` [A, ...] has its type and count."""
+    profile = field_map.profile().expand(len(like), -1)
+    return profile * values["initial_scale"] if field_map.initial.kind == "scaled" else profile
+
+
+def linear_columns(field_map: FieldMap, found: Linearisation, values: Values, rows: Tensor) -> Columns:
+    """Values of the instances `rows` [A] as columns of w."""
+    theta = field_map.theta(values)
+    start = start_of(field_map, values, theta)
+    moved = (found.by_theta[rows] @ (theta - found.theta[rows]).unsqueeze(-1)).squeeze(-1)
+    offset = found.constant[rows] + moved + (found.by_initial[rows] @ start.unsqueeze(-1)).squeeze(-1)
+    columns, slack = _by_rows(field_map, found, values, rows)
+    if field_map.num_initial:
+        starts, size = field_map.starts(values, field_map.model.hyper(values)[0])
+        later = size[..., None] * (found.by_initial[rows] @ starts.mT)
+        bound = size * (found.by_initial[rows].abs() @ starts[:, -1:].mT).squeeze(-1)
+        columns, slack = torch.cat([columns, later[..., :-1]], -1), slack + bound.square()
+    return Columns(offset, columns, slack)
+
+
+def _by_rows(field_map: FieldMap, found: Linearisation, values: Values, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The force's columns [A, T, R] and slack [A, T], a few rows of one instance at a time."""
+    separable = field_map.separable is not None
+    parts: list[tuple[Tensor, Tensor]] = []
+    order: list[Tensor] = []
+    width = len(field_map.inducing.places) if separable else len(field_map.nodes)
+    for b in rows.unique().tolist():
+        gradient = found.by_force[b]
+        own = torch.nonzero(rows == b).squeeze(-1)
+        for some in own.split(max(1, CHUNK // (gradient.shape[0] * gradient.shape[1] * width))):
+            chosen = {name: value[some] for name, value in values.items()}
+            parts.append((_separable if separable else _joint)(field_map, gradient, found.times, chosen))
+            order.append(some)
+    back = torch.argsort(torch.cat(order))
+    return torch.cat([columns for columns, _ in parts])[back], torch.cat([slack for _, slack in parts])[back]
+
+
+def _separable(field_map: FieldMap, gradient: Tensor, times: Tensor, values: Values) -> tuple[Tensor, Tensor]:
+    space, time = force_bases(field_map, values, times)
+    size = deviation(field_map, values)[:, None]
+    inner = gradient.flatten(0, 1) @ space
+    columns = inner.unflatten(1, gradient.shape[:2]).mT @ time.unsqueeze(1)
+    # What the inducing points leave open is at most the sum of what each factor does, taken as fully correlated.
+    strength = gradient.abs()
+    loose = left_open(space).squeeze(-1) @ strength.sum(1).mT + left_open(time).squeeze(-1) @ strength.sum(2).mT
+    return size.unsqueeze(-1) * columns.flatten(-2), (size * loose).square()
+
+
+def _joint(field_map: FieldMap, gradient: Tensor, times: Tensor, values: Values) -> tuple[Tensor, Tensor]:
+    basis, left = joint_basis_on(field_map, values, times)
+    columns = gradient.flatten(1) @ basis.flatten(1, 2)
+    return columns, (left.flatten(1) @ gradient.abs().flatten(1).mT).square()

@@ -1,0 +1,234 @@
+"""Fields of any equation, linearised around one trajectory: then the force can be integrated out as in a linear one.
+
+Shapes: `A` rows of unknowns, `B` instances, `T` observed points, `N` steps, `J` nodes, `R` whitened numbers, `Q` query
+points, `U` and `O` their distinct times and places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from distlfm.config import Config
+from distlfm.inference.field import reaching
+from distlfm.inference.field_linear import (
+    CHUNK,
+    Linearisation,
+    deviation,
+    force_bases,
+    joint_basis_on,
+    linear_columns,
+    start_of,
+)
+from distlfm.inference.field_map import FieldMap, Places, at_times, left_open, pick
+from distlfm.inference.model import Model
+from distlfm.inference.observations import Observations
+from distlfm.inference.whitened import Asked, Compared, WhitenedMarginal, noise_of
+from distlfm.mechanisms.parameters import Values
+from distlfm.solvers.fem.spec import FloatArray
+from distlfm.solvers.field.engine import TimeGrid
+from distlfm.solvers.field.meshed import Meshed
+from distlfm.solvers.field.tangent import Tangent, Watched, trajectory
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where equations are linearised: unknowns z [B, n] and whitened numbers w [B, R]."""
+
+    z: Tensor
+    w: Tensor
+
+    def between(self, other: Point, share: float) -> Point:
+        """So far on the way to another."""
+        return Point(self.z + share * (other.z - self.z), self.w + share * (other.w - self.w))
+
+
+@dataclass(frozen=True)
+class Solved:
+    """Trajectories at a point. theta: [B, k]; initial: [B, J]; force, states: [B, N + 1, J]; ok: [B].
+
+    States are zero where the equation could not be solved.
+    """
+
+    theta: Tensor
+    initial: Tensor
+    force: Tensor
+    states: Tensor
+    ok: Tensor
+
+
+@torch.no_grad()
+def solve_at(field_map: FieldMap, point: Point) -> Solved:
+    """The equation's own trajectories at the point."""
+    values = field_map.model.space.unpack(point.z)
+    theta, grid = field_map.theta(values), field_map.grid
+    force = _force(field_map, values, point.w)
+    initial = start_of(field_map, values, theta)
+    if field_map.num_initial:
+        starts, size = field_map.starts(values, field_map.model.hyper(values)[0])
+        own = point.w[:, -field_map.num_initial :].unsqueeze(1)
+        initial = initial + size * (own @ starts[:, :-1]).squeeze(1)
+    field = _meshed(field_map)
+    found = [trajectory(field, theta[b], initial[b], force[b], grid) for b in range(len(theta))]
+    ok = torch.tensor([one is not None for one in found])
+    none = torch.zeros_like(force[0])
+    return Solved(theta, initial, force, torch.stack([none if one is None else one for one in found]), ok)
+
+
+def _force(field_map: FieldMap, values: Values, w: Tensor) -> Tensor:
+    """The force at all steps and nodes [B, N + 1, J]."""
+    times = field_map.grid.times
+    own = w[:, : w.shape[1] - field_map.num_initial]
+    if field_map.separable is None:
+        basis, _ = joint_basis_on(field_map, values, times)
+        return torch.einsum("bnjr,br->bnj", basis, own)
+    space, time = force_bases(field_map, values, times)
+    table = own.unflatten(-1, (space.shape[-1], time.shape[-1]))
+    found: Tensor = deviation(field_map, values)[:, None, None] * (time @ table.mT @ space.mT)
+    return found
+
+
+def _meshed(field_map: FieldMap) -> Meshed:
+    assert isinstance(field_map.discretised, Meshed)
+    return field_map.discretised
+
+
+class LinearisedField(WhitenedMarginal):
+    """Gauss–Newton's model of a field: outputs are linear in force, initial state and coefficients around a point.
+
+    Where noise grows with the signal, the signal is that of the point.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        observations: Observations,
+        field_map: FieldMap,
+        point: Point,
+        settings: Config | None = None,
+        solved: Solved | None = None,
+    ) -> None:
+        """settings: what the map was made from, kept with a saved fit. solved: trajectories there, if known."""
+        assert observations.positions is not None
+        self.map, self.settings, self.point = field_map, settings, point
+        self.places = field_map.places(observations.points)
+        self.solved = solve_at(field_map, point) if solved is None else solved
+        self.reached = self.outputs(self.solved)
+        level = self.reached.abs().unsqueeze(1) if model.likelihood.relative is not None else observations.level
+        super().__init__(model, replace(observations, level=level))
+        self._tangents: dict[tuple[int, int], Tangent] = {}
+        self._linear = self._linearise()
+
+    def outputs(self, solved: Solved) -> Tensor:
+        """What trajectories show at the observed points [B, T]."""
+        seen = (self.places.observe @ solved.states.flatten(0, 1).mT).mT.unflatten(0, solved.states.shape[:2])
+        rows = torch.arange(len(seen))
+        return pick(at_times(seen.unsqueeze(1), self.places), self.places, rows)[:, 0]
+
+    def state(self) -> dict[str, Tensor]:
+        return {"point_z": self.point.z, "point_w": self.point.w}
+
+    def row_bytes(self, num_query: int) -> int:
+        steps, size = self.map.grid.steps + 1, self.point.w.shape[1]
+        return 8 * (3 * num_query * size + 4 * steps * len(self.map.nodes))
+
+    def compared(self, values: Values, rows: Tensor) -> Compared:
+        data = self.observations.rows(rows)
+        found = linear_columns(self.map, self._linear, values, rows)
+        noise = noise_of(self.model, values, data)
+        return Compared(data.values[:, 0] - found.offset, found.columns, found.slack, noise, data.mask[:, 0])
+
+    def asked(self, values: Values, rows: Tensor, query: Tensor) -> Asked:
+        grid = reaching(self.map.grid, float(query[..., 0].max()))
+        longer = self if grid == self.map.grid else self._on(grid)
+        parts = [
+            longer.ask_one(int(row), {name: value[i : i + 1] for name, value in values.items()}, query[i : i + 1])
+            for i, row in enumerate(rows)
+        ]
+        force, left = longer.map.force_columns(values, query)
+        offset, columns, slack = (torch.stack(part) for part in zip(*parts, strict=True))
+        return Asked(offset, columns, slack, force, left)
+
+    def _on(self, grid: TimeGrid) -> LinearisedField:
+        """The same on a longer grid; the force at the point goes on as its posterior mean."""
+        return LinearisedField(self.model, self.observations, self.map.with_grid(grid), self.point)
+
+    def ask_one(self, b: int, values: Values, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Offset [Q], columns [Q, R] and slack [Q] of one instance at query points [1, Q, 1 + d], for one z."""
+        tangent, places = self._tangent(b), self.map.places(query)
+        point, theta = self.solved, self.map.theta(values)
+        start = start_of(self.map, values, theta)[0] - point.initial[b]
+        still = tangent.forward(-point.force[b].unsqueeze(-1).numpy(), start.unsqueeze(-1).numpy())[..., 0]
+        moved = tangent.by_theta() @ (theta[0] - point.theta[b]).numpy()
+        offset = self._seen((point.states[b].numpy() + still + moved)[..., None], places)[:, 0]
+        force, initial = self._changes(values)
+        size = max(1, CHUNK // force[..., 0].size)
+        parts = [
+            self._seen(tangent.forward(force[..., i : i + size], initial[..., i : i + size]), places)
+            for i in range(0, force.shape[-1], size)
+        ]
+        found, rest = torch.cat(parts, -1), 2 if self.map.num_initial else 1
+        return offset, found[:, :-rest], found[:, -rest:].square().sum(-1)
+
+    def _changes(self, values: Values) -> tuple[FloatArray, FloatArray]:
+        """Changes of force [N + 1, J, S] and initial state [J, S] by each of w, then by what the columns leave open."""
+        times, nodes = self.map.grid.times, self.map.nodes
+        if self.map.separable is None:
+            basis, left = joint_basis_on(self.map, values, times)
+            force = torch.cat([basis[0], left[0].unsqueeze(-1)], -1)
+        else:
+            space, time = (part[0] for part in force_bases(self.map, values, times))
+            whole = (time[:, None, None, :] * space[None, :, :, None]).flatten(-2)
+            loose = left_open(time).unsqueeze(1) + left_open(space).unsqueeze(0)
+            force = deviation(self.map, values)[0] * torch.cat([whole, loose], -1)
+        initial = torch.zeros(len(nodes), force.shape[-1], dtype=force.dtype)
+        if self.map.num_initial:
+            starts, size = self.map.starts(values, self.map.model.hyper(values)[0])
+            own, last = (size[0] * starts[0]).mT.split([self.map.num_initial, 1], -1)
+            none = force.new_zeros(*force.shape[:2], self.map.num_initial)
+            force = torch.cat([force[..., :-1], none, force[..., -1:], none[..., :1]], -1)
+            initial = torch.cat([initial[:, :-1], own, initial[:, :1], last], -1)
+        return force.numpy(), initial.numpy()
+
+    def _seen(self, states: FloatArray, places: Places) -> Tensor:
+        """Changes of the states [N + 1, J, S] at the query points [Q, S]."""
+        steps = torch.from_numpy(states)
+        share = places.share[:, None, None]
+        later = (places.before + 1).clamp_max(len(steps) - 1)
+        at = (1 - share) * steps[places.before] + share * steps[later]
+        flat = at.permute(1, 0, 2).flatten(1)
+        seen = (places.observe @ flat).unflatten(1, at.shape[::2])
+        found: Tensor = seen[places.place[0], places.time[0]]
+        return found
+
+    def _tangent(self, b: int) -> Tangent:
+        key = (b, self.map.grid.steps)
+        if key not in self._tangents:
+            at = self.solved
+            self._tangents[key] = Tangent(_meshed(self.map), at.theta[b], at.force[b], at.states[b], self.map.grid)
+        return self._tangents[key]
+
+    def _linearise(self) -> Linearisation:
+        found = [self._gradients(b) for b in range(len(self.solved.ok))]
+        by_force, by_initial, by_theta = (torch.stack(part) for part in zip(*found, strict=True))
+        point = self.solved
+        constant = self.reached - torch.einsum("btnj,bnj->bt", by_force, point.force)
+        constant = constant - (by_initial @ point.initial.unsqueeze(-1)).squeeze(-1)
+        return Linearisation(self.map.grid.times, constant, by_force, by_initial, by_theta, point.theta)
+
+    def _gradients(self, b: int) -> tuple[Tensor, Tensor, Tensor]:
+        count, nodes = self.places.time.shape[1], len(self.map.nodes)
+        if not bool(self.solved.ok[b]):
+            zero = torch.zeros(count, self.map.grid.steps + 1, nodes, dtype=torch.float64)
+            return zero, zero[:, 0], torch.zeros(count, self.solved.theta.shape[1], dtype=torch.float64)
+        places, time = self.places, self.places.time[b]
+        observe = sp.csr_array(np.asarray(places.observe.to_dense()))
+        watched = Watched(
+            places.before[time].numpy(), places.share[time].numpy(), sp.csr_array(observe[places.place[b].numpy()])
+        )
+        found = self._tangent(b).backward(watched)
+        return torch.from_numpy(found.force), torch.from_numpy(found.initial), torch.from_numpy(found.theta)
