@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distlfm.cli.state import STATE
-from distlfm.config import apply_overrides, build, dump, load
+from distlfm.config import apply_overrides, build, dump, load, read_yaml
 from distlfm.errors import UsageError
 from distlfm.runtime.reporting import Reporter
 
@@ -23,11 +23,11 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="key.sub=value, as m
 
 
 def simulate(
-    mechanism: Annotated[str, typer.Argument(help="A mechanism, such as transcription or glucose.")],
+    mechanism: Annotated[str, typer.Argument(help="A mechanism, such as transcription, or a config file.")],
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option("--out", help="The .npz file to write.")] = Path("instances.npz"),
-    instances: Annotated[int, typer.Option("--instances", min=1, help="How many.")] = 8,
-    seed: Annotated[int, typer.Option("--seed", help="Everything random follows from it.")] = 0,
+    instances: Annotated[int | None, typer.Option("--instances", min=1, help="How many; 8 by default.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Everything random follows from it.")] = None,
 ) -> None:
     """Draw instances from a model's priors, with their true forces and parameters.
 
@@ -36,12 +36,18 @@ def simulate(
     - `distlfm simulate transcription --instances 20 --out toy.npz`
 
     - `distlfm simulate transcription mechanism.response.kind=softplus points=24 --out softplus.npz`
+
+    - `distlfm simulate configs/simulate/reaction_diffusion_2d.yaml --out square.npz`
     """
     from distlfm.data import write_npz
     from distlfm.pipeline.settings import SimulateConfig
     from distlfm.pipeline.simulate import simulate_from
 
-    content = {"mechanism": {"kind": mechanism}, "instances": instances, "seed": seed}
+    given = {name: value for name, value in (("instances", instances), ("seed", seed)) if value is not None}
+    if mechanism.endswith((".yaml", ".yml")):
+        content = read_yaml(Path(mechanism)) | given
+    else:
+        content = {"mechanism": {"kind": mechanism}, **given}
     config = build(SimulateConfig, apply_overrides(content, overrides or []), source="simulate")
     if out.suffix != ".npz":
         raise UsageError(f"{out} is no .npz file.", "Give --out a name that ends in .npz.")
@@ -52,7 +58,7 @@ def simulate(
         out.with_suffix(".yaml").write_text(dump(config), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"Cannot write {out}: {error.strerror}.", "Choose another --out file.") from None
-    STATE.reporter.say(f"{len(found)} instances of {mechanism} with their truth are in {out}")
+    STATE.reporter.say(f"{len(found)} instances of {config.mechanism['kind']} with their truth are in {out}")
 
 
 def fit(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from enum import IntFlag
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ LOST = 0.05
 """Variance that the inducing points may leave open at a point, in units of the noise variance."""
 
 MOVED = 0.25
-"""How far halving the time step may move an output, in units of the noise's deviation."""
+"""How far halving steps or cells may move an output, in units of the noise's deviation."""
 
 LEVELLED = 2
 """How often the level that noise grows with is taken from the fit."""
@@ -82,21 +83,21 @@ class _Fitter:
         for _ in range(LEVELLED if self.model.likelihood.relative is not None else 0):
             marginal = _levelled(marginal, best.z)
             best = _mode(marginal, [], self.optimiser, self.starts, best.z)
-        rough, sparse = _unsettled(marginal, settings, best.z)
-        done = ~(rough | sparse) if refinements else torch.ones_like(rough)
+        needs = _unsettled(marginal, settings, best.z)
+        stated = self.model.field.field.mesh.size is not None
+        wanted = needs & ~_Needs.MESH if stated else needs
+        done = wanted == 0 if refinements else torch.ones_like(wanted, dtype=torch.bool)
         if bool(done.any()):
             kept = torch.nonzero(done).squeeze(-1)
             own = [self.instances[int(i)] for i in rows[kept]]
             fit = self._settled(marginal, best, kept, [self.seeds[int(i)] for i in rows[kept]])
             grids = _grids(marginal, len(own))
             results = results_of(fit, own, grids, time.perf_counter() - began)
+            results = [_warned(one, int(need)) for one, need in zip(results, needs[kept], strict=True)]
             self.found |= dict(zip(rows[kept].tolist(), results, strict=True))
-        for shorter, denser in ((True, False), (False, True), (True, True)):
-            group = ~done & (rough == shorter) & (sparse == denser)
-            if bool(group.any()):
-                finer = settings.finer_steps() if shorter else settings
-                finer = finer.more_points() if denser else finer
-                self.fit(rows[group], finer, best.z[group], refinements - 1)
+        for need in torch.unique(wanted[~done]).tolist():
+            group = ~done & (wanted == need)
+            self.fit(rows[group], _refined(settings, need), best.z[group], refinements - 1)
 
     def _settled(self, marginal: FieldGaussian, best: Optimum, kept: Tensor, seeds: Sequence[int]) -> Fit:
         """The posterior of the instances `kept`, whose modes are found."""
@@ -134,17 +135,56 @@ def _mode(
     return best_of_starts(objective, seeds, marginal.model.space.num_free, optimiser, starts)
 
 
+def _warned(result: FitResult, need: int) -> FitResult:
+    """The result, with a word on what would still change it."""
+    if not need:
+        return result
+    finer = [text for flag, text in _ADVICE.items() if need & flag]
+    advice = f"Discretisation is not below the noise: {', '.join(finer)} would move an output noticeably."
+    return replace(result, advice=" ".join(filter(None, (result.advice, advice))))
+
+
+class _Needs(IntFlag):
+    """What an instance's answer still depends on."""
+
+    STEPS = 1
+    POINTS = 2
+    MESH = 4
+
+
+_ADVICE = {
+    _Needs.STEPS: "shorter time steps (mechanism.step)",
+    _Needs.POINTS: "more inducing points (inference.field)",
+    _Needs.MESH: "a finer mesh (mechanism.mesh.size)",
+}
+
+
+def _refined(settings: FieldSettings, need: int) -> FieldSettings:
+    if need & _Needs.STEPS:
+        settings = settings.finer_steps()
+    if need & _Needs.POINTS:
+        settings = settings.more_points()
+    return (settings.finer_mesh() or settings) if need & _Needs.MESH else settings
+
+
 @torch.no_grad()
-def _unsettled(marginal: FieldGaussian, settings: FieldSettings, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Which instances [B] need shorter steps, and which need more inducing points."""
+def _unsettled(marginal: FieldGaussian, settings: FieldSettings, z: Tensor) -> Tensor:
+    """What each instance needs [B], as `_Needs`: whatever moves an output by a good part of the noise if refined."""
     rows = torch.arange(len(z))
-    lost = marginal.lost_share(z, rows) > LOST
-    finer = FieldGaussian(marginal.model, marginal.observations, marginal.map.with_grid(settings.grid.finer()))
-    values = marginal.model.space.unpack(z)
-    noise = marginal.model.noise_variance(values, marginal.observations)[:, 0].sqrt()
-    moved = (finer.fitted(z, rows) - marginal.fitted(z, rows)).abs() / noise
-    rough = torch.where(marginal.observations.mask[:, 0], moved, 0.0).amax(-1) > MOVED
-    return rough, lost
+    model, data = marginal.model, marginal.observations
+    noise = model.noise_variance(model.space.unpack(z), data)[:, 0].sqrt()
+    fitted = marginal.fitted(z, rows)
+
+    def moves(settings: FieldSettings) -> Tensor:
+        other = FieldGaussian(model, data, build_map(model, settings)).fitted(z, rows)
+        return torch.where(data.mask[:, 0], (other - fitted).abs() / noise, 0.0).amax(-1) > MOVED
+
+    needs = int(_Needs.POINTS) * (marginal.lost_share(z, rows) > LOST).long()
+    needs += int(_Needs.STEPS) * moves(settings.finer_steps()).long()
+    finer = settings.finer_mesh()
+    if finer is not None:
+        needs += int(_Needs.MESH) * moves(finer).long()
+    return needs
 
 
 def _grids(marginal: FieldGaussian, count: int) -> Tensor:

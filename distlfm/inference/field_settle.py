@@ -60,6 +60,12 @@ class FieldSettings(Config):
     def finer_steps(self) -> FieldSettings:
         return self.model_copy(update={"dt": self.dt / 2, "steps": 2 * self.steps})
 
+    def finer_mesh(self) -> FieldSettings | None:
+        """Cells of half the size; None for a mesh from a file."""
+        if self.mesh.kind == "file" or self.mesh.size is None:
+            return None
+        return self.model_copy(update={"mesh": self.mesh.model_copy(update={"size": self.mesh.size / 2})})
+
     def more_points(self) -> FieldSettings:
         return self.model_copy(
             update={"num_times": math.ceil(1.4 * self.num_times), "num_places": math.ceil(1.4 * self.num_places)}

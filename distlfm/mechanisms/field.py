@@ -68,7 +68,7 @@ class FieldConfig(MechanismConfig):
     step: PositiveFloat | None = None
     solver: Literal["auto", "dense", "sparse", "petsc", "taped"] = "auto"
     ranks: int = Field(default=1, ge=1)
-    linear_solver: Literal["mumps", "petsc_lu", "cg_amg"] = "mumps"
+    linear_solver: Literal["auto", "mumps", "petsc_lu", "cg_amg"] = "auto"
     dims: int | None = Field(default=None, ge=1, le=3)
 
     @model_validator(mode="after")

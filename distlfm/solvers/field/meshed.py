@@ -56,16 +56,22 @@ class Meshed(Discretised):
     def __init__(self, spec: ProblemSpec, solver: Solver, ranks: int, linear: LinearSolverConfig) -> None:
         self.spec, self.ranks = spec, ranks
         self.key = f"field-{next(_keys)}"
-        group = helper_group(1)
+        group = self.group
         header = {"key": self.key, "spec": spec.model_dump(mode="json")}
         opened = group.call("open", header, remember=True)[0]
         self.nodes, self.cells = np.array(opened.arrays["nodes"]), np.array(opened.arrays["cells"])
+        self.fixed, self.fixed_values = np.array(opened.arrays["fixed"]), np.array(opened.arrays["fixed_values"])
         self.names = tuple(str(name) for name in opened.header["coefficients"])
         self.lower, self.upper = np.array(opened.header["lower"]), np.array(opened.header["upper"])
         self.affine, self.reason = bool(opened.header["affine"]), str(opened.header["reason"])
         self.kind = self._choose(solver)
         self.engine: Engine = self._build(linear)
         self._weights: dict[bytes, Csr] = {}
+
+    @property
+    def group(self) -> Group:
+        """The helper group that holds the mesh."""
+        return helper_group(self.ranks)
 
     def _choose(self, solver: Solver) -> Solver:
         if solver == "auto":
@@ -82,18 +88,18 @@ class Meshed(Discretised):
         return solver
 
     def _build(self, linear: LinearSolverConfig) -> Engine:
-        group = helper_group(1)
+        group = self.group
         if self.kind == "taped":
             return TapedEngine(group, self.key, self.names, len(self.nodes))
         if self.kind == "petsc":
-            return PetscEngine(PartitionedSolver(helper_group(self.ranks), self.spec, linear), self.names)
+            return PetscEngine(PartitionedSolver(group, self.spec, linear), self.names)
         system = split(unpack_operators(group.call("assemble", {"key": self.key})[0].arrays), self.names)
         return DenseEngine(system) if self.kind == "dense" else SparseEngine(system)
 
     def weights(self, places: FloatArray) -> Csr:
         name = hashlib.sha256(np.ascontiguousarray(places).tobytes()).digest()
         if name not in self._weights:
-            reply = helper_group(1).call("interpolate", {"key": self.key}, {"points": places})[0]
+            reply = self.group.call("interpolate", {"key": self.key}, {"points": places})[0]
             if len(self._weights) >= 8:
                 self._weights.pop(next(iter(self._weights)))
             self._weights[name] = unpack_csr("matrix", reply.arrays)

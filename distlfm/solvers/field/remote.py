@@ -122,7 +122,7 @@ class TapedEngine(Engine):
 
         def drop() -> None:
             if run and self.group.alive and self.group.generation == generation:
-                self.group.call("taped_drop", {"key": self.key, "runs": [run]})
+                self.group.later("taped_drop", {"key": self.key, "runs": [run]})
 
         return torch.from_numpy(np.array(reply.arrays["observed"])), _Tape(run, generation, _Held(drop))
 
