@@ -22,6 +22,7 @@ from distlfm.inference.optimise import OptimiserConfig, Optimum
 from distlfm.inference.posterior import PosteriorConfig, infer
 from distlfm.inference.result import FitResult, results_of
 from distlfm.instance import Instance
+from distlfm.mechanisms.parameters import Values
 
 LOST = 0.05
 """Variance that the inducing points may leave open at a point, in units of the noise variance."""
@@ -29,10 +30,16 @@ LOST = 0.05
 MOVED = 0.25
 """How far halving steps or cells may move an output, in units of the noise's deviation."""
 
+FAR, NEAR = 1.5, 0.4
+"""How far samples are from the prior's middle, and from a mode, in units of the prior's deviation."""
+
 LEVELLED = 2
 """How often the level that noise grows with is taken from the fit."""
 
-GRID_TIMES, GRID_PLACES = 21, 1500
+MANY, FEW_DRAWS = 200, 32
+"""With more whitened numbers than this, force and outputs are integrated over this many draws."""
+
+GRID_TIMES, GRID_PLACES = 21, 400
 GRID_ON_LINE = 61
 
 
@@ -77,9 +84,13 @@ class _Fitter:
     def fit(self, rows: Tensor, settings: FieldSettings, start: Tensor | None, refinements: int) -> None:
         """Fit the instances `rows`, from `start` [A, n] if given."""
         began = time.perf_counter()
-        field_map = build_map(self.model, settings)
-        marginal = FieldGaussian(self.model, self.observations.rows(rows), field_map, settings)
+        full = build_map(self.model, settings)
+        data = self.observations.rows(rows)
+        marginal = FieldGaussian(self.model, data, full.reduced(_samples(self.model, None)), settings)
         best = _mode(marginal, [self.seeds[int(i)] for i in rows], self.optimiser, self.starts, start)
+        if marginal.map.engine is not full.engine:
+            marginal = FieldGaussian(self.model, data, full.reduced(_samples(self.model, best.z)), settings)
+            best = _mode(marginal, [], self.optimiser, self.starts, best.z)
         for _ in range(LEVELLED if self.model.likelihood.relative is not None else 0):
             marginal = _levelled(marginal, best.z)
             best = _mode(marginal, [], self.optimiser, self.starts, best.z)
@@ -106,7 +117,11 @@ class _Fitter:
         def objective(z: Tensor, rows: Tensor) -> Tensor:
             return -own.log_joint(z, rows)
 
-        found = infer(objective, best.z[kept], seeds, self.posterior)
+        times, places = own.map.inducing.counts
+        options = self.posterior
+        if times * places > MANY:
+            options = options.model_copy(update={"draws": min(options.draws, FEW_DRAWS)})
+        found = infer(objective, best.z[kept], seeds, options)
         return Fit(
             posterior=CollapsedPosterior("collapsed", own, found.draws, Unknowns(found.proposals, found.weights)),
             bound=-best.value[kept],
@@ -115,6 +130,26 @@ class _Fitter:
             effective=found.effective,
             trace=-best.trace[:, kept],
         )
+
+
+def _samples(model: Model, around: Tensor | None) -> Values:
+    """Values at which to look for the shapes of solutions: the middle, and away from it along what shapes them.
+
+    around: modes [B, n] to stay near to; None is the whole prior.
+    """
+    middle = torch.zeros(1, model.space.num_free, dtype=torch.float64) if around is None else around
+    names = [name for name in model.space.free_names if _shapes_solutions(model, name)]
+    found = [middle]
+    for name in names:
+        step = torch.zeros(model.space.num_free, dtype=torch.float64)
+        step[model.space.free_names.index(name)] = FAR if around is None else NEAR
+        found += [middle + step, middle - step]
+    return model.space.unpack(torch.cat(found))
+
+
+def _shapes_solutions(model: Model, name: str) -> bool:
+    plain = name.split("[")[0]
+    return model.space[plain].kind == "mechanism" or (plain.endswith("lengthscale") and not name.endswith("[t]"))
 
 
 @torch.no_grad()
@@ -193,6 +228,7 @@ def _grids(marginal: FieldGaussian, count: int) -> Tensor:
     most = GRID_ON_LINE if nodes.shape[1] == 1 else GRID_PLACES
     if len(nodes) > most:
         nodes = nodes[torch.linspace(0, len(nodes) - 1, most).long()]
-    times = torch.linspace(grid.start, grid.start + grid.dt * grid.steps, GRID_TIMES, dtype=torch.float64)
+    count_times = GRID_TIMES if nodes.shape[1] == 1 else GRID_TIMES // 3
+    times = torch.linspace(grid.start, grid.start + grid.dt * grid.steps, count_times, dtype=torch.float64)
     points = torch.cat([times.repeat_interleave(len(nodes)).unsqueeze(-1), nodes.repeat(len(times), 1)], -1)
     return points.expand(count, -1, -1)

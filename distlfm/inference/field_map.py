@@ -24,7 +24,9 @@ from distlfm.gp.separable import Separable, separate
 from distlfm.inference.model import Model
 from distlfm.mechanisms.parameters import Values
 from distlfm.solvers.field.discretised import Discretised
-from distlfm.solvers.field.engine import TimeGrid, solve
+from distlfm.solvers.field.engine import Engine, TimeGrid, solve
+from distlfm.solvers.field.reduced import ReducedEngine, find_shapes
+from distlfm.solvers.field.sparse import SparseEngine
 
 SMALLEST = 1e-12
 """Share of the variance that is left open at least; below it rounding rules."""
@@ -84,16 +86,34 @@ def place_inducing(discretised: Discretised, grid: TimeGrid, num_times: int, num
 class FieldMap:
     """The map of one kind of field, for any unknowns and any points."""
 
-    def __init__(self, model: Model, discretised: Discretised, grid: TimeGrid, inducing: Inducing) -> None:
+    def __init__(
+        self,
+        model: Model,
+        discretised: Discretised,
+        grid: TimeGrid,
+        inducing: Inducing,
+        engine: Engine | None = None,
+    ) -> None:
+        """engine: in place of the discretised field's own."""
         self.model, self.discretised, self.grid, self.inducing = model, discretised, grid, inducing
+        self.engine = engine or discretised.engine
         self.kernel = model.kernels[0]
         self.separable: Separable | None = separate(self.kernel)
         self.nodes = torch.from_numpy(discretised.nodes)
         self.initial = model.field.field.initial
-        self.names = discretised.engine.names
+        self.names = self.engine.names
 
     def with_grid(self, grid: TimeGrid) -> FieldMap:
-        return FieldMap(self.model, self.discretised, grid, self.inducing)
+        return FieldMap(self.model, self.discretised, grid, self.inducing, self.engine)
+
+    def reduced(self, values: Values) -> FieldMap:
+        """The same on the shapes that solutions take at these values [A, …]; as it is where that brings nothing."""
+        if not isinstance(self.engine, SparseEngine) or self.separable is None:
+            return self
+        with torch.no_grad():
+            initial, force, _ = self._sources(values)
+            shapes = find_shapes(self.engine, self.theta(values), initial, force, self.grid)
+        return FieldMap(self.model, self.discretised, self.grid, self.inducing, ReducedEngine(self.engine, shapes))
 
     def places(self, points: Tensor) -> Places:
         """points: [B, T, 1 + d], none before the start of the grid or beyond its end."""
@@ -158,22 +178,15 @@ class FieldMap:
         """Columns [A, T, R] and slack [A, T] from the answers to pulses."""
         assert self.separable is not None
         hyper = self.model.hyper(values)[0]
-        space = whitened_basis(self.separable.space, hyper, self.nodes, self.inducing.places)
         time = whitened_basis(self.separable.time, hyper, self.grid.times, self.inducing.times)
-        # What the inducing points leave open is at most the sum of what each factor does; taken as fully correlated,
-        # its effect on the outputs is bounded by the answer to its deviation (Cauchy-Schwarz, for responses ≥ 0).
-        open_space, open_time = left_open(space), left_open(time)
-        pulses = torch.cat([space, torch.ones_like(space[..., :1]), open_space], -1).mT
-        starts, deviation = self.starts(values, hyper)
-        num_pulses, num_starts = pulses.shape[1], starts.shape[1]
-        theta = self.theta(values)
-        initial = torch.cat([torch.zeros_like(pulses), starts], 1)
-        force = torch.cat([pulses, torch.zeros_like(starts)], 1).unsqueeze(2)
-        observed = solve(self.discretised.engine, theta, initial, force, self.grid, places.observe, driven=False)
+        initial, force, deviation = self._sources(values)
+        size, num_pulses = len(self.inducing.places), len(self.inducing.places) + 2
+        num_starts = force.shape[1] - num_pulses
+        observed = solve(self.engine, self.theta(values), initial, force, self.grid, places.observe, driven=False)
         answers = observed[:, :num_pulses, 1:]
+        open_time = left_open(time)
         both = torch.cat([time, open_time, torch.ones_like(open_time)], -1)
         kicks = _kicks(both, places, self.grid.steps)
-        size = space.shape[-1]
         found = self._pairs(answers[:, :size], kicks[..., : time.shape[-1]], places, rows)
         loose = torch.einsum("atji,aijo->ato", kicks[..., -2:], answers[:, size:])
         scale = self.separable.variance(hyper)
@@ -184,6 +197,22 @@ class FieldMap:
             found = torch.cat([found, later[:, :-1].mT], -1)
             slack = slack + later[:, -1].square()
         return found, slack
+
+    def _sources(self, values: Values) -> tuple[Tensor, Tensor, Tensor]:
+        """What goes through the solver: initial states [A, S, J], pulses [A, S, 1, J], and the deviation of the start.
+
+        First the space columns, then two for what is left open, then those of an unknown start.
+        """
+        assert self.separable is not None
+        hyper = self.model.hyper(values)[0]
+        space = whitened_basis(self.separable.space, hyper, self.nodes, self.inducing.places)
+        # What the inducing points leave open is at most the sum of what each factor does; taken as fully correlated,
+        # its effect on the outputs is bounded by the answer to its deviation (Cauchy-Schwarz, for responses ≥ 0).
+        pulses = torch.cat([space, torch.ones_like(space[..., :1]), left_open(space)], -1).mT
+        starts, deviation = self.starts(values, hyper)
+        initial = torch.cat([torch.zeros_like(pulses), starts], 1)
+        force = torch.cat([pulses, torch.zeros_like(starts)], 1).unsqueeze(2)
+        return initial, force, deviation
 
     def _pairs(self, answers: Tensor, kicks: Tensor, places: Places, rows: Tensor) -> Tensor:
         """Σ_j answers [A, M_x, N, O] · kicks [A, U, N, M_t] at each point, [A, T, M_x, M_t]."""
@@ -208,9 +237,7 @@ class FieldMap:
         starts, deviation = self.starts(values, hyper)
         initial = torch.cat([force.new_zeros(*force.shape[:2], len(nodes)), starts], 1)
         padded = torch.cat([force, force.new_zeros(len(force), starts.shape[1], *force.shape[2:])], 1)
-        observed = solve(
-            self.discretised.engine, self.theta(values), initial, padded, self.grid, places.observe, driven=False
-        )
+        observed = solve(self.engine, self.theta(values), initial, padded, self.grid, places.observe, driven=False)
         seen = pick(at_times(observed, places), places, rows)
         size = basis.shape[-1]
         found, slack = seen[:, :size].mT, seen[:, size].square()
@@ -242,7 +269,7 @@ class FieldMap:
         if self.initial.kind == "scaled":
             start = start * values["initial_scale"].unsqueeze(-1)
         none = torch.zeros(len(theta), 1, 1, len(self.nodes), dtype=torch.float64)
-        observed = solve(self.discretised.engine, theta, start, none, self.grid, places.observe, driven=True)
+        observed = solve(self.engine, theta, start, none, self.grid, places.observe, driven=True)
         return pick(at_times(observed, places), places, rows)[:, 0]
 
     def profile(self) -> Tensor:

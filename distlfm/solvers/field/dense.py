@@ -45,7 +45,8 @@ class DenseEngine(Engine):
 
         self.mass = torch.from_numpy(system.mass.toarray())
         self.stiffness = stack(system.stiffness, free, free)
-        self.load = stack(system.load, free, self.num_nodes)
+        width = next((part.shape[1] for part in system.load if part is not None), self.num_nodes)
+        self.load = stack(system.load, free, width)
         self.source = stack(system.source, free)
 
     def forward(
