@@ -6,6 +6,7 @@ Shapes: `n` observed values, `k` neighbours, `P` outputs, `d` space dimensions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,7 @@ HELD_FAST = 1e-9
 """Share of the noise variance below which a curve's variance means that the equation leaves the value no freedom."""
 
 FLAGGED_P, FLAGGED_STATISTIC = 0.001, 0.1
+OVERSTATED = 0.5
 
 
 @dataclass(frozen=True)
@@ -55,34 +57,67 @@ class Residuals:
 
 @dataclass(frozen=True)
 class Structure:
-    """How alike neighbouring residuals are.
+    """How alike neighbouring residuals are, and how alike their sizes.
 
-    statistic: Moran's I, the correlation of a residual with the mean of its neighbours' scaled to lie about between −1
-    and 1; for a series the autocorrelation at lag one. p_value: share of random orders of the residuals with a larger
-    one. explained: share of the residuals' variance that the mean of the neighbours foretells.
+    statistic: Moran's I, about the correlation of a residual with its neighbours; for a series the autocorrelation at
+    lag one. size_statistic: the same of their absolute values, which is large where the misfit is a matter of place, as
+    near a boundary, and a flexible force has left no trend. p_value, size_p_value: share of random orders of the
+    residuals with a larger one. explained: share of the variance that the mean of the neighbours foretells.
+    scale: root mean square of the standardised residuals, one if the noise is right.
     """
 
     statistic: float
     p_value: float
+    size_statistic: float
+    size_p_value: float
     explained: float
+    scale: float
     num_values: int
     in_space: bool
 
     @property
-    def flagged(self) -> bool:
+    def alike(self) -> bool:
         return self.p_value < FLAGGED_P and self.statistic > FLAGGED_STATISTIC
+
+    @property
+    def clustered(self) -> bool:
+        return self.size_p_value < FLAGGED_P and self.size_statistic > FLAGGED_STATISTIC
+
+    @property
+    def flagged(self) -> bool:
+        return self.alike or self.clustered
+
+    @property
+    def overstated(self) -> bool:
+        """The noise is assumed to be so much larger than the residuals that their shape is that of the smoothing."""
+        return self.scale < OVERSTATED
 
     def sentence(self) -> str:
         """The finding in words."""
         where = "in time and space" if self.in_space else "in time"
-        chance = f"p {'<' if self.p_value < FLAGGED_P else '='} {max(self.p_value, FLAGGED_P):.3g}"
+        signed = f"Moran's I {self.statistic:.2f}, {_chance(self.p_value)}"
+        sizes = f"Moran's I of their sizes {self.size_statistic:.2f}, {_chance(self.size_p_value)}"
         if not self.flagged:
-            return f"Residuals look independent of their neighbours {where} (Moran's I {self.statistic:.2f}, {chance})."
+            return f"Residuals look independent of their neighbours {where} ({signed}; {sizes})."
+        if self.alike:
+            told = f"neighbours foretell {100 * self.explained:.0f} % of their variance"
+            found = f"The misfit has structure: residuals resemble their neighbours {where} ({signed}; {told})"
+        else:
+            found = f"The misfit has structure: large residuals lie together {where} ({sizes})"
+        if self.overstated:
+            return (
+                f"{found}, but it is only {self.scale:.2g} of the noise that is assumed. Smoothing exact data leaves "
+                "such a shape too, so this alone does not speak against the equation: lower likelihood.floor, or the "
+                "prior of the noise, to find out."
+            )
         return (
-            f"The misfit has structure: residuals resemble their neighbours {where} (Moran's I {self.statistic:.2f}, "
-            f"{chance}; neighbours foretell {100 * self.explained:.0f} % of their variance). The equation, its "
-            "boundary or its start may be wrong, or the noise is not independent: do not trust the bands of the force."
+            f"{found}. The equation, its boundary, its start or the mesh may be wrong by more than the noise, or the "
+            "noise is not independent: do not trust the bands of the force."
         )
+
+
+def _chance(p_value: float) -> str:
+    return f"p < {FLAGGED_P:g}" if p_value < FLAGGED_P else f"p = {p_value:.2g}"
 
 
 def residuals(result: FitResult) -> Residuals | None:
@@ -172,15 +207,39 @@ def _series_pairs(found: Residuals) -> NDArray[np.intp]:
 
 
 def _tested(found: Residuals, pairs: NDArray[np.intp], seed: int) -> Structure | None:
-    values = found.values.copy()
     groups = [np.flatnonzero(found.output == p) for p in np.unique(found.output)]
+    signed = _moran(found.values, groups, pairs, seed)
+    sizes = _moran(np.abs(found.values), groups, pairs, seed + 1)
+    if signed is None or sizes is None:
+        return None
+    return Structure(
+        statistic=signed.statistic,
+        p_value=signed.p_value,
+        size_statistic=sizes.statistic,
+        size_p_value=sizes.p_value,
+        explained=signed.explained,
+        scale=float(np.sqrt((found.values**2).mean())),
+        num_values=len(found),
+        in_space=found.positions is not None,
+    )
+
+
+@dataclass(frozen=True)
+class _Moran:
+    statistic: float
+    p_value: float
+    explained: float
+
+
+def _moran(given: FloatArray, groups: Sequence[NDArray[np.intp]], pairs: NDArray[np.intp], seed: int) -> _Moran | None:
+    """Moran's I of values [n] over pairs of neighbours [m, 2], against random orders; None where nothing varies."""
+    values = given.copy()
     for group in groups:
         values[group] -= values[group].mean()
     total = float((values**2).sum())
     if not total > 0:
         return None
     first, second = pairs.T
-    scale = len(values) / len(pairs) / total
     lag = np.bincount(first, values[second], len(values))
     together = float((values * lag).sum())
     generator = np.random.default_rng(seed)
@@ -194,10 +253,8 @@ def _tested(found: Residuals, pairs: NDArray[np.intp], seed: int) -> Structure |
         sums = np.einsum("sm,sm->s", shuffled[:, first], shuffled[:, second])
         exceeding += int((sums >= together).sum())
         done += count
-    return Structure(
-        statistic=scale * together,
+    return _Moran(
+        statistic=together * len(values) / len(pairs) / total,
         p_value=(1 + exceeding) / (1 + NUM_PERMUTATIONS),
         explained=together**2 / (total * max(float((lag**2).sum()), 1e-300)),
-        num_values=len(values),
-        in_space=found.positions is not None,
     )
