@@ -76,9 +76,8 @@ def find_shapes(full: SparseEngine, theta: Tensor, initial: Tensor, force: Tenso
 
     theta: [A, k]; initial: [A, S, J]; force: [A, S, K, J].
     """
-    everywhere = torch.sparse_coo_tensor(
-        torch.arange(full.num_nodes).repeat(2, 1), torch.ones(full.num_nodes, dtype=torch.float64)
-    ).coalesce()
+    index, ones = torch.arange(full.num_nodes).repeat(2, 1), torch.ones(full.num_nodes, dtype=torch.float64)
+    everywhere = torch.sparse_coo_tensor(index, ones, check_invariants=True).coalesce()
     stream = np.random.default_rng(0)
     free = full.system.free
     kept = []
