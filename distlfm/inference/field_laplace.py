@@ -2,8 +2,9 @@
 
 Around a trajectory the outputs are linear in force, initial state and coefficients, and the force is integrated out as
 in a linear field. The mode of that model's unknowns, with the force's mean given them, is where the equation is solved
-and linearised next. When the outputs stay, the linear model of the last point is the answer: a Laplace approximation,
-whose intervals hold as far as the equation is nearly linear within them.
+and linearised next. When the outputs stay, the model around the last point is the answer: a Laplace approximation,
+whose intervals hold as far as the equation is nearly linear in the force within them. Unknown coefficients are followed
+further, by linearisations on both sides of them (`field_curved.py`).
 
 A step is judged by the equation's own solution: its misfit in place of the linear one. Steps that do not improve are
 shortened, and so are those on which the equation cannot be solved. Coefficients are held back in proportion to
@@ -21,11 +22,12 @@ from torch import Tensor
 
 from distlfm.inference.base import Fit, Unknowns
 from distlfm.inference.collapsed import CollapsedPosterior, Starts, best_of_starts
-from distlfm.inference.curvature import find_modes
-from distlfm.inference.field_linearised import LinearisedField, Point, Solved, solve_at
+from distlfm.inference.curvature import find_modes, hessian, root_of_inverse
+from distlfm.inference.field_linearised import LinearisedField, Point, Solved, free_coefficients, solve_at
 from distlfm.inference.field_map import FieldMap
 from distlfm.inference.field_settle import FieldOptions, FieldSettings, build_map
 from distlfm.inference.field_shown import shown_points
+from distlfm.inference.field_slopes import match_slopes
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import OptimiserConfig, Optimum, Status
@@ -48,6 +50,14 @@ REACH, EASED = 0.5, 4.0
 
 WORSE = 0.1
 """Log density that a step may lose: less than that is not worth a shorter one."""
+
+BENDS, ASIDE, CENTRED = 3, 1.5, 0.3
+"""How often linearisations are placed on both sides of the coefficients, how far, in posterior deviations, and how far
+
+from the middle between them the mode may be."""
+
+QUICK = OptimiserConfig(iterations=40, rounds=1, gradient=1e-2, change=1e-4, distance=0.3)
+"""A start need not be exact."""
 
 ADVICE = (
     "The equation could not be solved where the fit begins: take smaller time steps (mechanism.step), or narrower "
@@ -74,11 +84,13 @@ def fit_nonlinear_fields(
     posterior: PosteriorConfig,
     options: FieldOptions,
     starts: Starts,
+    *,
+    matched: bool = True,
 ) -> list[FitResult]:
-    """Fit instances one after the other; each is refined until its own answer no longer changes."""
+    """Fit instances one after the other. matched: whether the search begins where slopes of a surface match best."""
     del options
     return [
-        _fit_one(model, instance, settings, seed, optimiser, posterior, starts)
+        _fit_one(model, instance, settings, seed, optimiser, posterior, starts, matched=matched)
         for instance, seed in zip(instances, seeds, strict=True)
     ]
 
@@ -91,11 +103,14 @@ def _fit_one(
     optimiser: OptimiserConfig,
     posterior: PosteriorConfig,
     starts: Starts,
+    *,
+    matched: bool,
 ) -> FitResult:
     began = time.perf_counter()
     data = collate([instance.blind()], model.system.outputs)
     field_map = build_map(model, settings)
-    search = find_point(model, data, field_map, None, seed, optimiser, starts, settings)
+    start = match_slopes(model, data, field_map, seed, QUICK, starts).point() if matched else None
+    search = find_point(model, data, field_map, start, seed, optimiser, starts, settings)
     own, lost = search.marginal, search.status == Status.DIVERGED
 
     def objective(z: Tensor, rows: Tensor) -> Tensor:
@@ -155,6 +170,8 @@ def find_point(
             status = Status.CONVERGED
             break
     best = _final(now, optimiser, trace)
+    if best.status[0] != Status.DIVERGED and free_coefficients(model, field_map):
+        now, best = _bent(now, best, optimiser)
     return Search(now, best, Status.DIVERGED if best.status[0] == Status.DIVERGED else status, count)
 
 
@@ -176,6 +193,51 @@ def _final(now: LinearisedField, optimiser: OptimiserConfig, trace: list[float])
     best = find_modes(lambda z, rows: -now.log_joint(z, rows), now.point.z, optimiser)
     before = torch.tensor(trace, dtype=torch.float64).unsqueeze(-1)
     return replace(best, trace=torch.cat([before, best.value.unsqueeze(0)]))
+
+
+def _bent(now: LinearisedField, best: Optimum, optimiser: OptimiserConfig) -> tuple[LinearisedField, Optimum]:
+    """The model with linearisations on both sides of its coefficients, and its mode, until that stays in the middle."""
+    held = _coefficients(now.model)[: len(free_coefficients(now.model, now.map))]
+    for _ in range(BENDS):
+        covariance = _covariance(now, best.z)
+        spread = covariance[held, held].sqrt()
+        if now.sides is not None and bool(((best.z - now.point.z)[0, held].abs() <= CENTRED * spread).all()):
+            break
+        with torch.no_grad():
+            centre = Point(best.z, now.whitened(best.z, torch.arange(1)).mean)
+            sides = _sides(now, best.z, covariance, held)
+            solved = solve_at(now.map, centre)
+        if sides is None or not bool(solved.ok[0]):
+            break
+        bent = LinearisedField(now.model, now.observations, now.map, centre, now.settings, solved, sides)
+        found = find_modes(lambda z, rows, own=bent: -own.log_joint(z, rows), centre.z, optimiser)  # type: ignore[misc]
+        if found.status[0] == Status.DIVERGED:
+            break
+        now, best = bent, replace(found, trace=torch.cat([best.trace, found.value.unsqueeze(0)]))
+    return now, best
+
+
+def _covariance(now: LinearisedField, z: Tensor) -> Tensor:
+    """Laplace's covariance [n, n] of the unknowns."""
+    root = root_of_inverse(hessian(lambda z, rows: -now.log_joint(z, rows), z, torch.arange(1)))[0]
+    return root @ root.mT
+
+
+def _sides(now: LinearisedField, z: Tensor, covariance: Tensor, held: list[int]) -> Point | None:
+    """Each coefficient up and down, the other unknowns and the force as they go with it; None if none can be solved."""
+    found = []
+    for i in held:
+        for sign in (1.0, -1.0):
+            step = sign * ASIDE * covariance[:, i] / covariance[i, i].sqrt()
+            for _ in range(HALVINGS):
+                point = Point(z + step, now.whitened(z + step, torch.arange(1)).mean)
+                if bool(solve_at(now.map, point).ok[0]):
+                    found.append(point)
+                    break
+                step = step / 2
+            else:
+                return None
+    return Point(torch.cat([one.z for one in found]), torch.cat([one.w for one in found]))
 
 
 @torch.no_grad()

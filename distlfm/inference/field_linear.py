@@ -61,6 +61,18 @@ def joint_basis_on(field_map: FieldMap, values: Values, times: Tensor) -> tuple[
     return basis.unflatten(1, shape), left.clamp_min(SMALLEST).sqrt().unflatten(1, shape)
 
 
+def force_on(field_map: FieldMap, values: Values, w: Tensor, times: Tensor) -> Tensor:
+    """The force that w [A, R] stands for, at times [n] and all nodes: [A, n, J]."""
+    own = w[:, : w.shape[1] - field_map.num_initial]
+    if field_map.separable is None:
+        basis, _ = joint_basis_on(field_map, values, times)
+        return torch.einsum("anjr,ar->anj", basis, own)
+    space, time = force_bases(field_map, values, times)
+    table = own.unflatten(-1, (space.shape[-1], time.shape[-1]))
+    found: Tensor = deviation(field_map, values)[:, None, None] * (time @ table.mT @ space.mT)
+    return found
+
+
 def start_of(field_map: FieldMap, values: Values, like: Tensor) -> Tensor:
     """The initial state's mean at the nodes [A, J]; `like` [A, ...] has its type and count."""
     profile = field_map.profile().expand(len(like), -1)

@@ -15,11 +15,13 @@ from torch import Tensor
 
 from distlfm.config import Config
 from distlfm.inference.field import reaching
+from distlfm.inference.field_curved import Curved
 from distlfm.inference.field_linear import (
     CHUNK,
     Linearisation,
     deviation,
     force_bases,
+    force_on,
     joint_basis_on,
     linear_columns,
     start_of,
@@ -66,7 +68,7 @@ def solve_at(field_map: FieldMap, point: Point) -> Solved:
     """The equation's own trajectories at the point."""
     values = field_map.model.space.unpack(point.z)
     theta, grid = field_map.theta(values), field_map.grid
-    force = _force(field_map, values, point.w)
+    force = force_on(field_map, values, point.w, grid.times)
     initial = start_of(field_map, values, theta)
     if field_map.num_initial:
         starts, size = field_map.starts(values, field_map.model.hyper(values)[0])
@@ -79,22 +81,14 @@ def solve_at(field_map: FieldMap, point: Point) -> Solved:
     return Solved(theta, initial, force, torch.stack([none if one is None else one for one in found]), ok)
 
 
-def _force(field_map: FieldMap, values: Values, w: Tensor) -> Tensor:
-    """The force at all steps and nodes [B, N + 1, J]."""
-    times = field_map.grid.times
-    own = w[:, : w.shape[1] - field_map.num_initial]
-    if field_map.separable is None:
-        basis, _ = joint_basis_on(field_map, values, times)
-        return torch.einsum("bnjr,br->bnj", basis, own)
-    space, time = force_bases(field_map, values, times)
-    table = own.unflatten(-1, (space.shape[-1], time.shape[-1]))
-    found: Tensor = deviation(field_map, values)[:, None, None] * (time @ table.mT @ space.mT)
-    return found
-
-
 def _meshed(field_map: FieldMap) -> Meshed:
     assert isinstance(field_map.discretised, Meshed)
     return field_map.discretised
+
+
+def free_coefficients(model: Model, field_map: FieldMap) -> tuple[int, ...]:
+    """Places in theta of the coefficients that are unknown."""
+    return tuple(i for i, name in enumerate(field_map.names) if model.space[name].free)
 
 
 class LinearisedField(WhitenedMarginal):
@@ -111,10 +105,14 @@ class LinearisedField(WhitenedMarginal):
         point: Point,
         settings: Config | None = None,
         solved: Solved | None = None,
+        sides: Point | None = None,
     ) -> None:
-        """settings: what the map was made from, kept with a saved fit. solved: trajectories there, if known."""
+        """settings: what the map was made from, kept with a saved fit. solved: trajectories at the point, if known.
+
+        sides: of one instance, points [2 c, ...] with an upper and a lower value of each unknown coefficient.
+        """
         assert observations.positions is not None
-        self.map, self.settings, self.point = field_map, settings, point
+        self.map, self.settings, self.point, self.sides = field_map, settings, point, sides
         self.places = field_map.places(observations.points)
         self.solved = solve_at(field_map, point) if solved is None else solved
         self.reached = self.outputs(self.solved)
@@ -122,6 +120,7 @@ class LinearisedField(WhitenedMarginal):
         super().__init__(model, replace(observations, level=level))
         self._tangents: dict[tuple[int, int], Tangent] = {}
         self._linear = self._linearise()
+        self._curved = None if sides is None else self._bend(sides)
 
     def outputs(self, solved: Solved) -> Tensor:
         """What trajectories show at the observed points [B, T]."""
@@ -130,7 +129,10 @@ class LinearisedField(WhitenedMarginal):
         return pick(at_times(seen.unsqueeze(1), self.places), self.places, rows)[:, 0]
 
     def state(self) -> dict[str, Tensor]:
-        return {"point_z": self.point.z, "point_w": self.point.w}
+        found = {"point_z": self.point.z, "point_w": self.point.w}
+        if self.sides is not None:
+            found |= {"sides_z": self.sides.z.unsqueeze(0), "sides_w": self.sides.w.unsqueeze(0)}
+        return found
 
     def row_bytes(self, num_query: int) -> int:
         steps, size = self.map.grid.steps + 1, self.point.w.shape[1]
@@ -138,7 +140,10 @@ class LinearisedField(WhitenedMarginal):
 
     def compared(self, values: Values, rows: Tensor) -> Compared:
         data = self.observations.rows(rows)
-        found = linear_columns(self.map, self._linear, values, rows)
+        curved = self._curved
+        found = (
+            linear_columns(self.map, self._linear, values, rows) if curved is None else curved.columns(self.map, values)
+        )
         noise = noise_of(self.model, values, data)
         return Compared(data.values[:, 0] - found.offset, found.columns, found.slack, noise, data.mask[:, 0])
 
@@ -155,16 +160,14 @@ class LinearisedField(WhitenedMarginal):
 
     def _on(self, grid: TimeGrid) -> LinearisedField:
         """The same on a longer grid; the force at the point goes on as its posterior mean."""
-        return LinearisedField(self.model, self.observations, self.map.with_grid(grid), self.point)
+        return LinearisedField(self.model, self.observations, self.map.with_grid(grid), self.point, sides=self.sides)
 
     def ask_one(self, b: int, values: Values, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Offset [Q], columns [Q, R] and slack [Q] of one instance at query points [1, Q, 1 + d], for one z."""
         tangent, places = self._tangent(b), self.map.places(query)
-        point, theta = self.solved, self.map.theta(values)
-        start = start_of(self.map, values, theta)[0] - point.initial[b]
-        still = tangent.forward(-point.force[b].unsqueeze(-1).numpy(), start.unsqueeze(-1).numpy())[..., 0]
-        moved = tangent.by_theta() @ (theta[0] - point.theta[b]).numpy()
-        offset = self._seen((point.states[b].numpy() + still + moved)[..., None], places)[:, 0]
+        states, force_there, start = self._base(b, values)
+        still = tangent.forward(-force_there.unsqueeze(-1).numpy(), start.unsqueeze(-1).numpy())[..., 0]
+        offset = self._seen((states.numpy() + still)[..., None], places)[:, 0]
         force, initial = self._changes(values)
         size = max(1, CHUNK // force[..., 0].size)
         parts = [
@@ -173,6 +176,32 @@ class LinearisedField(WhitenedMarginal):
         ]
         found, rest = torch.cat(parts, -1), 2 if self.map.num_initial else 1
         return offset, found[:, :-rest], found[:, -rest:].square().sum(-1)
+
+    def _base(self, b: int, values: Values) -> tuple[Tensor, Tensor, Tensor]:
+        """States and force [N + 1, J] to start from at one z, and how far the initial state [J] is from theirs."""
+        at, theta = self.solved, self.map.theta(values)
+        start = start_of(self.map, values, theta)[0]
+        if self._curved is None:
+            moved = torch.from_numpy(self._tangent(b).by_theta()) @ (theta[0] - at.theta[b])
+            return at.states[b] + moved, at.force[b], start - at.initial[b]
+        weights = self._curved.weights(theta, bounded=False)[0]
+        states = torch.einsum("i,inj->nj", weights, self._around.states)
+        return states, torch.einsum("i,inj->nj", weights, self._around.force), start - weights @ self._around.initial
+
+    def _bend(self, sides: Point) -> Curved:
+        """Linearisations at the point and at its sides."""
+        assert len(self.solved.ok) == 1
+        apart = [Point(sides.z[i : i + 1], sides.w[i : i + 1]) for i in range(len(sides.z))]
+        every = [self, *(LinearisedField(self.model, self.observations, self.map, one) for one in apart)]
+        parts = zip(*(vars(one.solved).values() for one in every), strict=True)
+        self._around = Solved(*(torch.cat(part) for part in parts))
+        names = ("constant", "by_force", "by_initial", "by_theta", "theta")
+        joined = {name: torch.cat([getattr(one._linear, name) for one in every]) for name in names}
+        linear = Linearisation(self.map.grid.times, **joined)
+        around = self._around
+        value = torch.cat([one.reached for one in every])
+        which = free_coefficients(self.model, self.map)
+        return Curved(which, around.theta, value, around.force, around.initial, linear)
 
     def _changes(self, values: Values) -> tuple[FloatArray, FloatArray]:
         """Changes of force [N + 1, J, S] and initial state [J, S] by each of w, then by what the columns leave open."""

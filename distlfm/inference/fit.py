@@ -20,7 +20,9 @@ from distlfm.inference.collapsed import Starts, fit_collapsed
 from distlfm.inference.evidence import FOUND, best_matched_mode
 from distlfm.inference.exact import AnalyticMotif
 from distlfm.inference.field_fit import fit_linear_fields
+from distlfm.inference.field_laplace import fit_nonlinear_fields
 from distlfm.inference.field_settle import FieldOptions, FieldSettings, open_field, settle
+from distlfm.inference.field_slopes import fit_field_slopes
 from distlfm.inference.forward import Forward, choose_num_inducing
 from distlfm.inference.linear import LinearGaussian, Quadrature, choose_quadrature
 from distlfm.inference.marginal import Marginal
@@ -37,7 +39,8 @@ from distlfm.solvers.linear import Linearity, probe
 from distlfm.solvers.ode import RULES, choose_steps
 
 GRID_POINTS = 100
-Method = Literal["auto", "collapsed", "filter", "exact", "variational", "preestimate"]
+Method = Literal["auto", "collapsed", "filter", "exact", "variational", "preestimate", "laplace"]
+FIELD_METHODS = ("auto", "collapsed", "laplace", "preestimate")
 
 
 class InferenceConfig(Config):
@@ -45,7 +48,8 @@ class InferenceConfig(Config):
 
     method: `auto` probes the mechanism and takes `collapsed` where it is linear (`filter` for long series with a Matérn
     kernel) and `variational` elsewhere; `exact` is the analytic covariance of the single-input motif; `preestimate` is
-    quick, and solves no equation.
+    quick, and solves no equation. Fields of a linear equation are `collapsed` too; those of others are linearised at
+    their mode, which is `laplace`.
     restarts: starts of the optimiser, of which the best by the joint density is kept; the first is the prior's middle,
     unless `random_start`.
     field: of partial differential equations; `settled` is what a fleet's instances share, and is filled in.
@@ -97,18 +101,36 @@ def fit_instances(
 
 
 def _fit_fields(model: Model, instances: Sequence[Instance], options: InferenceConfig, seed: int) -> list[FitResult]:
-    """Fields: linear ones with the force integrated out."""
-    if options.method not in ("auto", "collapsed"):
-        raise UsageError(f"Fields are not fitted by the method {options.method!r}.", "Use inference.method=auto.")
+    """Fields: linear ones with the force integrated out, others linearised; or slopes matched, and nothing solved."""
+    if options.method not in FIELD_METHODS:
+        raise UsageError(
+            f"Fields are not fitted by the method {options.method!r}.",
+            f"Use one of {', '.join(FIELD_METHODS)} in inference.method.",
+        )
+    if model.likelihood.kind != "gaussian":
+        raise UsageError(
+            f"Fields are fitted with Gaussian noise, and the likelihood is {model.likelihood.kind!r}.",
+            "Set likelihood.kind=gaussian.",
+        )
     settings = options.settled or settle(model, instances, options.field)
     seeds = [seed_of(seed, instance.id) for instance in instances]
     starts = Starts(options.restarts, options.random_start)
     discretised = open_field(model, settings)
-    if not discretised.affine:
-        raise UsageError(f"The equation is not linear: {discretised.reason}", "Use inference.method=auto.")
-    return fit_linear_fields(
-        model, instances, settings, seeds, options.optimiser, options.posterior, options.field, starts
-    )
+    how = (options.optimiser, options.posterior)
+    if options.method == "preestimate":
+        return fit_field_slopes(model, instances, settings, seeds, *how, starts)
+    recorded = not discretised.affine or discretised.kind == "taped"
+    if options.method == "collapsed" and recorded:
+        why = discretised.reason or "its solver is 'taped', which knows no part that is linear in the force."
+        raise UsageError(
+            f"The method 'collapsed' needs an equation that is linear, and this one is not known to be: {why}",
+            "Use inference.method=laplace, or auto.",
+        )
+    if options.method == "laplace" or recorded:
+        return fit_nonlinear_fields(
+            model, instances, settings, seeds, *how, options.field, starts, matched=options.preestimate.enabled
+        )
+    return fit_linear_fields(model, instances, settings, seeds, *how, options.field, starts)
 
 
 def _check_counts(model: Model, instances: Sequence[Instance]) -> None:
