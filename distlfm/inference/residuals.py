@@ -95,8 +95,8 @@ class Structure:
     def sentence(self) -> str:
         """The finding in words."""
         where = "in time and space" if self.in_space else "in time"
-        signed = f"Moran's I {self.statistic:.2f}, {_chance(self.p_value)}"
-        sizes = f"Moran's I of their sizes {self.size_statistic:.2f}, {_chance(self.size_p_value)}"
+        signed = f"Moran's I {_signed(self.statistic)}, {_chance(self.p_value)}"
+        sizes = f"Moran's I of their sizes {_signed(self.size_statistic)}, {_chance(self.size_p_value)}"
         if not self.flagged:
             return f"Residuals look independent of their neighbours {where} ({signed}; {sizes})."
         if self.alike:
@@ -114,6 +114,10 @@ class Structure:
             f"{found}. The equation, its boundary, its start or the mesh may be wrong by more than the noise, or the "
             "noise is not independent: do not trust the bands of the force."
         )
+
+
+def _signed(value: float) -> str:
+    return f"{value:.2f}".replace("-", "−")
 
 
 def _chance(p_value: float) -> str:

@@ -43,7 +43,10 @@ def plot_profiles(view: FieldView) -> Figure:
             axes.xaxis.set_major_locator(MaxNLocator(4))
         row[0].set_ylabel(plain(view.force))
         row[0].yaxis.set_major_locator(MaxNLocator(5))
-        figure.legend(handles=handles(data=False, truth=true is not None), loc="outside upper center", ncols=4)
+        shown = handles(data=False, truth=true is not None)
+        if true is not None:
+            shown[-1].set_label(view.truth_name)
+        figure.legend(handles=shown, loc="outside upper center", ncols=4)
     return figure
 
 

@@ -33,6 +33,11 @@ def _maps(view: FieldView) -> Figure:
         3: "at a few times, in the layer around the middle",
     }[view.dims]
     truth = " The truth, which the fit did not see, and the error of the mean have maps of their own." if known else ""
+    if view.truth_factor != 1.0:
+        truth += (
+            f" It has the shape of the inferred force at another scale, and is shown times {view.truth_factor:.3g}, "
+            "which fits best: without a known sensitivity a force has no scale of its own."
+        )
     caption = (
         f"The output with the data, and the inferred {view.force}, {where}; sd is the posterior standard deviation of "
         f"the field itself, without measurement noise.{truth}"

@@ -19,6 +19,12 @@ from distlfm.report.style import quantity
 from distlfm.report.truth import instance_row, output_names
 
 NUM_SNAPSHOTS = 4
+COMPARABLE = 3.0
+"""Two fields can be shown in the same colours while neither range is so many times the other."""
+
+SAME_SHAPE = 0.6
+"""A true force that correlates with the inferred one by more than this has its shape."""
+
 MAX_COMPARED = 900
 """The truth is compared with the fit at about so many points at most: predictions cost time."""
 
@@ -123,8 +129,9 @@ class FieldView:
         each = len(truth.times) / len(times)
         most = max(2, int(MAX_COMPARED / each)) if self.dims == 1 else NUM_SNAPSHOTS
         if len(times) > most:
-            # Evenly, to the last; the start, where nothing has happened yet, only if all times are shown.
-            times = times[np.linspace(0, len(times) - 1, most + 1).round().astype(int)[1:]]
+            # Evenly, to the last; snapshots leave out the start, where nothing has happened yet.
+            chosen = np.linspace(0, len(times) - 1, most if self.dims == 1 else most + 1).round().astype(int)
+            times = times[chosen if self.dims == 1 else chosen[1:]]
         here = np.isin(truth.times, times)
         return here, self.result.predict(truth.times[here], truth.positions[here])
 
@@ -145,7 +152,28 @@ class FieldView:
         if self._compared is None or truth is None or truth.force is None or truth.positions is None:
             return None
         here = self._compared[0]
-        return Cloud(truth.times[here], truth.positions[here], truth.force[0, here])
+        return Cloud(truth.times[here], truth.positions[here], self.truth_factor * truth.force[0, here])
+
+    @cached_property
+    def truth_factor(self) -> float:
+        """What the true force is multiplied by: 1, unless it has the shape of the inferred one at quite another scale.
+
+        A force has no scale of its own where the equation's sensitivity is not known.
+        """
+        truth = self.instance.truth
+        if self._compared is None or truth is None or truth.force is None:
+            return 1.0
+        mean, true = self._compared[1].force.mean[0], truth.force[0, self._compared[0]]
+        spans = float(np.ptp(mean)), float(np.ptp(true))
+        if min(spans) <= 0 or 1 / COMPARABLE < spans[0] / spans[1] < COMPARABLE:
+            return 1.0
+        alike = float(np.corrcoef(mean, true)[0, 1]) > SAME_SHAPE
+        return float((mean * true).sum() / (true**2).sum()) if alike else 1.0
+
+    @property
+    def truth_name(self) -> str:
+        """What the true force is called where it is drawn."""
+        return "truth" if self.truth_factor == 1.0 else f"truth × {self.truth_factor:.3g}"
 
     @property
     def true_output(self) -> Cloud | None:

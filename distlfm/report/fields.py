@@ -23,14 +23,11 @@ from matplotlib.tri import Triangulation
 
 from distlfm.inference.result import Band
 from distlfm.instance import BoolArray, FloatArray
-from distlfm.report.field_view import NUM_SNAPSHOTS, Cloud, FieldView
+from distlfm.report.field_view import COMPARABLE, NUM_SNAPSHOTS, Cloud, FieldView
 from distlfm.report.style import MEASURED, house, new_figure, plain, quantity
 
 LEVEL_MAP, SPREAD_MAP, ERROR_MAP = "viridis", "cividis", "RdBu_r"
 IMAGE_HEIGHT, SNAPSHOT_HEIGHT = 1.75, 1.65
-COMPARABLE = 3.0
-"""The force and its truth share their colours while neither range is so many times the other."""
-
 LAYER = 0.15
 """Share of the points, nearest to the middle, that are the layer shown of a field in three dimensions."""
 
@@ -90,8 +87,9 @@ def _panels(view: FieldView) -> list[Panel]:
         if true is not None and (kind == "force" or view.dims == 1):
             error = view.error(true, kind)
             end = _top(np.abs(error.values))
-            found.append(Panel(f"{name}: truth", label, true, LEVEL_MAP, true_limits))
-            found.append(Panel(f"{name}: mean − truth", "error", error, ERROR_MAP, Normalize(-end, end)))
+            truth = view.truth_name if kind == "force" else "truth"
+            found.append(Panel(f"{name}: {truth}", label, true, LEVEL_MAP, true_limits))
+            found.append(Panel(f"{name}: mean − {truth}", "error", error, ERROR_MAP, Normalize(-end, end)))
     return found
 
 

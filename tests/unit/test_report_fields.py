@@ -17,6 +17,8 @@ from matplotlib.figure import Figure
 
 from distlfm.errors import UsageError
 from distlfm.inference.residuals import residuals
+from distlfm.inference.result import FitResult
+from distlfm.instance import FloatArray
 from distlfm.report.field_checks import plot_mesh, plot_residuals
 from distlfm.report.field_profiles import plot_parameters, plot_profiles
 from distlfm.report.field_section import field_figures
@@ -68,17 +70,37 @@ def test_error_is_mean_minus_truth_on_colours_centred_at_zero() -> None:
     assert shown.cmap.name == "RdBu_r"
 
 
+def with_true_force(result: FitResult, force: FloatArray) -> FitResult:
+    known = result.instance.truth
+    assert known is not None
+    return replace(result, instance=replace(result.instance, truth=replace(known, force=force[None])))
+
+
 def test_force_and_its_truth_share_colours_unless_one_would_flatten_the_other() -> None:
     result = make_field()
     figure = plot_field(FieldView(result))
     mean, truth = image(figure, "force: posterior mean").norm, image(figure, "force: truth").norm
     assert (mean.vmin, mean.vmax) == (truth.vmin, truth.vmax)
+    rng = np.random.default_rng(0)
+    other = with_true_force(result, 50 * rng.normal(size=11 * 17))
+    figure = plot_field(FieldView(other))
+    assert image(figure, "force: truth").norm.vmax > 10 * image(figure, "force: posterior mean").norm.vmax
+
+
+def test_true_force_of_another_scale_is_shown_times_a_factor_that_is_told() -> None:
+    result = make_field()
     known = result.instance.truth
     assert known is not None
     assert known.force is not None
-    other = replace(result, instance=replace(result.instance, truth=replace(known, force=50 * known.force)))
-    figure = plot_field(FieldView(other))
-    assert image(figure, "force: truth").norm.vmax > 10 * image(figure, "force: posterior mean").norm.vmax
+    scaled = with_true_force(result, 50 * known.force[0])
+    view = FieldView(scaled)
+    assert view.truth_factor == pytest.approx(0.02, rel=0.1)
+    assert "force: mean − truth × 0.02" in [
+        title[: len("force: mean − truth × 0.02")] for title in titles(plot_field(view))
+    ]
+    assert any(text.startswith("truth × 0.02") for text in texts(plot_profiles(view)))
+    assert "is shown times 0.02" in field_figures(scaled)[0].caption
+    assert FieldView(result).truth_factor == 1.0
 
 
 def test_fitted_and_held_back_points_are_marked_apart_and_counted() -> None:
