@@ -25,6 +25,7 @@ from distlfm.inference.field_settle import FieldSettings, build_map
 from distlfm.inference.forward import Forward
 from distlfm.inference.linear import LinearGaussian, Quadrature
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.nested import NestedPosterior
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import Status
 from distlfm.inference.preestimate import PreestimatePosterior
@@ -39,7 +40,7 @@ from distlfm.solvers.linear import probe
 SCHEMA = 2
 
 SOLVED: dict[str, type[VariationalPosterior]] = {
-    posterior.method: posterior for posterior in (VariationalPosterior, PreestimatePosterior)
+    posterior.method: posterior for posterior in (NestedPosterior, VariationalPosterior, PreestimatePosterior)
 }
 """Posteriors whose draws go through the solver, by method."""
 
@@ -77,6 +78,7 @@ def save(result: FitResult, path: Path) -> None:
         "metadata": dict(instance.metadata),
         "method": result.method,
         "status": result.status,
+        "notice": result.advice.removeprefix(Status[result.status.upper()].advice).strip(),
         "bound": result.bound,
         "effective": result.effective_draws,
         "seconds": result.seconds,
@@ -138,6 +140,7 @@ def load(path: Path) -> FitResult:
         iterations=torch.zeros(1, dtype=torch.long),
         effective=torch.tensor([header["effective"]], dtype=torch.float64),
         trace=torch.from_numpy(arrays["trace"]).unsqueeze(-1),
+        notices=(header["notice"],),
     )
     grids = torch.from_numpy(arrays["grid_times"]).unsqueeze(0)
     if "grid_positions" in arrays:

@@ -55,7 +55,10 @@ class Posterior(ABC):
 
 @dataclass(frozen=True)
 class Fit:
-    """What a method returns for B instances. bound: [B]; status: [B]; trace: [iterations, B]; effective: [B]."""
+    """What a method returns for B instances. bound: [B]; status: [B]; trace: [iterations, B]; effective: [B].
+
+    notices: what a user should know of each instance whatever its status, empty where there is nothing to say.
+    """
 
     posterior: Posterior
     bound: Tensor
@@ -63,6 +66,7 @@ class Fit:
     iterations: Tensor
     effective: Tensor
     trace: Tensor
+    notices: tuple[str, ...] = ()
 
 
 def all_rows(observations: Observations) -> Tensor:

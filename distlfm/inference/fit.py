@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from distlfm.config import Config
@@ -24,9 +24,10 @@ from distlfm.inference.field_laplace import fit_nonlinear_fields
 from distlfm.inference.field_settle import FieldOptions, FieldSettings, open_field, settle
 from distlfm.inference.field_slopes import fit_field_slopes
 from distlfm.inference.forward import Forward, choose_num_inducing
-from distlfm.inference.linear import LinearGaussian, Quadrature, choose_quadrature
+from distlfm.inference.linear import MAX_SUBSTEPS, LinearGaussian, Quadrature, choose_quadrature
 from distlfm.inference.marginal import Marginal
 from distlfm.inference.model import Model
+from distlfm.inference.nested import fit_nested
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import OptimiserConfig
 from distlfm.inference.posterior import PosteriorConfig
@@ -39,7 +40,11 @@ from distlfm.solvers.linear import Linearity, probe
 from distlfm.solvers.ode import RULES, choose_steps
 
 GRID_POINTS = 100
-Method = Literal["auto", "collapsed", "filter", "exact", "variational", "preestimate", "laplace"]
+COARSE = (
+    f"Between two observations the force may change faster than {MAX_SUBSTEPS} panels of the quadrature follow: the "
+    "answer is rough. Use a longer lengthscale in force.priors, or inference.method=nested."
+)
+Method = Literal["auto", "collapsed", "filter", "exact", "nested", "variational", "preestimate", "laplace"]
 FIELD_METHODS = ("auto", "collapsed", "laplace", "preestimate")
 
 
@@ -47,8 +52,10 @@ class InferenceConfig(Config):
     """How a fit is done.
 
     method: `auto` probes the mechanism and takes `collapsed` where it is linear (`filter` for long series with a Matérn
-    kernel) and `variational` elsewhere; `exact` is the analytic covariance of the single-input motif; `preestimate` is
-    quick, and solves no equation. Fields of a linear equation are `collapsed` too; those of others are linearised at
+    kernel) and `nested` elsewhere, which goes through the solver with the force summed out; `variational` improves one
+    Gaussian of force and parameters instead; `exact` is the analytic covariance of the single-input motif;
+    `preestimate` is quick, and solves no equation. Solver, inducing points and features of `nested` are set in
+    `variational`. Fields of a linear equation are `collapsed` too; those of others are linearised at
     their mode, which is `laplace`.
     restarts: starts of the optimiser, of which the best by the joint density is kept; the first is the prior's middle,
     unless `random_start`.
@@ -67,6 +74,17 @@ class InferenceConfig(Config):
     settled: FieldSettings | None = None
     grid_points: int = Field(default=GRID_POINTS, ge=2)
     until: float | None = None
+
+    @model_validator(mode="after")
+    def _used(self) -> InferenceConfig:
+        if self.method == "variational" and self.posterior != PosteriorConfig():
+            raise ValueError(
+                "posterior has no effect with method variational, whose draws are set in its own section; "
+                "leave it out, or use method nested"
+            )
+        if self.method != "variational" and self.variational.learn_inducing:
+            raise ValueError("variational.learn_inducing needs method variational; set it, or leave the other out")
+        return self
 
 
 def seed_of(seed: int, instance: str) -> int:
@@ -197,10 +215,13 @@ def _fit(
 ) -> Fit:
     method, quadrature = way
     starts = Starts(options.restarts, options.random_start)
-    if method in ("variational", "preestimate"):
+    if method in ("nested", "variational", "preestimate"):
         forward = Forward(model, observations, options.variational.solver, options.variational.num_inducing)
         if method == "preestimate":
             return fit_preestimate(forward, seeds, options.optimiser, options.preestimate, starts)
+        if method == "nested":
+            features = options.variational.features
+            return fit_nested(forward, seeds, options.posterior, features, options.preestimate, starts)
         if options.preestimate.enabled:
             mode = best_matched_mode(forward, seeds, options.optimiser, options.preestimate, starts)
             if mode is not None:
@@ -211,7 +232,7 @@ def _fit(
         raise UsageError(
             f"The method {method!r} needs a linear mechanism with Gaussian noise, and "
             f"{model.mechanism.options.kind!r} with the likelihood {model.likelihood.kind!r} is none.",
-            "Use inference.method=variational, or auto.",
+            "Use inference.method=nested, or auto.",
         )
     if method == "exact":
         marginal: Marginal = AnalyticMotif(model, observations)
@@ -225,7 +246,10 @@ def _fit(
     else:
         assert quadrature is not None
         marginal = LinearGaussian(model, observations, linearity, quadrature)
-    return fit_collapsed(method, marginal, seeds, options.optimiser, options.posterior, starts)
+    fit = fit_collapsed(method, marginal, seeds, options.optimiser, options.posterior, starts)
+    if quadrature is not None and quadrature.substeps >= MAX_SUBSTEPS:
+        return replace(fit, notices=(COARSE,) * len(seeds))
+    return fit
 
 
 def _settle(model: Model, num_observed: int, linearity: Linearity, options: InferenceConfig) -> Method:
@@ -233,7 +257,7 @@ def _settle(model: Model, num_observed: int, linearity: Linearity, options: Infe
     if options.method != "auto":
         return options.method
     if not linearity.affine or model.likelihood.kind != "gaussian":
-        return "variational"
+        return "nested"
     return "filter" if num_observed >= LONG and supports(model, linearity) else "collapsed"
 
 

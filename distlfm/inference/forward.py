@@ -140,6 +140,21 @@ class Forward:
             (found.ok[0] & draw.ok).unflatten(0, shape),
         )
 
+    def respond(self, z: Tensor, v: Tensor, rows: Tensor) -> tuple[Values, Tensor, Tensor]:
+        """Parameters of z [A, n], outputs [S, A, P, T] at the observed times, and [S, A] whether the solve went well.
+
+        v: [S, A, L, M], several forces for the same z, whose kernel is evaluated once for all of them.
+        """
+        values = self.model.space.unpack(z)
+        where = Domain(self.domain.lower[rows], self.domain.upper[rows])
+        noise = z.new_zeros(1, len(z), len(self.model.kernels), 2, 4)
+        draw = draw_whitened_posterior(self.prior, self.model.hyper(values), where, noise, self.inducing[rows], v)
+        found = solve(self.model.mechanism, draw, values, self.observations.times[rows], self.solver)
+        outputs = self.model.mechanism.observe(
+            found.states, {name: value.unsqueeze(-2) for name, value in values.items()}
+        )
+        return values, outputs.mT, found.ok & draw.ok
+
     def log_likelihood(self, w: Tensor, rows: Tensor, noise: Tensor | None = None) -> Tensor:
         """log p(y | w) [S, A] of the instances `rows` at w [S, A, W]; −∞ where the solve failed."""
         outcome = self.run(w, rows, noise)

@@ -68,10 +68,20 @@ class ParameterPosterior:
 def infer(objective: Objective, mode: Tensor, seeds: Sequence[int], options: PosteriorConfig) -> ParameterPosterior:
     """Approximate the posterior around the modes [B, n]; each instance draws from its own seed."""
     num_instances, size = mode.shape
+    root = mode.new_zeros(num_instances, size, size)
+    if options.method != "point" and size:
+        root = root_of_inverse(hessian(objective, mode, torch.arange(num_instances)))
+    return infer_from(objective, mode, root, seeds, options)
+
+
+def infer_from(
+    objective: Objective, mode: Tensor, root: Tensor, seeds: Sequence[int], options: PosteriorConfig
+) -> ParameterPosterior:
+    """The same with Laplace's deviations given: root [B, n, n], lower triangular."""
+    num_instances, size = mode.shape
     if options.method == "point" or size == 0:
         alone = torch.ones(1, num_instances, dtype=mode.dtype)
         return ParameterPosterior(mode, mode.unsqueeze(0), alone, mode.unsqueeze(0), alone[0])
-    root = root_of_inverse(hessian(objective, mode, torch.arange(num_instances)))
     streams = [torch.Generator().manual_seed(seed) for seed in seeds]
     if options.method == "laplace":
         draws = mode + _apply(root, _normal(streams, options.draws, size))

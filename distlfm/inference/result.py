@@ -320,12 +320,13 @@ def results_of(
     results = []
     for b, instance in enumerate(instances):
         status = Status(int(fit.status[b]))
+        notice = fit.notices[b] if fit.notices else ""
         results.append(
             FitResult(
                 instance=instance,
                 method=posterior.method,
                 status=status.name.lower(),
-                advice=status.advice,
+                advice=" ".join(filter(None, [status.advice, notice])),
                 bound=float(fit.bound[b]),
                 trace=fit.trace[:, b].numpy(),
                 effective_draws=float(fit.effective[b]),

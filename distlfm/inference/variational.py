@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from distlfm.config import Config
@@ -35,6 +35,9 @@ from distlfm.solvers.base import SolverConfig
 STEP_TOLERANCE = 1e-3
 """Largest change of an output, relative to its size, that halving the solver's steps may bring at the mode."""
 
+LIKELIHOOD_TOLERANCE = 0.2
+"""Largest change of the log-likelihood at the mode that halving the solver's steps may bring."""
+
 MAX_DOUBLINGS = 3
 
 REACH = 0.4
@@ -45,6 +48,9 @@ FIRST_SHARE = 0.2
 
 MAX_GRADIENT = 10.0
 """Norm to which an instance's gradient is cut, so that one wild draw does not undo a hundred good ones."""
+
+FAILED_SHARE = 0.05
+"""Share of draws whose solve may fail without a word."""
 
 CHUNK_ROWS = 4096
 """Trajectories solved at once when predicting."""
@@ -69,6 +75,12 @@ class VariationalConfig(Config):
     features: int = Field(default=128, ge=8)
     draws: int = Field(default=128, ge=2)
     solver: SolverConfig = SolverConfig()
+
+    @model_validator(mode="after")
+    def _learnable(self) -> VariationalConfig:
+        if self.learn_inducing and self.gradient == "natural":
+            raise ValueError("learn_inducing needs gradient adam: natural gradients move q alone; set one of the two")
+        return self
 
 
 class VariationalPosterior(Posterior):
@@ -107,6 +119,13 @@ class VariationalPosterior(Posterior):
             force.append(_pick(outcome.force[..., 1:], sound))
         shown, seen = torch.cat(force, 1), torch.cat(outputs, 1)
         return Predicted(Mixture(shown, torch.zeros_like(shown)), Mixture(seen, torch.zeros_like(seen)))
+
+    def solved(self) -> Tensor:
+        """Which draws of which instances can be solved up to the last observation, [S, B]."""
+        every = torch.arange(len(self.observations))
+        chunk = max(1, CHUNK_ROWS // len(self.w))
+        parts = [self.forward.run(self.w[:, some], some).ok for _, some in enumerate_chunks(every, chunk)]
+        return torch.cat(parts, 1)
 
     def state(self) -> dict[str, Tensor]:
         return {
@@ -147,8 +166,7 @@ def fit_variational(
         best = find_modes(objective, start, optimiser)
     rows = torch.arange(len(seeds))
     for _ in range(MAX_DOUBLINGS):
-        error = forward.step_error(best.z, rows)
-        if not bool(((error > STEP_TOLERANCE) & torch.isfinite(error)).any()):
+        if not bool(too_coarse(forward, best.z).any()):
             break
         assert forward.solver.steps is not None
         forward = forward.with_steps(2 * forward.solver.steps)
@@ -162,7 +180,41 @@ def fit_variational(
     posterior = VariationalPosterior(forward, q.sample_whitened(noise)[:, :, 0], seeds, options.features)
     bound = trace[-options.window :].mean(0) if len(trace) else -best.value
     drawn = torch.full_like(bound, options.draws)
-    return Fit(posterior, bound, status, best.iterations, drawn, trace)
+    return Fit(posterior, bound, status, best.iterations, drawn, trace, notices_of(posterior, best.z))
+
+
+@torch.no_grad()
+def too_coarse(forward: Forward, w: Tensor) -> Tensor:
+    """Whether [B] the solver's steps are too long at the modes w [B, W]; shorter ones do not help what diverges."""
+    rows = torch.arange(len(w))
+    error = forward.step_error(w, rows)
+    assert forward.solver.steps is not None
+    finer = forward.with_steps(2 * forward.solver.steps)
+    change = (finer.log_likelihood(w[None], rows) - forward.log_likelihood(w[None], rows))[0].abs()
+    long = (error > STEP_TOLERANCE) | (change > LIKELIHOOD_TOLERANCE)
+    return long & torch.isfinite(error) & torch.isfinite(change)
+
+
+@torch.no_grad()
+def notices_of(posterior: VariationalPosterior, mode: Tensor) -> tuple[str, ...]:
+    """What there is to say of each instance whose mode is [B, W]: steps that stayed too long, draws that failed."""
+    forward = posterior.forward
+    coarse, failed = too_coarse(forward, mode), 1 - posterior.solved().to(mode).mean(0)
+    found = []
+    for b in range(len(mode)):
+        words = []
+        if bool(coarse[b]):
+            words.append(
+                f"{forward.solver.steps} solver steps are too few, and no more were tried: the answer is off by more "
+                "than the tolerance. Set inference.variational.solver.steps, or solver.method=dopri5."
+            )
+        if float(failed[b]) > FAILED_SHARE:
+            words.append(
+                f"{100 * float(failed[b]):.0f} % of the posterior's draws could not be solved, and others stand in for "
+                "them: bands are too narrow. Narrow the priors."
+            )
+        found.append(" ".join(words))
+    return tuple(found)
 
 
 def _normal(seeds: Sequence[int], count: int, size: int) -> Tensor:

@@ -10,26 +10,32 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from distlfm.mechanisms.base import Mechanism, MechanismConfig, register
+from distlfm.mechanisms.base import Initial, Mechanism, MechanismConfig, register, start_parameter, zero_state
 from distlfm.mechanisms.parameters import Parameter, Values
 from distlfm.mechanisms.priors import LogNormal
 from distlfm.mechanisms.responses import ResponseConfig, build_response
 
 
 class CascadeConfig(MechanismConfig):
-    """`response` acts between the force and the protein."""
+    """`response` acts between the force and the protein.
+
+    initial: `steady` starts without protein and with the mRNAs at b/d, where they rest then; `zero` without either;
+    `free` learns both.
+    """
 
     response: ResponseConfig = ResponseConfig()
+    initial: Initial = "steady"
 
 
 @register("cascade")
 class Cascade(Mechanism):
-    """Force → protein → mRNA; the protein starts at zero and the mRNAs at rest."""
+    """Force → protein → mRNA."""
 
     Options: ClassVar[type[MechanismConfig]] = CascadeConfig
 
     def __init__(self, options: CascadeConfig) -> None:
         super().__init__(options)
+        self.start = options.initial
         self.response = build_response(options.response)
 
     @property
@@ -38,13 +44,16 @@ class Cascade(Mechanism):
 
     def parameters(self) -> list[Parameter]:
         genes = self.outputs
-        return [
+        found = [
             Parameter("protein_decay", ("protein",), LogNormal(median=0.5, spread=0.7), positive=True),
             Parameter("basal", genes, LogNormal(median=0.1, spread=1.0), positive=True),
             Parameter("sensitivity", genes, LogNormal(median=1.0, spread=1.0), positive=True),
             Parameter("decay", genes, LogNormal(median=0.4, spread=0.8), positive=True),
             *self.response.parameters(self.force_names, ("protein",)),
         ]
+        if self.start == "free":
+            found.append(start_parameter(("protein", *genes), LogNormal(median=0.3, spread=1.0), positive=True))
+        return found
 
     def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
         del t
@@ -55,6 +64,10 @@ class Cascade(Mechanism):
         return torch.cat([protein_rate.expand(*shape, -1), mrna_rate.expand(*shape, -1)], -1)
 
     def initial_state(self, values: Values) -> Tensor:
+        if self.start == "free":
+            return values["initial"]
+        if self.start == "zero":
+            return zero_state(values, self.num_states)
         rest = values["basal"] / values["decay"]
         return torch.cat([torch.zeros_like(rest[..., :1]), rest], -1)
 

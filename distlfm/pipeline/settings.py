@@ -69,8 +69,18 @@ class _ModelConfig(Config):
     @field_validator("mechanism")
     @classmethod
     def _known_mechanism(cls, options: dict[str, Any]) -> dict[str, Any]:
-        kind = str(options.get("kind", ""))
-        build(find_system(kind).Options, options, source="mechanism")
+        system = find_system(str(options.get("kind", "")))
+        built = build(system.Options, options, source="mechanism")
+        if built.outputs:
+            system(built).settled()
+        else:
+            # The data will name the outputs; names of parameters do not wait for them.
+            unnamed = {"outputs": ("output",), "fixed": {name: {} for name in built.fixed}}
+            try:
+                example = system(built.model_copy(update=unnamed))
+            except UsageError:  # it wants a certain number of outputs
+                return options
+            example.settled()
         return options
 
 

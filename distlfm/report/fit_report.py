@@ -156,8 +156,8 @@ def _trouble(ranked: Sequence[Row], known: Mapping[str, Digest], set_aside: Sequ
     rows: list[list[Cell]] = []
     for row in ranked:
         status, name = str(row.get("status") or "unknown"), str(row["id"])
-        if status != "converged":
-            advice = known[name].advice if name in known else ""
+        advice = known[name].advice if name in known else ""
+        if status != "converged" or advice:
             rows.append([name, status.replace("_", " "), status_words(status, advice) or None])
     if rows:
         caption = "Instances whose fit did not converge."

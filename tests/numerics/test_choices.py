@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,16 +50,15 @@ def test_any_gpytorch_kernel_can_be_the_forces_prior(tmp_path: Path) -> None:
         save(result, tmp_path / "fit.npz")
 
 
+def learning(content: dict[str, Any], learn: bool) -> InferenceConfig:
+    return build(InferenceConfig, {"method": "variational", "variational": {**content, "learn_inducing": learn}})
+
+
 def test_learned_inducing_points_move_within_their_reach_and_are_kept(tmp_path: Path) -> None:
     instances, config = instances_and_config(response={"kind": "softplus"})
     model = Model(build_mechanism(config.mechanism, NAMES), config.force, config.likelihood)
     content = {"num_inducing": 8, "iterations": 12, "samples": 4, "draws": 8}
-    still, moved = (
-        fit_instances(model, instances, build(InferenceConfig, {"variational": {**content, "learn_inducing": learn}}))[
-            0
-        ]
-        for learn in (False, True)
-    )
+    still, moved = (fit_instances(model, instances, learning(content, learn))[0] for learn in (False, True))
     before, after = still.posterior.forward.inducing, moved.posterior.forward.inducing
     assert not torch.equal(before, after)
     domain = moved.posterior.forward.domain

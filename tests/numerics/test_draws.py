@@ -21,7 +21,8 @@ def fitted(method: str, kernel: str = "rbf") -> FitResult:
     content = {**MODEL, "force": {**MODEL["force"], "kernel": {"kind": kernel}}, "instances": 1, "num_outputs": 2}
     config = build(SimulateConfig, {**content, "missing": 0.2})
     model = Model(build_mechanism(config.mechanism, ["output_0", "output_1"]), config.force, config.likelihood)
-    options = {"method": method, "posterior": {"method": "point"}, "variational": {"iterations": 5}}
+    own = {"variational": {"iterations": 5}} if method == "variational" else {"posterior": {"method": "point"}}
+    options = {"method": method, **own}
     return fit_instances(model, simulate_from(config), build(InferenceConfig, options))[0]
 
 

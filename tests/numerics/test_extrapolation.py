@@ -21,13 +21,12 @@ def toy() -> tuple[Model, list]:
     return model, simulate_from(config)
 
 
-@pytest.mark.parametrize("method", ["collapsed", "exact", "variational"])
+@pytest.mark.parametrize("method", ["collapsed", "exact", "nested", "variational"])
 def test_a_far_time_alone_is_the_same_as_among_many(toy: tuple[Model, list], method: str) -> None:
     model, instances = toy
-    options = build(
-        InferenceConfig,
-        {"method": method, "variational": {"iterations": 3}, "posterior": {"method": "laplace", "draws": 8}},
-    )
+    own = {"variational": {"iterations": 3}} if method == "variational" else {}
+    settings = own or {"posterior": {"method": "laplace", "draws": 8}}
+    options = build(InferenceConfig, {"method": method, **settings})
     result = fit_instances(model, instances[:1], options)[0]
     far = 20.0
     alone = result.predict([far])

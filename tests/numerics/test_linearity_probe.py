@@ -135,4 +135,4 @@ def test_the_method_follows_from_the_probe() -> None:
         model = Model(mechanism, ForceConfig(), LikelihoodConfig())
         instances = simulate(model, num_instances=1, times=[0, 1, 2, 3], truth_times=[0], seed=0)
         found[response] = fit_instances(model, instances, quick)[0].method
-    assert found == {"identity": "collapsed", "softplus": "variational"}
+    assert found == {"identity": "collapsed", "softplus": "nested"}

@@ -44,13 +44,14 @@ def make_instances(response: str, count: int, **fixed: Any) -> list[Instance]:
 
 def options(method: str = "variational", **variational: Any) -> InferenceConfig:
     small = {"iterations": 60, "draws": 128, "num_inducing": 10, "samples": 6, "window": 20, "features": 32}
+    own = {} if method == "variational" else {"posterior": {"stages": (60, 60), "draws": 16}}
     return InferenceConfig.model_validate(
         {
             "method": method,
             "grid_points": 12,
             "optimiser": {"rounds": 2, "iterations": 50},
-            "posterior": {"stages": (60, 60), "draws": 16},
             "variational": {**small, **variational},
+            **own,
         }
     )
 
@@ -159,15 +160,19 @@ def test_the_rate_of_a_count_is_the_output_itself_and_positive_below_zero() -> N
     torch.testing.assert_close(rate[3:], y[3:], rtol=1e-4, atol=0)
 
 
+METHODS = {"auto": "nested", "variational": "variational"}
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", ["poisson", "negative_binomial"])
-def test_the_force_behind_counts_is_recovered(kind: str) -> None:
+def test_the_force_behind_counts_is_recovered(kind: str, method: str) -> None:
     known = {"sensitivity": dict.fromkeys(GENES, 200.0), "basal": dict.fromkeys(GENES, 1.0)}
     likelihood = LikelihoodConfig(kind=kind, dispersion=LogNormal(median=0.005, spread=0.1))
     model = make_model(likelihood, "softplus", **known)
     times = np.linspace(0, 10, 13).tolist()
     instances = simulate(model, num_instances=1, times=times, truth_times=np.linspace(0, 10, 41).tolist(), seed=5)
-    for result in fit_instances(model, instances, options("auto", iterations=20)):
-        assert result.method == "variational"
+    for result in fit_instances(model, instances, options(method, iterations=20)):
+        assert result.method == METHODS[method]
         assert result.ok
         found = figures(result)
         assert found["latent_correlation"] > 0.8
@@ -177,7 +182,8 @@ def test_the_force_behind_counts_is_recovered(kind: str) -> None:
 # ---- a flow of the state ---------------------------------------------------------------------------------------------
 
 
-def test_a_nonparametric_flow_finds_a_linear_one() -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_a_nonparametric_flow_finds_a_linear_one(method: str) -> None:
     """ẏ = −0.5 y from 2, of which only a noisy trajectory is given."""
     times = np.linspace(0, 4, 11)
     values = 2 * np.exp(-0.5 * times) + 0.01 * np.random.default_rng(0).normal(size=11)
@@ -187,9 +193,9 @@ def test_a_nonparametric_flow_finds_a_linear_one() -> None:
     )
     model = Model(build_mechanism({"kind": "nonparametric", "outputs": ("y",)}), force, GIVEN)
     (result,) = fit_instances(
-        model, [instance], options("auto", num_inducing=6, iterations=10, draws=32, solver={"steps": 12})
+        model, [instance], options(method, num_inducing=6, iterations=10, draws=32, solver={"steps": 12})
     )
-    assert result.method == "variational"
+    assert result.method == METHODS[method]
     assert result.force_names == ("flow_y",)
     state, flow = result.grid.outputs.mean[0], result.grid.force.mean[0]
     np.testing.assert_allclose(state, 2 * np.exp(-0.5 * result.grid.times), atol=0.03)
