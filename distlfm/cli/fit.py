@@ -104,7 +104,7 @@ def tell(run: FitRun, reporter: Reporter) -> None:
     if len(run.figures) > len(rows):
         reporter.say(f"… and {len(run.figures) - len(rows)} more")
     for digest in run.digests:
-        if not digest.ok:
+        if digest.advice:
             reporter.warn(f"{digest.id}: {digest.status}. {digest.advice}")
     if run.config.run.dir is not None:
         reporter.say(f"summary: {run.config.run.dir / 'summary.json'}")
