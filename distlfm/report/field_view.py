@@ -126,12 +126,12 @@ class FieldView:
         assert truth is not None
         assert truth.positions is not None
         times = np.unique(truth.times)
-        each = len(truth.times) / len(times)
-        most = max(2, int(MAX_COMPARED / each)) if self.dims == 1 else NUM_SNAPSHOTS
-        if len(times) > most:
-            # Evenly, to the last; snapshots leave out the start, where nothing has happened yet.
-            chosen = np.linspace(0, len(times) - 1, most if self.dims == 1 else most + 1).round().astype(int)
-            times = times[chosen if self.dims == 1 else chosen[1:]]
+        if self.dims == 1:
+            most = max(2, int(MAX_COMPARED * len(times) / len(truth.times)))
+            times = times[np.unique(np.linspace(0, len(times) - 1, most).round().astype(int))]
+        else:
+            shown = _spread(np.unique(self.result.grid.times), NUM_SNAPSHOTS)
+            times = times[np.abs(times[:, None] - shown).argmin(0)]
         here = np.isin(truth.times, times)
         return here, self.result.predict(truth.times[here], truth.positions[here])
 
@@ -191,13 +191,9 @@ class FieldView:
         return Cloud(true.times, true.positions, band.mean[0] - true.values)
 
     def times_shown(self, count: int) -> FloatArray:
-        """Times of snapshots and profiles: the truth's where it is known, else of the grid; the start is left out."""
-        source = self.result.grid.times if self.at_truth is None else self.at_truth.times
-        times = np.unique(source)
-        if len(times) <= count:
-            return times
-        chosen: FloatArray = times[np.linspace(0, len(times) - 1, count + 1).round().astype(int)[1:]]
-        return chosen
+        """Times of snapshots, of the grid, and of profiles, of the truth where it is known; the start is left out."""
+        source = self.result.grid if self.at_truth is None or self.dims > 1 else self.at_truth
+        return _spread(np.unique(source.times), count)
 
     @cached_property
     def mesh(self) -> Mesh | None:
@@ -209,3 +205,11 @@ class FieldView:
         grid, count = field.grid, f"{len(found.nodes)} nodes and {len(found.cells)} cells"
         words = f"{count}, {grid.steps} steps of {grid.dt:.4g}"
         return Mesh(found.nodes, found.cells, np.asarray(field.inducing.places), words)
+
+
+def _spread(times: FloatArray, count: int) -> FloatArray:
+    """Evenly chosen times, to the last; the start, where nothing has happened yet, only if all are taken."""
+    if len(times) <= count:
+        return times
+    chosen: FloatArray = times[np.linspace(0, len(times) - 1, count + 1).round().astype(int)[1:]]
+    return chosen

@@ -20,6 +20,8 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from matplotlib.tri import Triangulation
+from scipy.interpolate import RBFInterpolator
+from scipy.spatial import cKDTree
 
 from distlfm.inference.result import Band
 from distlfm.instance import BoolArray, FloatArray
@@ -27,9 +29,12 @@ from distlfm.report.field_view import COMPARABLE, NUM_SNAPSHOTS, Cloud, FieldVie
 from distlfm.report.style import MEASURED, house, new_figure, plain, quantity
 
 LEVEL_MAP, SPREAD_MAP, ERROR_MAP = "viridis", "cividis", "RdBu_r"
-IMAGE_HEIGHT, SNAPSHOT_HEIGHT = 1.75, 1.65
+IMAGE_HEIGHT, SNAPSHOT_HEIGHT = 1.75, 1.7
 LAYER = 0.15
 """Share of the points, nearest to the middle, that are the layer shown of a field in three dimensions."""
+
+NEIGHBOURS = 16
+"""From so many known nodes the others are filled in, where a field is known at some nodes only."""
 
 USUAL = 0.97
 """Share of the deviations that the colours tell apart: corners of the domain are far less certain than the rest."""
@@ -195,7 +200,8 @@ def _snapshots(view: FieldView, panels: Sequence[Panel]) -> Figure:
             now = panel.cloud.near(time)
             draw_plane(axes, view, now, panel.colours, panel.limits)
             axes.set_title(time_title(view, float(now.times[0])))
-            axes.set_xlabel(view.position_label(0))
+            if panel is panels[-1]:
+                axes.set_xlabel(view.position_label(0))
         row[0].set_ylabel(view.position_label(1))
         part.suptitle(panel.title, fontsize=8, fontweight="bold", x=0.01, ha="left")
         _colour_bar(part, list(row), panel, aspect=14)
@@ -217,6 +223,7 @@ def draw_plane(axes: Axes, view: FieldView, cloud: Cloud, colours: str, limits: 
         layer = _middle(places)
         axes.scatter(places[layer, 0], places[layer, 1], c=values[layer], s=9, linewidth=0, **style)
     else:
+        places, values = _on_all_nodes(view, places, values)
         triangles = _triangles(view, places)
         if triangles is None or not np.isfinite(values).all():
             axes.scatter(places[:, 0], places[:, 1], c=values, s=9, linewidth=0, **style)
@@ -240,6 +247,17 @@ def _middle(places: FloatArray) -> BoolArray:
     distance = np.abs(last - (last.min() + last.max()) / 2)
     nearest: BoolArray = distance <= float(np.quantile(distance, LAYER)) + 1e-9 * float(np.ptp(last))
     return nearest
+
+
+def _on_all_nodes(view: FieldView, places: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Values at all nodes of the mesh, if the places are some of them: a smooth field between its neighbours."""
+    mesh = view.mesh
+    if mesh is None or len(places) >= len(mesh.nodes) or len(places) <= NEIGHBOURS or not np.isfinite(values).all():
+        return places, values
+    distance, _ = cKDTree(mesh.nodes).query(places)
+    if np.max(distance) > 0:
+        return places, values
+    return mesh.nodes, RBFInterpolator(places, values, neighbors=NEIGHBOURS)(mesh.nodes)
 
 
 def _triangles(view: FieldView, places: FloatArray) -> Triangulation | None:

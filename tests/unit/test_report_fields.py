@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 
 from distlfm.errors import UsageError
 from distlfm.inference.residuals import residuals
-from distlfm.inference.result import FitResult
-from distlfm.instance import FloatArray
+from distlfm.inference.result import Band, FitResult, Prediction
+from distlfm.instance import BoolArray, FloatArray
 from distlfm.report.field_checks import plot_mesh, plot_residuals
 from distlfm.report.field_profiles import plot_parameters, plot_profiles
 from distlfm.report.field_section import field_figures
@@ -137,6 +137,27 @@ def test_snapshots_in_the_plane_are_on_the_mesh() -> None:
     assert len(on_mesh) == 4 * 5
     cells = result.posterior.marginal.map.discretised.cells  # type: ignore[attr-defined]
     assert len(on_mesh[0]._triangulation.triangles) == len(cells)
+
+
+def test_snapshots_fill_the_mesh_where_only_some_nodes_are_known() -> None:
+    result = make_field(2)
+    grid = result.grid
+    assert grid.positions is not None
+    some = np.arange(len(grid.times)) % 3 > 0
+    fewer = Prediction(
+        grid.times[some], *(_columns(one, some) for one in (grid.force, grid.outputs)), grid.positions[some]
+    )
+    whole, filled = (
+        next(one for one in plot_field(FieldView(field)).subfigs[1].axes[0].collections if isinstance(one, TriMesh))
+        for field in (result, replace(result, grid=fewer))
+    )
+    expected, found = np.asarray(whole.get_array()), np.asarray(filled.get_array())
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() < 0.1
+
+
+def _columns(one: Band, some: BoolArray) -> Band:
+    return Band(*(getattr(one, name)[:, some] for name in Band.__dataclass_fields__))
 
 
 def test_body_shows_its_middle_layer() -> None:
