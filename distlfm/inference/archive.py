@@ -21,9 +21,13 @@ from distlfm.inference.base import Fit, Posterior
 from distlfm.inference.collapsed import restore as restore_collapsed
 from distlfm.inference.exact import AnalyticMotif
 from distlfm.inference.field import FieldGaussian
+from distlfm.inference.field_linearised import LinearisedField, Point
 from distlfm.inference.field_settle import FieldSettings, build_map
+from distlfm.inference.field_slopes import Around, FieldSlopes, known_noise
+from distlfm.inference.field_surface import Surface
 from distlfm.inference.forward import Forward
 from distlfm.inference.linear import LinearGaussian, Quadrature
+from distlfm.inference.marginal import Marginal
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.nested import NestedPosterior
 from distlfm.inference.observations import Observations, collate
@@ -213,7 +217,7 @@ def _settings(posterior: Posterior) -> dict[str, Any]:
             "features": posterior.features,
         }
     marginal = getattr(posterior, "marginal", None)
-    if isinstance(marginal, FieldGaussian):
+    if isinstance(marginal, FieldGaussian | LinearisedField | FieldSlopes):
         assert marginal.settings is not None
         return marginal.settings.model_dump(mode="json")
     return asdict(marginal.quadrature) if isinstance(marginal, LinearGaussian) else {}
@@ -226,15 +230,31 @@ def _restore(header: dict[str, Any], model: Model, observations: Observations, s
     if method == "filter":
         return restore_collapsed(method, StateSpace(model, observations), state)
     settings = header["settings"]
+    if model.is_field:
+        return restore_collapsed(
+            method, _field(method, model, observations, build(FieldSettings, settings), state), state
+        )
     if method in SOLVED:
         forward = Forward(model, observations, build(SolverConfig, settings["solver"]), settings["num_inducing"])
         forward = forward.with_inducing(state["inducing"])
         seeds = [int(seed) for seed in state["seeds"]]
         return SOLVED[method](forward, state["w"].movedim(1, 0), seeds, settings["features"])
-    if model.is_field:
-        field_settings = build(FieldSettings, settings)
-        field = FieldGaussian(model, observations, build_map(model, field_settings), field_settings)
-        return restore_collapsed(method, field, state)
     quadrature = Quadrature(**settings)
     marginal = LinearGaussian(model, observations, probe(model.mechanism, model.space), quadrature)
     return restore_collapsed(method, marginal, state)
+
+
+def _field(
+    method: str, model: Model, observations: Observations, settings: FieldSettings, state: dict[str, Tensor]
+) -> Marginal:
+    """The marginal of a field's fit, linearised where it was."""
+    field_map = build_map(model, settings)
+    if method == "laplace":
+        sides = Point(state["sides_z"][0], state["sides_w"][0]) if "sides_z" in state else None
+        point = Point(state["point_z"], state["point_w"])
+        return LinearisedField(model, observations, field_map, point, settings, sides=sides)
+    if method == "preestimate":
+        surface = Surface(field_map, observations, known_noise(model, observations), state["surface"])
+        around = Around(state["around_theta"][0], state["around_force"][0])
+        return FieldSlopes(model, observations, field_map, surface, around, settings)
+    return FieldGaussian(model, observations, field_map, settings)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import IntFlag
 
 import torch
 from torch import Tensor
@@ -15,7 +14,9 @@ from distlfm.inference.base import Fit, Unknowns
 from distlfm.inference.collapsed import CollapsedPosterior, Starts, best_of_starts
 from distlfm.inference.curvature import find_modes
 from distlfm.inference.field import FieldGaussian
+from distlfm.inference.field_needs import LOST, MOVED, Needs, refined, warned
 from distlfm.inference.field_settle import FieldOptions, FieldSettings, build_map
+from distlfm.inference.field_shown import shown_points
 from distlfm.inference.model import Model
 from distlfm.inference.observations import collate
 from distlfm.inference.optimise import OptimiserConfig, Optimum
@@ -23,12 +24,6 @@ from distlfm.inference.posterior import PosteriorConfig, infer
 from distlfm.inference.result import FitResult, results_of
 from distlfm.instance import Instance
 from distlfm.mechanisms.parameters import Values
-
-LOST = 0.05
-"""Variance that the inducing points may leave open at a point, in units of the noise variance."""
-
-MOVED = 0.25
-"""How far halving steps or cells may move an output, in units of the noise's deviation."""
 
 FAR, NEAR = 1.5, 0.4
 """How far samples are from the prior's middle, and from a mode, in units of the prior's deviation."""
@@ -38,9 +33,6 @@ LEVELLED = 2
 
 MANY, FEW_DRAWS = 200, 32
 """With more whitened numbers than this, force and outputs are integrated over this many draws."""
-
-GRID_TIMES, GRID_PLACES = 21, 400
-GRID_ON_LINE = 61
 
 
 def fit_linear_fields(
@@ -96,19 +88,19 @@ class _Fitter:
             best = _mode(marginal, [], self.optimiser, self.starts, best.z)
         needs = _unsettled(marginal, settings, best.z)
         stated = self.model.field.field.mesh.size is not None
-        wanted = needs & ~_Needs.MESH if stated else needs
+        wanted = needs & ~Needs.MESH if stated else needs
         done = wanted == 0 if refinements else torch.ones_like(wanted, dtype=torch.bool)
         if bool(done.any()):
             kept = torch.nonzero(done).squeeze(-1)
             own = [self.instances[int(i)] for i in rows[kept]]
             fit = self._settled(marginal, best, kept, [self.seeds[int(i)] for i in rows[kept]])
-            grids = _grids(marginal, len(own))
+            grids = shown_points(marginal.map, len(own))
             results = results_of(fit, own, grids, time.perf_counter() - began)
-            results = [_warned(one, int(need)) for one, need in zip(results, needs[kept], strict=True)]
+            results = [warned(one, int(need)) for one, need in zip(results, needs[kept], strict=True)]
             self.found |= dict(zip(rows[kept].tolist(), results, strict=True))
         for need in torch.unique(wanted[~done]).tolist():
             group = ~done & (wanted == need)
-            self.fit(rows[group], _refined(settings, need), best.z[group], refinements - 1)
+            self.fit(rows[group], refined(settings, need), best.z[group], refinements - 1)
 
     def _settled(self, marginal: FieldGaussian, best: Optimum, kept: Tensor, seeds: Sequence[int]) -> Fit:
         """The posterior of the instances `kept`, whose modes are found."""
@@ -170,41 +162,9 @@ def _mode(
     return best_of_starts(objective, seeds, marginal.model.space.num_free, optimiser, starts)
 
 
-def _warned(result: FitResult, need: int) -> FitResult:
-    """The result, with a word on what would still change it."""
-    if not need:
-        return result
-    finer = [text for flag, text in _ADVICE.items() if need & flag]
-    advice = f"Discretisation is not below the noise: {', '.join(finer)} would move an output noticeably."
-    return replace(result, advice=" ".join(filter(None, (result.advice, advice))))
-
-
-class _Needs(IntFlag):
-    """What an instance's answer still depends on."""
-
-    STEPS = 1
-    POINTS = 2
-    MESH = 4
-
-
-_ADVICE = {
-    _Needs.STEPS: "shorter time steps (mechanism.step)",
-    _Needs.POINTS: "more inducing points (inference.field)",
-    _Needs.MESH: "a finer mesh (mechanism.mesh.size)",
-}
-
-
-def _refined(settings: FieldSettings, need: int) -> FieldSettings:
-    if need & _Needs.STEPS:
-        settings = settings.finer_steps()
-    if need & _Needs.POINTS:
-        settings = settings.more_points()
-    return (settings.finer_mesh() or settings) if need & _Needs.MESH else settings
-
-
 @torch.no_grad()
 def _unsettled(marginal: FieldGaussian, settings: FieldSettings, z: Tensor) -> Tensor:
-    """What each instance needs [B], as `_Needs`: whatever moves an output by a good part of the noise if refined."""
+    """What each instance needs [B], as `Needs`: whatever moves an output by a good part of the noise if refined."""
     rows = torch.arange(len(z))
     model, data = marginal.model, marginal.observations
     noise = model.noise_variance(model.space.unpack(z), data)[:, 0].sqrt()
@@ -214,21 +174,9 @@ def _unsettled(marginal: FieldGaussian, settings: FieldSettings, z: Tensor) -> T
         other = FieldGaussian(model, data, build_map(model, settings)).fitted(z, rows)
         return torch.where(data.mask[:, 0], (other - fitted).abs() / noise, 0.0).amax(-1) > MOVED
 
-    needs = int(_Needs.POINTS) * (marginal.lost_share(z, rows) > LOST).long()
-    needs += int(_Needs.STEPS) * moves(settings.finer_steps()).long()
+    needs = int(Needs.POINTS) * (marginal.lost_share(z, rows) > LOST).long()
+    needs += int(Needs.STEPS) * moves(settings.finer_steps()).long()
     finer = settings.finer_mesh()
     if finer is not None:
-        needs += int(_Needs.MESH) * moves(finer).long()
+        needs += int(Needs.MESH) * moves(finer).long()
     return needs
-
-
-def _grids(marginal: FieldGaussian, count: int) -> Tensor:
-    """Points [B, Q, 1 + d] to show the field at: even times, and all nodes of the mesh, or some of many."""
-    grid, nodes = marginal.map.grid, marginal.map.nodes
-    most = GRID_ON_LINE if nodes.shape[1] == 1 else GRID_PLACES
-    if len(nodes) > most:
-        nodes = nodes[torch.linspace(0, len(nodes) - 1, most).long()]
-    count_times = GRID_TIMES if nodes.shape[1] == 1 else GRID_TIMES // 3
-    times = torch.linspace(grid.start, grid.start + grid.dt * grid.steps, count_times, dtype=torch.float64)
-    points = torch.cat([times.repeat_interleave(len(nodes)).unsqueeze(-1), nodes.repeat(len(times), 1)], -1)
-    return points.expand(count, -1, -1)

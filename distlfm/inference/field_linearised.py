@@ -81,6 +81,12 @@ def solve_at(field_map: FieldMap, point: Point) -> Solved:
     return Solved(theta, initial, force, torch.stack([none if one is None else one for one in found]), ok)
 
 
+def shown_by(places: Places, solved: Solved) -> Tensor:
+    """What trajectories show at observed points [B, T]."""
+    seen = (places.observe @ solved.states.flatten(0, 1).mT).mT.unflatten(0, solved.states.shape[:2])
+    return pick(at_times(seen.unsqueeze(1), places), places, torch.arange(len(seen)))[:, 0]
+
+
 def _meshed(field_map: FieldMap) -> Meshed:
     assert isinstance(field_map.discretised, Meshed)
     return field_map.discretised
@@ -115,18 +121,12 @@ class LinearisedField(WhitenedMarginal):
         self.map, self.settings, self.point, self.sides = field_map, settings, point, sides
         self.places = field_map.places(observations.points)
         self.solved = solve_at(field_map, point) if solved is None else solved
-        self.reached = self.outputs(self.solved)
+        self.reached = shown_by(self.places, self.solved)
         level = self.reached.abs().unsqueeze(1) if model.likelihood.relative is not None else observations.level
         super().__init__(model, replace(observations, level=level))
         self._tangents: dict[tuple[int, int], Tangent] = {}
         self._linear = self._linearise()
         self._curved = None if sides is None else self._bend(sides)
-
-    def outputs(self, solved: Solved) -> Tensor:
-        """What trajectories show at the observed points [B, T]."""
-        seen = (self.places.observe @ solved.states.flatten(0, 1).mT).mT.unflatten(0, solved.states.shape[:2])
-        rows = torch.arange(len(seen))
-        return pick(at_times(seen.unsqueeze(1), self.places), self.places, rows)[:, 0]
 
     def state(self) -> dict[str, Tensor]:
         found = {"point_z": self.point.z, "point_w": self.point.w}

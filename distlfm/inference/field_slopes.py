@@ -56,6 +56,10 @@ ROUNDS, STILL = 4, 0.02
 """How often the form is linearised in its coefficients, at most, and the change of z that ends it."""
 
 
+LAPLACE = PosteriorConfig(method="laplace", draws=32)
+"""A quick answer takes few draws."""
+
+
 @dataclass(frozen=True)
 class Around:
     """Where the form is linearised: coefficients theta [k] and force [n, J] at the matching times."""
@@ -112,10 +116,12 @@ class FieldSlopes(WhitenedMarginal):
         """The force as matched; outputs are the surface's own."""
         del rows
         force, left = self.map.force_columns(values, query)
-        mean, variance = self.surface.at(query.flatten(0, 1))
+        # Draws of one instance are asked at the same points, and the surface does not depend on them.
+        shared = bool((query == query[:1]).all())
+        mean, variance = self.surface.at((query[:1] if shared else query).flatten(0, 1))
         shape = query.shape[:2]
-        none = force.new_zeros(1, 1, 1).expand_as(force)
-        return Asked(mean.reshape(shape), none, variance.reshape(shape), force, left)
+        outputs, spread = (part.reshape(-1, shape[1]).expand(shape) for part in (mean, variance))
+        return Asked(outputs, None, spread, force, left)
 
     def _match(self) -> None:
         field = self.map.discretised
@@ -217,7 +223,6 @@ def fit_field_slopes(
     settings: FieldSettings,
     seeds: Sequence[int],
     optimiser: OptimiserConfig,
-    posterior: PosteriorConfig,
     starts: Starts,
 ) -> list[FitResult]:
     """Quick fits, one instance after the other. The bound is that of the slopes: not one of the data."""
@@ -228,7 +233,7 @@ def fit_field_slopes(
         data = collate([instance.blind()], model.system.outputs)
         matched = match_slopes(model, data, field_map, seed, optimiser, starts, settings)
         best = matched.best
-        found = infer(_objective(matched.marginal), best.z, [seed], posterior)
+        found = infer(_objective(matched.marginal), best.z, [seed], LAPLACE)
         unknowns = Unknowns(found.proposals, found.weights)
         fit = Fit(
             posterior=CollapsedPosterior(METHOD, matched.marginal, found.draws, unknowns),

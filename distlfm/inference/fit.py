@@ -136,7 +136,7 @@ def _fit_fields(model: Model, instances: Sequence[Instance], options: InferenceC
     discretised = open_field(model, settings)
     how = (options.optimiser, options.posterior)
     if options.method == "preestimate":
-        return fit_field_slopes(model, instances, settings, seeds, *how, starts)
+        return fit_field_slopes(model, instances, settings, seeds, options.optimiser, starts)
     recorded = not discretised.affine or discretised.kind == "taped"
     if options.method == "collapsed" and recorded:
         why = discretised.reason or "its solver is 'taped', which knows no part that is linear in the force."

@@ -46,11 +46,11 @@ class Compared:
 class Asked:
     """At query points: outputs = offset [A, Q] + columns [A, Q, R] · w, with slack [A, Q]; force = force [A, Q, R] · w,
 
-    with the variance left [A, Q].
+    with the variance left [A, Q]. Without columns outputs do not depend on w.
     """
 
     offset: Tensor
-    columns: Tensor
+    columns: Tensor | None
     slack: Tensor
     force: Tensor
     left: Tensor
@@ -101,13 +101,13 @@ class WhitenedMarginal(Marginal):
         def moments(linear: Tensor) -> tuple[Tensor, Tensor]:
             return (linear @ w.mean.unsqueeze(-1)).squeeze(-1), (linear @ whitening.mT).square().sum(-1)
 
-        mean, variance = moments(asked.columns)
+        outputs, variance = asked.offset, asked.slack
+        if asked.columns is not None:
+            mean, spread = moments(asked.columns)
+            outputs, variance = outputs + mean, variance + spread
         force_mean, force_var = moments(asked.force)
         return Moments(
-            force_mean.unsqueeze(1),
-            (force_var + asked.left).unsqueeze(1),
-            (asked.offset + mean).unsqueeze(1),
-            (variance + asked.slack).unsqueeze(1),
+            force_mean.unsqueeze(1), (force_var + asked.left).unsqueeze(1), outputs.unsqueeze(1), variance.unsqueeze(1)
         )
 
     def draw(self, z: Tensor, rows: Tensor, query: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -115,7 +115,9 @@ class WhitenedMarginal(Marginal):
         asked, w = self.asked(self.model.space.unpack(z), rows, query), self.whitened(z, rows)
         noise = torch.randn(*w.mean.shape, 1, generator=generator, dtype=torch.float64)
         drawn = w.mean.unsqueeze(-1) + torch.linalg.solve_triangular(w.factor.mT, noise, upper=True)
-        outputs = asked.offset + (asked.columns @ drawn).squeeze(-1)
+        outputs = asked.offset
+        if asked.columns is not None:
+            outputs = outputs + (asked.columns @ drawn).squeeze(-1)
         return (asked.force @ drawn).squeeze(-1).unsqueeze(1), outputs.unsqueeze(1)
 
 
