@@ -82,8 +82,8 @@ def test_sweeps_of_the_linearised_trajectory_are_those_of_the_tape() -> None:
     change, start = stream.normal(size=(grid.steps + 1, nodes, 2)), stream.normal(size=(nodes, 2))
     start[problem.fixed] = 0.0
     moved = tangent.forward(change, start)
-    share = watched.share[:, None, None]
-    pushed = (1 - share) * moved[watched.before] + share * moved[watched.before + 1]
+    later = watched.share[:, None, None]
+    pushed = (1 - later) * moved[watched.before] + later * moved[watched.before + 1]
     expected = np.einsum("snj,njc->sc", found.force, change) + found.initial @ start
     np.testing.assert_allclose(np.einsum("sj,sjc->sc", rows, pushed), expected, rtol=1e-9, atol=1e-11)
 
