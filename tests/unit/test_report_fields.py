@@ -222,7 +222,7 @@ def test_page_of_a_field_is_self_contained_and_says_whether_residuals_have_struc
 
 
 def test_page_of_many_fields_maps_only_some(tmp_path: Path) -> None:
-    results = [make_field(name=f"field{i}") for i in range(5)]
+    results = [make_field(name=f"field{i}") for i in range(3)]
     path = fit_page(tmp_path / "page.html", results, make_summary(results), "", {})
     assert path.read_text().count("maps of output") == MAX_MAPPED
     assert path.stat().st_size < 3_000_000
