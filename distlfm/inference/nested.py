@@ -27,11 +27,14 @@ from distlfm.inference.variational import MAX_DOUBLINGS, VariationalPosterior, n
 NEAR = 0.1
 """Step of the differences of the density, in posterior standard deviations."""
 
+ROUNDS = 3
+"""How often a search that has not arrived goes on, with the curvature where it is."""
+
 CANDIDATES = 8
 """Forces drawn for each z of the answer, of which one is taken by its weight."""
 
 ROUGH = OptimiserConfig(iterations=12, gradient=0.5, change=1e-4, patience=2, max_step=2.0, max_halvings=6)
-FINE = OptimiserConfig(iterations=30, gradient=0.15, change=1e-5, patience=2, max_step=2.0, max_halvings=6)
+FINE = OptimiserConfig(iterations=12, gradient=0.15, change=1e-5, patience=2, max_step=2.0, max_halvings=6)
 """Searches of the mode before and after its curvature is known; sampling begins there, and corrects what is left."""
 
 
@@ -116,7 +119,14 @@ def _climb(layers: Layers) -> _Mode:
     rows = torch.arange(len(layers.z))
     found = _search(layers, torch.diag_embed(_own_deviations(layers, rows)), ROUGH)
     layers = layers.moved(found.z)
-    return _refine(layers, _root(layers), found.iterations)
+    mode = _refine(layers, _root(layers), found.iterations)
+    for _ in range(ROUNDS):
+        far = (mode.status != Status.CONVERGED) & (mode.status != Status.DIVERGED)
+        if not bool(far.any()):
+            break
+        # The curvature where the last search ended; those that have arrived stay.
+        mode = _merged(mode, _refine(mode.layers, _root(mode.layers), mode.iterations), far)
+    return mode
 
 
 def _refine(layers: Layers, root: Tensor, iterations: Tensor) -> _Mode:
