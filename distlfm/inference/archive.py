@@ -41,7 +41,7 @@ from distlfm.mechanisms import build_system
 from distlfm.solvers.base import SolverConfig
 from distlfm.solvers.linear import probe
 
-SCHEMA = 2
+SCHEMA = 3
 
 SOLVED: dict[str, type[VariationalPosterior]] = {
     posterior.method: posterior for posterior in (NestedPosterior, VariationalPosterior, PreestimatePosterior)

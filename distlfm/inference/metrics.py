@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from distlfm.inference.residuals import structure
 from distlfm.inference.result import Band, FitResult, Prediction
 from distlfm.instance import BoolArray, FloatArray
 
@@ -70,6 +71,8 @@ def figures(result: FitResult) -> Figures:
         space = result.posterior.model.space
         own = [error for name, error in errors.items() if space[name].kind not in ("kernel", "noise")]
         found["parameter_mae_sum"] = float(sum(own)) if own else None
+    misfit = structure(result) if result.ok else None
+    found["residual_structure"] = None if misfit is None else misfit.flagged
     found["elbo"], found["seconds"] = result.bound, result.seconds
     return found
 

@@ -291,6 +291,7 @@ def test_a_model_with_nothing_unknown_is_conditioned_and_no_more() -> None:
 ROW_KEYS = {
     "id", "status", "output_q2", "latent_q2", "latent_correlation", "latent_coverage_68", "latent_coverage_95",
     "output_coverage_68", "output_coverage_95", "parameter_mae", "parameter_mae_sum", "elbo", "seconds",
+    "residual_structure",
 }  # fmt: skip
 KEYS = {"instances", "mean", "worst", "set_aside", "config_hash", "versions"}
 
