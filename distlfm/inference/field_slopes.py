@@ -43,7 +43,7 @@ from distlfm.solvers.field.tangent import form_at
 
 METHOD = "preestimate"
 
-MATCHES = 24
+MATCHES = 18
 """Times at which slopes are matched."""
 
 ACCURACY = 0.01
@@ -56,7 +56,7 @@ ROUNDS, STILL = 4, 0.02
 """How often the form is linearised in its coefficients, at most, and the change of z that ends it."""
 
 
-LAPLACE = PosteriorConfig(method="laplace", draws=32)
+LAPLACE = PosteriorConfig(method="laplace", draws=20)
 """A quick answer takes few draws."""
 
 

@@ -33,7 +33,7 @@ PINNED = 0.01
 """Deviation with which a known start or boundary holds, in the same units: small beside noise, and not too stiff."""
 
 PIN_TIMES, PIN_PLACES = 16, 40
-NUM_TIMES, NUM_PLACES, NUM_ELSEWHERE = 14, 14, 60
+NUM_TIMES, NUM_PLACES, NUM_ELSEWHERE = 12, 12, 60
 """Inducing points in time, on a line, and in two or three dimensions."""
 
 OPTIMISER = OptimiserConfig(iterations=40, gradient=1e-2, change=1e-6, patience=3)
