@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, FiniteFloat, PositiveFloat, model_validator
 
 from distlfm.config import Config
 
@@ -20,11 +20,17 @@ class MeshConfig(Config):
     """
 
     kind: Literal["interval", "rectangle", "box", "file"] = "interval"
-    lower: tuple[float, ...] = ()
-    upper: tuple[float, ...] = ()
+    lower: tuple[FiniteFloat, ...] = ()
+    upper: tuple[FiniteFloat, ...] = ()
     size: PositiveFloat | None = None
-    vertices: tuple[float, ...] = ()
+    vertices: tuple[FiniteFloat, ...] = ()
     path: Path | None = None
+
+    @model_validator(mode="after")
+    def _with_path(self) -> MeshConfig:
+        if self.kind == "file" and self.path is None:
+            raise ValueError("a mesh of kind 'file' needs a path")
+        return self
 
 
 class BoundaryConfig(Config):
@@ -35,8 +41,14 @@ class BoundaryConfig(Config):
     """
 
     kind: Literal["dirichlet", "neumann", "robin"] = "neumann"
-    value: float = 0.0
-    rate: float = Field(default=0.0, ge=0.0)
+    value: FiniteFloat = 0.0
+    rate: FiniteFloat = Field(default=0.0, ge=0.0)
+
+    @model_validator(mode="after")
+    def _with_rate(self) -> BoundaryConfig:
+        if self.kind == "robin" and self.rate == 0:
+            raise ValueError("a robin condition needs a rate above zero; without one nothing flows (kind 'neumann')")
+        return self
 
 
 class EquationRef(Config):
@@ -54,9 +66,3 @@ class ProblemSpec(Config):
     mesh: MeshConfig
     boundary: Mapping[str, BoundaryConfig] = {}
     degree: int = Field(default=1, ge=1, le=2)
-
-    @model_validator(mode="after")
-    def _settled(self) -> ProblemSpec:
-        if self.mesh.kind == "file" and self.mesh.path is None:
-            raise ValueError("a mesh of kind 'file' needs a path")
-        return self

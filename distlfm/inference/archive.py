@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -257,4 +257,9 @@ def _field(
         surface = Surface(field_map, observations, known_noise(model, observations), state["surface"])
         around = Around(state["around_theta"][0], state["around_force"][0])
         return FieldSlopes(model, observations, field_map, surface, around, settings)
-    return FieldGaussian(model, observations, field_map, settings)
+    levelled = (
+        replace(observations, level=state["level"][..., : observations.times.shape[1]])
+        if "level" in state
+        else observations
+    )
+    return FieldGaussian(model, levelled, field_map, settings)

@@ -36,6 +36,9 @@ class FieldGaussian(WhitenedMarginal):
         steps, spots = self.map.grid.steps + 1, min(num_query, len(self.map.nodes))
         return 8 * (3 * num_query * times * places + 4 * steps * places * (spots + len(self.map.nodes)))
 
+    def state(self) -> dict[str, Tensor]:
+        return {} if self.observations.level is None else {"level": self.observations.level}
+
     def compared(self, values: Values, rows: Tensor) -> Compared:
         data = self.observations.rows(rows)
         found = self.map.columns(values, rows, self.places)

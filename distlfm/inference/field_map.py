@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distlfm.errors import UsageError
 from distlfm.gp.inducing import place_on_points
 from distlfm.gp.kernels import Hyper
 from distlfm.gp.linalg import safe_cholesky
@@ -118,6 +119,12 @@ class FieldMap:
     def places(self, points: Tensor) -> Places:
         """points: [B, T, 1 + d], none before the start of the grid or beyond its end."""
         flat = points.flatten(0, 1)
+        earliest = float(flat[:, 0].min())
+        if earliest < self.grid.start - 1e-9 * self.grid.dt * self.grid.steps:
+            raise UsageError(
+                f"The field is asked at time {earliest:g}, and its equation starts at {self.grid.start:g}.",
+                "Ask for later times, or set mechanism.start.",
+            )
         times, time = torch.unique(flat[:, 0], return_inverse=True)
         where, place = np.unique(flat[:, 1:].numpy(), axis=0, return_inverse=True)
         exact = (times - self.grid.start) / self.grid.dt
@@ -279,8 +286,21 @@ class FieldMap:
             return torch.zeros(len(self.nodes), dtype=torch.float64)
         if len(given.values) == 1:
             return torch.full((len(self.nodes),), given.values[0], dtype=torch.float64)
+        if self.nodes.shape[1] > 1:
+            raise UsageError(
+                f"A profile of {len(given.values)} values is given for an initial state in {self.nodes.shape[1]} "
+                "dimensions, and profiles are for lines.",
+                "Give one value for the whole domain, or mechanism.initial.kind=field.",
+            )
         order = np.argsort(given.points)
-        at = np.interp(self.nodes[:, 0].numpy(), np.array(given.points)[order], np.array(given.values)[order])
+        points, nodes = np.array(given.points)[order], self.nodes[:, 0].numpy()
+        if points[0] > nodes.min() + 1e-9 or points[-1] < nodes.max() - 1e-9:
+            raise UsageError(
+                f"The initial state is given from {points[0]:g} to {points[-1]:g}, and the domain reaches from "
+                f"{nodes.min():g} to {nodes.max():g}.",
+                "Give mechanism.initial.points that cover the domain.",
+            )
+        at = np.interp(nodes, points, np.array(given.values)[order])
         return torch.from_numpy(at)
 
 

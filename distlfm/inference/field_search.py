@@ -153,11 +153,13 @@ def _covariance(now: LinearisedField, z: Tensor) -> Tensor:
 
 
 def _sides(now: LinearisedField, z: Tensor, covariance: Tensor, held: list[int]) -> Point | None:
-    """Each coefficient up and down, the other unknowns and the force as they go with it; None if none can be solved."""
+    """Each coefficient up and down, kernel, noise and force as they go with it; None if none can be solved."""
     found = []
     for i in held:
         for sign in (1.0, -1.0):
             step = sign * ASIDE * covariance[:, i] / covariance[i, i].sqrt()
+            # The model between these points knows of one coefficient at a time.
+            step[[j for j in held if j != i]] = 0.0
             for _ in range(HALVINGS):
                 point = Point(z + step, now.whitened(z + step, torch.arange(1)).mean)
                 if bool(solve_at(now.map, point).ok[0]):

@@ -22,6 +22,7 @@ from distlfm.solvers.field.meshed import Meshed, meshed
 MOST_VERTICES = 400
 LEAST_CELLS, MOST_CELLS = 40, 400
 LEAST_STEPS, MOST_STEPS = 40, 400
+STEPS_REFUSED = 20_000
 CELLS_ACROSS = 24
 """Cells along the longest side of a mesh in two or three dimensions, where no size is stated."""
 
@@ -144,6 +145,11 @@ def _mesh(given: MeshConfig, extent: Extent) -> MeshConfig:
                 f"mechanism.mesh.{name} has {len(wanted)} numbers, and the data have {len(extent.lower)} dimensions.",
                 "Give one number a dimension.",
             )
+    if (lower >= upper).any():
+        raise UsageError(
+            f"The domain's lower corner ({_told(lower)}) is not below its upper one ({_told(upper)}).",
+            "Swap mechanism.mesh.lower and upper.",
+        )
     outside = ((extent.lower < lower - 1e-9) | (extent.upper > upper + 1e-9)).any()
     if outside:
         raise UsageError(
@@ -183,9 +189,16 @@ def _grid(model: Model, extent: Extent) -> TimeGrid:
     step = options.step or min(smallest / 2, span / LEAST_STEPS)
     ratio = (extent.times - start) / smallest
     even = bool((np.abs(ratio - np.rint(ratio)) < 1e-6).all())
-    unit = round(span / smallest) if even else 1
-    most = max(MOST_STEPS, unit) if options.step is None else 10**6
-    steps = min(unit * math.ceil(span / step / unit - 1e-9), most // unit * unit)
+    # Times on a fine clock are multiples of a tick that is far too short for a step.
+    unit = round(span / smallest) if even and span / smallest <= MOST_STEPS else 1
+    most = MOST_STEPS if options.step is None else STEPS_REFUSED
+    needed = unit * math.ceil(span / step / unit - 1e-9)
+    if options.step is not None and needed > most:
+        raise UsageError(
+            f"Steps of {options.step:g} over a span of {span:g} are {needed}, more than {most}.",
+            "Raise mechanism.step, or leave it out to take one from the data.",
+        )
+    steps = min(needed, most // unit * unit)
     return TimeGrid(float(start), span / steps, steps)
 
 

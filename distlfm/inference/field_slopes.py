@@ -105,7 +105,10 @@ class FieldSlopes(WhitenedMarginal):
         ratio, apart = torch.ones(len(rows), 1, dtype=torch.float64), None
         belief = self.surface.belief
         if self.model.likelihood.noise == "learned":
-            noise = self.model.noise_variance(values, self.observations.rows(rows))[:, 0, :1]
+            data = self.observations.rows(rows)
+            seen = data.mask[:, 0]
+            noise = self.model.noise_variance(values, data)[:, 0]
+            noise = (noise * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True)
             ratio = noise / belief.noise**2
             apart = -0.5 * belief.freedom * (1 / ratio + noise.log()).squeeze(-1)
         spread = ratio * self._variance + self._floor

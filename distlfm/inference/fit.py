@@ -100,9 +100,9 @@ def fit_instances(
 
     Each instance gets the method that suits it, so that its answer does not depend on its neighbours.
     """
-    _check_counts(model, instances)
     if model.is_field:
         return _fit_fields(model, instances, options, seed)
+    _check_counts(model, instances)
     linearity = probe(model.mechanism, model.space)
     ways = _ways(model, instances, linearity, options)
     results: dict[int, FitResult] = {}
@@ -125,6 +125,11 @@ def _fit_fields(model: Model, instances: Sequence[Instance], options: InferenceC
             f"Fields are not fitted by the method {options.method!r}.",
             f"Use one of {', '.join(FIELD_METHODS)} in inference.method.",
         )
+    for name in ("until", "grid_points"):
+        if getattr(options, name) != InferenceConfig.model_fields[name].default:
+            raise UsageError(
+                f"inference.{name} has no effect on a field.", "Leave it out, and ask the result for any points."
+            )
     if model.likelihood.kind != "gaussian":
         raise UsageError(
             f"Fields are fitted with Gaussian noise, and the likelihood is {model.likelihood.kind!r}.",

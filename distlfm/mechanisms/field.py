@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, TypeAdapter, model_validator
+from pydantic import Field, FiniteFloat, PositiveFloat, TypeAdapter, model_validator
 
 from distlfm.config import Config
 from distlfm.equations import Equation
@@ -32,8 +32,8 @@ class InitialConfig(Config):
     """
 
     kind: Literal["zero", "given", "scaled", "field"] = "zero"
-    points: tuple[float, ...] = ()
-    values: tuple[float, ...] = ()
+    points: tuple[FiniteFloat, ...] = ()
+    values: tuple[FiniteFloat, ...] = ()
     scale: Prior = LogNormal(median=1.0, spread=1.0)
     lengthscale: Prior = LogNormal(median=1.0, spread=1.0)
     deviation: Prior = LogNormal(median=1.0, spread=1.0)
@@ -45,6 +45,8 @@ class InitialConfig(Config):
                 raise ValueError(f"an initial state of kind '{self.kind}' needs values")
             if len(self.values) > 1 and len(self.points) != len(self.values):
                 raise ValueError("points and values must be as many; one value alone holds everywhere")
+            if len(set(self.points)) < len(self.points):
+                raise ValueError("a point of the initial state is given twice")
         return self
 
 
@@ -53,7 +55,7 @@ class FieldConfig(MechanismConfig):
 
     boundary: conditions by the boundary's name; where nothing is said, nothing flows through it.
     start: when the equation begins, by default at the first observation. step: longest time step, by default half of
-    the shortest gap between observed times, halved where that changes the answer.
+    the shortest gap between observed times, or a fortieth of the whole, and halved where that changes the answer.
     solver: `dense`, `sparse`, `petsc` or `taped`, by default by the size of the mesh and by the form. ranks: processes
     among which `petsc` divides the mesh.
     linear_solver: of `petsc`: a direct one, or conjugate gradients with algebraic multigrid.
@@ -74,7 +76,9 @@ class FieldConfig(MechanismConfig):
     @model_validator(mode="after")
     def _consistent(self) -> FieldConfig:
         if len(self.outputs) != 1:
-            raise ValueError(f"a field has one output, and {len(self.outputs)} are named")
+            raise ValueError(f"a field has one output, and {len(self.outputs)} are named; fit them one by one")
+        if self.dims is not None and self.mesh.kind != "file":
+            raise ValueError(f"dims is for a mesh from a file; an {self.mesh.kind} has {DIMS[self.mesh.kind]}")
         return self
 
     @property

@@ -94,7 +94,9 @@ def fit(
         reporter.warn(f"set aside: {problem}")
     run = FitRun(config, set_aside=report.set_aside)
     model = model_of(config, report.instances)
-    options = settle_fleet(model, [_for_fitting(one, config.data) for one in report.instances], config.inference)
+    # Where and when a field was looked at is known of held-back points too: the domain must hold them.
+    seen = report.instances if model.is_field else [_for_fitting(one, config.data) for one in report.instances]
+    options = settle_fleet(model, seen, config.inference)
     with reporter.task("fit", len(report.instances)) as task, torch_threads(config.run.threads):
         for block in _blocks(report.instances, config, model):
             chosen = [_for_fitting(instance, config.data) for instance in block]

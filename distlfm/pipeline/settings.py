@@ -112,6 +112,12 @@ class SimulateConfig(_ModelConfig):
     missing: float = Field(default=0.0, ge=0.0, lt=1.0)
     places: int = Field(default=21, ge=2)
 
+    @model_validator(mode="after")
+    def _forward(self) -> SimulateConfig:
+        if self.stop <= self.start:
+            raise ValueError(f"stop ({self.stop:g}) must be after start ({self.start:g})")
+        return self
+
 
 VERBS: dict[str, type[Config]] = {"fit": FitConfig, "simulate": SimulateConfig}
 

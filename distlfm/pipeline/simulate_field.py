@@ -49,6 +49,11 @@ def _mesh(model: Model) -> MeshConfig:
     if given.kind == "file":
         return given
     lower, upper = given.lower or (0.0,) * dims, given.upper or (1.0,) * dims
+    if len(lower) != dims or len(upper) != dims:
+        raise UsageError(
+            f"The corners of the mesh have {len(lower)} and {len(upper)} numbers, and it has {dims} dimensions.",
+            "Give mechanism.mesh.lower and upper one number a dimension.",
+        )
     size = given.size or DEFAULT_SIZE[dims] * max(b - a for a, b in zip(lower, upper, strict=True))
     return given.model_copy(update={"lower": lower, "upper": upper, "size": size * (FINER if dims == 1 else 1.0)})
 

@@ -14,6 +14,8 @@ from distlfm.config import build
 from distlfm.data import write_npz
 from distlfm.errors import UsageError
 from distlfm.inference.archive import load as load_fit
+from distlfm.inference.archive import save as save_fit
+from distlfm.inference.field_settle import settle
 from distlfm.inference.fit import fit_instances
 from distlfm.instance import Instance
 from distlfm.pipeline.fit import FitRun, fit, model_of
@@ -80,20 +82,34 @@ def test_a_run_of_fields_leaves_summary_report_and_fits(run: FitRun) -> None:
     assert len(list((folder / "fits").glob("*.npz"))) == 2
 
 
-def test_a_saved_field_predicts_as_the_original_does(run: FitRun) -> None:
-    folder = run.config.run.dir
-    assert folder is not None
-    result = load_fit(sorted((folder / "fits").glob("*.npz"))[0])
+@pytest.mark.parametrize("relative", [False, True], ids=["even noise", "noise that grows"])
+def test_a_saved_field_predicts_as_the_original_does(tmp_path: Path, relative: bool) -> None:
+    likelihood = {**MODEL["likelihood"]}
+    if relative:
+        likelihood["relative"] = {"kind": "lognormal", "median": 0.2, "spread": 0.3}
+    config = build(FitConfig, {**MODEL, "likelihood": likelihood, "inference": QUICK})
+    two = [one.observed() for one in fields(2)]
+    results = fit_instances(model_of(config, two), two, config.inference)
     times, places = np.array([0.5, 0.9, 1.3]), np.array([[0.31], [0.5], [0.77]])
-    again = result.predict(times, places)
-    inside = result.predict(times[:2], places[:2])
-    np.testing.assert_allclose(again.force.mean[:, :2], inside.force.mean, rtol=1e-6, atol=1e-8)
-    assert again.outputs.sd[0, 2] > inside.outputs.sd[0, 1]
-    truth = result.instance.truth
-    assert truth is not None
-    assert truth.force is not None
-    found = result.predict(truth.times, truth.positions).force.mean[0]
-    assert np.corrcoef(found, truth.force[0])[0, 1] > 0.95
+    for result in results:
+        save_fit(result, tmp_path / "one.npz")
+        again, before = load_fit(tmp_path / "one.npz").predict(times, places), result.predict(times, places)
+        for name in ("force", "outputs"):
+            for column in ("mean", "sd", "upper95"):
+                new, old = getattr(getattr(again, name), column), getattr(getattr(before, name), column)
+                np.testing.assert_allclose(new, old, rtol=1e-6, atol=1e-8)
+
+
+def test_a_field_is_not_asked_before_its_start(run: FitRun) -> None:
+    with pytest.raises(UsageError, match="starts at 0"):
+        run.results[0].predict([-1.0], np.array([[0.5]]))
+
+
+def test_points_held_back_at_the_edges_are_scored_and_not_refused() -> None:
+    bare = changed(mesh={"kind": "interval", "size": 0.1})
+    content = {**bare, "inference": QUICK, "data": {"fraction": 0.2, "split_seed": 3}}
+    figures = fit(build(FitConfig, content), data=fields(1, missing=0.0)).figures[0]
+    assert figures["output_q2"] > 0.5
 
 
 def test_a_field_in_a_batch_is_fitted_as_if_alone(run: FitRun) -> None:
@@ -102,8 +118,6 @@ def test_a_field_in_a_batch_is_fitted_as_if_alone(run: FitRun) -> None:
     model = model_of(config, two)
     together = fit_instances(model, two, config.inference)
     settled = config.inference
-    from distlfm.inference.field_settle import settle
-
     shared = settled.model_copy(update={"settled": settle(model, two, settled.field)})
     alone = fit_instances(model, two[1:], shared)
     for one, other in zip(together[1].parameters, alone[0].parameters, strict=True):
@@ -150,6 +164,14 @@ def test_bad_problems_are_refused_with_the_cause_and_the_fix(tmp_path: Path, mon
     negative = refusal(changed(fixed={"sensitivity": 1.0, "diffusion": -0.1}))
     assert "diffusion" in negative.cause
     assert "-0.1" in negative.cause
+    with pytest.raises(UsageError, match="rate above zero"):
+        fit(build(FitConfig, changed(boundary={"left": {"kind": "robin", "value": 1.0}})), data=fields())
+    short = refusal(changed(initial={"kind": "given", "points": [5.0, 6.0], "values": [1.0, 2.0]}))
+    assert "cover the domain" in short.fix
+    hasty = refusal(changed(step=1e-9))
+    assert "mechanism.step" in hasty.fix
+    swapped = refusal(changed(mesh={"kind": "interval", "lower": [1.0], "upper": [0.0]}))
+    assert "Swap" in swapped.fix
     late = refusal(changed(start=0.5))
     assert "first observation" in late.cause
     flat = refusal(changed(mesh={"kind": "rectangle"}))
@@ -172,6 +194,6 @@ def test_bad_problems_are_refused_with_the_cause_and_the_fix(tmp_path: Path, mon
 
 
 def test_shipped_configs_of_fields_are_valid() -> None:
-    for name in ("reaction_diffusion_noisy", "reaction_diffusion_toy", "reaction_diffusion_2d", "kni"):
+    for name in ("reaction_diffusion_noisy", "reaction_diffusion_toy", "reaction_diffusion_2d", "kni", "fisher_kpp"):
         content = yaml.safe_load(Path(f"configs/fit/{name}.yaml").read_text())
-        assert build(FitConfig, content).mechanism["kind"] == "reaction_diffusion"
+        assert build(FitConfig, content).mechanism["kind"] in ("reaction_diffusion", "fisher_kpp")

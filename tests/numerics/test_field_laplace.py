@@ -14,7 +14,7 @@ from distlfm.equations.problem import BoundaryConfig, EquationRef, MeshConfig, P
 from distlfm.errors import UsageError
 from distlfm.inference.archive import load, save
 from distlfm.inference.collapsed import Starts
-from distlfm.inference.field_linearised import LinearisedField, Point
+from distlfm.inference.field_linearised import LinearisedField, Point, shown_by, solve_at
 from distlfm.inference.field_search import find_point
 from distlfm.inference.field_settle import build_map, settle
 from distlfm.inference.field_slopes import match_slopes
@@ -197,6 +197,30 @@ def test_a_point_that_is_its_own_linearisation_is_reproduced(populations: list[I
     shown = asked.offset + (asked.columns @ w.unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(shown, own.reached, rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(asked.columns, found.columns, rtol=1e-8, atol=1e-10)
+
+
+def test_with_two_unknown_coefficients_the_model_passes_through_its_own_points(populations: list[Instance]) -> None:
+    content = read_yaml(ROOT / "configs/fit/fisher_kpp.yaml")
+    content["mechanism"]["fixed"].pop("diffusion")
+    content["mechanism"]["priors"]["diffusion"] = {"kind": "lognormal", "median": 0.02, "spread": 0.5}
+    content["mechanism"]["mesh"] = {"kind": "interval", "lower": [0.0], "upper": [1.0], "size": 0.1}
+    model = model_of(build(FitConfig, content), populations)
+    settings = settle(model, populations, InferenceConfig().field)
+    field_map = build_map(model, settings)
+    data = collate([populations[0].observed().blind()], model.system.outputs)
+    found = find_point(model, data, field_map, None, 0, OptimiserConfig(), Starts(), settings)
+    own = found.marginal
+    assert isinstance(own, LinearisedField)
+    assert own.sides is not None
+    assert len(own.sides.z) == 4
+    noise = model.space.unpack(own.point.z)["noise"].squeeze()
+    for i in range(4):
+        point = Point(own.sides.z[i : i + 1], own.sides.w[i : i + 1])
+        solved = shown_by(own.places, solve_at(field_map, point))
+        asked = own.asked(model.space.unpack(point.z), torch.zeros(1, dtype=torch.long), own.observations.points)
+        assert asked.columns is not None
+        told = asked.offset + (asked.columns @ point.w.unsqueeze(-1)).squeeze(-1)
+        assert float(((told - solved).abs() / noise).max()) < 0.05
 
 
 def _standard(prior: object, value: float) -> float:
