@@ -270,8 +270,10 @@ class FieldMap:
 
     def _driven(self, values: Values, places: Places, rows: Tensor) -> Tensor:
         """What is there without any force [A, T]: sources, boundaries, and a given start."""
-        profile = self.profile()
         theta = self.theta(values)
+        if self.engine.silent and self.initial.kind in ("zero", "field"):
+            return torch.zeros(len(theta), places.time.shape[1], dtype=torch.float64)
+        profile = self.profile()
         start = profile.expand(len(theta), 1, -1)
         if self.initial.kind == "scaled":
             start = start * values["initial_scale"].unsqueeze(-1)

@@ -48,6 +48,7 @@ class DenseEngine(Engine):
         width = next((part.shape[1] for part in system.load if part is not None), self.num_nodes)
         self.load = stack(system.load, free, width)
         self.source = stack(system.source, free)
+        self.silent = not bool(self.source.any()) and not bool(self.held_values.any())
 
     def forward(
         self,
@@ -75,18 +76,16 @@ class DenseEngine(Engine):
             constant = grid.dt * (inverse @ torch.einsum("ak,ki->ai", with_one, self.source).unsqueeze(-1))
         pairs = _pairs(force, grid.steps)
         kicks = 0.5 * grid.dt * (inverse @ load).unsqueeze(1) @ pairs.permute(0, 2, 3, 1)
-        states = initial.new_zeros(num_values, grid.steps + 1 if keep else 1, self.num_nodes, num_sides)
-        observed = initial.new_empty(num_values, grid.steps + 1, len(looked), num_sides)
-        seen, fixed = looked[:, self.free], looked[:, self.held] @ held
-        now = initial.mT[:, self.free]
-        for n in range(grid.steps + 1):
-            if n:
-                now = advance @ now + constant
-                if n <= kicks.shape[1]:
-                    now = now + kicks[:, n - 1]
-            observed[:, n] = seen @ now + fixed
-            if keep:
-                states[:, n, self.free] = now
+        start = initial.mT[:, self.free]
+        if kicks.shape[1] == 1 and not driven:
+            moving = _after_pulse(advance, start, advance @ start + kicks[:, 0], grid.steps)
+        else:
+            moving = _stepped(advance, start, kicks, constant, grid.steps)
+        observed = looked[:, self.free] @ moving + looked[:, self.held] @ held
+        states = initial.new_zeros(num_values, 1, self.num_nodes, num_sides)
+        if keep:
+            states = states.repeat(1, grid.steps + 1, 1, 1)
+            states[:, :, self.free] = moving
         shape = (num_values, num_sides, leading, self.num_nodes)
         return observed.permute(0, 3, 1, 2), _Saved(inverse, right, load, states, pairs, shape, grid, looked, driven)
 
@@ -121,6 +120,27 @@ class DenseEngine(Engine):
         if saved.driven:
             found += dt * torch.einsum("ai,ki->ak", moved.sum((1, 3)), self.source)
         return found[:, 1:]
+
+
+def _stepped(advance: Tensor, start: Tensor, kicks: Tensor, constant: Tensor | float, steps: int) -> Tensor:
+    """States [A, N + 1, F, S], step by step."""
+    found = start.new_empty(len(start), steps + 1, *start.shape[1:])
+    found[:, 0] = now = start
+    for n in range(steps):
+        now = advance @ now + constant
+        if n < kicks.shape[1]:
+            now = now + kicks[:, n]
+        found[:, n + 1] = now
+    return found
+
+
+def _after_pulse(advance: Tensor, start: Tensor, first: Tensor, steps: int) -> Tensor:
+    """States [A, N + 1, F, S] where nothing happens after the first step: powers of the step, doubled each time."""
+    found, power = first.unsqueeze(1), advance
+    while found.shape[1] < steps:
+        found = torch.cat([found, power.unsqueeze(1) @ found[:, : steps - found.shape[1]]], 1)
+        power = power @ power
+    return torch.cat([start.unsqueeze(1), found], 1)
 
 
 def _pairs(force: Tensor, steps: int) -> Tensor:

@@ -49,6 +49,8 @@ class Engine(ABC):
 
     names: tuple[str, ...]
     num_nodes: int
+    silent: bool = False
+    """Whether a field that starts at zero stays there without a force."""
 
     @abstractmethod
     def forward(

@@ -37,7 +37,7 @@ class ReducedEngine(Engine):
         """shapes: [F, r], orthonormal."""
         system = full.system
         self.full = full
-        self.names, self.num_nodes = full.names, full.num_nodes
+        self.names, self.num_nodes, self.silent = full.names, full.num_nodes, full.silent
         self.free = torch.from_numpy(system.free)
         self.held = torch.from_numpy(system.held)
         self.held_values = torch.from_numpy(system.held_values)

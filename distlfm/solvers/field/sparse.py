@@ -45,6 +45,9 @@ class SparseEngine(Engine):
     def __init__(self, system: System) -> None:
         self.names, self.num_nodes = system.names, system.num_nodes
         self.system = system
+        self.silent = (
+            not any(part is not None and part.any() for part in system.source) and not system.held_values.any()
+        )
         self._factors: dict[tuple[bytes, float], _Factor] = {}
 
     def _factor(self, theta: NDArray[np.float64], dt: float) -> _Factor:
