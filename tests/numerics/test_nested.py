@@ -85,6 +85,7 @@ def test_where_the_gaussian_is_exact_its_correction_is_nothing() -> None:
     torch.testing.assert_close(layers.corrected(z, rows), layers.negative(z, rows), rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_bands_are_those_of_the_closed_form() -> None:
     model = make_model()
     instances = make_instances(model, 2)
@@ -104,6 +105,7 @@ def test_bands_are_those_of_the_closed_form() -> None:
 # ---- nonlinear equations ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_batch_is_its_instances_one_by_one_and_an_absurd_neighbour_is_flagged() -> None:
     """Within the error of the draws: rounding may end a search one step earlier, and sampling begins elsewhere then."""
     model = make_model(response="softplus")
@@ -118,6 +120,7 @@ def test_a_batch_is_its_instances_one_by_one_and_an_absurd_neighbour_is_flagged(
         assert alone.bound == pytest.approx(result.bound, abs=0.01)
 
 
+@pytest.mark.slow
 def test_hidden_states_do_not_let_the_noise_vanish() -> None:
     """Nothing can be matched where the protein is unseen; at the joint mode of force and noise there is no noise.
 
