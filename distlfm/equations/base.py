@@ -35,7 +35,6 @@ class Equation(ABC):
 
     kind: ClassVar[str] = ""
     coefficients: ClassVar[Mapping[str, Coefficient]] = {}
-    output: ClassVar[str] = "output"
 
     def named(self, dims: int) -> Mapping[str, Coefficient]:
         """The coefficients in so many space dimensions."""

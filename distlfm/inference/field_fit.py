@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from distlfm.errors import UsageError
 from distlfm.inference.base import Fit, Unknowns
 from distlfm.inference.collapsed import CollapsedPosterior, Starts, best_of_starts
 from distlfm.inference.curvature import find_modes
@@ -46,11 +45,6 @@ def fit_linear_fields(
     starts: Starts,
 ) -> list[FitResult]:
     """Fit instances with the force integrated out; those whose answer still moves are fitted again, more finely."""
-    if model.likelihood.kind != "gaussian":
-        raise UsageError(
-            f"Fields are fitted with Gaussian noise, and the likelihood is {model.likelihood.kind!r}.",
-            "Set likelihood.kind=gaussian.",
-        )
     fitter = _Fitter(model, instances, seeds, optimiser, posterior, starts)
     fitter.fit(torch.arange(len(instances)), settings, None, options.refinements)
     return [fitter.found[i] for i in range(len(instances))]

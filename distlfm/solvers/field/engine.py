@@ -31,9 +31,6 @@ class TimeGrid:
         """[N + 1]."""
         return self.start + self.dt * torch.arange(self.steps + 1, dtype=torch.float64)
 
-    def finer(self) -> TimeGrid:
-        return TimeGrid(self.start, self.dt / 2, 2 * self.steps)
-
 
 @dataclass(frozen=True)
 class Sensitivities:

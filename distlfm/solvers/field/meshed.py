@@ -62,7 +62,6 @@ class Meshed(Discretised):
         self.nodes, self.cells = np.array(opened.arrays["nodes"]), np.array(opened.arrays["cells"])
         self.fixed, self.fixed_values = np.array(opened.arrays["fixed"]), np.array(opened.arrays["fixed_values"])
         self.names = tuple(str(name) for name in opened.header["coefficients"])
-        self.lower, self.upper = np.array(opened.header["lower"]), np.array(opened.header["upper"])
         self.affine, self.reason = bool(opened.header["affine"]), str(opened.header["reason"])
         self.kind = self._choose(solver)
         self.engine: Engine = self._build(linear)
