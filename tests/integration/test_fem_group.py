@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from distlfm.solvers.fem.packing import unpack_csr, unpack_operators
 from distlfm.solvers.fem.partitioned_client import LinearSolverConfig, PartitionedSolver
 from distlfm.solvers.fem.spec import BoundaryConfig, Csr, EquationRef, MeshConfig, Operators, ProblemSpec
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI")]
+pytestmark = pytest.mark.slow
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 SERVICE = "fem_test_service"
