@@ -37,6 +37,10 @@ class WorkError(DistlfmError, RuntimeError):
     """The call was right and the work failed."""
 
 
+class StorageError(WorkError):
+    """A disk is full, read-only or broken: nothing more can be kept until that is mended."""
+
+
 class MissingExtra(DistlfmError, ImportError):
     """An optional dependency is not installed; `fix` holds the exact install line."""
 
