@@ -1,0 +1,152 @@
+"""A block that fails: find the rows that fail on their own, set those aside, and do the rest.
+
+The block is tried twice whole. Then its bad rows are looked for by halves; a row is bad only if alone it raises twice,
+or kills its worker twice. Then the block is done without them. If none was bad, the block is done whole, so that a
+worker killed from outside changes no number. If that fails too, no row of it can be had.
+
+This knows of no process and no clock: a pool does `action`, and tells by `feed` how it went.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from distlfm.cluster.failure import Failure, failure_of
+from distlfm.errors import WorkError
+
+WHOLE_TRIES = 2
+LAST_TRIES = 2
+STRIKES = 2
+"""Failures of one sort, alone, that make a row bad."""
+
+EVERYBODY = ("usage", "extra")
+"""If every row fails in one of these ways before any block has worked, the call is wrong and not the data."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """`Worker.run`: do and store the block without some rows."""
+
+    block: int
+    left_out: Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """`Worker.attempt`: try some rows, store nothing."""
+
+    block: int
+    rows: tuple[int, ...]
+
+
+Action = Run | Attempt
+
+
+class Phase(Enum):
+    """Where a block stands."""
+
+    WHOLE = "whole"
+    SEARCH = "search"
+    LAST = "last"
+    GIVEN_UP = "given up"
+    DONE = "done"
+    FATAL = "fatal"
+
+
+class Rescue:
+    """The road of one block with `count` rows, from its first try to done.
+
+    left_out: rows set aside so far, with reasons. error: what ends the whole run, once `phase` is FATAL.
+    """
+
+    def __init__(self, block: int, count: int) -> None:
+        self.block = block
+        self.count = count
+        self.phase = Phase.WHOLE
+        self.left_out: dict[int, str] = {}
+        self.error: Failure | None = None
+        self._tries = 0
+        self._groups: list[tuple[int, ...]] = []
+        self._strikes: Counter[tuple[int, bool]] = Counter()
+        self._families: set[str] = set()
+
+    @property
+    def finished(self) -> bool:
+        """There is nothing more to do for this block."""
+        return self.phase in (Phase.DONE, Phase.FATAL)
+
+    @property
+    def action(self) -> Action:
+        """What to do now. Asking changes nothing: if its node is lost, an action is simply done again."""
+        assert not self.finished
+        if self.phase is Phase.SEARCH:
+            return Attempt(self.block, self._groups[-1])
+        return Run(self.block, dict(self.left_out))
+
+    def feed(self, failure: Failure | None, proven: bool) -> None:
+        """How `action` went: None for well. proven: some block of this run has been done."""
+        assert not self.finished
+        if failure is not None and failure.family == "storage":
+            self._end(failure)
+        elif self.phase is Phase.SEARCH:
+            self._search(failure)
+            if not self._groups:
+                self._conclude(failure, proven)
+        elif failure is None:
+            self.phase = Phase.DONE
+        else:
+            self._failed(failure)
+
+    def _failed(self, failure: Failure) -> None:
+        """A whole run failed."""
+        self._tries += 1
+        if self.phase is Phase.WHOLE and self._tries >= WHOLE_TRIES:
+            self._enter(Phase.SEARCH)
+            self._split(tuple(range(self.count)))
+        elif self.phase is Phase.LAST and self._tries >= LAST_TRIES:
+            self._enter(Phase.GIVEN_UP)
+            why = f"Its block fails as a whole, though not by this row alone: {failure.reason}"
+            self.left_out = {row: self.left_out.get(row, why) for row in range(self.count)}
+        elif self.phase is Phase.GIVEN_UP and self._tries >= LAST_TRIES:
+            cause = f"Block {self.block} fails even with all its rows left out: {failure.reason}"
+            self._end(failure_of(WorkError(cause, "Look at the log for the first failure.")))
+
+    def _search(self, failure: Failure | None) -> None:
+        """A group of rows was tried alone."""
+        rows = self._groups[-1]
+        if failure is None:
+            self._groups.pop()
+        elif len(rows) > 1:
+            self._groups.pop()
+            self._split(rows)
+        else:
+            (row,) = rows
+            self._strikes[row, failure.died] += 1
+            if self._strikes[row, failure.died] >= STRIKES:
+                self._groups.pop()
+                self.left_out[row] = failure.reason
+                self._families.add(failure.family)
+
+    def _split(self, rows: tuple[int, ...]) -> None:
+        """Look at both halves, the first one first."""
+        half = (len(rows) + 1) // 2
+        self._groups.extend(part for part in (rows[half:], rows[:half]) if part)
+
+    def _conclude(self, failure: Failure | None, proven: bool) -> None:
+        """All rows have been looked at."""
+        everybody = len(self.left_out) == self.count and self._families <= set(EVERYBODY)
+        if everybody and not proven and failure is not None:
+            self._end(failure)
+        else:
+            self._enter(Phase.LAST)
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self._tries = 0
+
+    def _end(self, failure: Failure) -> None:
+        self.phase = Phase.FATAL
+        self.error = failure
