@@ -1,0 +1,24 @@
+"""A fleet's results on the disk: a Zarr directory that several processes fill block by block."""
+
+from distlfm.store.layout import SCHEMA, STATUSES, StoreSpec, Variable
+from distlfm.store.lock import Holder, driver_lock, holder
+from distlfm.store.markers import Marker
+from distlfm.store.observed import pack
+from distlfm.store.progress import read_progress, write_progress
+from distlfm.store.store import Store, find_store
+
+__all__ = [
+    "SCHEMA",
+    "STATUSES",
+    "Holder",
+    "Marker",
+    "Store",
+    "StoreSpec",
+    "Variable",
+    "driver_lock",
+    "find_store",
+    "holder",
+    "pack",
+    "read_progress",
+    "write_progress",
+]

@@ -1,0 +1,102 @@
+"""The attributes of a store's Zarr group, and the way back from them to what the store was made from."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from pydantic import ValidationError
+
+from distlfm.errors import UsageError, WorkError
+from distlfm.store.layout import SCHEMA, StoreSpec
+
+METADATA = "zarr.json"
+_GRID = {"times", "lattice", "nodes"}
+"""Parts of the specification that are read from the arrays that hold them."""
+
+_OWN = ("schema", "kind", "instances", "block", "created", "layout")
+
+
+def attributes_of(spec: StoreSpec) -> dict[str, Any]:
+    """The attributes of the group. `layout` is the specification without the grid and what stands beside it."""
+    apart = {*_GRID, "attributes", "kind", "instances", "block"}
+    return {
+        **spec.attributes,
+        "Conventions": "CF-1.11",
+        "schema": SCHEMA,
+        "kind": spec.kind,
+        "instances": spec.instances,
+        "block": spec.block,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "layout": {
+            **spec.model_dump(mode="json", exclude=apart),
+            "shared_times": spec.times is not None,
+            "on_nodes": spec.nodes is not None,
+        },
+    }
+
+
+def consolidate(path: Path) -> None:
+    """Gather the metadata of all arrays in one file, so that a store is opened by reading that alone."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Zarr v3 has not standardised this file; every reader works without it
+        zarr.consolidate_metadata(path)
+
+
+def read_spec(path: Path) -> StoreSpec:
+    """What the store at `path` was made from."""
+    attributes = read_attributes(path)
+    layout = dict(attributes["layout"])
+    try:
+        group: Any = zarr.open_group(path, mode="r", use_consolidated=True)
+        shared, on_nodes = layout.pop("shared_times"), layout.pop("on_nodes")
+        columns = [np.asarray(group[axis][...]).tolist() for axis in layout["space"]]
+        return StoreSpec(
+            kind=attributes["kind"],
+            instances=attributes["instances"],
+            block=attributes["block"],
+            times=tuple(np.asarray(group["time"][...]).tolist()) if shared else None,
+            lattice=tuple(map(tuple, columns)) if columns and not on_nodes else None,
+            nodes=tuple(zip(*columns, strict=True)) if on_nodes else None,
+            attributes={key: value for key, value in attributes.items() if key not in (*_OWN, "Conventions")},
+            **layout,
+        )
+    except (KeyError, TypeError, ValueError, OSError, ValidationError) as error:
+        raise _damaged(path, str(error).splitlines()[0]) from error
+
+
+def read_attributes(path: Path) -> dict[str, Any]:
+    """The attributes of the group, of a schema that this code can read."""
+    file = path / METADATA
+    try:
+        content = json.loads(file.read_bytes())
+    except OSError as error:
+        raise UsageError(f"Cannot read {file}: {os.strerror(error.errno or 0)}.", "Check its permissions.") from None
+    except ValueError:
+        raise _damaged(path, f"{METADATA} is not valid JSON") from None
+    attributes = content.get("attributes") if isinstance(content, dict) else None
+    if not isinstance(attributes, dict) or not isinstance(attributes.get("schema"), int):
+        raise UsageError(
+            f"{path} is a Zarr directory, but no store of distlfm: its attributes name no schema.",
+            "Give the path of a run, or of a store.",
+        )
+    if attributes["schema"] != SCHEMA:
+        age = "newer" if attributes["schema"] > SCHEMA else "older"
+        raise UsageError(
+            f"{path} has the schema {attributes['schema']}, and this version of distlfm reads {SCHEMA}.",
+            f"Open it with the {age} version of distlfm that wrote it.",
+        )
+    missing = [key for key in _OWN if key not in attributes]
+    if missing:
+        raise _damaged(path, f"the attribute {missing[0]!r} is gone")
+    return attributes
+
+
+def _damaged(path: Path, why: str) -> WorkError:
+    return WorkError(f"The metadata of the store {path} is damaged: {why}.", f"Copy {METADATA} again from its origin.")

@@ -1,0 +1,256 @@
+"""A store: thousands of instances and what is known of them, in a Zarr directory that several processes fill.
+
+A block of instances is one shard of every array, one file of rows and one marker, written by one process. What has no
+marker is not there, whatever else a process left behind when it died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import shutil
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from distlfm.errors import UsageError
+from distlfm.instance import Instance
+from distlfm.optional import require
+from distlfm.store.check import checked_arrays, checked_rows, encoded_rows
+from distlfm.store.encode import Encoder, create_array, shard_name
+from distlfm.store.files import flush_directory, flush_tree, partial, put, remove, storing
+from distlfm.store.layout import STATUSES, STRING, StoreSpec, Variable, mesh_arrays, statics, variables
+from distlfm.store.markers import FOLDER as MARKERS
+from distlfm.store.markers import Marker, claimed, finished, publish, read_marker
+from distlfm.store.metadata import METADATA, attributes_of, consolidate, read_spec
+from distlfm.store.observed import unpack
+
+if TYPE_CHECKING:
+    import xarray
+
+ROWS = "rows"
+RUN_STORE = "store.zarr"
+"""The store in the folder of a run."""
+
+Mesh = tuple[NDArray[Any], NDArray[Any]]
+
+
+class Store:
+    """Fitted or generated instances. `create` makes an empty one, `open` finds one; both can be pickled."""
+
+    def __init__(self, path: Path, spec: StoreSpec) -> None:
+        self.path, self.spec = path, spec
+
+    @classmethod
+    def create(cls, path: str | Path, spec: StoreSpec, mesh: Mesh | None = None) -> Store:
+        """Make an empty store. It appears whole or not at all.
+
+        mesh: points [nodes, space] and cells [cells, corners] of a field.
+        """
+        target = Path(path)
+        if (target / METADATA).exists():
+            raise UsageError(f"{target} is a store already.", "Resume it, or choose another place.")
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise UsageError(f"{target} is not empty.", "Choose a new place for the store.")
+        draft = target.with_name(f".{target.name}.{os.getpid()}.part")
+        with storing("a new store", target):
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                group = zarr.create_group(draft, attributes=attributes_of(spec), overwrite=True)
+                for variable in variables(spec):
+                    create_array(group, variable, spec.block)
+                for variable, values in [*statics(spec), *(mesh_arrays(spec, *mesh) if mesh is not None else [])]:
+                    create_array(group, variable)[...] = values
+                consolidate(draft)
+                for folder in (MARKERS, ROWS):
+                    (draft / folder).mkdir()
+                flush_tree(draft)
+                draft.replace(target)
+                flush_directory(target.parent)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+        return cls(target, spec)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Store:
+        """A store, or the store of a run. Only its metadata, names and grid are read."""
+        found = find_store(path)
+        return cls(found, read_spec(found))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "spec": self.spec}
+
+    @cached_property
+    def variables(self) -> dict[str, Variable]:
+        """The arrays with a row an instance, by name."""
+        return {variable.name: variable for variable in variables(self.spec)}
+
+    def block_range(self, index: int) -> range:
+        """The instances of a block."""
+        if not 0 <= index < self.spec.num_blocks:
+            raise UsageError(f"There is no block {index}.", f"The store has {self.spec.num_blocks}, counted from 0.")
+        first = index * self.spec.block
+        return range(first, min(first + self.spec.block, self.spec.instances))
+
+    def write_block(
+        self,
+        index: int,
+        arrays: Mapping[str, NDArray[Any]],
+        rows: Sequence[Mapping[str, Any]],
+        seconds: float = math.nan,
+    ) -> Marker:
+        """Write a block whole: shards and rows onto the disk, then its marker.
+
+        arrays: [b, ...] each, b instances of the block; `id` and `status` must be there, what else is left out is
+        fill. rows: one JSON-able mapping an instance. A block that is finished already is left as it is.
+        """
+        where = self.block_range(index)
+        given = checked_arrays(self.variables, arrays, where)
+        told = checked_rows(rows, where)
+        existing = read_marker(self.path, index)
+        if existing is not None:
+            return existing
+        with storing(f"block {index}", self.path), claimed(self.path, index) as draft:
+            existing = read_marker(self.path, index)
+            if existing is not None:
+                return existing
+            try:
+                checksums, size = self._put(index, given, told)
+            except BaseException:
+                for path in self.block_files(index):
+                    remove(partial(path))
+                    remove(path)
+                raise
+            marker = Marker(
+                block=index,
+                first=where.start,
+                count=len(where),
+                statuses=_tally(given["status"]),
+                seconds=None if math.isnan(seconds) else seconds,
+                created=datetime.now(UTC).isoformat(timespec="seconds"),
+                writer=f"{socket.gethostname()}:{os.getpid()}",
+                checksums=checksums,
+                bytes=size,
+            )
+            publish(self.path, marker, draft)
+        return marker
+
+    def block_files(self, index: int) -> list[Path]:
+        """Where the shards and the rows of a block are, or would be."""
+        shards = [self.path / name / shard_name(variable, index) for name, variable in self.variables.items()]
+        return [*shards, self._rows_file(index)]
+
+    def markers(self) -> dict[int, Marker]:
+        """The finished blocks."""
+        found = ((block, read_marker(self.path, block)) for block in finished(self.path))
+        return {block: marker for block, marker in found if marker is not None}
+
+    def missing(self) -> list[int]:
+        """The blocks that are not finished."""
+        there = set(finished(self.path))
+        return [block for block in range(self.spec.num_blocks) if block not in there]
+
+    def rows(self, blocks: Iterable[int] | None = None) -> Iterator[dict[str, Any]]:
+        """What was told of each instance, of finished blocks only, one after another."""
+        there = finished(self.path)
+        wanted = there if blocks is None else sorted(set(blocks) & set(there))
+        for block in wanted:
+            with self._rows_file(block).open(encoding="utf-8") as lines:
+                for line in lines:
+                    yield json.loads(line)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> NDArray[Any]:
+        """Rows `start` to `stop` of an array with a row an instance; fill where the block is not finished."""
+        if name not in self.variables:
+            raise UsageError(f"The store has no array {name!r}.", f"It has: {', '.join(self.variables)}.")
+        start, stop, _ = slice(start, stop).indices(self.spec.instances)
+        there = set(finished(self.path))
+        found = self.variables[name].filled(max(0, stop - start))
+        if stop <= start:
+            return found
+        for block in range(start // self.spec.block, (stop - 1) // self.spec.block + 1):
+            if block in there:
+                whole = self.block_range(block)
+                first, last = max(start, whole.start), min(stop, whole.stop)
+                found[first - start : last - start] = self._group[name][first:last]
+        return found.astype(np.str_) if self.variables[name].dtype == STRING else found
+
+    def instances(self, start: int = 0, stop: int | None = None) -> list[Instance]:
+        """The observations of rows `start` to `stop`, of a generated store with their truth.
+
+        Rows without any observation, and those of unfinished blocks, are left out.
+        """
+        names = [name for name in self.variables if name.startswith("observed")]
+        truth = ["solution_mean", "force_mean", "params_mean"] if self.spec.kind == "generate" else []
+        own_times = ["time"] if truth and self.spec.times is None else []
+        return unpack(self.spec, {name: self.read(name, start, stop) for name in ["id", *names, *truth, *own_times]})
+
+    def static(self, name: str) -> NDArray[Any]:
+        """An array that all instances share, such as `time` or `mesh_points`."""
+        found: NDArray[Any] = np.asarray(self._group[name][...])
+        return found
+
+    def dataset(self) -> xarray.Dataset:
+        """The whole store as xarray sees it, loaded when used. Rows of unfinished blocks have the status -1."""
+        opened: xarray.Dataset = require("xarray", "export").open_dataset(
+            self.path, engine="zarr", consolidated=True, decode_timedelta=False
+        )
+        return opened
+
+    @cached_property
+    def _group(self) -> Any:
+        return zarr.open_group(self.path, mode="r", use_consolidated=True)
+
+    @cached_property
+    def _encoders(self) -> dict[str, Encoder]:
+        return {
+            name: Encoder(variable, (self.path / name / METADATA).read_bytes(), self.spec.block)
+            for name, variable in self.variables.items()
+        }
+
+    def _rows_file(self, index: int) -> Path:
+        return self.path / ROWS / f"{index:05d}.jsonl"
+
+    def _put(
+        self, index: int, arrays: Mapping[str, NDArray[Any]], rows: Sequence[Mapping[str, Any]]
+    ) -> tuple[dict[str, str], int]:
+        """Bring a block onto the disk; its checksums by path, and its size."""
+        checksums, size = {}, 0
+        contents = [encoder.encode(index, arrays[name]) for name, encoder in self._encoders.items()]
+        contents.append(encoded_rows(rows))
+        for path, content in zip(self.block_files(index), contents, strict=True):
+            put(path, content)
+            checksums[path.relative_to(self.path).as_posix()] = hashlib.sha256(content).hexdigest()
+            size += len(content)
+        for folder in [*self.variables, ROWS]:
+            flush_directory(self.path / folder)
+        return checksums, size
+
+
+def find_store(path: str | Path) -> Path:
+    """The store at a path: the path itself, or `store.zarr` in the folder of a run."""
+    given = Path(path)
+    for candidate in (given, given / RUN_STORE):
+        with contextlib.suppress(OSError):
+            if (candidate / METADATA).is_file():
+                return candidate
+    if not given.exists():
+        raise UsageError(f"There is no store {given}.", "Give the path of a run, or of a store.")
+    raise UsageError(
+        f"{given} is no store: it has no {METADATA}, and no {RUN_STORE}.", "Give the path of a run, or of a store."
+    )
+
+
+def _tally(status: NDArray[Any]) -> dict[str, int]:
+    names = {code: name for name, code in STATUSES.items()}
+    return {names[int(code)]: int(count) for code, count in zip(*np.unique(status, return_counts=True), strict=True)}
