@@ -5,7 +5,7 @@ from distlfm.store.lock import Holder, driver_lock, holder
 from distlfm.store.markers import Marker
 from distlfm.store.observed import pack
 from distlfm.store.progress import read_progress, write_progress
-from distlfm.store.store import Store, find_store
+from distlfm.store.store import Store, find_store, is_store
 
 __all__ = [
     "SCHEMA",
@@ -18,6 +18,7 @@ __all__ = [
     "driver_lock",
     "find_store",
     "holder",
+    "is_store",
     "pack",
     "read_progress",
     "write_progress",
