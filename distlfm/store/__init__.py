@@ -1,11 +1,12 @@
 """A fleet's results on the disk: a Zarr directory that several processes fill block by block."""
 
+from distlfm.store.find import find_store, is_store
 from distlfm.store.layout import SCHEMA, STATUSES, StoreSpec, Variable
 from distlfm.store.lock import Holder, driver_lock, holder
 from distlfm.store.markers import Marker
 from distlfm.store.observed import pack
 from distlfm.store.progress import read_progress, write_progress
-from distlfm.store.store import Store, find_store, is_store
+from distlfm.store.store import Store
 
 __all__ = [
     "SCHEMA",

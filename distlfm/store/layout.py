@@ -209,6 +209,12 @@ def mesh_arrays(spec: StoreSpec, points: NDArray[Any], cells: NDArray[Any]) -> l
     ]
 
 
+def tally(status: NDArray[Any]) -> dict[str, int]:
+    """How many instances ended how."""
+    names = {code: name for name, code in STATUSES.items()}
+    return {names[int(code)]: int(count) for code, count in zip(*np.unique(status, return_counts=True), strict=True)}
+
+
 def unit(spec: StoreSpec, name: str) -> str:
     return spec.units.get(name, UNKNOWN_UNIT)
 

@@ -44,8 +44,11 @@ def marker_path(store: Path, block: int) -> Path:
 
 def finished(store: Path) -> list[int]:
     """The blocks that have a marker, in order, from the names of the files alone."""
-    with os.scandir(store / FOLDER) as entries:
-        stems = [entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json")]
+    try:
+        names = os.listdir(store / FOLDER)
+    except FileNotFoundError:  # a copy may have left out empty folders
+        return []
+    stems = [name.removesuffix(".json") for name in names if name.endswith(".json")]
     return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
@@ -71,6 +74,7 @@ def claimed(store: Path, block: int) -> Iterator[Path]:
     way out unless it has become the marker.
     """
     draft = partial(marker_path(store, block))
+    draft.parent.mkdir(exist_ok=True)
     descriptor = _claim(draft)
     try:
         yield draft

@@ -32,15 +32,15 @@ def pack(spec: StoreSpec, instances: Sequence[Instance]) -> dict[str, NDArray[An
         found["observed_variance"] = np.full((count, *shape), np.nan)
     for row, one in enumerate(instances):
         _fits(spec, one)
-        order = [one.outputs.index(name) for name in spec.outputs]
+        order = [spec.outputs.index(name) for name in one.outputs]
         points = slice(0, len(one.times))
-        found["observed"][row, :, points] = np.where(one.mask, one.values, np.nan)[order]
+        found["observed"][row, order, points] = np.where(one.mask, one.values, np.nan)
         found["observed_time"][row, points] = one.times
         if one.positions is not None:
             for i, axis in enumerate(spec.space):
                 found[f"observed_{axis}"][row, points] = one.positions[:, i]
         if one.variance is not None:
-            found["observed_variance"][row, :, points] = one.variance[order]
+            found["observed_variance"][row, order, points] = one.variance
     return found
 
 
@@ -106,7 +106,7 @@ def _truth(spec: StoreSpec, arrays: Arrays, row: int, places: FloatArray | None)
 
 def _fits(spec: StoreSpec, one: Instance) -> None:
     dims = 0 if one.positions is None else one.positions.shape[1]
-    if set(one.outputs) != set(spec.outputs):
+    if not set(one.outputs) <= set(spec.outputs):
         what = f"{one.id!r} has the outputs {', '.join(one.outputs)}, and the store {', '.join(spec.outputs)}."
     elif len(one.times) > spec.samples:
         what = f"{one.id!r} has {len(one.times)} observation points, and the store has room for {spec.samples}."

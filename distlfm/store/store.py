@@ -6,7 +6,6 @@ marker is not there, whatever else a process left behind when it died.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -23,15 +22,16 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from distlfm.errors import UsageError
+from distlfm.errors import UsageError, WorkError
 from distlfm.instance import Instance
 from distlfm.optional import require
 from distlfm.store.check import checked_arrays, checked_rows, encoded_rows
 from distlfm.store.encode import Encoder, create_array, shard_name
 from distlfm.store.files import flush_directory, flush_tree, partial, put, remove, storing
-from distlfm.store.layout import STATUSES, STRING, StoreSpec, Variable, mesh_arrays, statics, variables
+from distlfm.store.find import find_store
+from distlfm.store.layout import STRING, StoreSpec, Variable, mesh_arrays, statics, tally, variables
 from distlfm.store.markers import FOLDER as MARKERS
-from distlfm.store.markers import Marker, claimed, finished, publish, read_marker
+from distlfm.store.markers import Marker, claimed, finished, marker_path, publish, read_marker
 from distlfm.store.metadata import METADATA, attributes_of, consolidate, read_spec
 from distlfm.store.observed import unpack
 
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     import xarray
 
 ROWS = "rows"
-RUN_STORE = "store.zarr"
-"""The store in the folder of a run."""
 
 Mesh = tuple[NDArray[Any], NDArray[Any]]
 
@@ -126,23 +124,22 @@ class Store:
                 return existing
             try:
                 checksums, size = self._put(index, given, told)
+                marker = Marker(
+                    block=index,
+                    first=where.start,
+                    count=len(where),
+                    statuses=tally(given["status"]),
+                    seconds=None if math.isnan(seconds) else seconds,
+                    created=datetime.now(UTC).isoformat(timespec="seconds"),
+                    writer=f"{socket.gethostname()}:{os.getpid()}",
+                    checksums=checksums,
+                    bytes=size,
+                )
+                publish(self.path, marker, draft)
             except BaseException:
-                for path in self.block_files(index):
-                    remove(partial(path))
-                    remove(path)
+                if not marker_path(self.path, index).exists():
+                    self._discard(index)
                 raise
-            marker = Marker(
-                block=index,
-                first=where.start,
-                count=len(where),
-                statuses=_tally(given["status"]),
-                seconds=None if math.isnan(seconds) else seconds,
-                created=datetime.now(UTC).isoformat(timespec="seconds"),
-                writer=f"{socket.gethostname()}:{os.getpid()}",
-                checksums=checksums,
-                bytes=size,
-            )
-            publish(self.path, marker, draft)
         return marker
 
     def block_files(self, index: int) -> list[Path]:
@@ -165,9 +162,12 @@ class Store:
         there = finished(self.path)
         wanted = there if blocks is None else sorted(set(blocks) & set(there))
         for block in wanted:
-            with self._rows_file(block).open(encoding="utf-8") as lines:
-                for line in lines:
-                    yield json.loads(line)
+            try:
+                with self._rows_file(block).open(encoding="utf-8") as lines:
+                    for line in lines:
+                        yield json.loads(line)
+            except (OSError, ValueError) as error:
+                raise self._unreadable(block, "the rows", error) from error
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> NDArray[Any]:
         """Rows `start` to `stop` of an array with a row an instance; fill where the block is not finished."""
@@ -182,7 +182,7 @@ class Store:
             if block in there:
                 whole = self.block_range(block)
                 first, last = max(start, whole.start), min(stop, whole.stop)
-                found[first - start : last - start] = self._group[name][first:last]
+                found[first - start : last - start] = self._shard(name, block, first, last)
         return found.astype(np.str_) if self.variables[name].dtype == STRING else found
 
     def instances(self, start: int = 0, stop: int | None = None) -> list[Instance]:
@@ -221,11 +221,33 @@ class Store:
     def _rows_file(self, index: int) -> Path:
         return self.path / ROWS / f"{index:05d}.jsonl"
 
+    def _shard(self, name: str, block: int, first: int, last: int) -> NDArray[Any]:
+        """Rows of one finished block. Zarr takes a shard that is not there for an empty one; here that is damage."""
+        try:
+            (self.path / name / shard_name(self.variables[name], block)).stat()
+            found: NDArray[Any] = self._group[name][first:last]
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise self._unreadable(block, name, error) from error
+        return found
+
+    def _unreadable(self, block: int, what: str, error: Exception) -> WorkError:
+        return WorkError(
+            f"Block {block} of {self.path} is damaged: {what} cannot be read ({error}).",
+            f"`distlfm store verify {self.path}` says what is wrong with the store and how to mend it.",
+        )
+
+    def _discard(self, index: int) -> None:
+        """Take away what was written of a block that cannot be finished, so that it does not fill the disk."""
+        for path in self.block_files(index):
+            remove(partial(path))
+            remove(path)
+
     def _put(
         self, index: int, arrays: Mapping[str, NDArray[Any]], rows: Sequence[Mapping[str, Any]]
     ) -> tuple[dict[str, str], int]:
         """Bring a block onto the disk; its checksums by path, and its size."""
         checksums, size = {}, 0
+        (self.path / ROWS).mkdir(exist_ok=True)
         contents = [encoder.encode(index, arrays[name]) for name, encoder in self._encoders.items()]
         contents.append(encoded_rows(rows))
         for path, content in zip(self.block_files(index), contents, strict=True):
@@ -235,34 +257,3 @@ class Store:
         for folder in [*self.variables, ROWS]:
             flush_directory(self.path / folder)
         return checksums, size
-
-
-def is_store(path: str | Path) -> bool:
-    """Whether a path is that of a store, or of a run that has one."""
-    return _located(Path(path)) is not None
-
-
-def find_store(path: str | Path) -> Path:
-    """The store at a path: the path itself, or `store.zarr` in the folder of a run."""
-    given = Path(path)
-    found = _located(given)
-    if found is not None:
-        return found
-    if not given.exists():
-        raise UsageError(f"There is no store {given}.", "Give the path of a run, or of a store.")
-    raise UsageError(
-        f"{given} is no store: it has no {METADATA}, and no {RUN_STORE}.", "Give the path of a run, or of a store."
-    )
-
-
-def _located(path: Path) -> Path | None:
-    for candidate in (path, path / RUN_STORE):
-        with contextlib.suppress(OSError):
-            if (candidate / METADATA).is_file():
-                return candidate
-    return None
-
-
-def _tally(status: NDArray[Any]) -> dict[str, int]:
-    names = {code: name for name, code in STATUSES.items()}
-    return {names[int(code)]: int(count) for code, count in zip(*np.unique(status, return_counts=True), strict=True)}
