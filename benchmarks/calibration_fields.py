@@ -9,7 +9,8 @@ import numpy as np
 
 from benchmarks.goals import between
 from distlfm.config import build
-from distlfm.inference.fit import fit_instances, settle_fleet
+from distlfm.inference.fit import fit_instances
+from distlfm.inference.survey import settle_fleet
 from distlfm.inference.metrics import coverage
 from distlfm.pipeline.demo import FIELD
 from distlfm.pipeline.fit import model_of

@@ -6,7 +6,11 @@ line turns each into its sentence and its exit code, and shows a traceback only 
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
+
+TRY_AGAIN = 75
+"""Exit code of work that wants to be continued later."""
 
 
 class DistlfmWarning(UserWarning):
@@ -43,6 +47,17 @@ class StorageError(WorkError):
 
 class MissingExtra(DistlfmError, ImportError):
     """An optional dependency is not installed; `fix` holds the exact install line."""
+
+
+class Stopped(DistlfmError):
+    """A signal ended the work before it was done; nothing that was done is lost.
+
+    The exit code is what a shell gives for that signal; for USR1, with which schedulers warn, 75: try again later.
+    """
+
+    def __init__(self, done: int, total: int, command: str, which: signal.Signals) -> None:
+        super().__init__(f"Stopped by {which.name} after {done} of {total} instances.", f"To go on: {command}")
+        self.exit_code = TRY_AGAIN if which == signal.SIGUSR1 else 128 + which
 
 
 @dataclass(frozen=True)

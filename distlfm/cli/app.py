@@ -13,7 +13,7 @@ from typing import Annotated
 import click
 import typer
 
-from distlfm.cli import config, data, doctor, fit
+from distlfm.cli import config, data, doctor, fit, status
 from distlfm.cli.state import STATE, group, start
 from distlfm.errors import DistlfmError
 from distlfm.version import __version__
@@ -34,6 +34,8 @@ app = group(EXAMPLES)
 app.command("doctor")(doctor.doctor)
 app.command("simulate")(fit.simulate)
 app.command("fit")(fit.fit)
+app.command("resume")(fit.resume)
+app.command("status")(status.status)
 app.command("demo")(fit.demo)
 app.add_typer(data.app, name="data")
 app.add_typer(config.app, name="config")

@@ -6,6 +6,8 @@ What computes is imported by the verb that needs it: help and completion must no
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +20,16 @@ from distlfm.runtime.reporting import Reporter
 
 if TYPE_CHECKING:
     from distlfm.pipeline.fit import FitRun
+
+Executor = Annotated[
+    str | None, typer.Option("--executor", help="auto, ray, or serial, which needs no Ray. Short for run.executor.")
+]
+Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Work on so many blocks at once, at most.")]
+Address = Annotated[
+    str | None, typer.Option("--address", help="Join the Ray cluster there: HOST:PORT, or auto for the one around.")
+]
+
+MOST_LISTED = 20
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="key.sub=value, as many as you like.")]
 
@@ -69,46 +81,85 @@ def fit(
     mpi_ranks: Annotated[
         int | None, typer.Option("--mpi-ranks", min=1, help="Divide the mesh of a PDE among so many MPI processes.")
     ] = None,
+    executor: Executor = None,
+    workers: Workers = None,
+    address: Address = None,
 ) -> int:
     """Infer the latent forces of instances, with bands, parameters and a report.
 
-    Exit code 1 if an instance failed or was set aside. Examples:
+    A large fleet is shared among the cores of this machine by Ray, or among those of a cluster with `--address`. The
+    same command again goes on where it was stopped. Exit code 1 if an instance failed or was set aside. Examples:
 
     - `distlfm fit configs/fit/transcription_toy.yaml --data toy.npz --out runs/toy`
 
     - `distlfm fit configs/fit/p53.yaml --out runs/p53 inference.restarts=10`
+
+    - `distlfm fit configs/fit/transcription_toy.yaml --data STORE --out runs/fleet --workers 2`
     """
     from distlfm.pipeline.fit import fit as run_fit
     from distlfm.pipeline.settings import FitConfig
 
-    settings = list(overrides or [])
-    if data is not None:
-        settings.append(f"data.path={json.dumps(str(data))}")
-    if out is not None:
-        settings.append(f"run.dir={json.dumps(str(out))}")
-    if mpi_ranks is not None:
-        settings.append(f"mechanism.ranks={mpi_ranks}")
+    short = {"data.path": data, "run.dir": out, "mechanism.ranks": mpi_ranks}
+    settings = [*(overrides or []), *as_overrides(short), *work_overrides(executor, workers, address)]
     run = run_fit(load(FitConfig, config, settings), reporter=STATE.reporter)
-    tell(run, STATE.reporter)
-    return 1 if run.set_aside or not all(digest.ok for digest in run.digests) else 0
+    return tell(run, STATE.reporter)
 
 
-def tell(run: FitRun, reporter: Reporter) -> None:
-    """The figures of a run, worst last, and where everything is."""
+def resume(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or a store that is being generated.")],
+    executor: Executor = None,
+    workers: Workers = None,
+    address: Address = None,
+) -> int:
+    """Go on with a run that was stopped or killed; what is done is not done again.
+
+    Example: `distlfm resume runs/fleet`
+    """
+    from distlfm.pipeline.fit import resume as run_resume
+    from distlfm.pipeline.generate import resume as run_generate
+    from distlfm.store import Store, is_store
+
+    settings = work_overrides(executor, workers, address)
+    if is_store(run) and Store.open(run).spec.kind == "generate":
+        run_generate(run, settings, STATE.reporter)
+        return 0
+    return tell(run_resume(run, settings, STATE.reporter), STATE.reporter)
+
+
+def as_overrides(values: Mapping[str, object]) -> list[str]:
+    """Options that are given, as overrides of the config."""
+    return [f"{key}={json.dumps(str(value))}" for key, value in values.items() if value is not None]
+
+
+def work_overrides(executor: str | None, workers: int | None, address: str | None) -> list[str]:
+    """The options that say who computes."""
+    return as_overrides({"run.executor": executor, "run.workers": workers, "run.address": address})
+
+
+def tell(run: FitRun, reporter: Reporter) -> int:
+    """The figures of a run, worst last, and where everything is. Gives the exit code."""
     names = ("output_q2", "latent_q2", "latent_coverage_95", "parameter_mae_sum", "seconds")
+    count = run.tally.count
+    first = list(islice(run.rows(), MOST_LISTED))
     rows = [
         [str(row["id"]), str(row["status"]), *("–" if row[name] is None else f"{row[name]:.4g}" for name in names)]
-        for row in run.figures[:20]
+        for row in first
     ]
     reporter.table("", ("instance", "status", *names), rows)
-    if len(run.figures) > len(rows):
-        reporter.say(f"… and {len(run.figures) - len(rows)} more")
-    for digest in run.digests:
-        if digest.advice:
-            reporter.warn(f"{digest.id}: {digest.status}. {digest.advice}")
+    if count > len(rows):
+        mean, worst = run.tally.overall()
+        for name, over in (("mean", mean), ("worst", worst)):
+            told = [f"{key} {over[key]:.4g}" for key in names if over[key] is not None]
+            reporter.say(f"{name} of all {count}: {', '.join(told)}")
+    for row in run.tally.troubled[:MOST_LISTED]:
+        if row.get("advice"):
+            reporter.warn(f"{row['id']}: {row['status']}. {row['advice']}")
+    if run.tally.num_troubled > MOST_LISTED:
+        reporter.warn(f"{run.tally.num_troubled} of {count} did not simply converge; the report says which and why")
     if run.config.run.dir is not None:
         reporter.say(f"summary: {run.config.run.dir / 'summary.json'}")
         reporter.say(f"report: {run.config.run.dir / 'report.html'}")
+    return 1 if run.set_aside or run.tally.failed else 0
 
 
 def demo(

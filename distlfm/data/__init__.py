@@ -6,7 +6,7 @@ from distlfm.data import npz as _npz
 from distlfm.data import parquet as _parquet
 from distlfm.data.base import ColumnMap, ReadReport, reads
 from distlfm.data.describe import CheckReport, check, list_datasets
-from distlfm.data.door import examine, iter_instances, read
+from distlfm.data.door import examine, iter_instances, iter_reports, read
 from distlfm.data.npz import write_npz
 
 # Importing a reader's file registers it; a new reader is one more name here.
@@ -21,6 +21,7 @@ __all__ = [
     "check",
     "examine",
     "iter_instances",
+    "iter_reports",
     "list_datasets",
     "read",
     "reads",

@@ -10,19 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from distlfm.data.base import ColumnMap, ReadReport, known_suffixes, reader_for, stem_of, suffix_of
-from distlfm.data.fleet import other_outputs
 from distlfm.errors import DataError, Problem
-
-
-def read_directory(path: Path, columns: ColumnMap | None = None) -> ReadReport:
-    """Read all files directly in a folder, in the order of their names."""
-    report = ReadReport()
-    for part in iter_directory(path, columns):
-        report.instances += part.instances
-        report.set_aside += part.set_aside
-        report.notices += part.notices
-    report.notices += other_outputs(report.instances, str(path))
-    return report
 
 
 def iter_directory(path: Path, columns: ColumnMap | None = None) -> Iterator[ReadReport]:

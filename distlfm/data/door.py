@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from distlfm.data.base import ColumnMap, ReadReport, reader_for
-from distlfm.data.directory import iter_directory, read_directory
-from distlfm.data.fleet import other_units
+from distlfm.data.directory import iter_directory
+from distlfm.data.fleet import Comparison
 from distlfm.errors import DataError, DistlfmWarning, Problem
 from distlfm.instance import Instance
 
@@ -32,18 +32,31 @@ def read(path: str | Path, columns: ColumnMap | None = None) -> ReadReport:
 
 def examine(path: str | Path, columns: ColumnMap | None = None) -> ReadReport:
     """As `read`, but a report without any usable instance is an answer too."""
-    path = _existing(Path(path))
-    report = read_directory(path, columns) if path.is_dir() else reader_for(path)(path, columns)
-    if not report.instances and not report.set_aside:
-        raise DataError(Problem("There is no instance in it.", "Give at least one with two times.", str(path)))
-    report.notices += other_units(report.instances, str(path))
+    report = ReadReport()
+    for part in iter_reports(path, columns):
+        report.instances += part.instances
+        report.set_aside += part.set_aside
+        report.notices += part.notices
     return report
+
+
+def iter_reports(path: str | Path, columns: ColumnMap | None = None) -> Iterator[ReadReport]:
+    """One report a file, so that a large folder need not fit in memory; the last has what a comparison of all shows."""
+    path = _existing(Path(path))
+    compared, something = Comparison(), False
+    for report in iter_directory(path, columns) if path.is_dir() else iter([reader_for(path)(path, columns)]):
+        for instance in report.instances:
+            compared.add(instance)
+        something = something or bool(report.instances or report.set_aside)
+        yield report
+    if not something:
+        raise DataError(Problem("There is no instance in it.", "Give at least one with two times.", str(path)))
+    yield ReadReport(notices=compared.notices(str(path)))
 
 
 def iter_instances(path: str | Path, columns: ColumnMap | None = None) -> Iterator[Instance]:
     """Instances one by one, holding one file at a time; each that is set aside is a DistlfmWarning."""
-    path = _existing(Path(path))
-    for report in iter_directory(path, columns) if path.is_dir() else iter([reader_for(path)(path, columns)]):
+    for report in iter_reports(path, columns):
         for problem in report.set_aside:
             warnings.warn(str(problem), DistlfmWarning, stacklevel=2)
         yield from report.instances

@@ -88,7 +88,7 @@ class _Fitter:
             kept = torch.nonzero(done).squeeze(-1)
             own = [self.instances[int(i)] for i in rows[kept]]
             fit = self._settled(marginal, best, kept, [self.seeds[int(i)] for i in rows[kept]])
-            grids = shown_points(marginal.map, len(own))
+            grids = shown_points(marginal.map, settings, len(own))
             results = results_of(fit, own, grids, time.perf_counter() - began)
             results = [warned(one, int(need)) for one, need in zip(results, needs[kept], strict=True)]
             self.found |= dict(zip(rows[kept].tolist(), results, strict=True))

@@ -108,7 +108,7 @@ def _fit_one(
         effective=found.effective,
         trace=-search.best.trace,
     )
-    (result,) = results_of(fit, [instance], shown_points(field_map, 1), time.perf_counter() - began)
+    (result,) = results_of(fit, [instance], shown_points(field_map, settings, 1), time.perf_counter() - began)
     return replace(result, advice=ADVICE) if lost else warned(result, needs)
 
 

@@ -16,6 +16,7 @@ from distlfm.errors import UsageError
 from distlfm.inference.field_map import FieldMap, place_inducing
 from distlfm.inference.model import Model
 from distlfm.instance import FloatArray, Instance
+from distlfm.mechanisms.field import FieldConfig
 from distlfm.solvers.field.engine import TimeGrid
 from distlfm.solvers.field.meshed import Meshed, meshed
 
@@ -29,6 +30,9 @@ CELLS_ACROSS = 24
 SPACING = 0.6
 """Gap between inducing points in units of the shortest lengthscale that the prior thinks likely."""
 
+PARTITIONED = 2
+"""Processes among which a mesh above the limit is divided, where nothing is said."""
+
 LIKELY = -1.28
 MOST_TIMES, MOST_PLACES = 24, 144
 
@@ -37,11 +41,14 @@ class FieldOptions(Config):
     """num_times, num_places: inducing points in time and in space, by default from the prior of the lengthscales.
 
     refinements: how often steps are halved and inducing points added where that changes an instance's answer.
+    shown_times, shown_places: times, and places along each side, at which force and outputs are shown and stored.
     """
 
     num_times: int | None = Field(default=None, ge=3)
     num_places: int | None = Field(default=None, ge=3)
     refinements: int = Field(default=2, ge=0)
+    shown_times: int | None = Field(default=None, ge=2)
+    shown_places: int | None = Field(default=None, ge=2)
 
 
 class FieldSettings(Config):
@@ -53,6 +60,8 @@ class FieldSettings(Config):
     steps: int
     num_times: int
     num_places: int
+    shown_times: int | None = None
+    shown_places: int | None = None
 
     @property
     def grid(self) -> TimeGrid:
@@ -75,17 +84,34 @@ class FieldSettings(Config):
 
 @dataclass(frozen=True)
 class Extent:
-    """times: distinct observed ones, sorted; lower, upper: corners of the box that holds all positions."""
+    """Distinct observed times, sorted, and distinct positions; lower, upper: corners of the box that holds them."""
 
     times: FloatArray
     positions: FloatArray
-    lower: FloatArray
-    upper: FloatArray
+
+    @property
+    def lower(self) -> FloatArray:
+        low: FloatArray = self.positions.min(0)
+        return low
+
+    @property
+    def upper(self) -> FloatArray:
+        high: FloatArray = self.positions.max(0)
+        return high
+
+    def joined(self, other: Extent) -> Extent:
+        """The extent of both."""
+        positions = np.unique(np.concatenate([self.positions, other.positions]), axis=0)
+        return Extent(np.union1d(self.times, other.times), positions)
 
 
 def settle(model: Model, instances: Sequence[Instance], options: FieldOptions) -> FieldSettings:
     """Settings that suit every instance of a fleet."""
-    extent = _extent(model, instances)
+    return settle_extent(model, extent_of(model, instances), options)
+
+
+def settle_extent(model: Model, extent: Extent, options: FieldOptions) -> FieldSettings:
+    """Settings that suit everything observed within an extent."""
     mesh = _mesh(model.field.field.mesh, extent)
     grid = _grid(model, extent)
     lengths = _short_lengths(model)
@@ -96,15 +122,44 @@ def settle(model: Model, instances: Sequence[Instance], options: FieldOptions) -
         lower, upper = np.array(mesh.lower or extent.lower), np.array(mesh.upper or extent.upper)
         each = [_count(side, length, MOST_TIMES) for side, length in zip(upper - lower, lengths[1:], strict=True)]
         places = min(math.prod(each), MOST_PLACES if len(each) > 1 else MOST_TIMES)
-    return FieldSettings(mesh=mesh, start=grid.start, dt=grid.dt, steps=grid.steps, num_times=times, num_places=places)
+    return FieldSettings(
+        mesh=mesh,
+        start=grid.start,
+        dt=grid.dt,
+        steps=grid.steps,
+        num_times=times,
+        num_places=places,
+        shown_times=options.shown_times,
+        shown_places=options.shown_places,
+    )
 
 
 def open_field(model: Model, settings: FieldSettings) -> Meshed:
     """The field on its mesh, in a helper group."""
     field = model.field
     options = field.field
-    spec = field.problem(settings.mesh)
-    return meshed(spec.model_dump_json(), options.solver, options.ranks, options.linear_solver)
+    spec = field.problem(settings.mesh).model_dump_json()
+    ranks = num_ranks(options, settings.mesh)
+    found = meshed(spec, options.solver, ranks, options.linear_solver)
+    if ranks > 1 and options.ranks is None and not found.affine:
+        # A recorded trajectory is not divided unless that is asked for.
+        found = meshed(spec, options.solver, 1, options.linear_solver)
+    return found
+
+
+def num_ranks(options: FieldConfig, mesh: MeshConfig) -> int:
+    """Processes among which a mesh is divided: as many as are asked for, or PARTITIONED above the limit."""
+    if options.ranks is not None:
+        return options.ranks
+    return PARTITIONED if options.solver in ("auto", "petsc") and num_nodes(mesh) > options.mesh_limit else 1
+
+
+def num_nodes(mesh: MeshConfig) -> int:
+    """About how many nodes a settled mesh has; 0 for one from a file, which nobody has looked at yet."""
+    if mesh.kind == "file" or mesh.size is None:
+        return 0
+    sides = zip(mesh.lower, mesh.upper, strict=True)
+    return math.prod(math.ceil((high - low) / mesh.size) + 1 for low, high in sides)
 
 
 def build_map(model: Model, settings: FieldSettings) -> FieldMap:
@@ -114,7 +169,8 @@ def build_map(model: Model, settings: FieldSettings) -> FieldMap:
     return FieldMap(model, discretised, settings.grid, inducing)
 
 
-def _extent(model: Model, instances: Sequence[Instance]) -> Extent:
+def extent_of(model: Model, instances: Sequence[Instance]) -> Extent:
+    """Where and when a fleet was observed."""
     dims = model.field.field.num_dims
     for instance in instances:
         if instance.positions is None:
@@ -130,7 +186,7 @@ def _extent(model: Model, instances: Sequence[Instance]) -> Extent:
             )
     positions = np.unique(np.concatenate([one.positions for one in instances if one.positions is not None]), axis=0)
     times = np.unique(np.concatenate([instance.times for instance in instances]))
-    return Extent(times, positions, positions.min(0), positions.max(0))
+    return Extent(times, positions)
 
 
 def _mesh(given: MeshConfig, extent: Extent) -> MeshConfig:

@@ -246,5 +246,5 @@ def fit_field_slopes(
             effective=found.effective,
             trace=-best.trace,
         )
-        results += results_of(fit, [instance], shown_points(field_map, 1), time.perf_counter() - began)
+        results += results_of(fit, [instance], shown_points(field_map, settings, 1), time.perf_counter() - began)
     return results

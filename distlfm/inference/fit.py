@@ -23,7 +23,7 @@ from distlfm.inference.field_fit import fit_linear_fields
 from distlfm.inference.field_laplace import fit_nonlinear_fields
 from distlfm.inference.field_settle import FieldOptions, FieldSettings, open_field, settle
 from distlfm.inference.field_slopes import fit_field_slopes
-from distlfm.inference.forward import Forward, choose_num_inducing
+from distlfm.inference.forward import Forward
 from distlfm.inference.linear import MAX_SUBSTEPS, LinearGaussian, Quadrature, choose_quadrature
 from distlfm.inference.marginal import Marginal
 from distlfm.inference.model import Model
@@ -37,7 +37,6 @@ from distlfm.inference.statespace import LONG, StateSpace, supports
 from distlfm.inference.variational import VariationalConfig, fit_variational
 from distlfm.instance import Instance
 from distlfm.solvers.linear import Linearity, probe
-from distlfm.solvers.ode import RULES, choose_steps
 
 GRID_POINTS = 100
 COARSE = (
@@ -188,26 +187,6 @@ def _ways(model: Model, instances: Sequence[Instance], linearity: Linearity, opt
             known[key] = (method, quadrature)
         ways.append(known[key])
     return ways
-
-
-def settle_fleet(model: Model, instances: Sequence[Instance], options: InferenceConfig) -> InferenceConfig:
-    """Options with everything settled that a batch would otherwise take from its own instances.
-
-    Solver steps and inducing points are those of the instance of the whole fleet that needs most, so that cutting the
-    fleet into other batches changes nothing.
-    """
-    if model.is_field:
-        return options.model_copy(update={"settled": options.settled or settle(model, instances, options.field)})
-    variational = options.variational
-    if variational.num_inducing is not None and variational.solver.steps is not None:
-        return options
-    each = [collate([instance.blind()], model.mechanism.outputs) for instance in instances]
-    adaptive = variational.solver.method not in RULES
-    steps = variational.solver.steps or max(choose_steps(one.times, one.mask, adaptive=adaptive) for one in each)
-    points = variational.num_inducing or max(choose_num_inducing(model, one) for one in each)
-    solver = variational.solver.model_copy(update={"steps": steps})
-    settled = variational.model_copy(update={"solver": solver, "num_inducing": points})
-    return options.model_copy(update={"variational": settled})
 
 
 def _fit(

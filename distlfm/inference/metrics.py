@@ -5,7 +5,7 @@ No figure here is ever seen by a fit. A figure whose truth is unknown is None.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -142,30 +142,9 @@ def parameter_errors(result: FitResult, true: Mapping[str, FloatArray]) -> dict[
         if set(result.instance.outputs) <= set(labels):
             labels = result.instance.outputs
         wanted = np.ravel(values)
+        if len(wanted) == len(estimates) < len(labels):  # a store keeps only those that are not known
+            labels = tuple(one.label or space[name].labels[0] for one in estimates)
         if len(wanted) != len(labels):
             continue
         errors[name] = float(np.mean([abs(found[label] - x) for label, x in zip(labels, wanted, strict=True)]))
     return errors
-
-
-def overall(rows: Sequence[Figures]) -> tuple[Figures, Figures]:
-    """Mean and worst of every figure over instances; None where no instance has it."""
-    mean: Figures = {}
-    worst: Figures = {}
-    for name in AVERAGED:
-        known = [row[name] for row in rows if row[name] is not None and np.isfinite(row[name])]
-        mean[name] = float(np.mean(known)) if known else None
-        if not known:
-            worst[name] = None
-        elif "coverage" in name:
-            level = float(name.rsplit("_", 1)[1]) / 100
-            worst[name] = max(known, key=lambda x: abs(x - level))
-        else:
-            worst[name] = min(known) if name in LOW_IS_WORSE else max(known)
-    names = {name for row in rows for name in row["parameter_mae"]}
-    for target, choose in ((mean, np.mean), (worst, np.max)):
-        target["parameter_mae"] = {
-            name: float(choose([row["parameter_mae"][name] for row in rows if name in row["parameter_mae"]]))
-            for name in sorted(names)
-        }
-    return mean, worst

@@ -20,8 +20,8 @@ from distlfm.inference.optimise import Status
 from distlfm.instance import FloatArray, Instance
 
 LEVELS = (0.68, 0.95)
-FAILED = ("diverged",)
-"""Statuses of fits that gave no answer."""
+FAILED = ("diverged", "failed")
+"""Statuses of instances without an answer: no finite value was found, or fitting it raised an error."""
 
 UNDETERMINED = 0.7
 """A direction of z whose posterior standard deviation is above this share of its prior's is not settled by the data."""

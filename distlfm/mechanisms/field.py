@@ -57,7 +57,7 @@ class FieldConfig(MechanismConfig):
     start: when the equation begins, by default at the first observation. step: longest time step, by default half of
     the shortest gap between observed times, or a fortieth of the whole, and halved where that changes the answer.
     solver: `dense`, `sparse`, `petsc` or `taped`, by default by the size of the mesh and by the form. ranks: processes
-    among which `petsc` divides the mesh.
+    among which `petsc` divides the mesh; by default one, and two above `mesh_limit` nodes.
     linear_solver: of `petsc`: a direct one, or conjugate gradients with algebraic multigrid.
     """
 
@@ -69,7 +69,8 @@ class FieldConfig(MechanismConfig):
     start: float | None = None
     step: PositiveFloat | None = None
     solver: Literal["auto", "dense", "sparse", "petsc", "taped"] = "auto"
-    ranks: int = Field(default=1, ge=1)
+    ranks: int | None = Field(default=None, ge=1)
+    mesh_limit: int = Field(default=60_000, ge=1)
     linear_solver: Literal["auto", "mumps", "petsc_lu", "cg_amg"] = "auto"
     dims: int | None = Field(default=None, ge=1, le=3)
 

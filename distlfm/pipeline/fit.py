@@ -1,65 +1,96 @@
-"""`distlfm fit`: read instances, infer their forces in batches, write a run directory."""
+"""`distlfm fit`: read instances, infer their forces in blocks, write a run directory."""
 
 from __future__ import annotations
 
-import json
-import math
-import os
 import platform
-import re
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from distlfm.config import dump, fingerprint, load
-from distlfm.data import ReadReport, catalog, read
-from distlfm.data.prepare import scaled, windows
+from distlfm.config import fingerprint, load
 from distlfm.errors import Problem, UsageError, WorkError
-from distlfm.inference.archive import SavedFits, save
-from distlfm.inference.fit import fit_instances, instance_bytes, settle_fleet
-from distlfm.inference.metrics import Figures, figures, overall
+from distlfm.inference.archive import SavedFits
+from distlfm.inference.fit import InferenceConfig, fit_instances, instance_bytes
+from distlfm.inference.metrics import Figures
 from distlfm.inference.model import Model
 from distlfm.inference.result import Digest, FitResult
+from distlfm.inference.survey import Survey, settled, survey
+from distlfm.inference.tally import Tally, directions_of, figures_of, row_of
 from distlfm.instance import Instance
-from distlfm.mechanisms import build_system
-from distlfm.pipeline.settings import DataConfig, FitConfig
-from distlfm.report.fit_report import fit_page
+from distlfm.pipeline.fit_columns import grid_part, mesh_of, parameter_part
+from distlfm.pipeline.fit_job import FITS, FitJob, for_fitting, model_of, ranks_of
+from distlfm.pipeline.fleet import Fleet, run_blocks
+from distlfm.pipeline.rundir import begin, same_work, write_config, write_page, write_summary
+from distlfm.pipeline.settings import FitConfig
+from distlfm.pipeline.sources import Source, open_source
 from distlfm.runtime.reporting import Reporter, Silent
+from distlfm.store import Store, StoreSpec, driver_lock
+from distlfm.store.find import RUN_STORE
 from distlfm.version import __version__
 
 BATCH_BYTES = 1_500_000_000
-"""Memory that a batch may take; its size follows from it unless run.batch is set."""
+"""Memory that a block may take; its size follows from it unless run.batch is set."""
 
-MAX_BATCH = 256
+LEAST_BATCH, MAX_BATCH = 8, 64
+BLOCKS = 16
+"""A fleet is cut into at least so many blocks, as far as LEAST_BATCH allows: several workers share it, and little is
+lost with one. The number of workers has no say in it, as an answer's last digits depend on the size of its block."""
+
+KEEP_ALL = 256
+"""Fleets up to this size have the whole posterior of every instance kept."""
+
+INPUT = "input"
 
 
 @dataclass
 class FitRun:
-    """What a fit gave. `results` are in the order of the data; `set_aside` could not be read.
+    """What a fit gave. `set_aside` could not be read; `tally` has the scores.
 
-    With `run.dir` a result is read from its file each time it is asked for, and memory is that of one batch; without,
-    all results are kept.
+    results are in the order of the data. With `run.dir` one is read from its file each time it is asked for, and of a
+    large fleet only some were kept (`run.keep`); without, all are in memory.
     """
 
     config: FitConfig
     results: Sequence[FitResult] = ()
-    digests: list[Digest] = field(default_factory=list)
-    figures: list[Figures] = field(default_factory=list)
     set_aside: list[Problem] = field(default_factory=list)
+    store: Store | None = None
+    tally: Tally = field(default_factory=Tally)
+    held_rows: list[Figures] = field(default_factory=list)
+
+    def rows(self) -> Iterator[Figures]:
+        """What is known of each instance, in the order of the data."""
+        return iter(self.held_rows) if self.store is None else self.store.rows()
+
+    @property
+    def figures(self) -> list[Figures]:
+        """The scores of each instance."""
+        return [figures_of(row) for row in self.rows()]
+
+    @property
+    def digests(self) -> list[Digest]:
+        """How each instance went."""
+        return [Digest(row["id"], row["status"], row["advice"], directions_of(row)) for row in self.rows()]
 
     @property
     def summary(self) -> dict[str, Any]:
-        mean, worst = overall(self.figures)
+        """All figures, as in summary.json."""
+        return {"instances": self.figures, **self.overall}
+
+    @property
+    def overall(self) -> dict[str, Any]:
+        """What summary.json says besides the instances."""
+        mean, worst = self.tally.overall()
         return {
-            "instances": self.figures,
             "mean": mean,
             "worst": worst,
-            "set_aside": [str(problem) for problem in self.set_aside],
-            "config_hash": fingerprint(self.config),
+            "statuses": dict(self.tally.statuses),
+            "set_aside": self.tally.set_aside,
+            "config_hash": fingerprint(self.config.work()),
             "versions": versions(),
         }
 
@@ -77,7 +108,8 @@ def fit(
 ) -> FitRun:
     """Infer the forces of all instances. `data` stands in for the config's: instances, or a path to them.
 
-    With `run.dir` set, the run directory is written: config.yaml, summary.json, fits/, report.html.
+    With `run.dir` set, the run directory is written: config.yaml, store.zarr/, fits/, summary.json, report.html. A run
+    that was stopped goes on where it was. Without, all is done in this process and kept in memory.
     """
     reporter = reporter or Silent()
     if not isinstance(config, FitConfig):
@@ -85,44 +117,169 @@ def fit(
     if isinstance(data, Path | str):
         config = config.model_copy(update={"data": config.data.model_copy(update={"path": Path(data)})})
         data = None
-    if config.run.dir is not None:
-        _prepare(config.run.dir)
-    report = read_instances(config.data) if data is None else ReadReport(instances=list(data))
-    for notice in report.notices:
-        reporter.say(f"notice: {notice}")
-    for problem in report.set_aside:
-        reporter.warn(f"set aside: {problem}")
-    run = FitRun(config, set_aside=report.set_aside)
-    model = model_of(config, report.instances)
-    # Where and when a field was looked at is known of held-back points too: the domain must hold them.
-    seen = report.instances if model.is_field else [_for_fitting(one, config.data) for one in report.instances]
-    options = settle_fleet(model, seen, config.inference)
-    with reporter.task("fit", len(report.instances)) as task, torch_threads(config.run.threads):
-        for block in _blocks(report.instances, config, model):
-            chosen = [_for_fitting(instance, config.data) for instance in block]
-            _add(run, fit_instances(model, chosen, options, config.run.seed))
-            failed = sum(not digest.ok for digest in run.digests)
-            task.advance(len(block), f"{failed} failed" if failed else "")
-    if config.run.dir is not None:
-        _write(run, config.run.dir)
-    if not any(digest.ok for digest in run.digests):
-        raise WorkError(f"All {len(run.digests)} fits failed.", run.digests[0].advice)
+    if config.run.dir is None:
+        run = _fit_here(config, data, reporter)
+    else:
+        run = _fit_in(config.run.dir, config, data, reporter)
+    if run.tally.failed == run.tally.count:
+        first = next(run.rows())
+        raise WorkError(f"All {run.tally.count} fits failed.", str(first["advice"]))
     return run
 
 
-def _add(run: FitRun, results: Sequence[FitResult]) -> None:
-    """Score a batch and put it on disk, or, where there is no directory, in memory."""
-    run.figures += [figures(result) for result in results]
-    run.digests += [result.digest for result in results]
-    if run.config.run.dir is None:
-        run.results = [*run.results, *results]
-        return
-    folder, first = run.config.run.dir / "fits", len(run.results)
-    paths = [folder / f"{number:05d}-{_safe(result.id)}.npz" for number, result in enumerate(results, first)]
-    for result, path in zip(results, paths, strict=True):
-        save(result, path)
-    before = run.results.paths if isinstance(run.results, SavedFits) else []
-    run.results = SavedFits([*before, *paths])
+def _fit_here(config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> FitRun:
+    plan = _plan(config, data, None, reporter)
+    run = FitRun(config, set_aside=plan.set_aside, tally=Tally(set_aside=map(str, plan.set_aside)))
+    results: list[FitResult] = []
+    with reporter.task("fit", plan.source.count) as task, torch_threads(config.run.threads):
+        for block in plan.source.pieces(plan.block):
+            chosen = [for_fitting(instance, config.data) for instance in block]
+            results += fit_instances(plan.model, chosen, plan.options, config.run.seed)
+            for result in results[-len(block) :]:
+                run.held_rows.append(row_of(result))
+                run.tally.add(run.held_rows[-1])
+            task.advance(len(block), f"{run.tally.failed} failed" if run.tally.failed else "")
+    run.results = results
+    return run
+
+
+def _fit_in(directory: Path, config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> FitRun:
+    begin(directory, FITS)
+    with driver_lock(directory, "fit"):
+        plan = _plan(config, data, directory / INPUT, reporter)
+        store = _open(directory / RUN_STORE, config, plan)
+        write_config(directory, config)
+        job = _job(directory, config, plan, store)
+        run_blocks(Fleet("fit", job, store, f"distlfm resume {directory}", directory), config.run, reporter)
+        run = FitRun(config, set_aside=plan.set_aside, store=store, tally=Tally(set_aside=map(str, plan.set_aside)))
+        paths = []
+        for row in run.rows():
+            run.tally.add(row)
+            if row.get("kept"):
+                paths.append(directory / row["kept"])
+        run.results = SavedFits(paths)
+        write_summary(directory, run.rows(), run.overall)
+        write_page(directory, run.tally, _Kept(directory, run.tally.kept), config, run.overall)
+        plan.tidy()
+    return run
+
+
+@dataclass
+class _Plan:
+    """What a fit is about to do. costs: of each instance, about."""
+
+    model: Model
+    options: InferenceConfig
+    source: Source
+    found: Survey
+    block: int
+    costs: array[float]
+    set_aside: list[Problem]
+    folder: Path | None
+
+    def tidy(self) -> None:
+        """Remove the copy of the data: the store has what was fitted."""
+        if self.folder is not None and self.folder.is_dir():
+            for file in self.folder.iterdir():
+                file.unlink()
+            self.folder.rmdir()
+
+
+def _plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path | None, reporter: Reporter) -> _Plan:
+    source, intake = open_source(config.data, data, folder)
+    for notice in intake.notices:
+        reporter.say(f"notice: {notice}")
+    for problem in intake.set_aside:
+        reporter.warn(f"set aside: {problem}")
+    model = model_of(config, source.outputs)
+    found: Survey | None = None
+    costs = array("d")
+    for piece in source.pieces():
+        chosen = [for_fitting(instance, config.data) for instance in piece]
+        part = survey(model, piece, chosen, config.inference)
+        found = part if found is None else found.joined(part)
+        costs.extend(float(len(instance.times)) ** 2 for instance in chosen)
+    assert found is not None
+    options = settled(model, found, config.inference)
+    block = config.run.batch or batch_size(model, found, options)
+    return _Plan(model, options, source, found, block, costs, intake.set_aside, folder)
+
+
+def batch_size(model: Model, found: Survey, options: InferenceConfig) -> int:
+    """Instances of a block: as many as fit in BATCH_BYTES, and not so many that there is nothing to share."""
+    room = BATCH_BYTES // instance_bytes(model, found.samples, options)
+    return max(1, min(room, MAX_BATCH, max(LEAST_BATCH, -(-found.count // BLOCKS))))
+
+
+def _open(path: Path, config: FitConfig, plan: _Plan) -> Store:
+    """The store of the run: a new one, or that of an earlier try at the same work."""
+    work = config.work()
+    identity = {
+        "mechanism": config.mechanism["kind"],
+        "config": work.model_dump(mode="json"),
+        "config_hash": fingerprint(work),
+        "data": plan.source.fingerprint,
+    }
+    if (path / "zarr.json").exists():
+        store = Store.open(path)
+        same_work(store, identity, config.run.batch)
+        return store
+    spec = StoreSpec(
+        kind="fit",
+        instances=plan.source.count,
+        block=plan.block,
+        outputs=plan.model.system.outputs,
+        forces=plan.model.system.force_names,
+        samples=plan.found.samples,
+        draws=config.run.draws,
+        variance=plan.found.variance,
+        units=_units(plan),
+        attributes={**identity, "seed": config.run.seed, "versions": versions(), "title": "Latent force fits"},
+        **parameter_part(plan.model),
+        **grid_part(plan.model, plan.options, plan.found),
+    )
+    return Store.create(path, spec, mesh_of(plan.model, plan.options))
+
+
+def _units(plan: _Plan) -> dict[str, str]:
+    """Units that the data state."""
+    told = plan.source.read(0, 1)[0].metadata
+    units = {"time": told.get("time_unit"), "x": told.get("position_unit")}
+    units |= dict.fromkeys(plan.model.system.outputs, told.get("value_unit"))
+    return {name: unit for name, unit in units.items() if unit is not None}
+
+
+def _job(directory: Path, config: FitConfig, plan: _Plan, store: Store) -> FitJob:
+    block, costs = store.spec.block, plan.costs
+    ranks = ranks_of(plan.model, plan.options)
+    keep: Literal["all", "few", "none"] = "all" if plan.source.count <= KEEP_ALL else "few"
+    return FitJob(
+        config=config.model_dump(mode="json"),
+        options=plan.options,
+        source=plan.source,
+        run=directory,
+        store=store,
+        keep=keep if config.run.keep == "auto" else config.run.keep,
+        costs=tuple(sum(costs[start : start + block]) for start in range(0, len(costs), block)),
+        cpus=max(ranks, config.run.threads),
+        grouped=ranks > 1,
+    )
+
+
+class _Kept(Mapping[str, FitResult]):
+    """Saved fits by the id of their instance, read when they are asked for."""
+
+    def __init__(self, directory: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
+        self._directory, self._rows = directory, rows
+
+    def __getitem__(self, name: str) -> FitResult:
+        return SavedFits([self._directory / self._rows[name]["kept"]])[0]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
 
 @contextmanager
@@ -136,90 +293,9 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def read_instances(config: DataConfig) -> ReadReport:
-    """The instances that a config's data section names."""
-    if config.dataset is None and config.path is None:
-        raise UsageError("No data are named.", "Give --data PATH, or set data.path or data.dataset in the config.")
-    if config.path is None:
-        assert config.dataset is not None
-        report = catalog.load(config.dataset, config.columns)
-    else:
-        columns = config.columns
-        if columns is None and config.dataset is not None:
-            columns = catalog.dataset(config.dataset).column_map
-        report = read(config.path, columns)
-    if config.only:
-        known = [instance.id for instance in report.instances]
-        missing = [name for name in config.only if name not in known]
-        if missing:
-            raise UsageError(
-                f"There is no instance {missing[0]!r} in the data.", f"Known are: {', '.join(known[:20])}."
-            )
-        report.instances = [instance for instance in report.instances if instance.id in config.only]
-    if config.window is not None:
-        report.instances = list(windows(report.instances, config.window))
-    if config.scale == "output":
-        report.instances = [scaled(instance) for instance in report.instances]
-    return report
-
-
-def _for_fitting(instance: Instance, data: DataConfig) -> Instance:
-    """The observations of an instance that a fit may see."""
-    thinned = instance.thinned(data.stride)
-    if thinned.positions is not None:
-        thinned = thinned.observed()
-    return thinned if data.fraction == 1.0 else thinned.sampled(data.fraction, data.split_seed)
-
-
-def model_of(config: FitConfig, instances: Sequence[Instance]) -> Model:
-    """The model of a config, its outputs taken from the data unless the config names them."""
-    outputs = list(dict.fromkeys(name for instance in instances for name in instance.outputs))
-    return Model(build_system(config.mechanism, outputs), config.force, config.likelihood)
-
-
-def _blocks(instances: Sequence[Instance], config: FitConfig, model: Model) -> Iterator[Sequence[Instance]]:
-    size = config.run.batch or _batch_size(instances, config, model)
-    for start in range(0, len(instances), size):
-        yield instances[start : start + size]
-
-
-def _batch_size(instances: Sequence[Instance], config: FitConfig, model: Model) -> int:
-    """As many instances as fit in BATCH_BYTES, or in half of the memory that is free."""
-    times = max(len(instance.times) for instance in instances) // config.data.stride + 1
-    each = instance_bytes(model, times, config.inference)
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(MAX_BATCH, min(BATCH_BYTES, free // 2) // each))
-
-
-def _prepare(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "fits").mkdir(exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"Cannot write to {directory}: {error.strerror}.", "Choose another --out directory.") from None
-
-
-def _write(run: FitRun, directory: Path) -> None:
-    (directory / "config.yaml").write_text(dump(run.config), encoding="utf-8")
-    summary = run.summary
-    (directory / "summary.json").write_text(json.dumps(_finite(summary), indent=2, allow_nan=False), encoding="utf-8")
-    provenance = {
-        "seed": str(run.config.run.seed),
-        "config hash": summary["config_hash"],
-        **summary["versions"],
-    }
-    fit_page(directory / "report.html", run.results, summary, dump(run.config), provenance, digests=run.digests)
-
-
-def _finite(value: Any) -> Any:
-    """The same with null for every number that is not finite: JSON has none, and a failed fit has some."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _safe(name: str) -> str:
-    """An instance's id as part of a file name."""
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name)[:60]
+def resume(directory: Path | str, overrides: Sequence[str] = (), reporter: Reporter | None = None) -> FitRun:
+    """Go on with a run that was stopped, from the config that it keeps."""
+    path = Path(directory) / "config.yaml"
+    if not path.is_file():
+        raise UsageError(f"{directory} is no run: it has no config.yaml.", "Give the --out folder of `distlfm fit`.")
+    return fit(path, overrides=overrides, reporter=reporter)

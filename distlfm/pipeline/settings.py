@@ -17,16 +17,33 @@ from distlfm.mechanisms import find_system, known_systems
 from distlfm.pipeline.plugins import import_plugins
 
 
-class RunConfig(Config):
-    """dir: where results go. seed: everything random follows from it. batch: instances fitted at once.
+class WorkConfig(Config):
+    """Where blocks are worked on, which changes no number.
 
-    threads: of the tensor operations; the matrices of a fit are small, and more threads than one seldom help.
+    threads: of the tensor operations of a worker; the matrices of a fit are small, and more than one seldom help.
+    executor: `ray` starts its own Ray on this machine, or joins that at `address` (`auto`, or host:port); `serial`
+    needs none; `auto` is `ray` for more than one block of work where it is installed. workers: how many at most.
+    """
+
+    threads: int = Field(default=1, ge=1)
+    executor: Literal["auto", "serial", "ray"] = "auto"
+    workers: int | None = Field(default=None, ge=1)
+    address: str | None = None
+
+
+class RunConfig(WorkConfig):
+    """dir: where results go. seed: everything random follows from it.
+
+    batch: instances fitted at once, which are a block of the store; settled when a run begins, and kept in it.
+    keep: whole posteriors as files, of `all` instances, of a `few` a block (the worst, the best, the slowest), or of
+    `none`; `auto` keeps all of a fleet up to 256. draws: curves of each force's posterior kept in the store.
     """
 
     dir: Path | None = None
     seed: int = 0
     batch: int | None = Field(default=None, ge=1)
-    threads: int = Field(default=1, ge=1)
+    keep: Literal["auto", "all", "few", "none"] = "auto"
+    draws: int = Field(default=0, ge=0)
 
 
 class DataConfig(Config):
@@ -91,6 +108,12 @@ class FitConfig(_ModelConfig):
     run: RunConfig = RunConfig()
     data: DataConfig = DataConfig()
     inference: InferenceConfig = InferenceConfig()
+
+    def work(self) -> FitConfig:
+        """The same without what changes no number: where results go, who computes, and what is kept of them."""
+        run = RunConfig(seed=self.run.seed, draws=self.run.draws)
+        data = self.data.model_copy(update={"path": None})
+        return self.model_copy(update={"run": run, "data": data})
 
 
 class SimulateConfig(_ModelConfig):

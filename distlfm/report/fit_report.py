@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from distlfm.inference.residuals import structure
-from distlfm.inference.result import FAILED, Digest, FitResult
+from distlfm.inference.result import FAILED, FitResult
+from distlfm.inference.tally import MAX_ROWS, NUM_BEST, NUM_WORST, Row, Tally, directions_of
 from distlfm.report.field_section import field_figures
 from distlfm.report.page import Cell, Figure, Provenance, Section, Table, embed, write_page
 from distlfm.report.plots import plot_fit, plot_overview, plot_phase, plot_trace
 from distlfm.report.truth import output_names, true_parameter
 from distlfm.report.words import direction_words, status_words
 
-MAX_ROWS = 50
-"""Fleets up to this size are listed whole."""
-
-NUM_WORST, NUM_BEST = 25, 5
 MAX_PICTURED = 6
 """Fleets up to this size have every instance drawn; of larger ones the worst, the median and the best."""
 
@@ -27,6 +26,7 @@ MAX_MAPPED = 2
 """Of fields among those drawn, only so many have maps, which are large; the others have profiles."""
 
 MAX_PARAMETER_ROWS = 60
+MAX_ASIDE = 200
 PHASE_PLANES = ("lotka_volterra",)
 """Mechanisms whose force and output are read against each other."""
 
@@ -50,94 +50,79 @@ _LEGEND = (
     "interval, which should be 0.68; parameter error is the sum of the mean absolute errors; – is not known."
 )
 
-Row = Mapping[str, Any]
-
 
 def fit_page(
     path: str | Path,
-    results: Sequence[FitResult],
-    summary: Mapping[str, Any],
+    tally: Tally,
+    results: Mapping[str, FitResult],
     config_text: str,
     provenance: Mapping[str, Any],
     title: str = "Latent force fits",
-    digests: Sequence[Digest] | None = None,
 ) -> Path:
     """Write the page of a run.
 
-    results: those at hand; only they are drawn and searched for open directions.
-    digests: those of the results, in their order; with them, only the results that are drawn are looked up.
-    summary: the scores of all instances; its `set_aside` tells of data that was not fitted.
+    tally: the scores of all instances. results: those at hand by id, looked up only where they are drawn.
     provenance: `seed`, `date`, `versions`, `hash`, and anything else to tell.
     """
-    ranked, score = rank(summary["instances"])
-    if digests is None:
-        digests = [result.digest for result in results]
-    where = {digest.id: i for i, digest in enumerate(digests)}
-    drawn = pictured([row for row in ranked if row["id"] in where])
+    drawn = pictured(tally, results)
     sections = [
-        _overview(summary, ranked, score),
-        *_trouble(ranked, {digest.id: digest for digest in digests}, summary.get("set_aside") or ()),
-        *_open_directions(digests),
-        *(_instance(results[where[name]], place, i < MAX_MAPPED) for i, (name, place) in enumerate(drawn)),
+        _overview(tally),
+        *_trouble(tally),
+        *_open_directions(tally),
+        *(_instance(results[name], place, i < MAX_MAPPED) for i, (name, place) in enumerate(drawn)),
     ]
-    return write_page(path, title, sections, _provenance(summary, config_text, provenance))
+    return write_page(path, title, sections, _provenance(config_text, provenance))
 
 
-def rank(rows: Sequence[Row]) -> tuple[list[Row], str]:
-    """Rows worst first, and the score they are ranked by: the force's where it is known for all that were fitted."""
-    fitted = [row for row in rows if row.get("status") not in FAILED]
-    score = "latent_q2" if fitted and all(row.get("latent_q2") is not None for row in fitted) else "output_q2"
-
-    def key(row: Row) -> tuple[bool, float]:
-        value = row.get(score)
-        return row.get("status") not in FAILED, -math.inf if value is None or math.isnan(value) else float(value)
-
-    return sorted(rows, key=key), score
-
-
-def pictured(ranked: Sequence[Row]) -> list[tuple[str, str]]:
+def pictured(tally: Tally, at_hand: Container[str]) -> list[tuple[str, str]]:
     """Ids to draw and their place in the ranking; failed ones have nothing to show if there are enough others."""
-    if len(ranked) <= MAX_PICTURED:
-        return [(str(row["id"]), "") for row in ranked]
-    fitted = [row for row in ranked if row.get("status") not in FAILED] or list(ranked)
-    places = {0: "worst", len(fitted) // 2: "median", len(fitted) - 1: "best"}
-    return [(str(fitted[i]["id"]), place) for i, place in places.items()]
+    if tally.count <= MAX_PICTURED:
+        return [(str(row["id"]), "") for row in tally.worst() if row["id"] in at_hand]
+    score = tally.score
+    fitted = [row for row in tally.worst() if row.get("status") not in FAILED]
+    chosen: dict[str, str] = {}
+    for place, rows in (("worst", fitted), ("slowest", tally.slowest())):
+        names = [str(row["id"]) for row in rows if row["id"] in at_hand]
+        chosen |= {names[0]: place} if names and names[0] not in chosen else {}
+    middle = float(np.nanmedian(tally.column(score))) if np.isfinite(tally.column(score)).any() else 0.0
+    near = [row for row in tally.kept.values() if row["id"] in at_hand and row.get(score) is not None]
+    if near:
+        median = str(min(near, key=lambda row: abs(row[score] - middle))["id"])
+        best = str(max(near, key=lambda row: float(row[score]))["id"])
+        chosen = {median: "median", best: "best"} | chosen
+    order = ("worst", "median", "best", "slowest")
+    return sorted(chosen.items(), key=lambda item: order.index(item[1]))
 
 
-def _overview(summary: Mapping[str, Any], ranked: Sequence[Row], score: str) -> Section:
-    count = len(ranked)
-    failed = sum(row.get("status") in FAILED for row in ranked)
-    unsettled = sum(row.get("status") not in ("converged", *FAILED) for row in ranked)
+def _overview(tally: Tally) -> Section:
+    count = tally.count
     text = "1 instance was fitted: " if count == 1 else f"{count} instances were fitted: "
-    text += f"{count - failed - unsettled} converged, {unsettled} did not settle, {failed} failed. "
-    text += f"Rows are ordered by {_COLUMNS[score]}, the worst first.\n\n{_LEGEND}"
-    shown, caption = list(ranked), "Every instance, worst first."
+    text += f"{count - tally.failed - tally.unsettled} converged, {tally.unsettled} did not settle, "
+    text += f"{tally.failed} failed. Rows are ordered by {_COLUMNS[tally.score]}, the worst first.\n\n{_LEGEND}"
+    shown, caption = tally.worst(), "Every instance, worst first."
     if count > MAX_ROWS:
-        shown = [*ranked[:NUM_WORST], *ranked[-NUM_BEST:]]
+        shown = [*shown, *tally.best()]
         caption = f"The {NUM_WORST} worst and the {NUM_BEST} best of {count} instances, worst first."
     columns = ("instance", *_COLUMNS.values())
     scores = [key for key in _COLUMNS if key != "status"]
-    over_all = [
-        [name, *(_number(summary[name].get(key)) for key in scores)] for name in ("mean", "worst") if summary.get(name)
+    mean, worst = tally.overall()
+    over_all = [[name, *(_number(row.get(key)) for key in scores)] for name, row in (("mean", mean), ("worst", worst))]
+    tables = [
+        Table(
+            "Mean and worst of each score over the instances.",
+            ("over all", *(_COLUMNS[key] for key in scores)),
+            over_all,
+        ),
+        Table(caption, columns, [_score_row(row) for row in shown]),
     ]
-    tables = (
-        [
-            Table(
-                "Mean and worst of each score over the instances.",
-                ("over all", *(_COLUMNS[key] for key in scores)),
-                over_all,
-            )
-        ]
-        if over_all
-        else []
-    )
-    tables.append(Table(caption, columns, [_score_row(row) for row in shown]))
-    errors = (summary.get("mean") or {}).get("parameter_mae") or {}
-    if errors:
-        rows = [(str(name), _number(value)) for name, value in errors.items()]
+    if count > MAX_ROWS:
+        slowest = [_score_row(row) for row in tally.slowest()]
+        tables.append(Table("Those that took longest.", columns, slowest))
+    if mean["parameter_mae"]:
+        rows = [(str(name), _number(value)) for name, value in mean["parameter_mae"].items()]
         tables.append(Table("Mean absolute error of each parameter, over instances.", ("parameter", "error"), rows))
     alt = f"Histograms over {count} instances: Q² of the force, Q² of the outputs, seconds; and a bar for each status."
-    figure = embed(plot_overview(summary), "How scores, times and statuses spread; dashed lines are medians.", alt)
+    figure = embed(plot_overview(tally), "How scores, times and statuses spread; dashed lines are medians.", alt)
     return Section("Summary", text, [figure], tables)
 
 
@@ -150,48 +135,47 @@ def _number(value: Any) -> Cell:
     return None if value is None else float(value)
 
 
-def _trouble(ranked: Sequence[Row], known: Mapping[str, Digest], set_aside: Sequence[object]) -> list[Section]:
+def _trouble(tally: Tally) -> list[Section]:
     """Fits that failed or did not settle, and instances that were never fitted."""
     found = []
     rows: list[list[Cell]] = []
-    for row in ranked:
-        status, name = str(row.get("status") or "unknown"), str(row["id"])
-        advice = known[name].advice if name in known else ""
-        if status != "converged" or advice:
-            rows.append([name, status.replace("_", " "), status_words(status, advice) or None])
+    for row in tally.troubled:
+        status = str(row.get("status") or "unknown")
+        words = status_words(status, str(row.get("advice") or "")) or None
+        rows.append([str(row["id"]), status.replace("_", " "), words])
     if rows:
         caption = "Instances whose fit did not converge."
-        if len(rows) > MAX_ROWS:
-            caption = f"The first {MAX_ROWS} of {len(rows)} instances whose fit did not converge."
-        table = Table(caption, ("instance", "status", "why, and what to do"), rows[:MAX_ROWS])
+        if tally.num_troubled > len(rows):
+            caption = f"The first {len(rows)} of {tally.num_troubled} instances whose fit did not converge."
+        table = Table(caption, ("instance", "status", "why, and what to do"), rows)
         found.append(Section("Failed and unsettled fits", tables=[table]))
-    if set_aside:
-        problems = [[str(i), str(problem)] for i, problem in enumerate(set_aside, 1)]
-        table = Table("Data that was not fitted.", ("#", "problem"), problems)
+    if tally.set_aside:
+        problems = [[str(i), str(problem)] for i, problem in enumerate(tally.set_aside[:MAX_ASIDE], 1)]
+        caption = "Data that was not fitted."
+        if len(tally.set_aside) > MAX_ASIDE:
+            caption = f"The first {MAX_ASIDE} of {len(tally.set_aside)} pieces of data that were not fitted."
+        table = Table(caption, ("#", "problem"), problems)
         found.append(Section("Set aside", "These were left out before fitting.", tables=[table]))
     return found
 
 
-def _open_directions(digests: Sequence[Digest]) -> list[Section]:
+def _open_directions(tally: Tally) -> list[Section]:
     """What the data do not settle: by instance for small fleets, by combination for large ones."""
-    open_ones = [(digest.id, direction) for digest in digests for direction in digest.undetermined]
-    if not digests:
-        return []
     title = "What the data leave open"
-    if not open_ones:
-        return [Section(title, f"Nothing found: in {len(digests)} instances the data narrow every combination.")]
+    if not tally.count:
+        return []
+    if not tally.open:
+        return [Section(title, f"Nothing found: in {tally.count} instances the data narrow every combination.")]
     text = "Values and intervals of these parameters come from their priors more than from the data."
-    if len(digests) <= MAX_ROWS:
-        rows: list[list[Cell]] = [[name, direction_words(direction)] for name, direction in open_ones]
+    if tally.count <= MAX_ROWS:
+        rows: list[list[Cell]] = [
+            [str(row["id"]), direction_words(direction)] for row in tally.first for direction in directions_of(row)
+        ]
         return [Section(title, text, tables=[Table("Open directions.", ("instance", "in words"), rows)])]
-    spreads: dict[str, list[float]] = {}
-    for _, direction in open_ones:
-        name = " with ".join(sorted(part for part, _ in direction.parts)) or "many parameters"
-        spreads.setdefault(name, []).append(direction.spread)
-    ordered = sorted(spreads.items(), key=lambda item: -len(item[1]))[:MAX_ROWS]
-    rows = [[name, len(found), 100 * sum(found) / len(found)] for name, found in ordered]
+    ordered = sorted(tally.open.items(), key=lambda item: -item[1][0])[:MAX_ROWS]
+    rows = [[name, int(count), 100 * total / count] for name, (count, total) in ordered]
     columns = ("combination", "instances", "mean % of the prior's spread left")
-    return [Section(title, text, tables=[Table(f"Open in how many of {len(digests)} instances.", columns, rows)])]
+    return [Section(title, text, tables=[Table(f"Open in how many of {tally.count} instances.", columns, rows)])]
 
 
 def _instance(result: FitResult, place: str, mapped: bool) -> Section:
@@ -254,15 +238,15 @@ def _parameters(result: FitResult) -> list[Table]:
     return [Table(caption, columns, rows)] if rows else []
 
 
-def _provenance(summary: Mapping[str, Any], config_text: str, given: Mapping[str, Any]) -> Provenance:
-    versions = given.get("versions") or summary.get("versions") or {}
+def _provenance(config_text: str, given: Mapping[str, Any]) -> Provenance:
+    versions = given.get("versions") or {}
     told = ("config", "config hash", "versions", "seed", "hash", "date", *versions)
     seed = given.get("seed")
     return Provenance(
         config=config_text,
         versions={str(name): str(version) for name, version in versions.items()},
         seed=None if seed is None else int(seed),
-        hash=given.get("hash") or given.get("config hash") or summary.get("config_hash"),
+        hash=given.get("hash") or given.get("config hash"),
         date=str(given.get("date") or datetime.now(UTC).isoformat(timespec="seconds")),
         more={str(key): _plain(value) for key, value in given.items() if key not in told},
     )

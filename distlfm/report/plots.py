@@ -5,9 +5,7 @@ Shapes: `L` forces, `P` outputs, `Q` times.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from distlfm.errors import UsageError
 from distlfm.inference.result import FitResult
+from distlfm.inference.tally import Tally
 from distlfm.instance import FloatArray
 from distlfm.report.curves import Layout, draw_curves
 from distlfm.report.forest import draw_forest, forest_rows, grouped
@@ -167,18 +166,16 @@ def plot_trace(result: FitResult) -> Figure:
     return figure
 
 
-def plot_overview(summary: Mapping[str, Any]) -> Figure:
+def plot_overview(tally: Tally) -> Figure:
     """How fit quality, time and status spread over the instances of a run."""
-    rows: Sequence[Mapping[str, Any]] = summary["instances"]
     with house():
         figure = new_figure(3.7)
         (latent, output), (seconds, statuses) = figure.subplots(2, 2)
-        _histogram(latent, _known(rows, "latent_q2"), "Q² of the latent force", "no true force is known", _q2_bins)
-        _histogram(output, _known(rows, "output_q2"), "Q² of the outputs", "no score is known", _q2_bins)
-        _histogram(seconds, _known(rows, "seconds"), "seconds an instance", "no time is known", _time_bins)
-        counts = Counter(str(row.get("status") or "unknown") for row in rows)
-        names = [name for name, _ in counts.most_common()]
-        bars = statuses.barh(range(len(names)), [counts[name] for name in names], 0.6, color=INFERRED)
+        _histogram(latent, _known(tally, "latent_q2"), "Q² of the latent force", "no true force is known", _q2_bins)
+        _histogram(output, _known(tally, "output_q2"), "Q² of the outputs", "no score is known", _q2_bins)
+        _histogram(seconds, _known(tally, "seconds"), "seconds an instance", "no time is known", _time_bins)
+        names = [name for name, _ in tally.statuses.most_common()]
+        bars = statuses.barh(range(len(names)), [tally.statuses[name] for name in names], 0.6, color=INFERRED)
         statuses.bar_label(bars, padding=2)
         statuses.set_yticks(range(len(names)), [plain(name.replace("_", " ")) for name in names])
         statuses.set_ylim(max(len(names), 3) - 0.4, -0.6)
@@ -190,8 +187,8 @@ def plot_overview(summary: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _known(rows: Sequence[Mapping[str, Any]], key: str) -> FloatArray:
-    values = np.array([row[key] for row in rows if row.get(key) is not None], dtype=np.float64)
+def _known(tally: Tally, key: str) -> FloatArray:
+    values = tally.column(key)
     finite: FloatArray = values[np.isfinite(values)]
     return finite
 

@@ -9,6 +9,7 @@ MEANING = {
     "stalled": "The fit stopped where no step helped.",
     "max_iterations": "The fit was still moving when it ran out of iterations.",
     "diverged": "The fit found no finite value.",
+    "failed": "The fit could not be done.",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from distlfm.inference.mixture import Mixture
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.observations import collate
 from distlfm.inference.result import Band, Direction, Estimate, FitResult, Prediction
+from distlfm.inference.tally import Tally, words_of
 from distlfm.instance import FloatArray, Instance, Truth
 from distlfm.mechanisms import build_mechanism
+from distlfm.report.fit_report import fit_page
 
 END = 12.0
 
@@ -133,14 +136,15 @@ def _estimates(model: Model, known: Mapping[str, FloatArray], rng: np.random.Gen
     return found
 
 
-def make_summary(results: Sequence[FitResult], *, truth: bool = True) -> dict[str, Any]:
-    """The table of a run, with invented scores."""
+def make_rows(results: Sequence[FitResult], *, truth: bool = True) -> list[dict[str, Any]]:
+    """The rows of a run, with invented scores."""
     rows = []
     for i, result in enumerate(results):
         rows.append(
             {
                 "id": result.id,
                 "status": result.status,
+                **words_of(result),
                 "output_q2": 0.99 - 0.01 * i if result.ok else None,
                 "latent_q2": 0.95 - 0.03 * i if truth and result.ok else None,
                 "latent_coverage_68": 0.66 if truth else None,
@@ -151,6 +155,13 @@ def make_summary(results: Sequence[FitResult], *, truth: bool = True) -> dict[st
                 "parameter_mae_sum": 0.08 if truth else None,
                 "elbo": result.bound,
                 "seconds": 0.5 + 0.1 * i,
+                "kept": "somewhere",
             }
         )
-    return {"instances": rows, "mean": rows[0], "worst": rows[-1], "config_hash": "abc123", "versions": {"torch": "2"}}
+    return rows
+
+
+def make_page(path: Path, results: Sequence[FitResult], config: str = "", **given: Any) -> Path:
+    """The page of some results, with invented scores."""
+    tally = Tally(make_rows(results), given.pop("set_aside", ()))
+    return fit_page(path, tally, {result.id: result for result in results}, config, given)

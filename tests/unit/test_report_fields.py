@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import pytest
-from factories import make_result, make_summary
+from factories import make_page, make_result
 from field_factories import make_field
 from matplotlib.collections import PathCollection, QuadMesh, TriMesh
 from matplotlib.figure import Figure
@@ -24,7 +24,7 @@ from distlfm.report.field_profiles import plot_parameters, plot_profiles
 from distlfm.report.field_section import field_figures
 from distlfm.report.field_view import MAX_COMPARED, Cloud, FieldView
 from distlfm.report.fields import plot_field
-from distlfm.report.fit_report import MAX_MAPPED, fit_page
+from distlfm.report.fit_report import MAX_MAPPED
 
 
 def texts(figure: Figure) -> list[str]:
@@ -203,34 +203,34 @@ def test_mesh_on_a_line_counts_nodes_and_data() -> None:
 def test_lengthscales_are_named_by_dimension_in_the_forest_and_the_table(tmp_path: Path) -> None:
     result = make_field(2)
     assert {"t", "x", "y"} <= set(texts(plot_parameters(result)))
-    page = fit_page(tmp_path / "page.html", [result], make_summary([result]), "", {}).read_text()
+    page = make_page(tmp_path / "page.html", [result]).read_text()
     for name in ("force.lengthscale[t]", "force.lengthscale[x]", "force.lengthscale[y]", "diffusion"):
         assert name in page
 
 
 def test_page_of_a_field_is_self_contained_and_says_whether_residuals_have_structure(tmp_path: Path) -> None:
     result = make_field()
-    path = fit_page(tmp_path / "page.html", [result], make_summary([result]), "", {})
+    path = make_page(tmp_path / "page.html", [result])
     text = path.read_text()
     assert path.stat().st_size < 3_000_000
     assert "no figure is drawn" not in text
     assert "Residuals look independent of their neighbours in time and space" in text
     assert set(re.findall(r'src="([^,"]*)', text)) == {"data:image/svg+xml;base64"}
     wrong = make_field(wave=3.0)
-    text = fit_page(tmp_path / "wrong.html", [wrong], make_summary([wrong]), "", {}).read_text()
+    text = make_page(tmp_path / "wrong.html", [wrong]).read_text()
     assert "The misfit has structure" in text
 
 
 def test_page_of_many_fields_maps_only_some(tmp_path: Path) -> None:
     results = [make_field(name=f"field{i}") for i in range(3)]
-    path = fit_page(tmp_path / "page.html", results, make_summary(results), "", {})
+    path = make_page(tmp_path / "page.html", results)
     assert path.read_text().count("maps of output") == MAX_MAPPED
     assert path.stat().st_size < 3_000_000
 
 
 def test_page_of_a_failed_field_has_no_figure_of_it(tmp_path: Path) -> None:
     result = make_field(status="diverged")
-    text = fit_page(tmp_path / "page.html", [result], make_summary([result]), "", {}).read_text()
+    text = make_page(tmp_path / "page.html", [result]).read_text()
     assert "Instance field: " not in text
     assert json.dumps("Instance field")[1:-1] in text
 

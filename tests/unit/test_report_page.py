@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import make_result, make_summary
+from factories import make_page, make_result
 
 from distlfm.inference.result import Direction, FitResult
-from distlfm.report.fit_report import MAX_ROWS, NUM_BEST, NUM_WORST, fit_page, pictured, rank
+from distlfm.inference.tally import MAX_ROWS, NUM_BEST, NUM_SLOWEST, NUM_WORST, Tally
+from distlfm.report.fit_report import fit_page, pictured
 from distlfm.report.page import Figure, Provenance, Section, Table, cell_text, embed, render_page, write_page
 from distlfm.report.plots import plot_trace
 from distlfm.report.words import direction_words
@@ -78,9 +79,9 @@ def fleet() -> list[FitResult]:
 @pytest.fixture(scope="module")
 def page(fleet: list[FitResult], tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("page")
-    summary = {**make_summary(fleet), "set_aside": [f"instance {EVIL!r}: only one time."]}
-    provenance = {"seed": 7, "date": "2024-05-06", "command": EVIL}
-    path = fit_page(folder / "deep" / "report.html", fleet, summary, f"mechanism: {EVIL}", provenance)
+    told = {"seed": 7, "date": "2024-05-06", "command": EVIL, "versions": {"torch": "2"}, "hash": "abc123"}
+    aside = [f"instance {EVIL!r}: only one time."]
+    path = make_page(folder / "deep" / "report.html", fleet, f"mechanism: {EVIL}", set_aside=aside, **told)
     assert [entry.name for entry in path.parent.iterdir()] == ["report.html"]
     return path.read_text(encoding="utf-8")
 
@@ -192,27 +193,29 @@ def rows_of(count: int, *, latent: bool = True) -> list[dict[str, Any]]:
 
 def test_ranking_is_worst_first_by_the_force_where_all_have_it() -> None:
     rows = [*rows_of(4)[::-1], {"id": "lost", "status": "diverged", "latent_q2": None, "output_q2": None}]
-    ranked, score = rank(rows)
-    assert score == "latent_q2"
-    assert [row["id"] for row in ranked] == ["lost", "i0", "i1", "i2", "i3"]
-    ranked, score = rank(rows_of(4, latent=False))
-    assert score == "output_q2"
-    assert [row["id"] for row in ranked] == ["i3", "i2", "i1", "i0"]
+    tally = Tally(rows)
+    assert tally.score == "latent_q2"
+    assert [row["id"] for row in tally.worst()] == ["lost", "i0", "i1", "i2", "i3"]
+    tally = Tally(rows_of(4, latent=False))
+    assert tally.score == "output_q2"
+    assert [row["id"] for row in tally.worst()] == ["i3", "i2", "i1", "i0"]
 
 
-def test_worst_median_and_best_of_many_are_drawn() -> None:
-    ranked, _ = rank(rows_of(9))
-    assert pictured(ranked) == [("i0", "worst"), ("i4", "median"), ("i8", "best")]
-    assert len(pictured(ranked[:6])) == 6
+def test_worst_median_best_and_slowest_of_many_are_drawn() -> None:
+    rows = [{**row, "kept": "file", "seconds": float(i == 2)} for i, row in enumerate(rows_of(9))]
+    drawn = [("i0", "worst"), ("i4", "median"), ("i8", "best"), ("i2", "slowest")]
+    assert pictured(Tally(rows), {row["id"] for row in rows}) == drawn
+    assert len(pictured(Tally(rows[:6]), {row["id"] for row in rows})) == 6
+    assert pictured(Tally(rows), set()) == []
 
 
-def test_large_fleets_show_the_worst_and_the_best(tmp_path: Path) -> None:
-    rows = rows_of(MAX_ROWS + 10)
-    path = fit_page(tmp_path / "page.html", [], {"instances": rows}, "", {})
+def test_large_fleets_show_the_worst_the_best_and_the_slowest(tmp_path: Path) -> None:
+    rows = [{**row, "seconds": float(i)} for i, row in enumerate(rows_of(MAX_ROWS + 10))]
+    path = fit_page(tmp_path / "page.html", Tally(rows), {}, "", {})
     cells = Reader(path.read_text(encoding="utf-8")).cells
     shown = [cell for cell in cells if re.fullmatch(r"i\d+", cell)]
     names = [row["id"] for row in rows]
-    assert shown == names[:NUM_WORST] + names[-NUM_BEST:]
+    assert shown == names[:NUM_WORST] + names[-NUM_BEST:] + names[: -NUM_SLOWEST - 1 : -1]
 
 
 @pytest.mark.parametrize(

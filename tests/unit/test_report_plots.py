@@ -8,12 +8,13 @@ from dataclasses import replace
 import matplotlib as mpl
 import numpy as np
 import pytest
-from factories import make_result, make_summary
+from factories import make_result, make_rows
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from distlfm.errors import UsageError
 from distlfm.inference.observations import collate
+from distlfm.inference.tally import Tally
 from distlfm.report.curves import MAX_PANELS
 from distlfm.report.forest import grouped
 from distlfm.report.plots import plot_fit, plot_overview, plot_phase, plot_trace
@@ -45,7 +46,7 @@ def drawn(figure: Figure) -> bytes:
 def test_every_axis_is_labelled() -> None:
     result = make_result(metadata={"time_unit": "h", "value_unit": "cpm"})
     phase = plot_phase(make_result(kind="lotka_volterra"))
-    for figure in (plot_trace(result), plot_overview(make_summary([result])), phase):
+    for figure in (plot_trace(result), plot_overview(Tally(make_rows([result]))), phase):
         assert all(axes.get_xlabel() and axes.get_ylabel() for axes in figure.axes)
     figure = plot_fit(result)
     assert all(axes.get_xlabel() for axes in figure.axes)
@@ -174,10 +175,10 @@ def test_fields_in_space_are_refused() -> None:
 
 def test_overview_leaves_out_what_is_unknown_and_counts_what_is_off_the_scale() -> None:
     results = [make_result(str(i)) for i in range(3)]
-    assert "no true force is known" in texts(plot_overview(make_summary(results, truth=False)))
-    summary = make_summary(results)
-    summary["instances"][0] |= {"latent_q2": -1e6, "status": "max_iterations"}
-    figure = plot_overview(summary)
+    assert "no true force is known" in texts(plot_overview(Tally(make_rows(results, truth=False))))
+    rows = make_rows(results)
+    rows[0] |= {"latent_q2": -1e6, "status": "max_iterations"}
+    figure = plot_overview(Tally(rows))
     assert any("1 below −1 in the leftmost bar" in text for text in texts(figure))
     assert "max iterations" in texts(figure)
     counts = [sum(bar.get_height() for bar in axes.patches) for axes in figure.axes[:3]]

@@ -1,0 +1,104 @@
+"""What a fleet's settings follow from, gathered block by block, so that no more than a block is ever in memory.
+
+Solver steps and inducing points are those of the instance that needs most, and a field's mesh holds all positions: so
+cutting the fleet into other batches changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from distlfm.inference.field_settle import Extent, extent_of, settle_extent
+from distlfm.inference.fit import InferenceConfig
+from distlfm.inference.forward import choose_num_inducing
+from distlfm.inference.model import Model
+from distlfm.inference.observations import collate
+from distlfm.instance import Instance
+from distlfm.solvers.ode import RULES, choose_steps
+
+
+@dataclass(frozen=True)
+class Survey:
+    """samples: most observation points of an instance; starts, ends: earliest and latest first and last time.
+
+    variance: whether any instance comes with its noise. steps, inducing: what an ODE needs most; extent: of fields.
+    """
+
+    count: int
+    samples: int
+    starts: tuple[float, float]
+    ends: tuple[float, float]
+    variance: bool
+    steps: int = 0
+    inducing: int = 0
+    extent: Extent | None = None
+
+    def joined(self, other: Survey) -> Survey:
+        """The survey of both."""
+        extents = [one for one in (self.extent, other.extent) if one is not None]
+        return Survey(
+            count=self.count + other.count,
+            samples=max(self.samples, other.samples),
+            starts=(min(self.starts[0], other.starts[0]), max(self.starts[1], other.starts[1])),
+            ends=(min(self.ends[0], other.ends[0]), max(self.ends[1], other.ends[1])),
+            variance=self.variance or other.variance,
+            steps=max(self.steps, other.steps),
+            inducing=max(self.inducing, other.inducing),
+            extent=extents[0].joined(extents[1]) if len(extents) == 2 else None,
+        )
+
+    @property
+    def shared(self) -> bool:
+        """Whether all instances are observed from the same time to the same time."""
+        return self.starts[0] == self.starts[1] and self.ends[0] == self.ends[1]
+
+
+def survey(model: Model, whole: Sequence[Instance], chosen: Sequence[Instance], options: InferenceConfig) -> Survey:
+    """The survey of some instances. chosen: the observations that a fit may see.
+
+    Where and when a field was looked at is known of held-back points too: the domain must hold them.
+    """
+    first, last = [one.times[0] for one in chosen], [one.times[-1] for one in chosen]
+    found = Survey(
+        count=len(whole),
+        samples=max(len(one.times) for one in chosen),
+        starts=(float(min(first)), float(max(first))),
+        ends=(float(min(last)), float(max(last))),
+        variance=any(one.variance is not None for one in chosen),
+    )
+    if model.is_field:
+        return replace(found, extent=extent_of(model, whole))
+    variational = options.variational
+    if variational.num_inducing is not None and variational.solver.steps is not None:
+        return found
+    each = [collate([one.blind()], model.mechanism.outputs) for one in _unlike(chosen)]
+    adaptive = variational.solver.method not in RULES
+    return replace(
+        found,
+        steps=max(choose_steps(one.times, one.mask, adaptive=adaptive) for one in each),
+        inducing=max(choose_num_inducing(model, one) for one in each),
+    )
+
+
+def settled(model: Model, found: Survey, options: InferenceConfig) -> InferenceConfig:
+    """Options with everything settled that a batch would otherwise take from its own instances."""
+    if model.is_field:
+        assert found.extent is not None
+        settings = options.settled or settle_extent(model, found.extent, options.field)
+        return options.model_copy(update={"settled": settings})
+    variational = options.variational
+    solver = variational.solver.model_copy(update={"steps": variational.solver.steps or found.steps})
+    points = variational.num_inducing or found.inducing
+    known = variational.model_copy(update={"solver": solver, "num_inducing": points})
+    return options.model_copy(update={"variational": known})
+
+
+def settle_fleet(model: Model, instances: Sequence[Instance], options: InferenceConfig) -> InferenceConfig:
+    """Options settled for a fleet that is in memory."""
+    return settled(model, survey(model, instances, instances, options), options)
+
+
+def _unlike(instances: Sequence[Instance]) -> list[Instance]:
+    """One instance of each pattern of observed times."""
+    return list({(one.times.tobytes(), one.mask.any(0).tobytes()): one for one in instances}.values())

@@ -1,0 +1,156 @@
+"""Fitting a fleet as a job of blocks: a worker reads its block, fits it in one batch, and writes it to the store."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from distlfm.cluster.job import Job, Worker
+from distlfm.config import build
+from distlfm.inference.archive import save
+from distlfm.inference.field_settle import num_ranks
+from distlfm.inference.fit import InferenceConfig, fit_instances, seed_of
+from distlfm.inference.metrics import Figures
+from distlfm.inference.model import Model
+from distlfm.inference.result import FitResult
+from distlfm.inference.tally import Tally, failed_row, row_of
+from distlfm.instance import Instance
+from distlfm.mechanisms import build_system
+from distlfm.pipeline.fit_columns import columns
+from distlfm.pipeline.settings import DataConfig, FitConfig
+from distlfm.pipeline.sources import Source
+from distlfm.solvers.field.meshed import close_helper_groups
+from distlfm.store import Store
+from distlfm.store.files import storing
+
+FITS = "fits"
+
+
+def model_of(config: FitConfig, outputs: Sequence[str]) -> Model:
+    """The model of a config, its outputs taken from the data unless the config names them."""
+    return Model(build_system(config.mechanism, list(outputs)), config.force, config.likelihood)
+
+
+def for_fitting(instance: Instance, data: DataConfig) -> Instance:
+    """The observations of an instance that a fit may see."""
+    thinned = instance.thinned(data.stride)
+    if thinned.positions is not None:
+        thinned = thinned.observed()
+    return thinned if data.fraction == 1.0 else thinned.sampled(data.fraction, data.split_seed)
+
+
+@dataclass(frozen=True)
+class FitJob(Job):
+    """config: the resolved one, as plain data, so that plugins are imported where it is opened.
+
+    points: observation points of each block's instances, squared and summed: about what a block costs.
+    """
+
+    config: dict[str, Any]
+    options: InferenceConfig
+    source: Source
+    run: Path
+    store: Store
+    keep: Literal["all", "few", "none"]
+    costs: tuple[float, ...]
+    cpus: int = 1
+    grouped: bool = False
+
+    @property
+    def num_blocks(self) -> int:  # type: ignore[override]
+        return self.store.spec.num_blocks
+
+    def sizes(self) -> Sequence[float]:
+        return self.costs
+
+    def count(self, block: int) -> int:
+        return len(self.store.block_range(block))
+
+    def open(self) -> Worker:
+        return FitWorker(self, build(FitConfig, self.config))
+
+
+class FitWorker(Worker):
+    """Fits blocks, one after another."""
+
+    def __init__(self, job: FitJob, config: FitConfig) -> None:
+        self.job, self.config = job, config
+        self.model = model_of(config, job.source.outputs)
+        torch.set_num_threads(config.run.threads)
+
+    def run(self, block: int, left_out: Mapping[int, str]) -> Mapping[str, Any]:
+        began = time.perf_counter()
+        chosen = self._chosen(block)
+        rows = [row for row in range(len(chosen)) if row not in left_out]
+        fitted = self._fit([chosen[row] for row in rows])
+        results: list[FitResult | None] = [None] * len(chosen)
+        for row, result in zip(rows, fitted, strict=True):
+            results[row] = result
+        seconds = time.perf_counter() - began
+        figures = [
+            failed_row(one.id, left_out[row]) if result is None else row_of(result)
+            for row, (one, result) in enumerate(zip(chosen, results, strict=True))
+        ]
+        self._keep(block, results, figures)
+        seeds = [seed_of(self.config.run.seed, one.id) for one in chosen]
+        arrays = columns(self.job.store.spec, chosen, results, seeds)
+        before = time.perf_counter()
+        marker = self.job.store.write_block(block, arrays, figures, seconds)
+        written = time.perf_counter() - before
+        failed = sum(marker.statuses.get(status, 0) for status in ("diverged", "failed"))
+        return {"count": len(chosen), "failed": failed, "seconds": seconds, "write_s": written}
+
+    def attempt(self, block: int, rows: Sequence[int]) -> None:
+        chosen = self._chosen(block)
+        self._fit([chosen[row] for row in rows])
+
+    def close(self) -> None:
+        close_helper_groups()
+
+    def _chosen(self, block: int) -> list[Instance]:
+        where = self.job.store.block_range(block)
+        return [for_fitting(one, self.config.data) for one in self.job.source.read(where.start, where.stop)]
+
+    def _fit(self, instances: Sequence[Instance]) -> list[FitResult]:
+        return fit_instances(self.model, instances, self.job.options, self.config.run.seed) if instances else []
+
+    def _keep(self, block: int, results: Sequence[FitResult | None], figures: Sequence[Figures]) -> None:
+        """Save whole posteriors of those instances that are to be kept; their rows tell where."""
+        first = self.job.store.block_range(block).start
+        wanted = telling(figures) if self.job.keep == "few" else {str(row["id"]) for row in figures}
+        for row, result in enumerate(results):
+            if self.job.keep == "none" or result is None or result.id not in wanted:
+                continue
+            name = f"{first + row:05d}-{safe(result.id)}.npz"
+            with storing("a fit", self.job.run):
+                save(result, self.job.run / FITS / name)
+            figures[row]["kept"] = f"{FITS}/{name}"
+
+
+def telling(rows: Sequence[Figures]) -> set[str]:
+    """Ids of the worst, the middle, the best and the slowest of a block: the whole run's are among them."""
+    tally = Tally(rows)
+    ranked = tally.worst() if len(rows) <= len(tally.first) else [*tally.worst(), *tally.best()]
+    fitted = [row for row in ranked if row.get(tally.score) is not None]
+    chosen = [*tally.slowest()[:1]]
+    if fitted:
+        chosen += [fitted[0], fitted[len(fitted) // 2], fitted[-1]]
+    return {str(row["id"]) for row in chosen}
+
+
+def safe(name: str) -> str:
+    """An instance's id as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)[:60]
+
+
+def ranks_of(model: Model, options: InferenceConfig) -> int:
+    """Processes that a worker starts to divide a mesh among; 1 where it is not divided."""
+    if not model.is_field or options.settled is None:
+        return 1
+    return num_ranks(model.field.field, options.settled.mesh)

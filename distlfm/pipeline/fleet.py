@@ -1,0 +1,172 @@
+"""Blocks of a job, worked off by whoever is there, with progress for people and for machines."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from distlfm.cluster.job import Job
+from distlfm.cluster.pool import BlockDone, BlockRetried, Event, Pool, RowsSetAside, Started, WorkerLost
+from distlfm.cluster.serial import SerialPool
+from distlfm.errors import Stopped
+from distlfm.pipeline.settings import WorkConfig
+from distlfm.runtime.reporting import Reporter, Task
+from distlfm.runtime.signals import Stop
+from distlfm.store import Store, write_progress
+from distlfm.store.files import storing
+
+EVENTS = "events.jsonl"
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What is worked on. what: the verb; command: what the user types to go on; folder: where events are written."""
+
+    what: str
+    job: Job
+    store: Store
+    command: str
+    folder: Path
+
+
+def run_blocks(fleet: Fleet, config: WorkConfig, reporter: Reporter) -> None:
+    """Do every block of the store that is missing. Raises Stopped if a signal ended it before all were done."""
+    store, missing = fleet.store, fleet.store.missing()
+    total = store.spec.instances
+    left = sum(len(store.block_range(block)) for block in missing)
+    if left < total:
+        reporter.say(f"{total - left} of {total} instances are there already; {left} are left.")
+    if not missing:
+        return
+    with (
+        Stop() as stop,
+        _pool(fleet.job, len(missing), config, reporter) as pool,
+        reporter.task(fleet.what, left) as task,
+        _log(fleet) as log,
+    ):
+        watch = _Watch(fleet, pool, total - left, task, log, reporter)
+        for event in pool.work(fleet.job, missing, stop):
+            watch.see(event)
+        watch.end()
+    if stop.requested and store.missing():
+        raise Stopped(watch.done, total, fleet.command, stop.signal or signal.SIGINT)
+
+
+@contextmanager
+def _pool(job: Job, num_blocks: int, config: WorkConfig, reporter: Reporter) -> Iterator[Pool]:
+    """Who does the work: Ray for more than one block where it is installed, else this process."""
+    wants_ray = config.executor == "ray" or config.address is not None
+    may_ray = config.executor == "auto" and num_blocks > 1 and config.workers != 1 and find_spec("ray") is not None
+    if not wants_ray and not may_ray:
+        yield SerialPool()
+        return
+    from distlfm.cluster.ray_pool import RayPool
+    from distlfm.cluster.ray_session import ray_session
+
+    with ray_session(config.address) as session:
+        pool = RayPool(session, config.workers)
+        reporter.say(f"Ray: {pool.planned(job, num_blocks)} workers on {session.words}")
+        yield pool
+
+
+class _Watch:
+    """Turns events into progress: a bar or lines for people, JSON lines and a small file for machines."""
+
+    def __init__(self, fleet: Fleet, pool: Pool, done: int, task: Task, log: _Log, reporter: Reporter) -> None:
+        self.fleet, self.pool, self.task, self.log, self.reporter = fleet, pool, task, log, reporter
+        self.done, self.failed = done, 0
+        self._before = done
+        self._began = time.monotonic()
+        self._running: dict[int, str] = {}
+        self._left = math.nan
+        self._tell("started")
+
+    def see(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self._running[event.block] = event.worker
+            self._tell("block_started", block=event.block, worker=event.worker)
+        elif isinstance(event, BlockDone):
+            self._running.pop(event.block, None)
+            count, failed = int(event.report["count"]), int(event.report["failed"])
+            self.done, self.failed, self._left = self.done + count, self.failed + failed, event.time_left
+            self.task.advance(count, self._note())
+            self._tell("block_done", block=event.block, worker=event.worker, report=dict(event.report))
+        elif isinstance(event, BlockRetried):
+            self._running.pop(event.block, None)
+            self.reporter.warn(f"block {event.block} is tried again: {event.why}")
+            self._tell("block_retried", block=event.block, why=event.why)
+        elif isinstance(event, RowsSetAside):
+            first = self.fleet.store.block_range(event.block).start
+            for row, reason in event.reasons.items():
+                self.reporter.warn(f"instance {first + row} (row {row} of block {event.block}) is set aside: {reason}")
+            reasons = {str(row): reason for row, reason in event.reasons.items()}
+            self._tell("set_aside", block=event.block, reasons=reasons)
+        elif isinstance(event, WorkerLost):
+            self.reporter.warn(f"worker {event.worker} is lost: {event.why}")
+            self._tell("worker_lost", worker=event.worker, why=event.why)
+
+    def end(self) -> None:
+        """The last word."""
+        self._running.clear()
+        self._tell("ended")
+
+    def _note(self) -> str:
+        workers = max(1, len(set(self._running.values())) or self.pool.workers)
+        words = [f"{workers} worker{'s' if workers > 1 else ''}"]
+        if self.failed:
+            words.append(f"{self.failed} failed")
+        return ", ".join(words)
+
+    def _tell(self, event: str, **more: Any) -> None:
+        seconds = max(time.monotonic() - self._began, 1e-9)
+        state = {
+            "done": self.done,
+            "total": self.fleet.store.spec.instances,
+            "failed": self.failed,
+            "rate": (self.done - self._before) / seconds,
+            "left_s": None if math.isnan(self._left) else self._left,
+            "workers": self.pool.workers,
+            "running": sorted(self._running),
+        }
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self.log.write({"time": now, "event": event, **state, **more})
+        driver = {"host": socket.gethostname(), "pid": os.getpid()}
+        write_progress(self.fleet.store.path, {"time": now, "what": self.fleet.what, **driver, **state})
+
+
+class _Log:
+    """JSON lines, each written whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, event: Mapping[str, Any]) -> None:
+        with storing("an event", self.path.parent):
+            self._file.write(json.dumps(event) + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        with storing("an event", self.path.parent):
+            self._file.close()
+
+
+@contextmanager
+def _log(fleet: Fleet) -> Iterator[_Log]:
+    with storing("events", fleet.folder):
+        log = _Log(fleet.folder / EVENTS)
+    try:
+        yield log
+    finally:
+        log.close()

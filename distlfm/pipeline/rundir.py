@@ -1,0 +1,115 @@
+"""The folder of a run: made before the work, checked on resuming, and with summary and report at its end."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from distlfm.config import Config, dump
+from distlfm.errors import UsageError
+from distlfm.inference.result import FitResult
+from distlfm.inference.tally import Row, Tally, figures_of
+from distlfm.report.fit_report import fit_page
+from distlfm.store import Store
+from distlfm.store.files import storing
+
+CONFIG, SUMMARY, REPORT = "config.yaml", "summary.json", "report.html"
+
+
+def begin(directory: Path, *folders: str) -> None:
+    """Make the folder and those in it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for folder in folders:
+            (directory / folder).mkdir(exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        raise UsageError(f"Cannot write to {directory}: {error.strerror}.", "Choose another --out directory.") from None
+
+
+def same_work(store: Store, identity: Mapping[str, Any], block: int | None) -> None:
+    """Refuse to go on with a store that was begun for other work, and say what differs."""
+    told, path = store.spec.attributes, store.path
+    elsewhere = "Give the config and data it was begun with, or another --out directory."
+    before, now = _flat(told.get("config", {})), _flat(identity["config"])
+    differing = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+    if differing:
+        key = differing[0]
+        more = f", and {len(differing) - 1} more settings differ" if len(differing) > 1 else ""
+        raise UsageError(
+            f"{path} was begun with {key}={before.get(key)!r}, and it is {now.get(key)!r} now{more}.", elsewhere
+        )
+    if told.get("config_hash") != identity["config_hash"]:
+        raise UsageError(f"{path} was begun with another config (its hash is {told.get('config_hash')}).", elsewhere)
+    if told.get("data") != identity["data"]:
+        raise UsageError(f"{path} was begun with other data: they have changed since.", elsewhere)
+    if block is not None and block != store.spec.block:
+        raise UsageError(
+            f"{path} was begun in blocks of {store.spec.block} instances, not {block}.",
+            "Leave run.batch out, or choose another --out directory.",
+        )
+
+
+def write_config(directory: Path, config: Config) -> None:
+    """Keep the resolved config, from which the run can be resumed."""
+    _replace(directory / CONFIG, [dump(config)])
+
+
+def write_summary(directory: Path, rows: Iterable[Row], overall: Mapping[str, Any]) -> None:
+    """summary.json, with the instances streamed into it."""
+    _replace(directory / SUMMARY, _summary(rows, overall))
+
+
+def _summary(rows: Iterable[Row], overall: Mapping[str, Any]) -> Iterator[str]:
+    head = json.dumps(_finite(overall), indent=2, allow_nan=False)
+    yield head.removesuffix("\n}") + ',\n  "instances": [\n'
+    between = ""
+    for row in rows:
+        yield f"{between}    {json.dumps(_finite(figures_of(row)), allow_nan=False)}"
+        between = ",\n"
+    yield "\n  ]\n}\n"
+
+
+def write_page(
+    directory: Path, tally: Tally, results: Mapping[str, FitResult], config: Config, overall: Mapping[str, Any]
+) -> None:
+    """report.html."""
+    told = {"seed": config.model_dump()["run"]["seed"], "hash": overall["config_hash"], "versions": overall["versions"]}
+    with storing("the report", directory):
+        fit_page(directory / REPORT, tally, results, dump(config), told)
+
+
+def _replace(path: Path, text: Iterable[str]) -> None:
+    """Write a file so that it is there whole, or as it was before."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with storing(path.name, path.parent):
+        try:
+            with draft.open("w", encoding="utf-8") as file:
+                file.writelines(text)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for every number that is not finite: JSON has none, and a failed fit has some."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

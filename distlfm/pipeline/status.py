@@ -1,0 +1,74 @@
+"""How far a run is: from its markers and the driver's last word, without looking at any array."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from distlfm.store import Holder, Store, find_store, holder, read_progress
+from distlfm.store.layout import FAILED
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """How far a run is. running: instances in hand; driver: who works on it now, if anybody does."""
+
+    path: Path
+    kind: str
+    mechanism: str
+    total: int
+    done: int
+    failed: int
+    running: int
+    blocks: int
+    blocks_done: int
+    statuses: dict[str, int]
+    driver: Holder | None
+    workers: int | None
+    rate: float | None
+    left_s: float | None
+    config_hash: str
+
+    @property
+    def state(self) -> str:
+        if self.blocks_done == self.blocks:
+            return "complete"
+        return "running" if self.driver is not None else "stopped"
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        found = asdict(self) | {"state": self.state, "path": str(self.path)}
+        found["driver"] = None if self.driver is None else self.driver.model_dump()
+        return found
+
+
+def status(path: Path | str) -> RunStatus:
+    """How far the run or store at `path` is."""
+    where = find_store(path)
+    store = Store.open(where)
+    markers = store.markers()
+    statuses: Counter[str] = Counter()
+    for marker in markers.values():
+        statuses.update(marker.statuses)
+    driver = holder(where) or holder(where.parent)
+    said = (read_progress(where) or {}) if driver is not None else {}
+    in_hand = [block for block in said.get("running", []) if block not in markers]
+    return RunStatus(
+        path=where,
+        kind=store.spec.kind,
+        mechanism=str(store.spec.attributes.get("mechanism", "")),
+        total=store.spec.instances,
+        done=sum(marker.count for marker in markers.values()),
+        failed=sum(statuses[one] for one in FAILED),
+        running=sum(len(store.block_range(block)) for block in in_hand),
+        blocks=store.spec.num_blocks,
+        blocks_done=len(markers),
+        statuses=dict(statuses),
+        driver=driver,
+        workers=said.get("workers"),
+        rate=said.get("rate"),
+        left_s=said.get("left_s"),
+        config_hash=str(store.spec.attributes.get("config_hash", "")),
+    )
