@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from distlfm.cluster.failure import Failure, failure_of
-from distlfm.cluster.job import Job, Worker
-from distlfm.cluster.pool import BlockDone, BlockRetried, Event, Pool, RowsSetAside, Started
-from distlfm.cluster.rescue import Action, Attempt, Rescue, Run
-from distlfm.cluster.schedule import Schedule
+from distlfm.cluster.job import Job
+from distlfm.cluster.ledger import Ledger
+from distlfm.cluster.perform import perform
+from distlfm.cluster.pool import Event, Pool, Started
+from distlfm.cluster.rescue import Run
 from distlfm.runtime.signals import Stop
 
 
 class SerialPool(Pool):
-    """Blocks one after another; a stop is heeded between two of them."""
+    """Blocks one after another; a stop is heeded between two actions."""
 
     workers = 1
 
@@ -25,41 +24,15 @@ class SerialPool(Pool):
         """See Pool."""
         if not blocks or stop.requested:
             return
-        schedule = Schedule(blocks, job.sizes())
+        ledger = Ledger(job, blocks)
         name = f"{socket.gethostname()}:{os.getpid()}"
-        proven = False
         worker = job.open()
         try:
-            while (block := schedule.next()) is not None:
-                rescue = Rescue(block, job.count(block))
-                while not rescue.finished:
-                    if stop.requested:
-                        return
-                    action = rescue.action
-                    if isinstance(action, Run):
-                        yield Started(block, name)
-                    since = time.monotonic()
-                    report, failure = perform(worker, action)
-                    rescue.feed(failure, proven)
-                    if failure is not None and isinstance(action, Run) and not rescue.finished:
-                        yield BlockRetried(block, failure.reason)
-                if rescue.error is not None:
-                    raise rescue.error.error()
-                schedule.done(block, time.monotonic() - since)
-                proven = proven or len(rescue.left_out) < rescue.count
-                if rescue.left_out:
-                    yield RowsSetAside(block, rescue.left_out)
-                yield BlockDone(block, report, name, schedule.time_left(self.workers))
+            while not stop.requested and (rescue := ledger.take()) is not None:
+                if isinstance(rescue.action, Run):
+                    yield Started(rescue.block, name)
+                since = time.monotonic()
+                report, failure = perform(worker, rescue.action)
+                yield from ledger.record(rescue, report, failure, time.monotonic() - since, name, self.workers)
         finally:
             worker.close()
-
-
-def perform(worker: Worker, action: Action) -> tuple[Mapping[str, Any], Failure | None]:
-    """Do one action; what it raises comes back as plain data."""
-    try:
-        if isinstance(action, Attempt):
-            worker.attempt(action.block, action.rows)
-            return {}, None
-        return dict(worker.run(action.block, action.left_out)), None
-    except Exception as error:
-        return {}, failure_of(error)
