@@ -32,7 +32,7 @@ from distlfm.store.find import find_store
 from distlfm.store.layout import STRING, StoreSpec, Variable, mesh_arrays, statics, tally, variables
 from distlfm.store.markers import FOLDER as MARKERS
 from distlfm.store.markers import Marker, claimed, finished, marker_path, publish, read_marker
-from distlfm.store.metadata import METADATA, attributes_of, consolidate, read_spec
+from distlfm.store.metadata import METADATA, attributes_of, consolidate, read_attributes, read_spec
 from distlfm.store.observed import unpack
 
 if TYPE_CHECKING:
@@ -159,9 +159,10 @@ class Store:
 
     def rows(self, blocks: Iterable[int] | None = None) -> Iterator[dict[str, Any]]:
         """What was told of each instance, of finished blocks only, one after another."""
-        there = finished(self.path)
-        wanted = there if blocks is None else sorted(set(blocks) & set(there))
+        wanted = finished(self.path) if blocks is None else sorted(set(blocks))
         for block in wanted:
+            if not marker_path(self.path, block).exists():
+                continue
             try:
                 with self._rows_file(block).open(encoding="utf-8") as lines:
                     for line in lines:
@@ -174,12 +175,11 @@ class Store:
         if name not in self.variables:
             raise UsageError(f"The store has no array {name!r}.", f"It has: {', '.join(self.variables)}.")
         start, stop, _ = slice(start, stop).indices(self.spec.instances)
-        there = set(finished(self.path))
         found = self.variables[name].filled(max(0, stop - start))
         if stop <= start:
             return found
         for block in range(start // self.spec.block, (stop - 1) // self.spec.block + 1):
-            if block in there:
+            if marker_path(self.path, block).exists():
                 whole = self.block_range(block)
                 first, last = max(start, whole.start), min(stop, whole.stop)
                 found[first - start : last - start] = self._shard(name, block, first, last)
@@ -199,6 +199,17 @@ class Store:
         """An array that all instances share, such as `time` or `mesh_points`."""
         found: NDArray[Any] = np.asarray(self._group[name][...])
         return found
+
+    @property
+    def created(self) -> str:
+        """When the store was made, as ISO text."""
+        return str(read_attributes(self.path)["created"])
+
+    def mesh(self) -> Mesh | None:
+        """Points [mesh_node, space] and cells [mesh_cell, corner] of a field, if it was made with them."""
+        if "mesh_points" not in self._group:
+            return None
+        return self.static("mesh_points"), self.static("mesh_cells")
 
     def dataset(self) -> xarray.Dataset:
         """The whole store as xarray sees it, loaded when used. Rows of unfinished blocks have the status -1."""

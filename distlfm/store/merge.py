@@ -1,0 +1,226 @@
+"""Several stores of one layout as one, block by block."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distlfm.errors import UsageError
+from distlfm.store.files import flush_directory, partial, storing
+from distlfm.store.find import RUN_STORE
+from distlfm.store.layout import StoreSpec
+from distlfm.store.store import Mesh, Store
+from distlfm.store.verify import OnBlock
+
+NAMES = ("kind", "outputs", "forces", "parameters", "parameter_kinds")
+GRID = ("steps", "times", "space", "lattice", "nodes", "draws")
+SHARED = ("mechanism", "config", "config_hash", "seed", "data", "versions")
+"""Attributes of the group that a merged store keeps if all its sources agree on them."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Rows `start` to `stop` of a source, all of finished blocks. prefix: what is put before their names."""
+
+    source: Store
+    start: int
+    stop: int
+    prefix: str
+
+
+class Merge:
+    """The finished blocks of all sources one after another, in a new store at `target`.
+
+    Everything is checked at the start; `run` then writes. prefix: put the name of its store before the name of each
+    instance. notes: what a user should know of the sources.
+    """
+
+    def __init__(self, sources: Sequence[str | Path], target: str | Path, *, prefix: bool = False) -> None:
+        stores = [Store.open(path) for path in sources]
+        self.target = Path(target)
+        if len(stores) < 2:
+            raise UsageError("One store alone cannot be merged.", "Name two or more.")
+        if len({store.path.resolve() for store in stores}) < len(stores):
+            raise UsageError("A store is named twice.", "Name each once.")
+        if self.target.exists():
+            raise UsageError(f"{self.target} is there already.", "Choose a new place for the merged store.")
+        _same_layout(stores)
+        self._pieces = list(_pieces(stores, _names(stores) if prefix else [""] * len(stores)))
+        if not self._pieces:
+            raise UsageError("None of the stores has a finished block.", "Finish them, then merge.")
+        _unique_names(self._pieces)
+        self.spec = _merged(stores, self._pieces)
+        self._mesh = _common_mesh(stores)
+        self.notes = [
+            f"{len(missing)} of {store.spec.num_blocks} blocks of {store.path} are not finished and are left out."
+            for store in stores
+            if (missing := store.missing())
+        ]
+
+    def run(self, on_block: OnBlock = lambda _: None) -> Store:
+        """Write the new store, block by block. It appears when all of it is there."""
+        draft = partial(self.target)
+        shutil.rmtree(draft, ignore_errors=True)
+        try:
+            merged = Store.create(draft, self.spec, self._mesh)
+            for block, parts in enumerate(_blocks(self._pieces, self.spec.block)):
+                merged.write_block(block, _arrays(merged, parts), list(_rows(parts)))
+                on_block(block)
+            with storing("the merged store", self.target):
+                draft.rename(self.target)
+                flush_directory(self.target.absolute().parent)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        return Store(self.target, self.spec)
+
+
+def merge(sources: Sequence[str | Path], target: str | Path, *, prefix: bool = False) -> Store:
+    """Merge stores of one layout into a new one."""
+    return Merge(sources, target, prefix=prefix).run()
+
+
+def _same_layout(stores: Sequence[Store]) -> None:
+    first = stores[0]
+    for other in stores[1:]:
+        for name in (*NAMES, *GRID):
+            _compare(first, other, name, getattr(first.spec, name), getattr(other.spec, name))
+        _compare(first, other, "mechanism", *(one.spec.attributes.get("mechanism") for one in (first, other)))
+        for what in sorted(first.spec.units.keys() & other.spec.units.keys()):
+            _compare(first, other, f"unit of {what}", first.spec.units[what], other.spec.units[what])
+
+
+def _compare(first: Store, other: Store, name: str, one: Any, two: Any) -> None:
+    if one != two:
+        raise UsageError(
+            f"{first.path} and {other.path} differ in their {name}: {_short(one)} and {_short(two)}.",
+            "Only stores of the same layout can be merged.",
+        )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _names(stores: Sequence[Store]) -> list[str]:
+    """A short name of each store, from its path; numbered where paths end alike."""
+    found: list[str] = []
+    for store in stores:
+        folder = store.path.absolute()
+        stem = (folder.parent if folder.name == RUN_STORE else folder).name.removesuffix(".zarr")
+        name, number = stem, 2
+        while name in found:
+            name, number = f"{stem}{number}", number + 1
+        found.append(name)
+    return [f"{name}_" for name in found]
+
+
+def _pieces(stores: Sequence[Store], prefixes: Sequence[str]) -> Iterator[_Piece]:
+    for store, prefix in zip(stores, prefixes, strict=True):
+        for marker in store.markers().values():
+            yield _Piece(store, marker.first, marker.first + marker.count, prefix)
+
+
+def _unique_names(pieces: Sequence[_Piece]) -> None:
+    seen: dict[str, Path] = {}
+    for piece in pieces:
+        for name in piece.source.read("id", piece.start, piece.stop):
+            whole = f"{piece.prefix}{name}"
+            if whole in seen:
+                raise UsageError(
+                    f"The instance {whole!r} is in {seen[whole]} and in {piece.source.path}.",
+                    "Merge with --prefix, which puts the store's name before that of each instance.",
+                )
+            seen[whole] = piece.source.path
+
+
+def _merged(stores: Sequence[Store], pieces: Sequence[_Piece]) -> StoreSpec:
+    specs = [store.spec for store in stores]
+    counts = {store.path: 0 for store in stores}
+    for piece in pieces:
+        counts[piece.source.path] += piece.stop - piece.start
+    attributes = {key: value for key, value in specs[0].attributes.items() if key in SHARED}
+    agreed = {key: value for key, value in attributes.items() if all(s.attributes.get(key) == value for s in specs)}
+    origins = [
+        {"store": store.path.name, "instances": counts[store.path], "config_hash": one.attributes.get("config_hash")}
+        for store, one in zip(stores, specs, strict=True)
+    ]
+    title = " and ".join(dict.fromkeys(str(s.attributes["title"]) for s in specs if s.attributes.get("title")))
+    return specs[0].model_copy(
+        update={
+            "instances": sum(counts.values()),
+            "block": max(spec.block for spec in specs),
+            "samples": max(spec.samples for spec in specs),
+            "variance": any(spec.variance for spec in specs),
+            "units": {key: value for spec in specs for key, value in spec.units.items()},
+            "attributes": {**agreed, "title": title, "merged_from": origins},
+        }
+    )
+
+
+def _common_mesh(stores: Sequence[Store]) -> Mesh | None:
+    meshes = [store.mesh() for store in stores]
+    first = meshes[0]
+    for store, other in zip(stores, meshes, strict=True):
+        same = (first is None) == (other is None)
+        if first is not None and other is not None:
+            same = all(np.array_equal(one, two) for one, two in zip(first, other, strict=True))
+        if not same:
+            raise UsageError(
+                f"{stores[0].path} and {store.path} are on different meshes.",
+                "Only stores of the same mesh can be merged.",
+            )
+    return first
+
+
+def _blocks(pieces: Sequence[_Piece], size: int) -> Iterator[list[_Piece]]:
+    """The pieces cut and gathered anew into blocks of `size`."""
+    gathered: list[_Piece] = []
+    room = size
+    for piece in pieces:
+        start = piece.start
+        while start < piece.stop:
+            stop = min(piece.stop, start + room)
+            gathered.append(_Piece(piece.source, start, stop, piece.prefix))
+            room -= stop - start
+            start = stop
+            if room == 0:
+                yield gathered
+                gathered, room = [], size
+    if gathered:
+        yield gathered
+
+
+def _arrays(merged: Store, parts: Sequence[_Piece]) -> dict[str, NDArray[Any]]:
+    """The arrays of a block; fewer observation points than the merged store has room for are filled up."""
+    found: dict[str, NDArray[Any]] = {}
+    for name, variable in merged.variables.items():
+        whole = variable.filled(sum(part.stop - part.start for part in parts))
+        at = 0
+        for part in parts:
+            rows = slice(at, at + part.stop - part.start)
+            if name in part.source.variables:
+                values = part.source.read(name, part.start, part.stop)
+                if name == "id":
+                    values = np.array([f"{part.prefix}{one}" for one in values], dtype=np.object_)
+                whole[(rows, *(slice(0, size) for size in values.shape[1:]))] = values
+            at = rows.stop
+        found[name] = whole
+    return found
+
+
+def _rows(parts: Sequence[_Piece]) -> Iterator[Mapping[str, Any]]:
+    for part in parts:
+        block = part.source.spec.block
+        first = part.start // block
+        blocks = range(first, (part.stop - 1) // block + 1)
+        skipped = part.start - first * block
+        for row in islice(part.source.rows(blocks), skipped, skipped + part.stop - part.start):
+            yield {**row, "id": f"{part.prefix}{row['id']}"} if "id" in row and part.prefix else row
