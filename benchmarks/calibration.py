@@ -13,7 +13,7 @@ from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.metrics import coverage
 from distlfm.inference.result import FitResult
 from distlfm.pipeline.demo import MODEL
-from distlfm.pipeline.fit import model_of
+from distlfm.pipeline.fit_job import model_of
 from distlfm.pipeline.settings import FitConfig, SimulateConfig
 from distlfm.pipeline.simulate import simulate_from
 

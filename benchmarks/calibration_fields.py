@@ -10,10 +10,10 @@ import numpy as np
 from benchmarks.goals import between
 from distlfm.config import build
 from distlfm.inference.fit import fit_instances
-from distlfm.inference.survey import settle_fleet
 from distlfm.inference.metrics import coverage
+from distlfm.inference.survey import settle_fleet
 from distlfm.pipeline.demo import FIELD
-from distlfm.pipeline.fit import model_of
+from distlfm.pipeline.fit_job import model_of
 from distlfm.pipeline.settings import FitConfig, SimulateConfig
 from distlfm.pipeline.simulate import simulate_from
 

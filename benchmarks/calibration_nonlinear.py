@@ -12,7 +12,7 @@ from benchmarks.goals import between
 from distlfm.config import build
 from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.pipeline.demo import MODEL, PRIORS
-from distlfm.pipeline.fit import model_of
+from distlfm.pipeline.fit_job import model_of
 from distlfm.pipeline.settings import FitConfig, SimulateConfig
 from distlfm.pipeline.simulate import simulate_from
 

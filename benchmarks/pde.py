@@ -19,8 +19,10 @@ from distlfm.gp.separable import separate
 from distlfm.inference.field_map import FieldMap, place_inducing
 from distlfm.inference.residuals import structure
 from distlfm.inference.result import FitResult
-from distlfm.pipeline.fit import fit, model_of, read_instances
+from distlfm.pipeline.fit import fit
+from distlfm.pipeline.fit_job import model_of
 from distlfm.pipeline.settings import FitConfig
+from distlfm.pipeline.sources import read_instances
 from distlfm.solvers.fem.group import Group
 from distlfm.solvers.fem.partitioned_client import PartitionedSolver
 from distlfm.solvers.fem.spec import MeshConfig, ProblemSpec

@@ -23,8 +23,9 @@ from distlfm.inference.metrics import figures
 from distlfm.inference.observations import collate
 from distlfm.inference.preestimate import PreestimateConfig
 from distlfm.instance import FloatArray, Instance, Truth
-from distlfm.pipeline.fit import model_of, read_instances
+from distlfm.pipeline.fit_job import model_of
 from distlfm.pipeline.settings import FitConfig
+from distlfm.pipeline.sources import read_instances
 
 CONFIG = Path("configs/fit/transcription_toy.yaml")
 NATS = 1.0

@@ -20,7 +20,8 @@ from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray, Instance
 from distlfm.pipeline.demo import MODEL
-from distlfm.pipeline.fit import fit, model_of
+from distlfm.pipeline.fit import fit
+from distlfm.pipeline.fit_job import model_of
 from distlfm.pipeline.settings import FitConfig, SimulateConfig
 from distlfm.pipeline.simulate import simulate_from
 

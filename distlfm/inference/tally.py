@@ -22,6 +22,9 @@ from distlfm.instance import FloatArray
 MAX_ROWS = 50
 """Fleets up to this size are listed whole."""
 
+MAX_FAILURES = 1000
+"""Failures that are told with their reason."""
+
 NUM_WORST, NUM_BEST, NUM_SLOWEST = 25, 5, 5
 SCORES = ("latent_q2", "output_q2")
 
@@ -47,7 +50,7 @@ def failed_row(name: str, reason: str) -> Figures:
 
 def figures_of(row: Row) -> Figures:
     """A row as a summary lists it."""
-    return {key: value for key, value in row.items() if key not in ("undetermined", "kept", "method")}
+    return {key: value for key, value in row.items() if key not in ("undetermined", "kept", "method", "advice")}
 
 
 def directions_of(row: Row) -> tuple[Direction, ...]:
@@ -66,6 +69,7 @@ class Tally:
         self.statuses: Counter[str] = Counter()
         self.troubled: list[Row] = []
         self.num_troubled = 0
+        self.failures: list[dict[str, str]] = []
         self.first: list[Row] = []
         self.kept: dict[str, Row] = {}
         self.open: dict[str, list[float]] = {}
@@ -95,6 +99,8 @@ class Tally:
             self.num_troubled += 1
             if len(self.troubled) < MAX_ROWS:
                 self.troubled.append(row)
+        if status in FAILED and len(self.failures) < MAX_FAILURES:
+            self.failures.append({"id": str(row["id"]), "status": status, "reason": str(row.get("advice") or "")})
         if row.get("kept"):
             self.kept[str(row["id"])] = row
         for direction in directions_of(row):

@@ -23,7 +23,7 @@ from distlfm.inference.survey import Survey, settled, survey
 from distlfm.inference.tally import Tally, directions_of, figures_of, row_of
 from distlfm.instance import Instance
 from distlfm.pipeline.fit_columns import grid_part, mesh_of, parameter_part
-from distlfm.pipeline.fit_job import FITS, FitJob, for_fitting, model_of, ranks_of
+from distlfm.pipeline.fit_job import FITS, FitJob, for_fitting, model_with, ranks_of
 from distlfm.pipeline.fleet import Fleet, run_blocks
 from distlfm.pipeline.rundir import begin, same_work, write_config, write_page, write_summary
 from distlfm.pipeline.settings import FitConfig
@@ -36,7 +36,7 @@ from distlfm.version import __version__
 BATCH_BYTES = 1_500_000_000
 """Memory that a block may take; its size follows from it unless run.batch is set."""
 
-LEAST_BATCH, MAX_BATCH = 8, 64
+LEAST_BATCH, MAX_BATCH = 16, 64
 BLOCKS = 16
 """A fleet is cut into at least so many blocks, as far as LEAST_BATCH allows: several workers share it, and little is
 lost with one. The number of workers has no say in it, as an answer's last digits depend on the size of its block."""
@@ -88,7 +88,7 @@ class FitRun:
         return {
             "mean": mean,
             "worst": worst,
-            "statuses": dict(self.tally.statuses),
+            "failures": self.tally.failures,
             "set_aside": self.tally.set_aside,
             "config_hash": fingerprint(self.config.work()),
             "versions": versions(),
@@ -191,7 +191,7 @@ def _plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path | Non
         reporter.say(f"notice: {notice}")
     for problem in intake.set_aside:
         reporter.warn(f"set aside: {problem}")
-    model = model_of(config, source.outputs)
+    model = model_with(config, source.outputs)
     found: Survey | None = None
     costs = array("d")
     for piece in source.pieces():
@@ -274,6 +274,9 @@ class _Kept(Mapping[str, FitResult]):
 
     def __getitem__(self, name: str) -> FitResult:
         return SavedFits([self._directory / self._rows[name]["kept"]])[0]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)

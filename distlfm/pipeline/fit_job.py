@@ -32,8 +32,13 @@ from distlfm.store.files import storing
 FITS = "fits"
 
 
-def model_of(config: FitConfig, outputs: Sequence[str]) -> Model:
+def model_of(config: FitConfig, instances: Sequence[Instance]) -> Model:
     """The model of a config, its outputs taken from the data unless the config names them."""
+    return model_with(config, list(dict.fromkeys(name for instance in instances for name in instance.outputs)))
+
+
+def model_with(config: FitConfig, outputs: Sequence[str]) -> Model:
+    """The model of a config for data with these outputs."""
     return Model(build_system(config.mechanism, list(outputs)), config.force, config.likelihood)
 
 
@@ -81,7 +86,7 @@ class FitWorker(Worker):
 
     def __init__(self, job: FitJob, config: FitConfig) -> None:
         self.job, self.config = job, config
-        self.model = model_of(config, job.source.outputs)
+        self.model = model_with(config, job.source.outputs)
         torch.set_num_threads(config.run.threads)
 
     def run(self, block: int, left_out: Mapping[int, str]) -> Mapping[str, Any]:

@@ -18,7 +18,8 @@ from distlfm.inference.archive import save as save_fit
 from distlfm.inference.field_settle import settle
 from distlfm.inference.fit import fit_instances
 from distlfm.instance import Instance
-from distlfm.pipeline.fit import FitRun, fit, model_of
+from distlfm.pipeline.fit import FitRun, fit
+from distlfm.pipeline.fit_job import model_of
 from distlfm.pipeline.settings import FitConfig, SimulateConfig
 from distlfm.pipeline.simulate import simulate_from
 

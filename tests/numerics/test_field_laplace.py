@@ -24,7 +24,7 @@ from distlfm.inference.model import Model
 from distlfm.inference.observations import collate
 from distlfm.inference.optimise import OptimiserConfig, Status
 from distlfm.instance import Instance
-from distlfm.pipeline.fit import model_of
+from distlfm.pipeline.fit_job import model_of
 from distlfm.pipeline.settings import FitConfig, SimulateConfig
 from distlfm.pipeline.simulate import simulate_from
 from distlfm.solvers.field.engine import TimeGrid, solve

@@ -19,7 +19,7 @@ from distlfm.inference.metrics import figures
 from distlfm.inference.model import Model
 from distlfm.inference.observations import collate
 from distlfm.instance import Instance, Truth
-from distlfm.pipeline.fit import model_of
+from distlfm.pipeline.fit_job import model_of
 from distlfm.pipeline.settings import FitConfig, SimulateConfig
 from distlfm.pipeline.simulate import simulate_from
 

@@ -34,7 +34,7 @@ from distlfm.inference.result import Digest, FitResult, Prediction
 from distlfm.instance import FloatArray, Instance, Truth
 from distlfm.mechanisms import build_mechanism
 from distlfm.mechanisms.priors import LogNormal
-from distlfm.pipeline import fit as pipeline_fit
+from distlfm.pipeline import fit_job
 from distlfm.pipeline.fit import fit
 from distlfm.pipeline.settings import FitConfig
 from distlfm.pipeline.simulate import simulate
@@ -293,7 +293,7 @@ ROW_KEYS = {
     "output_coverage_68", "output_coverage_95", "parameter_mae", "parameter_mae_sum", "elbo", "seconds",
     "residual_structure",
 }  # fmt: skip
-KEYS = {"instances", "mean", "worst", "set_aside", "config_hash", "versions"}
+KEYS = {"instances", "mean", "worst", "failures", "set_aside", "config_hash", "versions"}
 
 
 @needs_data
@@ -312,7 +312,15 @@ def test_p53_runs_from_the_command_line_to_a_report(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "run"
     code = main(["fit", str(CONFIGS / "p53.yaml"), "--out", str(out), "inference.posterior.draws=4"])
     assert code == 0
-    assert {path.name for path in out.iterdir()} == {"config.yaml", "summary.json", "report.html", "fits"}
+    assert {path.name for path in out.iterdir()} == {
+        "config.yaml",
+        "events.jsonl",
+        "fits",
+        "lock",
+        "report.html",
+        "store.zarr",
+        "summary.json",
+    }
     summary = json.loads((out / "summary.json").read_text())
     assert set(summary) == KEYS
     assert len(summary["instances"]) == len(list((out / "fits").iterdir())) == 3
@@ -346,6 +354,7 @@ def test_a_summary_is_json_with_nulls_where_nothing_is_known(tmp_path: Path) -> 
     assert rows[1]["latent_q2"] is None
     assert rows[1]["output_q2"] is not None
     assert (rows[2]["status"], rows[2]["elbo"], rows[2]["output_q2"]) == ("diverged", None, None)
+    assert [(one["id"], "units" in one["reason"]) for one in summary["failures"]] == [(bad.id, True)]
     assert summary["mean"]["latent_q2"] == pytest.approx(rows[0]["latent_q2"])
     assert summary["config_hash"] == run.summary["config_hash"]
 
@@ -362,8 +371,8 @@ def test_a_run_keeps_no_posterior_and_its_results_are_read_again_as_they_were(
         first.extend((result.digest, result.grid) for result in results)
         return results
 
-    monkeypatch.setattr(pipeline_fit, "fit_instances", watched)
-    run = fit(make_config(dir=tmp_path / "run", batch=2), make_instances(5))
+    monkeypatch.setattr(fit_job, "fit_instances", watched)
+    run = fit(make_config(dir=tmp_path / "run", batch=2, executor="serial"), make_instances(5))
     gc.collect()
     assert [reference() for reference in posteriors] == [None] * 5
     assert [one.id for one in run.results[-2:]] == [digest.id for digest, _ in first[-2:]]
@@ -382,7 +391,7 @@ def test_a_report_reads_the_few_fits_that_it_draws(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(archive, "load", watched)
     fit(make_config(dir=tmp_path / "run"), make_instances(9))
-    assert len(read) == 3
+    assert len(read) == 4
 
 
 def test_a_saved_fit_keeps_the_truth_of_its_instance(tmp_path: Path, fits: list[FitResult]) -> None:
