@@ -1,4 +1,4 @@
-"""What runs inside a Ray actor: one worker of a job, whose answers are plain text. It imports nothing of Ray."""
+"""What runs inside a Ray actor: one worker of a job, whose answers are plain text."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from distlfm.cluster.job import Job, Worker
 from distlfm.cluster.paths import adopt_import_path
 from distlfm.cluster.perform import perform
 from distlfm.cluster.rescue import Action
+from distlfm.optional import require
 
 
 class Host:
@@ -38,7 +39,8 @@ class Host:
             self._worker = job.open()
         except Exception as error:
             return encode({}, failure_of(error))
-        return encode({"name": f"{socket.gethostname()}:{os.getpid()}"}, None)
+        node = require("ray", extra="ray").get_runtime_context().get_node_id()
+        return encode({"name": f"{socket.gethostname()}:{os.getpid()}", "node": node}, None)
 
     def perform(self, action: Action) -> str:
         """Do a piece of work."""

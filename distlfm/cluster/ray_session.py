@@ -6,33 +6,30 @@ made anew and known to its own processes only.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import secrets
-import shutil
-import signal
-import tempfile
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from distlfm.cluster.machine import object_store_bytes, short_temporary, usable_cpus
+from distlfm.cluster.machine import object_store_bytes, usable_cpus
 from distlfm.cluster.ray_knock import knock
+from distlfm.cluster.ray_surroundings import (
+    environment_restored,
+    forget_token,
+    private_directory,
+    quiet,
+    signals_kept,
+)
 from distlfm.errors import UsageError, WorkError
 from distlfm.optional import require
-
-PREFIX = "dlfm-"
-LOCK = "lock"
 
 PRIVATE = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # A node that dies is noticed after 4 s instead of 16 s.
     "RAY_health_check_initial_delay_ms": "2000",
     "RAY_health_check_period_ms": "500",
@@ -44,18 +41,23 @@ PRIVATE = {
 STRAY = ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH", "RAY_NAMESPACE", "RAY_RUNTIME_ENV_HOOK")
 """Settings of some other Ray that a private one must not heed."""
 
-UNTIL_DRIVER_DECIDES = {signal.SIGUSR1}
-"""Slurm's warning reaches every process of a job, and would end Ray's own; they start with it blocked. (Ctrl-C is
-blocked in them by Ray.)"""
-
 
 @dataclass(frozen=True)
 class RaySession:
-    """A Ray that this process is connected to."""
+    """A Ray that this process is connected to. local: a private one on this machine."""
 
     ray: ModuleType
     address: str
     local: bool
+
+    @property
+    def words(self) -> str:
+        """Where the work is done, for people."""
+        nodes = self.node_cpus()
+        cpus = f"{sum(nodes.values())} CPU{'s' if sum(nodes.values()) > 1 else ''}"
+        if self.local:
+            return f"this machine ({cpus})"
+        return f"the cluster at {self.address} ({len(nodes)} node{'s' if len(nodes) > 1 else ''}, {cpus})"
 
     def node_cpus(self) -> dict[str, int]:
         """CPUs of each node that is alive, by its id."""
@@ -66,25 +68,25 @@ class RaySession:
 def ray_session(address: str | None = None, cpus: int | None = None) -> Iterator[RaySession]:
     """Start a private Ray with `cpus` cores (those that this process may use), or join the cluster at `address`.
 
-    address: None for a private one; `auto` or `HOST:PORT` joins. A Ray that this process is connected to already is
-    used as it is, if no other address is asked for, and left running.
+    address: None for a private one; `auto` or `HOST:PORT` joins, with the token that the environment holds. A Ray that
+    this process is connected to already is used as it is, if no other address is asked for, and left running.
     """
-    ray = require("ray", extra="ray")
-    if ray.is_initialized():
-        yield _present(ray, address)
-        return
     if cpus is not None and cpus < 1:
         raise UsageError(f"{cpus} CPUs were asked for.", "Give 1 or more.")
-    with _environment_restored():
-        if address is None:
-            with _directory() as directory:
-                yield from _private(ray, cpus or usable_cpus(), directory)
+    with environment_restored():
+        ray = require("ray", extra="ray")
+        if ray.is_initialized():
+            yield _present(ray, address)
+        elif address is None:
+            with private_directory() as directory, _private(ray, cpus or usable_cpus(), str(directory)) as session:
+                yield session
         else:
-            yield from _joined(ray, address)
+            with _joined(ray, address) as session:
+                yield session
 
 
 def _present(ray: ModuleType, address: str | None) -> RaySession:
-    found = str(ray.get_runtime_context().gcs_address)
+    found = _address(ray)
     if address not in (None, "auto", found):
         raise UsageError(
             f"This process is connected to the Ray at {found} already, and {address} was asked for.",
@@ -93,102 +95,45 @@ def _present(ray: ModuleType, address: str | None) -> RaySession:
     return RaySession(ray, found, local=False)
 
 
-def _private(ray: ModuleType, cpus: int, directory: Path) -> Iterator[RaySession]:
+@contextmanager
+def _private(ray: ModuleType, cpus: int, directory: str) -> Iterator[RaySession]:
     for name in STRAY:
         os.environ.pop(name, None)
     os.environ.update(PRIVATE, RAY_AUTH_TOKEN=secrets.token_hex(32))
-    _forget_token()
-    try:
-        with _signals_kept():
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                num_gpus=0,
-                object_store_memory=object_store_bytes(),
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.CRITICAL,
-                _temp_dir=str(directory),
-                _node_ip_address="127.0.0.1",
-            )
-        yield RaySession(ray, str(ray.get_runtime_context().gcs_address), local=True)
-    finally:
-        ray.shutdown()
+    settings = {
+        "address": "local",
+        "num_cpus": cpus,
+        "num_gpus": 0,
+        "object_store_memory": object_store_bytes(),
+        "include_dashboard": False,
+        "_temp_dir": directory,
+        "_node_ip_address": "127.0.0.1",
+    }
+    with _connected(ray, "Cannot start Ray on this machine", settings):
+        yield RaySession(ray, _address(ray), local=True)
 
 
+@contextmanager
 def _joined(ray: ModuleType, address: str) -> Iterator[RaySession]:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     knock(address)
-    _forget_token()
-    try:
-        with _signals_kept():
-            ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
-        yield RaySession(ray, str(ray.get_runtime_context().gcs_address), local=False)
-    except ConnectionError as error:
-        raise WorkError(f"Cannot join the Ray cluster at {address}: {error}.") from None
-    finally:
-        ray.shutdown()
+    with _connected(ray, f"Cannot join the Ray cluster at {address}", {"address": address}):
+        yield RaySession(ray, _address(ray), local=False)
 
 
 @contextmanager
-def _environment_restored() -> Iterator[None]:
-    """Ray's settings in the environment are as before, at the end."""
-    before = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
-    try:
-        yield
-    finally:
-        for name in [name for name in os.environ if name.startswith("RAY_")]:
-            del os.environ[name]
-        os.environ.update(before)
-
-
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Ray puts its own handler for SIGTERM, which ends the process at once; ours is put back."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {which: signal.getsignal(which) for which in (signal.SIGINT, signal.SIGTERM)}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, UNTIL_DRIVER_DECIDES)
-    try:
-        yield
-    finally:
-        for which, handler in handlers.items():
-            signal.signal(which, signal.SIG_DFL if handler is None else handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _forget_token() -> None:
-    """Ray reads its token once a process: a second session would show the first one's."""
-    with suppress(ImportError, AttributeError):  # no public way; a Ray without these reads the token anew
-        from ray._raylet import AuthenticationTokenLoader, Config
-
-        Config.initialize("")
-        AuthenticationTokenLoader.instance().reset_cache()
-
-
-@contextmanager
-def _directory() -> Iterator[Path]:
-    """A private directory of Ray's sockets and logs, removed at the end.
-
-    What a killed process left behind is removed by the next one: a lock that nobody holds tells.
-    """
-    parent = short_temporary()
-    _sweep(parent)
-    directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-    with (directory / LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+def _connected(ray: ModuleType, trouble: str, settings: dict[str, Any]) -> Iterator[None]:
+    forget_token()
+    with quiet():
         try:
-            yield directory
+            try:
+                with signals_kept():
+                    ray.init(**settings, log_to_driver=False, logging_level=logging.CRITICAL)
+            except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+                raise WorkError(f"{trouble}: {' '.join(str(error).split())[:500]}") from error
+            yield
         finally:
-            shutil.rmtree(directory, ignore_errors=True)
+            ray.shutdown()
 
 
-def _sweep(parent: Path) -> None:
-    for left in parent.glob(f"{PREFIX}*/{LOCK}"):
-        with suppress(OSError):  # of another user, held by a living process, or just gone
-            if left.parent.stat().st_uid != os.getuid() or left.parent.is_symlink():
-                continue
-            with left.open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left.parent, ignore_errors=True)
+def _address(ray: ModuleType) -> str:
+    return str(ray.get_runtime_context().gcs_address)

@@ -1,0 +1,148 @@
+"""Ray actors of one job: made, asked and ended one by one.
+
+An actor that dies is never restarted by Ray, which would hand it the same deadly block for ever: the pool makes a new
+one, and decides what that does.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any
+
+from distlfm.cluster.failure import Failure
+from distlfm.cluster.job import Job
+from distlfm.cluster.paths import import_environment, import_path
+from distlfm.cluster.ray_actor import Host, decode
+from distlfm.cluster.ray_session import RaySession
+from distlfm.cluster.rescue import Rescue
+from distlfm.optional import require
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+CLOSE_SECONDS = 3.0
+
+
+class Member:
+    """One actor: starting while `name` is empty, then idle, or busy while it has a `rescue`.
+
+    call: the answer that is awaited. since: when it was asked for. group: the places reserved for its processes.
+    """
+
+    def __init__(self, actor: Any, group: Any) -> None:
+        self.actor = actor
+        self.group = group
+        self.name = ""
+        self.node = ""
+        self.rescue: Rescue | None = None
+        self.call: Any = actor.open.remote()
+        self.since = time.monotonic()
+
+    def ask(self, rescue: Rescue) -> None:
+        """Give it a block's next action."""
+        self.rescue = rescue
+        self.call = self.actor.perform.remote(rescue.action)
+        self.since = time.monotonic()
+
+
+class Lost(Exception):
+    """A member is gone. blameless: its node went, and not the work it did took it down."""
+
+    def __init__(self, why: str, blameless: bool) -> None:
+        super().__init__(why)
+        self.why = why
+        self.blameless = blameless
+
+
+class Crew:
+    """The members that work on one job."""
+
+    def __init__(self, session: RaySession, job: Job) -> None:
+        self._session = session
+        self._ray = session.ray
+        self._job = job
+        cloudpickle = require("ray.cloudpickle", extra="ray")
+        self._arguments = (import_path(), cloudpickle.dumps(job))
+        self._host = self._ray.remote(Host)
+        self.members: list[Member] = []
+
+    @property
+    def busy(self) -> list[Member]:
+        """Those with work in hand."""
+        return [member for member in self.members if member.rescue is not None]
+
+    @property
+    def idle(self) -> list[Member]:
+        """Those that wait for work."""
+        return [member for member in self.members if member.call is None]
+
+    @property
+    def starting(self) -> list[Member]:
+        """Those whose process is not up yet."""
+        return [member for member in self.members if not member.name]
+
+    def hire(self) -> None:
+        """One more member."""
+        job = self._job
+        threads = str(1 if job.grouped else job.cpus)
+        group, place = self._reserve() if job.grouped else (None, "SPREAD")
+        actor = self._host.options(
+            num_cpus=1 if job.grouped else job.cpus,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy=place,
+            runtime_env={"env_vars": dict.fromkeys(THREADS, threads) | import_environment()},
+        ).remote(*self._arguments)
+        self.members.append(Member(actor, group))
+
+    def _reserve(self) -> tuple[Any, Any]:
+        """A place for each process of a member's group, all on one node; the actor takes the first."""
+        group = require("ray.util", extra="ray").placement_group([{"CPU": 1}] * self._job.cpus, strategy="STRICT_PACK")
+        strategies = require("ray.util.scheduling_strategies", extra="ray")
+        return group, strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+
+    def wait(self, seconds: float) -> list[Member]:
+        """Those that have answered, after this time at the latest."""
+        calls = {member.call: member for member in self.members if member.call is not None}
+        if not calls:
+            time.sleep(seconds)
+            return []
+        ready, _ = self._ray.wait(list(calls), num_returns=1, timeout=seconds)
+        if ready:
+            ready, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)
+        return [calls[call] for call in ready]
+
+    def answer(self, member: Member) -> tuple[dict[str, Any], Failure | None]:
+        """What a member that has answered says; it is free then. Raises Lost."""
+        call, member.call = member.call, None
+        try:
+            return decode(self._ray.get(call))
+        except self._ray.exceptions.RayError as error:
+            raise self._lost(member, error) from None
+
+    def _lost(self, member: Member, error: Exception) -> Lost:
+        text = str(error)
+        if member.node and member.node not in self._session.node_cpus():
+            return Lost("its node is gone", blameless=True)
+        if getattr(error, "actor_init_failed", False):
+            return Lost(f"it could not start: {text.strip().splitlines()[-1]}", blameless=False)
+        if isinstance(error, self._ray.exceptions.OutOfMemoryError) or "low on memory" in text:
+            return Lost("its process was ended because the memory of its node was used up", blameless=False)
+        return Lost(f"DEBUG {type(error)} {text}", blameless=False)
+
+    def dismiss(self, member: Member) -> None:
+        """End a member at once, whatever it does, and give its places back."""
+        if member in self.members:
+            self.members.remove(member)
+        with suppress(self._ray.exceptions.RayError, ValueError):
+            self._ray.kill(member.actor)
+        if member.group is not None:
+            require("ray.util", extra="ray").remove_placement_group(member.group)
+
+    def end(self, polite: bool) -> None:
+        """End all. polite: those that are idle may first let go of what they hold."""
+        if polite:
+            closing = [member.actor.close.remote() for member in self.idle]
+            if closing:
+                self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
+        for member in list(self.members):
+            self.dismiss(member)

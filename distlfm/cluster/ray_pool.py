@@ -1,0 +1,193 @@
+"""Blocks spread over Ray actors, on one machine or a cluster.
+
+The driver keeps all that is known of a block, and an actor only does what it is told: so any of them may be killed at
+any moment, and what it had in hand is done again elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from distlfm.cluster.failure import Failure, death
+from distlfm.cluster.job import Job
+from distlfm.cluster.ledger import Ledger
+from distlfm.cluster.pool import BlockRetried, Event, Pool, Started, WorkerLost
+from distlfm.cluster.ray_crew import Crew, Lost, Member
+from distlfm.cluster.ray_session import RaySession
+from distlfm.cluster.rescue import Run
+from distlfm.errors import UsageError, WorkError
+from distlfm.runtime.signals import Stop
+
+GRACE_SECONDS = 10.0
+"""After a stop was asked for, blocks in hand may still be finished for so long."""
+
+START_SECONDS = 300.0
+"""Without any worker for so long, the work is given up."""
+
+WAIT_SECONDS = 0.1
+"""A stop is noticed within this time."""
+
+RECOUNT_SECONDS = 5.0
+"""How often the cluster's nodes are counted: they may come and go."""
+
+OPEN_TRIES = 3
+"""So many workers in a row that cannot be opened end the run."""
+
+
+class RayPool(Pool):
+    """Workers are Ray actors; `workers` limits how many, otherwise all CPUs of the cluster are used."""
+
+    def __init__(
+        self,
+        session: RaySession,
+        workers: int | None = None,
+        grace: float = GRACE_SECONDS,
+        patience: float = START_SECONDS,
+    ) -> None:
+        if workers is not None and workers < 1:
+            raise UsageError(f"{workers} workers were asked for.", "Give 1 or more.")
+        self.session = session
+        self.grace = grace
+        self.patience = patience
+        self._asked = workers
+        self.workers = workers or max(1, sum(session.node_cpus().values()))
+
+    def planned(self, job: Job, num_blocks: int) -> int:
+        """How many workers a job with so many blocks gets."""
+        nodes = self.session.node_cpus().values()
+        if job.cpus > max(nodes, default=0):
+            raise UsageError(
+                f"A worker of this job takes {job.cpus} CPUs, and the largest node has {max(nodes, default=0)}.",
+                "Give a worker fewer CPUs, or use larger nodes.",
+            )
+        return max(1, min(num_blocks, self.room(job)))
+
+    def room(self, job: Job) -> int:
+        """How many workers of this job the nodes that are alive could hold, no more than were asked for."""
+        room = sum(cpus // job.cpus for cpus in self.session.node_cpus().values())
+        return room if self._asked is None else min(room, self._asked)
+
+    def work(self, job: Job, blocks: Sequence[int], stop: Stop) -> Iterator[Event]:
+        """See Pool."""
+        if not blocks or stop.requested:
+            return
+        self.workers = self.planned(job, len(blocks))
+        shift = _Shift(self, job, blocks)
+        try:
+            yield from shift.work(stop)
+        finally:
+            shift.crew.end(polite=shift.ledger.left == 0)
+
+
+class _Shift:
+    """One call of `RayPool.work`."""
+
+    def __init__(self, pool: RayPool, job: Job, blocks: Sequence[int]) -> None:
+        self.pool = pool
+        self.job = job
+        self.ledger = Ledger(job, blocks)
+        self.crew = Crew(pool.session, job)
+        self._room = pool.workers
+        self._counted = self._alive = time.monotonic()
+        self._failed_opens = 0
+
+    def work(self, stop: Stop) -> Iterator[Event]:
+        """Until all is done or a stop is asked for."""
+        while self.ledger.left and not stop.requested:
+            self._man()
+            for member in self.crew.idle:
+                yield from self._assign(member)
+            for member in self.crew.wait(WAIT_SECONDS):
+                yield from self._heed(member)
+        if self.ledger.left:
+            yield from self._leave()
+
+    def _man(self) -> None:
+        """As many members as there are places and blocks for."""
+        now = time.monotonic()
+        if now - self._counted > RECOUNT_SECONDS:
+            self._room, self._counted = self.pool.room(self.job), now
+        wanted = min(self._room, self.ledger.waiting + len(self.crew.busy))
+        for member in self.crew.starting:
+            if len(self.crew.members) > wanted:
+                self.crew.dismiss(member)
+        while len(self.crew.members) < wanted:
+            self.crew.hire()
+        if len(self.crew.starting) < len(self.crew.members):
+            self._alive = now
+        elif now - self._alive > self.pool.patience:
+            raise WorkError(
+                f"No worker could be started for {self.pool.patience:.0f} s.",
+                "The cluster's CPUs may be taken by others, or its nodes gone; the same command goes on later.",
+            )
+
+    def _assign(self, member: Member) -> Iterator[Event]:
+        rescue = self.ledger.take()
+        if rescue is None:
+            return
+        member.ask(rescue)
+        if isinstance(rescue.action, Run):
+            yield Started(rescue.block, member.name)
+
+    def _heed(self, member: Member) -> Iterator[Event]:
+        """A member has answered."""
+        since, rescue = member.since, member.rescue
+        try:
+            report, failure = self.crew.answer(member)
+        except Lost as lost:
+            yield from self._replace(member, lost)
+            return
+        if rescue is None:
+            yield from self._opened(member, report, failure)
+            return
+        member.rescue = None
+        seconds = time.monotonic() - since
+        yield from self.ledger.record(rescue, report, failure, seconds, member.name, self.pool.workers)
+
+    def _opened(self, member: Member, report: dict[str, str], failure: Failure | None) -> Iterator[Event]:
+        if failure is None:
+            member.name, member.node = report["name"], report["node"]
+            self._failed_opens = 0
+            return
+        self.crew.dismiss(member)
+        self._unopened(failure)
+        yield WorkerLost("a new worker", failure.reason)
+
+    def _unopened(self, failure: Failure) -> None:
+        """What no worker at all gets over ends the run; where others work on, it takes several in a row."""
+        self._failed_opens += 1
+        deliberate = failure.family not in ("other", "death")
+        if self._failed_opens >= OPEN_TRIES or (deliberate and len(self.crew.starting) == len(self.crew.members)):
+            raise failure.error()
+
+    def _replace(self, member: Member, lost: Lost) -> Iterator[Event]:
+        """A member is gone; another is made when there is work for it."""
+        self.crew.dismiss(member)
+        yield WorkerLost(member.name or "a new worker", lost.why)
+        if member.rescue is None:
+            self._unopened(death(lost.why))
+        elif lost.blameless:
+            self.ledger.give_back(member.rescue)
+            yield BlockRetried(member.rescue.block, lost.why)
+        else:
+            seconds = time.monotonic() - member.since
+            failure = death(f"it takes its worker down: {lost.why}")
+            yield from self.ledger.record(member.rescue, {}, failure, seconds, member.name, self.pool.workers)
+
+    def _leave(self) -> Iterator[Event]:
+        """A stop was asked for: blocks in hand may be finished for a while, and nothing new is begun."""
+        until = time.monotonic() + self.pool.grace
+        for member in list(self.crew.members):
+            if member.rescue is None or not isinstance(member.rescue.action, Run):
+                self.crew.dismiss(member)
+        while self.crew.members and (rest := until - time.monotonic()) > 0:
+            for member in self.crew.wait(min(WAIT_SECONDS, rest)):
+                try:
+                    report, failure = self.crew.answer(member)
+                except Lost:
+                    failure = death("")
+                self.crew.dismiss(member)
+                if failure is None and member.rescue is not None:
+                    seconds = time.monotonic() - member.since
+                    yield from self.ledger.record(member.rescue, report, None, seconds, member.name, self.pool.workers)
