@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from distlfm.store.files import flush_directory, flush_tree, partial, storing
+from distlfm.store.files import flush, flush_tree, partial, storing
 
 
 @dataclass
@@ -34,13 +33,9 @@ def drafted(target: Path) -> Iterator[Path]:
             if draft.is_dir():
                 flush_tree(draft)
             else:
-                descriptor = os.open(draft, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                flush(draft)
             draft.rename(target)
-            flush_directory(target.absolute().parent)
+            flush(target.absolute().parent)
         finally:
             _clear(draft)
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from distlfm.config import Config
 from distlfm.errors import WorkError
-from distlfm.store.files import flush_directory, partial
+from distlfm.store.files import flush, partial
 
 FOLDER = "markers"
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -94,7 +94,7 @@ def publish(store: Path, marker: Marker, draft: Path) -> None:
         os.fsync(file.fileno())
     path = marker_path(store, marker.block)
     draft.replace(path)
-    flush_directory(path.parent)
+    flush(path.parent)
 
 
 def _claim(draft: Path) -> int:

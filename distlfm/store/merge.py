@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distlfm.errors import UsageError
-from distlfm.store.files import flush_directory, partial, storing
+from distlfm.store.files import flush, partial, storing
 from distlfm.store.find import RUN_STORE
 from distlfm.store.layout import StoreSpec
 from distlfm.store.store import Mesh, Store
@@ -75,7 +75,7 @@ class Merge:
                 on_block(block)
             with storing("the merged store", self.target):
                 draft.rename(self.target)
-                flush_directory(self.target.absolute().parent)
+                flush(self.target.absolute().parent)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         return Store(self.target, self.spec)

@@ -27,7 +27,7 @@ from distlfm.instance import Instance
 from distlfm.optional import require
 from distlfm.store.check import checked_arrays, checked_rows, encoded_rows
 from distlfm.store.encode import Encoder, create_array, shard_name
-from distlfm.store.files import flush_directory, flush_tree, partial, put, remove, storing
+from distlfm.store.files import flush, flush_tree, partial, put_all, remove, storing
 from distlfm.store.find import find_store
 from distlfm.store.layout import STRING, StoreSpec, Variable, mesh_arrays, statics, tally, variables
 from distlfm.store.markers import FOLDER as MARKERS
@@ -74,7 +74,7 @@ class Store:
                     (draft / folder).mkdir()
                 flush_tree(draft)
                 draft.replace(target)
-                flush_directory(target.parent)
+                flush(target.parent)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
         return cls(target, spec)
@@ -257,14 +257,12 @@ class Store:
         self, index: int, arrays: Mapping[str, NDArray[Any]], rows: Sequence[Mapping[str, Any]]
     ) -> tuple[dict[str, str], int]:
         """Bring a block onto the disk; its checksums by path, and its size."""
-        checksums, size = {}, 0
+        shards = [encoder.encode(index, arrays[name]) for name, encoder in self._encoders.items()]
+        contents = dict(zip(self.block_files(index), [*shards, encoded_rows(rows)], strict=True))
         (self.path / ROWS).mkdir(exist_ok=True)
-        contents = [encoder.encode(index, arrays[name]) for name, encoder in self._encoders.items()]
-        contents.append(encoded_rows(rows))
-        for path, content in zip(self.block_files(index), contents, strict=True):
-            put(path, content)
-            checksums[path.relative_to(self.path).as_posix()] = hashlib.sha256(content).hexdigest()
-            size += len(content)
-        for folder in [*self.variables, ROWS]:
-            flush_directory(self.path / folder)
-        return checksums, size
+        put_all(contents)
+        checksums = {
+            path.relative_to(self.path).as_posix(): hashlib.sha256(content).hexdigest()
+            for path, content in contents.items()
+        }
+        return checksums, sum(map(len, contents.values()))

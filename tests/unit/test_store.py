@@ -59,7 +59,7 @@ def test_every_array_comes_back_as_it_was_written(tmp_path: Path, layout: str) -
     variance=st.booleans(),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_layout_with_any_numbers_comes_back(
     tmp_path_factory: pytest.TempPathFactory,
     kind: str,
