@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
 from distlfm.data.npz import write_npz
 from distlfm.errors import UsageError
 from distlfm.instance import Instance
@@ -57,11 +55,10 @@ def _writer(draft: Path, *, one_file: bool) -> Iterator[Write]:
         def add(_: int, offset: int, instances: Sequence[Instance]) -> None:
             write_npz(piece, instances)
             try:
-                with np.load(piece, allow_pickle=False) as source:
-                    for name in source.files:
+                with zipfile.ZipFile(piece) as source:
+                    for name in source.namelist():
                         number, _slash, rest = name.partition("/")
-                        with archive.open(f"{int(number) + offset}/{rest}.npy", "w", force_zip64=True) as entry:
-                            np.save(entry, source[name], allow_pickle=False)
+                        archive.writestr(f"{int(number) + offset}/{rest}", source.read(name))
             finally:
                 piece.unlink(missing_ok=True)
 
