@@ -1,9 +1,12 @@
 """Fields drawn from a model's own prior: coefficients, a force on the mesh, its solution, and data with noise and gaps.
 
-Shapes: `J` nodes, `N` steps, `Q` observed points, `d` space dimensions.
+Shapes: `B` instances, `J` nodes, `N` steps, `Q` observed points, `d` space dimensions.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,18 +14,24 @@ from torch import Tensor
 
 from distlfm.equations.problem import MeshConfig
 from distlfm.errors import UsageError, WorkError
-from distlfm.gp.linalg import safe_cholesky
-from distlfm.gp.separable import separate
-from distlfm.inference.field_map import FieldMap, place_inducing
+from distlfm.gp.separable import Separable, separate
+from distlfm.inference.field_map import FieldMap, pick, place_inducing
 from distlfm.inference.model import Model
 from distlfm.instance import FloatArray, Instance, Truth
 from distlfm.mechanisms.parameters import Values
+from distlfm.pipeline.generate_observe import scatter
+from distlfm.pipeline.generate_paths import draw_values, normals, steady_factor
+from distlfm.pipeline.generate_stepping import stepper_of
 from distlfm.pipeline.settings import SimulateConfig
-from distlfm.solvers.field.engine import TimeGrid, solve
+from distlfm.solvers.field.engine import TimeGrid
 from distlfm.solvers.field.meshed import meshed
 
 STEPS = 160
-"""Least number of time steps of a simulated field: several times what a fit takes."""
+"""Least number of time steps of a simulated field: several times what a fit takes.
+
+On a line of 120 cells the largest error is, relative to the largest value, 1e-3 where sharp layers at the boundary are
+resolved (diffusion 0.01 · extent²/span and more), and 3e-3 at 0.003; a tenth of that on average.
+"""
 
 FINER = 0.5
 """Cells of the simulation in units of those that are stated, on a line."""
@@ -30,24 +39,116 @@ FINER = 0.5
 DEFAULT_SIZE = {1: 0.02, 2: 0.06, 3: 0.15}
 ATTEMPTS = 5
 
+BATCH = 32
+"""Fields solved together at most."""
+
+BATCH_BYTES = 400_000_000
+"""What the forces of a batch may take, with what a solver makes of them."""
+
 
 def simulate_fields(model: Model, config: SimulateConfig) -> list[Instance]:
     """Instances observed on a grid of times and places, less those that are missing; the truth is on the whole grid."""
-    mesh = _mesh(model)
-    grid = _grid(config)
-    problem = model.field.problem(mesh)
-    options = model.field.field
-    field = meshed(problem.model_dump_json(), options.solver, options.ranks, options.linear_solver)
-    points = _points(mesh, config)
-    fields = FieldMap(model, field, grid, place_inducing(field, grid, 3, 3))
-    return [_instance(model, fields, points, config, index) for index in range(config.instances)]
+    lattice = Lattice(model, np.linspace(config.start, config.stop, config.points), config.places)
+    found: list[Instance] = []
+    for first in range(0, config.instances, lattice.batch):
+        indices = range(first, min(first + lattice.batch, config.instances))
+        found += _instances(model, lattice, config, indices)
+    return found
+
+
+@dataclass(frozen=True)
+class DrawnFields:
+    """What a batch of fields is, at the points of a lattice. values: each [B, K]; force, outputs: [B, Q]; ok: [B]."""
+
+    values: Values
+    force: FloatArray
+    outputs: FloatArray
+    ok: Tensor
+
+
+class Lattice:
+    """Fields of one model, drawn on its mesh and shown at even times and places.
+
+    axes: the times, and the positions along each dimension; points: [Q, 1 + d], all of them, the last axis fastest.
+    """
+
+    def __init__(self, model: Model, times: FloatArray, places: int) -> None:
+        self.model = model
+        mesh = _mesh(model)
+        positions = [np.linspace(a, b, places) for a, b in zip(mesh.lower, mesh.upper, strict=True)]
+        if mesh.kind == "interval" and not mesh.vertices:
+            # Nodes are where the field is shown: between two it is a straight line, with ten times their error.
+            mesh = mesh.model_copy(update={"vertices": tuple(positions[0].tolist())})
+        self.axes = [times, *positions]
+        self.points = np.stack([axis.ravel() for axis in np.meshgrid(*self.axes, indexing="ij")], -1)
+        options = model.field.field
+        problem = model.field.problem(mesh).model_dump_json()
+        self.discretised = meshed(problem, options.solver, options.ranks or 1, options.linear_solver)
+        grid = _grid(times)
+        self.fields = FieldMap(model, self.discretised, grid, place_inducing(self.discretised, grid, 3, 3))
+        self.places = self.fields.places(torch.from_numpy(self.points).unsqueeze(0))
+        self.parts = self._parts()
+        self.stepper = stepper_of(self.discretised.engine)
+        one = 4 * 8 * (grid.steps + 1) * len(self.fields.nodes)
+        self.batch = max(1, min(BATCH, BATCH_BYTES // one))
+
+    @torch.no_grad()
+    def draw(self, generators: Sequence[np.random.Generator]) -> DrawnFields:
+        """One field from each generator."""
+        values = draw_values(self.model.space, generators)
+        force = self._force(values, generators)
+        start = self._start(values, generators)
+        theta = self.fields.theta(values)
+        observe = self.places.observe
+        states = self.stepper(theta, start, force, self.fields.grid, observe)
+        shown = force[:, self.places.before]
+        at_places = torch.sparse.mm(observe, shown.flatten(0, 1).mT).mT.unflatten(0, shown.shape[:2])
+        outputs = self._at_points(states[:, self.places.before])
+        return DrawnFields(values, self._at_points(at_places).numpy(), outputs.numpy(), outputs.isfinite().all(-1))
+
+    def _at_points(self, values: Tensor) -> Tensor:
+        """What is known at the distinct times and places [B, U, O], at all points [B, Q]."""
+        return pick(values, self.places, torch.zeros(len(values), dtype=torch.long))
+
+    def _parts(self) -> Separable:
+        found = separate(self.model.kernels[0])
+        if found is None:
+            raise UsageError(
+                "Forces of a field are simulated from kernels that are a product of time and space.",
+                "Use an rbf kernel, or a product of kernels with dims.",
+            )
+        return found
+
+    def _force(self, values: Values, generators: Sequence[np.random.Generator]) -> Tensor:
+        """A force at all times and nodes, [B, N + 1, J]."""
+        hyper, times, nodes = self.model.hyper(values)[0], self.fields.grid.times, self.fields.nodes
+        time, _ = steady_factor(lambda own: self.parts.time(own, times, times), hyper)
+        space, _ = steady_factor(lambda own: self.parts.space(own, nodes, nodes), hyper)
+        noise = normals(generators, len(times), len(nodes))
+        return self.parts.variance(hyper).sqrt()[:, None, None] * (time @ noise @ space.mT)
+
+    def _start(self, values: Values, generators: Sequence[np.random.Generator]) -> Tensor:
+        """The state at the first time, [B, J]."""
+        profile, kind = self.fields.profile().expand(len(generators), -1), self.model.field.field.initial.kind
+        if kind == "scaled":
+            return profile * values["initial_scale"]
+        if kind == "field":
+            gaps = torch.cdist(self.fields.nodes, self.fields.nodes)
+            length = {"length": values["initial_lengthscale"].unsqueeze(-1)}
+            factor, _ = steady_factor(lambda own: torch.exp(-0.5 * (gaps / own["length"]).square()), length)
+            noise = normals(generators, factor.shape[-1])
+            return values["initial_deviation"] * (factor @ noise.unsqueeze(-1)).squeeze(-1)
+        return profile
 
 
 def _mesh(model: Model) -> MeshConfig:
     given = model.field.field.mesh
     dims = model.field.field.num_dims
     if given.kind == "file":
-        return given
+        raise UsageError(
+            "Fields are not simulated on a mesh from a file: where to observe them is not known.",
+            "Use an interval, a rectangle or a box.",
+        )
     lower, upper = given.lower or (0.0,) * dims, given.upper or (1.0,) * dims
     if len(lower) != dims or len(upper) != dims:
         raise UsageError(
@@ -58,98 +159,53 @@ def _mesh(model: Model) -> MeshConfig:
     return given.model_copy(update={"lower": lower, "upper": upper, "size": size * (FINER if dims == 1 else 1.0)})
 
 
-def _grid(config: SimulateConfig) -> TimeGrid:
-    per_gap = -(-STEPS // (config.points - 1))
-    steps = per_gap * (config.points - 1)
-    return TimeGrid(config.start, (config.stop - config.start) / steps, steps)
+def _grid(times: FloatArray) -> TimeGrid:
+    per_gap = -(-STEPS // (len(times) - 1))
+    steps = per_gap * (len(times) - 1)
+    start, stop = float(times[0]), float(times[-1])
+    return TimeGrid(start, (stop - start) / steps, steps)
 
 
-def _points(mesh: MeshConfig, config: SimulateConfig) -> FloatArray:
-    """Times and places [Q, 1 + d] of the whole grid."""
-    if mesh.kind == "file":
-        raise UsageError(
-            "Fields are not simulated on a mesh from a file: where to observe them is not known.",
-            "Use an interval, a rectangle or a box.",
-        )
-    axes = [np.linspace(config.start, config.stop, config.points)]
-    axes += [np.linspace(a, b, config.places) for a, b in zip(mesh.lower, mesh.upper, strict=True)]
-    return np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], -1)
-
-
-@torch.no_grad()
-def _instance(model: Model, fields: FieldMap, points: FloatArray, config: SimulateConfig, index: int) -> Instance:
+def _instances(model: Model, lattice: Lattice, config: SimulateConfig, indices: Sequence[int]) -> list[Instance]:
+    found: dict[int, Instance] = {}
     for attempt in range(ATTEMPTS):
-        generator = np.random.default_rng([config.seed, index, attempt])
-        values = model.space.unpack(torch.from_numpy(generator.standard_normal((1, model.space.num_free))))
-        force = _draw_force(model, fields, values, generator)
-        outputs = _solve(model, fields, values, force, points, generator)
-        if bool(outputs.isfinite().all()):
+        waiting = [index for index in indices if index not in found]
+        if not waiting:
             break
-    else:
+        generators = [np.random.default_rng([config.seed, index, attempt]) for index in waiting]
+        drawn = lattice.draw(generators)
+        for row, index in enumerate(waiting):
+            if bool(drawn.ok[row]):
+                found[index] = _instance(model, lattice, config, drawn, row, f"sim-{index:06d}", generators[row])
+    if len(found) < len(indices):
         raise WorkError(
-            f"Instance {index} has no finite solution, however often it is drawn.",
+            f"{len(indices) - len(found)} of {len(indices)} fields have no finite solution, however often drawn.",
             "Narrow the priors of the coefficients, or shorten the times.",
         )
-    clean, shown = outputs.numpy(), _at(fields, force, points).numpy()
-    parameters = {name: value[0].numpy().copy() for name, value in values.items()}
-    noise = parameters["noise"][:, None] ** 2 + model.likelihood.floor**2
-    if "relative_noise" in parameters:
-        noise = noise + (parameters["relative_noise"][:, None] * clean) ** 2
-    seen = clean + np.sqrt(noise) * generator.standard_normal(clean.shape)
+    return [found[index] for index in indices]
+
+
+def _instance(
+    model: Model,
+    lattice: Lattice,
+    config: SimulateConfig,
+    drawn: DrawnFields,
+    row: int,
+    name: str,
+    generator: np.random.Generator,
+) -> Instance:
+    parameters = {key: value[row].numpy().copy() for key, value in drawn.values.items()}
+    points, clean, shown = lattice.points, drawn.outputs[row : row + 1], drawn.force[row : row + 1]
+    seen = scatter(model, clean, parameters, generator)
     mask = generator.random(clean.shape) >= config.missing
     if mask.sum() < 2:
         mask[:] = True
-    truth = Truth(points[:, 0], shown, clean, points[:, 1:], parameters)
     return Instance(
-        id=f"sim-{index:06d}",
+        id=name,
         outputs=model.system.outputs,
         times=points[:, 0],
         values=np.where(mask, seen, 0.0),
         mask=mask,
         positions=points[:, 1:],
-        truth=truth,
+        truth=Truth(points[:, 0], shown, clean, points[:, 1:], parameters),
     )
-
-
-def _draw_force(model: Model, fields: FieldMap, values: Values, generator: np.random.Generator) -> Tensor:
-    """A force at all times and nodes, [N + 1, J]."""
-    hyper, kernel = model.hyper(values)[0], model.kernels[0]
-    times, nodes = fields.grid.times, fields.nodes
-    parts = separate(kernel)
-    if parts is None:
-        raise UsageError(
-            "Forces of a field are simulated from kernels that are a product of time and space.",
-            "Use an rbf kernel, or a product of kernels with dims.",
-        )
-    time, _ = safe_cholesky(parts.time(hyper, times, times))
-    space, _ = safe_cholesky(parts.space(hyper, nodes, nodes))
-    noise = torch.from_numpy(generator.standard_normal((len(times), len(nodes))))
-    found: Tensor = parts.variance(hyper).sqrt() * (time[0] @ noise @ space[0].mT)
-    return found
-
-
-def _solve(
-    model: Model, fields: FieldMap, values: Values, force: Tensor, points: FloatArray, generator: np.random.Generator
-) -> Tensor:
-    """The field at the points, [1, Q]."""
-    start = fields.profile()
-    initial = model.field.field.initial
-    if initial.kind == "scaled":
-        start = start * values["initial_scale"][0]
-    if initial.kind == "field":
-        gaps = torch.cdist(fields.nodes, fields.nodes) / values["initial_lengthscale"][0]
-        factor, _ = safe_cholesky(torch.exp(-0.5 * gaps.square()))
-        start = values["initial_deviation"][0] * (factor @ torch.from_numpy(generator.standard_normal(len(gaps))))
-    places = fields.places(torch.from_numpy(points).unsqueeze(0))
-    theta = fields.theta(values)
-    found = solve(
-        fields.discretised.engine, theta, start.reshape(1, 1, -1), force[None, None], fields.grid, places.observe
-    )
-    return found[0, 0, places.before][places.time[0], places.place[0]].unsqueeze(0)
-
-
-def _at(fields: FieldMap, force: Tensor, points: FloatArray) -> Tensor:
-    """The force at the points, [1, Q]; observed times are steps of the grid."""
-    places = fields.places(torch.from_numpy(points).unsqueeze(0))
-    on_places = (places.observe @ force.mT).mT
-    return on_places[places.before][places.time[0], places.place[0]].unsqueeze(0)
