@@ -1,0 +1,54 @@
+"""`distlfm generate`: a store of instances drawn from the priors of a config, with their truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from distlfm.config import apply_overrides, build, load
+from distlfm.errors import UsageError, WorkError
+from distlfm.pipeline.fleet import Fleet, run_blocks
+from distlfm.pipeline.generate_block import DIVERGED, identity, store_spec
+from distlfm.pipeline.generate_draws import open_draws
+from distlfm.pipeline.generate_job import GenerateJob
+from distlfm.pipeline.generate_settings import GenerateConfig
+from distlfm.pipeline.rundir import same_work
+from distlfm.runtime.reporting import Reporter, Silent
+from distlfm.store import Store, driver_lock, is_store
+
+
+def generate(
+    config: GenerateConfig | Path | str, overrides: Sequence[str] = (), reporter: Reporter | None = None
+) -> Store:
+    """Fill the store `run.dir` with `instances` draws. A store that was begun with the same config goes on."""
+    if not isinstance(config, GenerateConfig):
+        config = load(GenerateConfig, Path(config), overrides)
+    if config.run.dir is None:
+        raise UsageError("It is not said where the store goes.", "Give --out STORE, or set run.dir in the config.")
+    store = open_store(config, config.run.dir)
+    with driver_lock(store.path, "generate"):
+        fleet = Fleet("generate", GenerateJob.of(config, store), store, f"distlfm resume {store.path}", store.path)
+        run_blocks(fleet, config.run, reporter or Silent())
+    statuses = [marker.statuses for marker in store.markers().values()]
+    if not any(one.get("generated") for one in statuses):
+        raise WorkError(f"None of {store.spec.instances} instances could be generated.", DIVERGED)
+    return store
+
+
+def resume_generate(path: Path | str, overrides: Sequence[str] = (), reporter: Reporter | None = None) -> Store:
+    """Go on with a store that was begun, from the config that it keeps; `overrides` say who computes."""
+    store = Store.open(path)
+    content = {**store.spec.attributes["config"], "run": {"dir": str(store.path), "block": store.spec.block}}
+    return generate(build(GenerateConfig, apply_overrides(content, overrides)), reporter=reporter)
+
+
+def open_store(config: GenerateConfig, path: Path) -> Store:
+    """The store of a config: a new one, or what is there of it."""
+    if is_store(path):
+        store = Store.open(path)
+        if store.spec.kind != "generate":
+            raise UsageError(f"{path} is the store of a fit.", "Choose another --out.")
+        same_work(store, identity(config), None)
+        return store
+    draws = open_draws(config)
+    return Store.create(path, store_spec(config, draws), draws.mesh)
