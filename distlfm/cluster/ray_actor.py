@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import pickle
@@ -18,6 +19,8 @@ from distlfm.cluster.perform import perform
 from distlfm.cluster.rescue import Action
 from distlfm.optional import require
 
+PR_SET_PDEATHSIG = 1
+
 
 class Host:
     """Holds the worker of one process.
@@ -27,6 +30,8 @@ class Host:
 
     def __init__(self, path: Sequence[str], job: bytes) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the driver decides
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler raises SystemExit into whatever runs
+        die_with_parent()
         adopt_import_path(path)
         self._job = job
         self._worker: Worker | None = None
@@ -47,10 +52,24 @@ class Host:
         assert self._worker is not None
         return encode(*perform(self._worker, action))
 
+    def ping(self) -> None:
+        """Be there."""
+
     def close(self) -> None:
         """Let go of what the worker holds."""
         if self._worker is not None:
             self._worker.close()
+
+
+def die_with_parent() -> None:
+    """Be killed when the process that started this one ends.
+
+    Without it a worker whose node was given up would go on with its block, and store it while another does the same.
+    """
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def encode(report: Mapping[str, Any], failure: Failure | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from distlfm.cluster.failure import Failure
@@ -20,12 +21,18 @@ from distlfm.optional import require
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 CLOSE_SECONDS = 3.0
+DOUBT_SECONDS = 60.0
+"""How long it may take until Ray knows whether a member that cannot be reached is dead."""
+
+DOUBT_PAUSE = 0.1
+UNEXPECTED = "its process ended unexpectedly (killed from outside, out of memory, or a crash in compiled code)"
 
 
 class Member:
     """One actor: starting while `name` is empty, then idle, or busy while it has a `rescue`.
 
-    call: the answer that is awaited. since: when it was asked for. group: the places reserved for its processes.
+    call: the answer that is awaited. since: when it was asked for. doubted: since when it cannot be reached.
+    group: the places reserved for its processes.
     """
 
     def __init__(self, actor: Any, group: Any) -> None:
@@ -36,6 +43,7 @@ class Member:
         self.rescue: Rescue | None = None
         self.call: Any = actor.open.remote()
         self.since = time.monotonic()
+        self.doubted: float | None = None
 
     def ask(self, rescue: Rescue) -> None:
         """Give it a block's next action."""
@@ -45,12 +53,15 @@ class Member:
 
 
 class Lost(Exception):
-    """A member is gone. blameless: its node went, and not the work it did took it down."""
+    """A member gives no answer; `Crew.verdict` says what that means."""
 
-    def __init__(self, why: str, blameless: bool) -> None:
-        super().__init__(why)
-        self.why = why
-        self.blameless = blameless
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a member is gone. blameless: its node went, so nothing is known against what it did."""
+
+    why: str
+    blameless: bool
 
 
 class Crew:
@@ -112,27 +123,48 @@ class Crew:
         return [calls[call] for call in ready]
 
     def answer(self, member: Member) -> tuple[dict[str, Any], Failure | None]:
-        """What a member that has answered says; it is free then. Raises Lost."""
+        """What a member that has answered says; it is free then. Raises Lost, from Ray's error if there is one."""
         call, member.call = member.call, None
         try:
-            return decode(self._ray.get(call))
+            answer = self._ray.get(call)
         except self._ray.exceptions.RayError as error:
-            raise self._lost(member, error) from None
+            raise Lost from error
+        if member.doubted is not None:  # it lives, but what it was asked before is lost
+            raise Lost
+        return decode(answer)
 
-    def _lost(self, member: Member, error: Exception) -> Lost:
-        text = str(error)
-        if member.node and member.node not in self._session.node_cpus():
-            return Lost("its node is gone", blameless=True)
+    def doubt(self, member: Member, lost: Lost) -> bool:
+        """Is it unknown yet whether a lost member is dead? Then it is asked again: it answers, or is lost for good."""
+        if not isinstance(lost.__cause__, self._ray.exceptions.ActorUnavailableError):
+            return False
+        now = time.monotonic()
+        member.doubted = member.doubted or now
+        if now - member.doubted > DOUBT_SECONDS:
+            return False
+        time.sleep(DOUBT_PAUSE)
+        member.call = member.actor.ping.remote()
+        return True
+
+    def verdict(self, member: Member, lost: Lost) -> Verdict:
+        """Why a member is gone. Raises WorkError if Ray itself has ended."""
+        error, nodes = lost.__cause__, self._session.node_cpus()
+        if member.node and member.node not in nodes:
+            return Verdict("its node is gone", blameless=True)
+        if error is None or isinstance(error, self._ray.exceptions.ActorUnavailableError):
+            return Verdict("it could not be reached for a while", blameless=True)
+        text = str(error).strip()
         if getattr(error, "actor_init_failed", False):
-            return Lost(f"it could not start: {text.strip().splitlines()[-1]}", blameless=False)
+            return Verdict(f"it could not start: {text.splitlines()[-1]}", blameless=False)
         if isinstance(error, self._ray.exceptions.OutOfMemoryError) or "low on memory" in text:
-            return Lost("its process was ended because the memory of its node was used up", blameless=False)
-        return Lost(f"DEBUG {type(error)} {text}", blameless=False)
+            return Verdict("its process was ended because the memory of its node was used up", blameless=False)
+        return Verdict(UNEXPECTED, blameless=False)
 
     def dismiss(self, member: Member) -> None:
         """End a member at once, whatever it does, and give its places back."""
         if member in self.members:
             self.members.remove(member)
+        if not self._session.reachable():
+            return
         with suppress(self._ray.exceptions.RayError, ValueError):
             self._ray.kill(member.actor)
         if member.group is not None:
@@ -140,7 +172,7 @@ class Crew:
 
     def end(self, polite: bool) -> None:
         """End all. polite: those that are idle may first let go of what they hold."""
-        if polite:
+        if polite and self._session.reachable():
             closing = [member.actor.close.remote() for member in self.idle]
             if closing:
                 self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)

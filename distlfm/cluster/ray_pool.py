@@ -109,6 +109,7 @@ class _Shift:
         if now - self._counted > RECOUNT_SECONDS:
             self._room, self._counted = self.pool.room(self.job), now
         wanted = min(self._room, self.ledger.waiting + len(self.crew.busy))
+        self.pool.workers = max(1, wanted)
         for member in self.crew.starting:
             if len(self.crew.members) > wanted:
                 self.crew.dismiss(member)
@@ -136,7 +137,8 @@ class _Shift:
         try:
             report, failure = self.crew.answer(member)
         except Lost as lost:
-            yield from self._replace(member, lost)
+            if not self.crew.doubt(member, lost):
+                yield from self._replace(member, lost)
             return
         if rescue is None:
             yield from self._opened(member, report, failure)
@@ -163,16 +165,17 @@ class _Shift:
 
     def _replace(self, member: Member, lost: Lost) -> Iterator[Event]:
         """A member is gone; another is made when there is work for it."""
+        verdict = self.crew.verdict(member, lost)
         self.crew.dismiss(member)
-        yield WorkerLost(member.name or "a new worker", lost.why)
+        yield WorkerLost(member.name or "a new worker", verdict.why)
         if member.rescue is None:
-            self._unopened(death(lost.why))
-        elif lost.blameless:
+            self._unopened(death(f"No worker can be started: {verdict.why}."))
+        elif verdict.blameless:
             self.ledger.give_back(member.rescue)
-            yield BlockRetried(member.rescue.block, lost.why)
+            yield BlockRetried(member.rescue.block, verdict.why)
         else:
             seconds = time.monotonic() - member.since
-            failure = death(f"it takes its worker down: {lost.why}")
+            failure = death(f"it takes its worker down: {verdict.why}")
             yield from self.ledger.record(member.rescue, {}, failure, seconds, member.name, self.pool.workers)
 
     def _leave(self) -> Iterator[Event]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +22,7 @@ from distlfm.cluster.ray_knock import knock
 from distlfm.cluster.ray_surroundings import (
     environment_restored,
     forget_token,
+    guarded,
     private_directory,
     quiet,
     signals_kept,
@@ -41,6 +44,8 @@ PRIVATE = {
 STRAY = ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH", "RAY_NAMESPACE", "RAY_RUNTIME_ENV_HOOK")
 """Settings of some other Ray that a private one must not heed."""
 
+CONNECT_SECONDS = 5.0
+
 
 @dataclass(frozen=True)
 class RaySession:
@@ -59,9 +64,24 @@ class RaySession:
             return f"this machine ({cpus})"
         return f"the cluster at {self.address} ({len(nodes)} node{'s' if len(nodes) > 1 else ''}, {cpus})"
 
+    def reachable(self) -> bool:
+        """Is Ray's server there? Without it Ray's calls hang for a minute, and then Ray ends this process."""
+        host, _, port = self.address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        except ConnectionRefusedError:
+            return False
+        except OSError:  # a busy network is no proof
+            return True
+        return True
+
     def node_cpus(self) -> dict[str, int]:
-        """CPUs of each node that is alive, by its id."""
-        return {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in self.ray.nodes() if node["Alive"]}
+        """CPUs of each node that is alive, by its id. Raises WorkError if Ray itself has ended."""
+        nodes = self.ray.nodes() if self.reachable() else []
+        alive = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"]}
+        if not nodes or (self.local and not alive):
+            raise WorkError(f"The Ray at {self.address} has ended.", "The same command goes on with what is left.")
+        return alive
 
 
 @contextmanager
@@ -78,7 +98,7 @@ def ray_session(address: str | None = None, cpus: int | None = None) -> Iterator
         if ray.is_initialized():
             yield _present(ray, address)
         elif address is None:
-            with private_directory() as directory, _private(ray, cpus or usable_cpus(), str(directory)) as session:
+            with private_directory() as directory, _private(ray, cpus or usable_cpus(), directory) as session:
                 yield session
         else:
             with _joined(ray, address) as session:
@@ -96,20 +116,21 @@ def _present(ray: ModuleType, address: str | None) -> RaySession:
 
 
 @contextmanager
-def _private(ray: ModuleType, cpus: int, directory: str) -> Iterator[RaySession]:
+def _private(ray: ModuleType, cpus: int, directory: Path) -> Iterator[RaySession]:
     for name in STRAY:
         os.environ.pop(name, None)
-    os.environ.update(PRIVATE, RAY_AUTH_TOKEN=secrets.token_hex(32))
+    token = secrets.token_hex(32)
+    os.environ.update(PRIVATE, RAY_AUTH_TOKEN=token)
     settings = {
         "address": "local",
         "num_cpus": cpus,
         "num_gpus": 0,
         "object_store_memory": object_store_bytes(),
         "include_dashboard": False,
-        "_temp_dir": directory,
+        "_temp_dir": str(directory),
         "_node_ip_address": "127.0.0.1",
     }
-    with _connected(ray, "Cannot start Ray on this machine", settings):
+    with guarded(token, directory), _connected(ray, "Cannot start Ray on this machine", settings):
         yield RaySession(ray, _address(ray), local=True)
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import importlib
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -14,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from distlfm.cluster import ray_guard
 from distlfm.cluster.machine import short_temporary
 
 PREFIX = "dlfm-"
@@ -67,6 +71,20 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         worker._worker_logs_enabled = before
+
+
+@contextmanager
+def guarded(token: str, directory: Path) -> Iterator[None]:
+    """At the end, or when this process dies, no process of the Ray with this token is left; see `ray_guard`."""
+    command = [sys.executable, "-I", "-S", ray_guard.__file__]
+    guard = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    assert guard.stdin is not None
+    with guard:
+        guard.stdin.write(json.dumps({"token": token, "directory": str(directory)}).encode() + b"\n")
+        guard.stdin.flush()
+        yield
 
 
 def forget_token() -> None:
