@@ -13,7 +13,7 @@ from typing import Annotated
 import click
 import typer
 
-from distlfm.cli import config, data, doctor, fit, status
+from distlfm.cli import config, data, doctor, fit, status, store
 from distlfm.cli.state import STATE, group, start
 from distlfm.errors import DistlfmError
 from distlfm.version import __version__
@@ -39,6 +39,7 @@ app.command("status")(status.status)
 app.command("demo")(fit.demo)
 app.add_typer(data.app, name="data")
 app.add_typer(config.app, name="config")
+app.add_typer(store.app, name="store")
 
 
 def _version(wanted: bool) -> None:

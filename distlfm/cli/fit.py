@@ -116,11 +116,12 @@ def resume(
     Example: `distlfm resume runs/fleet`
     """
     from distlfm.pipeline.fit import resume as run_resume
-    from distlfm.pipeline.generate import resume as run_generate
     from distlfm.store import Store, is_store
 
     settings = work_overrides(executor, workers, address)
     if is_store(run) and Store.open(run).spec.kind == "generate":
+        from distlfm.pipeline.generate import resume as run_generate
+
         run_generate(run, settings, STATE.reporter)
         return 0
     return tell(run_resume(run, settings, STATE.reporter), STATE.reporter)

@@ -122,7 +122,7 @@ class _Watch:
         self._tell("ended")
 
     def _note(self) -> str:
-        workers = max(1, len(set(self._running.values())) or self.pool.workers)
+        workers = self.pool.workers
         words = [f"{workers} worker{'s' if workers > 1 else ''}"]
         if self.failed:
             words.append(f"{self.failed} failed")
