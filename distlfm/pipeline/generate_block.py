@@ -38,10 +38,6 @@ def store_spec(config: GenerateConfig, draws: Draws) -> StoreSpec:
     system, parameters = draws.model.system, draws.model.space.parameters
     names = tuple(_named(one, label) for one in parameters for label in one.labels)
     space = AXES[: len(draws.axes)]
-    known = ["time", *space, *system.outputs, *system.force_names, *names]
-    for name in config.units:
-        if name not in known:
-            raise UsageError(f"units names {name!r}, which is nothing of this model.", nearest(name, known))
     return StoreSpec(
         kind="generate",
         instances=config.instances,
@@ -55,7 +51,7 @@ def store_spec(config: GenerateConfig, draws: Draws) -> StoreSpec:
         times=tuple(draws.times.tolist()),
         space=space,
         lattice=tuple(tuple(axis.tolist()) for axis in draws.axes) if space else None,
-        units=dict(config.units),
+        units=_units(config.units, ["time", *space, *system.outputs, *system.force_names], parameters),
         attributes={
             **identity(config),
             "seed": config.seed,
@@ -176,6 +172,19 @@ def _plan(config: GenerateConfig, draws: Draws) -> Plan:
             "Lower it, or give more points.",
         )
     return plan
+
+
+def _units(given: Mapping[str, str], names: Sequence[str], parameters: Sequence[Parameter]) -> dict[str, str]:
+    """Units by the names of the store; that of a whole parameter holds for each of its elements."""
+    elements = {name: [name] for name in names}
+    for one in parameters:
+        elements |= {_named(one, label): [_named(one, label)] for label in one.labels}
+        elements[one.name] = [_named(one, label) for label in one.labels]
+    for name in given:
+        if name not in elements:
+            raise UsageError(f"units names {name!r}, which is nothing of this model.", nearest(name, list(elements)))
+    whole_first = sorted(given, key=lambda name: -len(elements[name]))
+    return {element: given[name] for name in whole_first for element in elements[name]}
 
 
 def _named(parameter: Parameter, label: str) -> str:

@@ -84,7 +84,7 @@ def test_the_spec_holds_all_parameters_the_grid_and_the_units() -> None:
     fixed = {"sensitivity": {"output_0": 1.0}}
     config = make(
         mechanism={"kind": "transcription", "fixed": fixed},
-        units={"time": "h", "output_1": "nM", "force.lengthscale": "h"},
+        units={"time": "h", "output_1": "nM", "decay[output_0]": "1/d", "decay": "1/h"},
         sampling={"every": 3},
         run={"block": 3},
     )
@@ -95,5 +95,5 @@ def test_the_spec_holds_all_parameters_the_grid_and_the_units() -> None:
     assert (spec.steps, spec.times[0], spec.times[-1], spec.samples) == (12, 0.0, 11.0, 4)
     assert "sensitivity[output_0]" in spec.parameters
     assert dict(zip(spec.parameters, spec.parameter_kinds, strict=True))["force.lengthscale"] == "kernel"
-    assert spec.units["output_1"] == "nM"
+    assert spec.units == {"time": "h", "output_1": "nM", "decay[output_0]": "1/d", "decay[output_1]": "1/h"}
     assert build(GenerateConfig, spec.attributes["config"]) == config.work()
