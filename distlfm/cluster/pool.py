@@ -15,6 +15,9 @@ from typing import Any
 from distlfm.cluster.job import Job
 from distlfm.runtime.signals import Stop
 
+GRACE_SECONDS = 10.0
+"""After a stop was asked for, blocks in hand may still be finished for so long."""
+
 
 @dataclass(frozen=True)
 class Started:

@@ -12,15 +12,12 @@ from collections.abc import Iterator, Sequence
 from distlfm.cluster.failure import Failure, death
 from distlfm.cluster.job import Job
 from distlfm.cluster.ledger import Ledger
-from distlfm.cluster.pool import BlockRetried, Event, Pool, Started, WorkerLost
+from distlfm.cluster.pool import GRACE_SECONDS, BlockRetried, Event, Pool, Started, WorkerLost
 from distlfm.cluster.ray_crew import Crew, Lost, Member
 from distlfm.cluster.ray_session import RaySession
 from distlfm.cluster.rescue import Run
 from distlfm.errors import UsageError, WorkError
 from distlfm.runtime.signals import Stop
-
-GRACE_SECONDS = 10.0
-"""After a stop was asked for, blocks in hand may still be finished for so long."""
 
 START_SECONDS = 300.0
 """Without any worker for so long, the work is given up."""

@@ -33,6 +33,9 @@ from distlfm.optional import require
 PRIVATE = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Each job starts its own processes, so that none is needed in advance.
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
     # A node that dies is noticed after 4 s instead of 16 s.
     "RAY_health_check_initial_delay_ms": "2000",
     "RAY_health_check_period_ms": "500",

@@ -10,15 +10,17 @@ from collections.abc import Iterator, Sequence
 from distlfm.cluster.job import Job
 from distlfm.cluster.ledger import Ledger
 from distlfm.cluster.perform import perform
-from distlfm.cluster.pool import Event, Pool, Started
+from distlfm.cluster.pool import GRACE_SECONDS, Event, Pool, Started
 from distlfm.cluster.rescue import Run
-from distlfm.runtime.signals import Stop
+from distlfm.runtime.signals import BrokenOff, Stop
 
 
 class SerialPool(Pool):
-    """Blocks one after another; a stop is heeded between two actions."""
+    """Blocks one after another; after a stop was asked for, the one in hand may be finished for `grace` seconds."""
 
-    workers = 1
+    def __init__(self, grace: float = GRACE_SECONDS) -> None:
+        self.workers = 1
+        self.grace = grace
 
     def work(self, job: Job, blocks: Sequence[int], stop: Stop) -> Iterator[Event]:
         """See Pool."""
@@ -32,7 +34,11 @@ class SerialPool(Pool):
                 if isinstance(rescue.action, Run):
                     yield Started(rescue.block, name)
                 since = time.monotonic()
-                report, failure = perform(worker, rescue.action)
+                try:
+                    with stop.limit(self.grace):
+                        report, failure = perform(worker, rescue.action)
+                except BrokenOff:
+                    return
                 yield from ledger.record(rescue, report, failure, time.monotonic() - since, name, self.workers)
         finally:
             worker.close()

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Ctrl-C, the end of a batch job, and the warning that Slurm gives before it."""
+
+
+class BrokenOff(BaseException):
+    """Work went on for too long after a stop was asked for. No ordinary handler of exceptions should catch it."""
 
 
 class Stop:
@@ -22,11 +28,27 @@ class Stop:
         self.requested = False
         self.signal: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
+        self._grace: float | None = None
+        self._timer: threading.Timer | None = None
+        self._overdue = False
 
     def request(self, which: signal.Signals | None = None) -> None:
         """Ask for the stop."""
         self.requested = True
         self.signal = self.signal or which
+
+    @contextmanager
+    def limit(self, grace: float) -> Iterator[None]:
+        """What runs inside is broken off, by BrokenOff, `grace` seconds after a signal asked for the stop."""
+        self._grace = grace
+        if self.requested and self._before:
+            self._arm(grace, self.signal or signal.SIGINT)
+        try:
+            yield
+        finally:
+            self._grace = None
+            if self._timer is not None:
+                self._timer.cancel()
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():
@@ -43,6 +65,23 @@ class Stop:
         self._before = {}
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if self.requested:
+        if self._overdue:
+            self._overdue = False
+            if self._grace is not None:
+                raise BrokenOff
+        elif self.requested:
             raise KeyboardInterrupt
-        self.request(signal.Signals(number))
+        else:
+            self.request(signal.Signals(number))
+            if self._grace is not None:
+                self._arm(self._grace, number)
+
+    def _arm(self, grace: float, number: int) -> None:
+        self._timer = threading.Timer(grace, self._break_off, (number,))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _break_off(self, number: int) -> None:
+        """Handlers run in the main thread only, and a real signal also wakes it from a system call."""
+        self._overdue = True
+        signal.pthread_kill(threading.main_thread().ident or 0, number)

@@ -1,0 +1,198 @@
+"""One bad row costs itself and no neighbour; what nobody can be blamed for changes nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pool_toy import ToyJob, results
+
+from distlfm.cluster.failure import Failure, death, failure_of
+from distlfm.cluster.pool import BlockDone, BlockRetried, Event, RowsSetAside, Started
+from distlfm.cluster.rescue import Action, Attempt, Phase, Rescue, Run
+from distlfm.cluster.serial import SerialPool
+from distlfm.errors import DataError, MissingExtra, Problem, StorageError, UsageError, WorkError
+from distlfm.runtime.signals import Stop
+
+RAISED = failure_of(ValueError("bad"))
+DIED = death("killed")
+
+
+def outcome(action: Action, count: int, bad: Mapping[int, Failure]) -> Failure | None:
+    """What a world does in which these rows fail."""
+    rows = action.rows if isinstance(action, Attempt) else [row for row in range(count) if row not in action.left_out]
+    return next((bad[row] for row in rows if row in bad), None)
+
+
+def rescued(count: int, bad: Mapping[int, Failure], killed: int = -1, proven: bool = False) -> tuple[Rescue, int]:
+    """A block brought to its end, and the number of actions; the action number `killed` is killed from outside."""
+    rescue, actions = Rescue(7, count), 0
+    while not rescue.finished:
+        failure = DIED if actions == killed else outcome(rescue.action, count, bad)
+        rescue.feed(failure, proven)
+        actions += 1
+    return rescue, actions
+
+
+failures = st.sampled_from([RAISED, DIED])
+
+
+@given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.dictionaries(st.integers(0, n - 1), failures))))
+def test_exactly_the_bad_rows_are_set_aside(case: tuple[int, dict[int, Failure]]) -> None:
+    count, bad = case
+    rescue, _ = rescued(count, bad)
+    assert rescue.phase is Phase.DONE
+    assert set(rescue.left_out) == set(bad)
+    assert all(rescue.left_out[row] == failure.reason for row, failure in bad.items())
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 12).flatmap(lambda n: st.tuples(st.just(n), st.dictionaries(st.integers(0, n - 1), failures))))
+def test_a_kill_from_outside_at_any_moment_changes_nothing(case: tuple[int, dict[int, Failure]]) -> None:
+    count, bad = case
+    expected, actions = rescued(count, bad)
+    for moment in range(actions):
+        rescue, _ = rescued(count, bad, killed=moment)
+        assert set(rescue.left_out) == set(expected.left_out), moment
+
+
+@pytest.mark.parametrize("count", [2, 16, 100, 1024])
+def test_one_bad_row_is_found_by_halves(count: int) -> None:
+    _, actions = rescued(count, {count // 3: RAISED})
+    assert actions <= 2 + 2 * math.ceil(math.log2(count)) + 1 + 1
+
+
+def test_a_good_block_is_done_at_once() -> None:
+    assert rescued(5, {})[1] == 1
+
+
+def test_a_row_that_once_raises_and_once_dies_is_tried_a_third_time() -> None:
+    rescue = Rescue(0, 1)
+    for failure in (RAISED, RAISED, RAISED, DIED):
+        rescue.feed(failure, proven=False)
+    assert rescue.action == Attempt(0, (0,))
+    rescue.feed(None, proven=False)
+    assert rescue.action == Run(0, {})
+
+
+def test_asking_for_the_action_twice_changes_nothing() -> None:
+    rescue = Rescue(0, 4)
+    rescue.feed(RAISED, proven=False)
+    rescue.feed(RAISED, proven=False)
+    assert rescue.action == rescue.action == Attempt(0, (0, 1))
+
+
+def test_a_block_that_fails_whole_and_in_no_row_is_given_up_with_the_reason() -> None:
+    rescue = Rescue(0, 3)
+    while rescue.phase is not Phase.GIVEN_UP:
+        rescue.feed(RAISED if isinstance(rescue.action, Run) else None, proven=True)
+    action = rescue.action
+    assert isinstance(action, Run)
+    assert set(action.left_out) == {0, 1, 2}
+    assert all("fails as a whole" in why and "ValueError: bad" in why for why in action.left_out.values())
+    rescue.feed(None, proven=True)
+    assert rescue.phase is Phase.DONE
+
+
+def test_a_block_that_fails_without_any_row_ends_the_run() -> None:
+    rescue = Rescue(0, 2)
+    while not rescue.finished:
+        rescue.feed(RAISED, proven=True)
+    assert rescue.error is not None
+    assert isinstance(rescue.error.error(), WorkError)
+    assert "all its rows left out" in rescue.error.cause
+
+
+def test_a_full_disk_ends_the_run_at_once() -> None:
+    rescue = Rescue(0, 4)
+    rescue.feed(failure_of(StorageError("The disk is full.", "Free some space.")), proven=True)
+    assert rescue.phase is Phase.FATAL
+    assert rescue.error is not None
+    error = rescue.error.error()
+    assert isinstance(error, StorageError)
+    assert (error.cause, error.fix) == ("The disk is full.", "Free some space.")
+
+
+@pytest.mark.parametrize("error", [UsageError("No such key.", "Mend it."), MissingExtra("No ray.", "Install it.")])
+def test_a_call_that_is_wrong_for_every_row_ends_the_run(error: UsageError | MissingExtra) -> None:
+    wrong = failure_of(error)
+    rescue, _ = rescued(4, dict.fromkeys(range(4), wrong))
+    assert rescue.error is not None
+    assert type(rescue.error.error()) is type(error)
+    assert str(rescue.error.error()) == str(error)
+
+
+def test_a_usage_error_after_a_block_has_worked_costs_only_its_rows() -> None:
+    wrong = failure_of(UsageError("No such key.", "Mend it."))
+    rescue, _ = rescued(4, dict.fromkeys(range(4), wrong), proven=True)
+    assert rescue.phase is Phase.DONE
+    assert set(rescue.left_out) == set(range(4))
+
+
+def test_a_usage_error_of_some_rows_costs_only_those() -> None:
+    rescue, _ = rescued(4, {1: failure_of(UsageError("No such key.", "Mend it."))})
+    assert (rescue.phase, set(rescue.left_out)) == (Phase.DONE, {1})
+
+
+def test_an_exception_crosses_as_plain_text() -> None:
+    class Rude(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert failure_of(Rude()).reason.startswith("Rude: ")
+    assert len(failure_of(ValueError("x" * 10**6)).reason) < 3000
+    data = failure_of(DataError(Problem("No number.", "Give one.", file="a.csv", row=3))).error()
+    assert isinstance(data, UsageError)
+    assert "a.csv, row 3: No number. Give one." in str(data)
+
+
+def worked(job: ToyJob, blocks: list[int] | None = None) -> list[Event]:
+    return list(SerialPool().work(job, list(range(job.num_blocks)) if blocks is None else blocks, Stop()))
+
+
+def test_a_serial_pool_does_every_block_asked_for(tmp_path: Path) -> None:
+    events = worked(ToyJob(tmp_path, num_blocks=3, block=2), [2, 0])
+    assert [event.block for event in events if isinstance(event, BlockDone)] == [0, 2]
+    assert results(tmp_path) == {0: "0 1", 2: "16 25"}
+    assert list(tmp_path.glob("closed.*"))
+
+
+def test_a_serial_pool_begins_with_the_costliest(tmp_path: Path) -> None:
+    events = worked(ToyJob(tmp_path, num_blocks=3, weights=(1.0, 3.0, 2.0)))
+    assert [event.block for event in events if isinstance(event, Started)] == [1, 2, 0]
+
+
+def test_a_serial_pool_sets_bad_rows_aside(tmp_path: Path) -> None:
+    events = worked(ToyJob(tmp_path, num_blocks=3, rows={1: "value", 6: "odd", 7: "exit"}))
+    aside = {event.block: dict(event.reasons) for event in events if isinstance(event, RowsSetAside)}
+    assert aside == {
+        0: {1: "ValueError: row 1 is bad"},
+        1: {2: "Unpicklable: row 6 is odd", 3: "SystemExit: 3"},
+    }
+    assert results(tmp_path) == {0: "0 - 4 9", 1: "16 25 - -", 2: "64 81 100 121"}
+    assert sum(isinstance(event, BlockRetried) for event in events) == 4
+
+
+def test_a_serial_pool_raises_what_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="row 1 is bad"):
+        worked(ToyJob(tmp_path, rows={1: "storage"}))
+    with pytest.raises(UsageError, match="cannot be opened"):
+        worked(ToyJob(tmp_path, refuse="usage"))
+
+
+def test_a_pool_without_blocks_opens_nothing(tmp_path: Path) -> None:
+    assert worked(ToyJob(tmp_path, refuse="usage"), []) == []
+
+
+def test_a_serial_pool_stops_between_blocks(tmp_path: Path) -> None:
+    stop, done = Stop(), 0
+    for event in SerialPool().work(ToyJob(tmp_path), range(6), stop):
+        if isinstance(event, BlockDone):
+            done += 1
+            stop.request()
+    assert done == 1
+    assert len(results(tmp_path)) == 1

@@ -1,0 +1,112 @@
+"""The first signal asks, the second insists, and afterwards all is as before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from pool_toy import ToyJob, results
+
+from distlfm.cluster.pool import BlockDone
+from distlfm.cluster.serial import SerialPool
+from distlfm.runtime.signals import SIGNALS, BrokenOff, Stop
+
+
+def send(which: signal.Signals) -> None:
+    """To this very process; Python handles it before the next line."""
+    os.kill(os.getpid(), which)
+    time.sleep(0.01)
+
+
+def send_later(which: signal.Signals, seconds: float) -> None:
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), which))
+    timer.daemon = True
+    timer.start()
+
+
+@pytest.mark.parametrize("which", SIGNALS)
+def test_a_signal_asks_for_a_stop(which: signal.Signals) -> None:
+    with Stop() as stop:
+        assert not stop.requested
+        send(which)
+        assert stop.requested
+        assert stop.signal is which
+
+
+def test_a_second_signal_interrupts() -> None:
+    with Stop() as stop:
+        send(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+    assert stop.signal is signal.SIGTERM
+
+
+def test_handlers_are_put_back() -> None:
+    before = [signal.getsignal(which) for which in SIGNALS]
+    with Stop():
+        assert all(signal.getsignal(which) is not handler for which, handler in zip(SIGNALS, before, strict=True))
+    assert [signal.getsignal(which) for which in SIGNALS] == before
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        with Stop() as stop:
+            send(signal.SIGUSR1)
+        assert not stop.requested
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_in_another_thread_a_stop_can_be_asked_for_by_call() -> None:
+    before, seen = [signal.getsignal(which) for which in SIGNALS], []
+
+    def body() -> None:
+        with Stop() as stop:
+            stop.request()
+            seen.append(stop.requested)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert seen == [True]
+    assert [signal.getsignal(which) for which in SIGNALS] == before
+
+
+def test_work_that_goes_on_for_too_long_is_broken_off() -> None:
+    began = time.monotonic()
+    with Stop() as stop:
+        send_later(signal.SIGTERM, 0.05)
+        with pytest.raises(BrokenOff), stop.limit(0.2):
+            time.sleep(20)
+    assert stop.requested
+    assert time.monotonic() - began < 5
+
+
+def test_work_that_ends_in_time_is_not_broken_off() -> None:
+    with Stop() as stop:
+        with stop.limit(0.1):
+            send(signal.SIGTERM)
+        time.sleep(0.2)
+    assert stop.signal is signal.SIGTERM
+
+
+def test_a_serial_pool_drops_a_long_block_after_the_grace_time(tmp_path: Path) -> None:
+    with Stop() as stop:
+        send_later(signal.SIGINT, 0.1)
+        events = list(SerialPool(grace=0.2).work(ToyJob(tmp_path, rows={2: "sleep:30"}), range(6), stop))
+    assert stop.requested
+    assert results(tmp_path) == {}
+    assert not any(isinstance(event, BlockDone) for event in events)
+    assert list(tmp_path.glob("closed.*"))
+
+
+def test_a_serial_pool_finishes_a_short_block_after_a_stop(tmp_path: Path) -> None:
+    with Stop() as stop:
+        send_later(signal.SIGINT, 0.1)
+        list(SerialPool(grace=20).work(ToyJob(tmp_path, rows={2: "sleep:0.3"}), range(6), stop))
+    assert set(results(tmp_path)) == {0}
