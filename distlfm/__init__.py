@@ -1,7 +1,7 @@
 """distlfm infers latent forces: the unseen inputs that drive a system whose equation is known.
 
-The verbs are functions: `fit`, `simulate`, `save_fit`, `load_fit`. They are imported when first used, so that
-`import distlfm` and the command line's help stay quick.
+The verbs are functions: `fit`, `generate`, `simulate`, `save_fit`, `load_fit`. They are imported when first used, so
+that `import distlfm` and the command line's help stay quick.
 """
 
 from __future__ import annotations
@@ -18,16 +18,20 @@ if TYPE_CHECKING:
     from distlfm.inference.result import FitResult
     from distlfm.mechanisms import Mechanism, register
     from distlfm.pipeline.fit import FitRun, fit
+    from distlfm.pipeline.generate import generate
     from distlfm.pipeline.simulate import simulate
+    from distlfm.store import Store
 
 _HOMES = {
     "FitResult": ("distlfm.inference.result", "FitResult"),
     "FitRun": ("distlfm.pipeline.fit", "FitRun"),
     "Mechanism": ("distlfm.mechanisms", "Mechanism"),
     "fit": ("distlfm.pipeline.fit", "fit"),
+    "generate": ("distlfm.pipeline.generate", "generate"),
     "load_fit": ("distlfm.inference.archive", "load"),
     "save_fit": ("distlfm.inference.archive", "save"),
     "register": ("distlfm.mechanisms", "register"),
+    "Store": ("distlfm.store", "Store"),
     "simulate": ("distlfm.pipeline.simulate", "simulate"),
 }
 
@@ -36,9 +40,11 @@ __all__ = [
     "FitRun",
     "Instance",
     "Mechanism",
+    "Store",
     "Truth",
     "__version__",
     "fit",
+    "generate",
     "load_fit",
     "register",
     "save_fit",

@@ -13,7 +13,7 @@ from typing import Annotated
 import click
 import typer
 
-from distlfm.cli import config, data, doctor, fit, status, store
+from distlfm.cli import config, data, doctor, fit, generate, status, store
 from distlfm.cli.state import STATE, group, start
 from distlfm.errors import DistlfmError
 from distlfm.version import __version__
@@ -33,6 +33,7 @@ INTERRUPTED = 130
 app = group(EXAMPLES)
 app.command("doctor")(doctor.doctor)
 app.command("simulate")(fit.simulate)
+app.command("generate")(generate.generate)
 app.command("fit")(fit.fit)
 app.command("resume")(fit.resume)
 app.command("status")(status.status)

@@ -20,7 +20,7 @@ def schema(verb: Annotated[str, typer.Argument(help="The verb whose config is me
 
     Example: `distlfm config schema fit > fit.schema.json`
     """
-    from distlfm.pipeline.settings import schema_of
+    from distlfm.pipeline.verbs import schema_of
 
     typer.echo(json.dumps(schema_of(verb), indent=2))
 
@@ -34,6 +34,6 @@ def show(
 
     Example: `distlfm config show configs/fit/p53.yaml run.seed=1`
     """
-    from distlfm.pipeline.settings import load_any
+    from distlfm.pipeline.verbs import load_any
 
     typer.echo(dump(load_any(path, overrides or [])), nl=False)

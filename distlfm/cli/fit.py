@@ -120,9 +120,9 @@ def resume(
 
     settings = work_overrides(executor, workers, address)
     if is_store(run) and Store.open(run).spec.kind == "generate":
-        from distlfm.pipeline.generate import resume as run_generate
+        from distlfm.pipeline.generate import resume_generate
 
-        run_generate(run, settings, STATE.reporter)
+        resume_generate(run, settings, STATE.reporter)
         return 0
     return tell(run_resume(run, settings, STATE.reporter), STATE.reporter)
 

@@ -8,12 +8,12 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-import distlfm
+from distlfm import version
 
 
 def import_environment() -> dict[str, str]:
     """Environment with which a new Python imports this very distlfm; nothing where it is installed anyway."""
-    root = str(Path(distlfm.__file__).resolve().parent.parent)
+    root = str(Path(version.__file__).resolve().parent.parent)
     installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     if root in installed:
         return {}

@@ -31,13 +31,17 @@ EVENTS = "events.jsonl"
 
 @dataclass(frozen=True)
 class Fleet:
-    """What is worked on. what: the verb; command: what the user types to go on; folder: where events are written."""
+    """What is worked on. what: the verb; command: what the user types to go on; folder: where events are written.
+
+    worth: so many blocks are worth the seconds that Ray takes to start, where nobody asks for it.
+    """
 
     what: str
     job: Job
     store: Store
     command: str
     folder: Path
+    worth: int = 2
 
 
 def run_blocks(fleet: Fleet, config: WorkConfig, reporter: Reporter) -> None:
@@ -51,7 +55,7 @@ def run_blocks(fleet: Fleet, config: WorkConfig, reporter: Reporter) -> None:
         return
     with (
         Stop() as stop,
-        _pool(fleet.job, len(missing), config, reporter) as pool,
+        _pool(fleet, len(missing), config, reporter) as pool,
         reporter.task(fleet.what, left) as task,
         _log(fleet) as log,
     ):
@@ -64,10 +68,11 @@ def run_blocks(fleet: Fleet, config: WorkConfig, reporter: Reporter) -> None:
 
 
 @contextmanager
-def _pool(job: Job, num_blocks: int, config: WorkConfig, reporter: Reporter) -> Iterator[Pool]:
-    """Who does the work: Ray for more than one block where it is installed, else this process."""
+def _pool(fleet: Fleet, num_blocks: int, config: WorkConfig, reporter: Reporter) -> Iterator[Pool]:
+    """Who does the work: Ray where it is installed and there is enough to do, else this process."""
     wants_ray = config.executor == "ray" or config.address is not None
-    may_ray = config.executor == "auto" and num_blocks > 1 and config.workers != 1 and find_spec("ray") is not None
+    enough = num_blocks >= fleet.worth and config.workers != 1
+    may_ray = config.executor == "auto" and enough and find_spec("ray") is not None
     if not wants_ray and not may_ray:
         yield SerialPool()
         return
@@ -76,7 +81,7 @@ def _pool(job: Job, num_blocks: int, config: WorkConfig, reporter: Reporter) -> 
 
     with ray_session(config.address) as session:
         pool = RayPool(session, config.workers)
-        reporter.say(f"Ray: {pool.planned(job, num_blocks)} workers on {session.words}")
+        reporter.say(f"Ray: {pool.planned(fleet.job, num_blocks)} workers on {session.words}")
         yield pool
 
 

@@ -16,6 +16,9 @@ from distlfm.pipeline.rundir import same_work
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.store import Store, driver_lock, is_store
 
+WORTH = 64
+"""Drawing is quick: with fewer blocks than this, starting Ray would take longer."""
+
 
 def generate(
     config: GenerateConfig | Path | str, overrides: Sequence[str] = (), reporter: Reporter | None = None
@@ -27,7 +30,8 @@ def generate(
         raise UsageError("It is not said where the store goes.", "Give --out STORE, or set run.dir in the config.")
     store = open_store(config, config.run.dir)
     with driver_lock(store.path, "generate"):
-        fleet = Fleet("generate", GenerateJob.of(config, store), store, f"distlfm resume {store.path}", store.path)
+        job, again = GenerateJob.of(config, store), f"distlfm resume {store.path}"
+        fleet = Fleet("generate", job, store, again, store.path, worth=WORTH)
         run_blocks(fleet, config.run, reporter or Silent())
     statuses = [marker.statuses for marker in store.markers().values()]
     if not any(one.get("generated") for one in statuses):

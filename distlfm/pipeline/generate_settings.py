@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from distlfm.config import Config
-from distlfm.pipeline.settings import WorkConfig, _ModelConfig
+from distlfm.pipeline.settings import ModelConfig, WorkConfig
 
 
 class SamplingConfig(Config):
@@ -36,7 +36,7 @@ class GenerateRunConfig(WorkConfig):
     block: int = Field(default=256, ge=1)
 
 
-class GenerateConfig(_ModelConfig):
+class GenerateConfig(ModelConfig):
     """`distlfm generate`: parameters and forces from the priors, solved forward, into a store.
 
     Solution and force are kept at `points` even times from `start` to `stop`, and those of a field at `places`

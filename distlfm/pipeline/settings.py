@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from distlfm.config import Config, apply_overrides, build, read_yaml
+from distlfm.config import Config, build
 from distlfm.data import ColumnMap
 from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.model import ForceConfig, LikelihoodConfig
-from distlfm.mechanisms import find_system, known_systems
+from distlfm.mechanisms import find_system
 from distlfm.pipeline.plugins import import_plugins
 
 
@@ -68,7 +67,7 @@ class DataConfig(Config):
     scale: Literal["none", "output"] = "none"
 
 
-class _ModelConfig(Config):
+class ModelConfig(Config):
     """Mechanism, prior of the forces, likelihood. plugins: modules to import first, which register mechanisms."""
 
     plugins: tuple[str, ...] = ()
@@ -101,7 +100,7 @@ class _ModelConfig(Config):
         return options
 
 
-class FitConfig(_ModelConfig):
+class FitConfig(ModelConfig):
     """`distlfm fit`."""
 
     verb: Literal["fit"] = "fit"
@@ -116,7 +115,7 @@ class FitConfig(_ModelConfig):
         return self.model_copy(update={"run": run, "data": data})
 
 
-class SimulateConfig(_ModelConfig):
+class SimulateConfig(ModelConfig):
     """`distlfm simulate`: how many instances, observed when.
 
     Observations are at `points` even times from `start` to `stop`; the truth is kept at `truth_points`.
@@ -140,32 +139,3 @@ class SimulateConfig(_ModelConfig):
         if self.stop <= self.start:
             raise ValueError(f"stop ({self.stop:g}) must be after start ({self.start:g})")
         return self
-
-
-VERBS: dict[str, type[Config]] = {"fit": FitConfig, "simulate": SimulateConfig}
-
-
-def load_any(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read the config of whatever verb it names."""
-    content = apply_overrides(read_yaml(path), overrides)
-    return build(_model_of(str(content.get("verb", "fit"))), content, source=str(path))
-
-
-def schema_of(verb: str) -> dict[str, Any]:
-    """JSON schema of a verb's config; the mechanism's part lists every registered mechanism."""
-    schema = _model_of(verb).model_json_schema()
-    if "mechanism" in schema.get("properties", {}):
-        kinds = []
-        for kind, mechanism in sorted(known_systems().items()):
-            part = mechanism.Options.model_json_schema(ref_template=f"#/$defs/{kind}/$defs/{{model}}")
-            part["properties"]["kind"] = {"const": kind}
-            schema.setdefault("$defs", {})[kind] = part
-            kinds.append({"$ref": f"#/$defs/{kind}"})
-        schema["properties"]["mechanism"] = {"anyOf": kinds}
-    return schema
-
-
-def _model_of(verb: str) -> type[Config]:
-    if verb not in VERBS:
-        raise UsageError(f"There is no verb {verb!r} with a config.", f"Known are: {', '.join(VERBS)}.")
-    return VERBS[verb]

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from distlfm.config import Config, apply_overrides, build, dotted_keys, dump, fingerprint, load, nearest, read_yaml
 from distlfm.errors import UsageError
-from distlfm.pipeline.settings import VERBS, load_any, schema_of
+from distlfm.pipeline.verbs import VERBS, load_any, schema_of
 
 PROJECT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((PROJECT / "configs").rglob("*.yaml"))

@@ -35,7 +35,7 @@ def test_every_part_of_the_package_has_a_layer() -> None:
 
 
 def is_module(path: Path) -> bool:
-    return (path / "__init__.py").exists() or (path.suffix == ".py" and path.stem != "__init__")
+    return (path / "__init__.py").exists() or (path.suffix == ".py" and path.stem not in ("__init__", "__main__"))
 
 
 def test_an_import_upwards_would_be_found(tmp_path: Path) -> None:
