@@ -16,7 +16,7 @@ LARGEST_STORE = 256 * MEBIBYTE
 """Results go to disk from the workers themselves, so that little passes through the object store."""
 
 STORE_SHARE = 0.05
-LONGEST_TEMPORARY = 24
+LONGEST_TEMPORARY = 22
 """A socket's path holds 107 characters, and Ray appends some 75 to its directory."""
 
 

@@ -17,6 +17,9 @@ from distlfm.errors import UsageError, WorkError
 
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
+FEW_TRIES = {"RAY_NUM_REDIS_GET_RETRIES": "2", "RAY_USAGE_STATS_ENABLED": "0"}
+REFUSED = "InvalidAuthToken"
+"""Ray names it in its log only, and raises that it could not connect."""
 
 
 def knock(address: str, patience: float = ANSWER_SECONDS) -> None:
@@ -24,10 +27,9 @@ def knock(address: str, patience: float = ANSWER_SECONDS) -> None:
     if address != "auto":
         _connect(address)
     command = [sys.executable, "-m", "distlfm.cluster.ray_knock", address]
+    environment = {**os.environ, **import_environment(), **FEW_TRIES}
     try:
-        answer = subprocess.run(
-            command, env={**os.environ, **import_environment()}, capture_output=True, text=True, timeout=patience
-        )
+        answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience)
     except subprocess.TimeoutExpired:
         raise WorkError(
             f"What listens at {address} did not answer as a Ray cluster within {patience:.0f} s.",
@@ -37,6 +39,8 @@ def knock(address: str, patience: float = ANSWER_SECONDS) -> None:
         refusal = json.loads(answer.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         refusal = {"kind": "", "text": answer.stderr.strip()[-500:] or f"exit code {answer.returncode}"}
+    if refusal and REFUSED in answer.stderr:
+        refusal["text"] += REFUSED
     if refusal:
         raise _sentence(address, refusal["kind"], refusal["text"])
 
@@ -56,7 +60,7 @@ def _connect(address: str) -> None:
 
 
 def _sentence(address: str, kind: str, text: str) -> WorkError:
-    if kind == "AuthenticationError" or "InvalidAuthToken" in text:
+    if REFUSED in text:
         return WorkError(
             f"The Ray cluster at {address} refused this process's token.",
             "Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token that it was started with.",

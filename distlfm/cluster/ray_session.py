@@ -48,6 +48,8 @@ STRAY = ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH", "RAY_NAMESPACE", "RAY_RUNTIME_ENV
 """Settings of some other Ray that a private one must not heed."""
 
 CONNECT_SECONDS = 5.0
+INNER = "r"
+"""Ray opens its directory to everybody, so it gets one inside ours."""
 
 
 @dataclass(frozen=True)
@@ -120,20 +122,21 @@ def _present(ray: ModuleType, address: str | None) -> RaySession:
 
 @contextmanager
 def _private(ray: ModuleType, cpus: int, directory: Path) -> Iterator[RaySession]:
+    inner = directory / INNER
+    inner.mkdir()
     for name in STRAY:
         os.environ.pop(name, None)
-    token = secrets.token_hex(32)
-    os.environ.update(PRIVATE, RAY_AUTH_TOKEN=token)
+    os.environ.update(PRIVATE, RAY_AUTH_TOKEN=secrets.token_hex(32))
     settings = {
         "address": "local",
         "num_cpus": cpus,
         "num_gpus": 0,
         "object_store_memory": object_store_bytes(),
         "include_dashboard": False,
-        "_temp_dir": str(directory),
+        "_temp_dir": str(inner),
         "_node_ip_address": "127.0.0.1",
     }
-    with guarded(token, directory), _connected(ray, "Cannot start Ray on this machine", settings):
+    with guarded(directory), _connected(ray, "Cannot start Ray on this machine", settings):
         yield RaySession(ray, _address(ray), local=True)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import importlib
-import json
 import os
 import shutil
 import signal
@@ -74,16 +73,11 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def guarded(token: str, directory: Path) -> Iterator[None]:
-    """At the end, or when this process dies, no process of the Ray with this token is left; see `ray_guard`."""
-    command = [sys.executable, "-I", "-S", ray_guard.__file__]
-    guard = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    assert guard.stdin is not None
-    with guard:
-        guard.stdin.write(json.dumps({"token": token, "directory": str(directory)}).encode() + b"\n")
-        guard.stdin.flush()
+def guarded(directory: Path) -> Iterator[None]:
+    """At the end, or when this process dies, no process of the Ray in `directory` is left; see `ray_guard`."""
+    command = [sys.executable, "-I", "-S", ray_guard.__file__, str(directory)]
+    null = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True):
         yield
 
 

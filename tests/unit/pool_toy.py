@@ -69,7 +69,13 @@ class ToyWorker(Worker):
             scratch = path.with_suffix(f".{os.getpid()}")
             scratch.write_text(" ".join(values))
             scratch.replace(path)
-        return {"count": self.job.block, "failed": len(left_out), "seconds": self.job.seconds, "pid": os.getpid()}
+        return {
+            "count": self.job.block,
+            "failed": len(left_out),
+            "seconds": self.job.seconds,
+            "pid": os.getpid(),
+            "threads": os.environ.get("OMP_NUM_THREADS"),
+        }
 
     def attempt(self, block: int, rows: Sequence[int]) -> None:
         for row in rows:

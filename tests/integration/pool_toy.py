@@ -1,0 +1,1 @@
+../unit/pool_toy.py

@@ -1,0 +1,219 @@
+"""Ray actors do what one process does, and a bad row costs itself only."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from pool_toy import ToyJob, results
+
+from distlfm.cluster.pool import BlockDone, BlockRetried, Event, RowsSetAside, Started, WorkerLost
+from distlfm.cluster.ray_knock import knock
+from distlfm.cluster.ray_pool import RayPool
+from distlfm.cluster.ray_session import RaySession, ray_session
+from distlfm.cluster.serial import SerialPool
+from distlfm.errors import StorageError, UsageError, WorkError
+from distlfm.runtime.signals import Stop
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[RaySession]:
+    with ray_session(cpus=2) as ray:
+        yield ray
+
+
+def worked(pool: RayPool | SerialPool, job: ToyJob, blocks: Sequence[int] | None = None) -> list[Event]:
+    return list(pool.work(job, range(job.num_blocks) if blocks is None else blocks, Stop()))
+
+
+def set_aside(events: list[Event]) -> dict[int, dict[int, str]]:
+    return {event.block: dict(event.reasons) for event in events if isinstance(event, RowsSetAside)}
+
+
+def folder(tmp_path: Path, name: str) -> Path:
+    (tmp_path / name).mkdir()
+    return tmp_path / name
+
+
+def test_actors_store_what_one_process_stores(session: RaySession, tmp_path: Path) -> None:
+    rows = {1: "value", 6: "odd", 9: "exit", 13: "usage", 14: "work"}
+    alone = ToyJob(folder(tmp_path, "serial"), rows=rows)
+    spread = ToyJob(folder(tmp_path, "ray"), rows=rows)
+    pool = RayPool(session)
+    expected, events = worked(SerialPool(), alone), worked(pool, spread)
+    assert results(spread.folder) == results(alone.folder)
+    assert len(results(spread.folder)) == 6
+    assert set_aside(events) == set_aside(expected)
+    done = [event for event in events if isinstance(event, BlockDone)]
+    assert sorted(event.block for event in done) == list(range(6))
+    assert all(event.worker == f"{socket.gethostname()}:{event.report['pid']}" for event in done)
+    assert all(event.report["threads"] == "1" for event in done)
+
+
+def test_the_costliest_block_goes_first_and_workers_are_limited(session: RaySession, tmp_path: Path) -> None:
+    pool = RayPool(session, workers=1)
+    assert pool.planned(ToyJob(tmp_path), 6) == 1
+    events = worked(pool, ToyJob(tmp_path, num_blocks=3, weights=(1.0, 3.0, 2.0)))
+    assert [event.block for event in events if isinstance(event, Started)] == [1, 2, 0]
+    assert list(tmp_path.glob("closed.*")), "a worker was not closed"
+
+
+def test_a_row_that_kills_its_worker_costs_only_itself(session: RaySession, tmp_path: Path) -> None:
+    events = worked(RayPool(session), ToyJob(tmp_path, num_blocks=4, block=2, rows={3: "die"}))
+    assert results(tmp_path) == {0: "0 1", 1: "4 -", 2: "16 25", 3: "36 49"}
+    assert list(set_aside(events)) == [1]
+    assert "takes its worker down" in set_aside(events)[1][1]
+    lost = [event.worker for event in events if isinstance(event, WorkerLost)]
+    assert len(lost) == len(set(lost)) == 4, "twice with its block, twice alone"
+
+
+def test_a_worker_killed_from_outside_changes_nothing(session: RaySession, tmp_path: Path) -> None:
+    chance = random.Random(11)
+    job = ToyJob(tmp_path, num_blocks=5, seconds=0.4)
+    victim, events = chance.randrange(4), []
+    for event in RayPool(session).work(job, range(5), Stop()):
+        events.append(event)
+        if isinstance(event, Started) and victim == 0:
+            pid = int(event.worker.split(":")[1])
+            threading.Timer(chance.uniform(0.0, 0.3), os.kill, (pid, signal.SIGKILL)).start()
+        victim -= isinstance(event, Started)
+    assert results(tmp_path) == {b: " ".join(str(r * r) for r in range(4 * b, 4 * b + 4)) for b in range(5)}
+    assert set_aside(events) == {}
+    assert sum(isinstance(event, WorkerLost) for event in events) == 1
+    assert sum(isinstance(event, BlockRetried) for event in events) == 1
+
+
+def test_what_ends_the_run_keeps_its_kind(session: RaySession, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="row 1 is bad"):
+        worked(RayPool(session, workers=1), ToyJob(tmp_path, rows={1: "storage"}))
+    with pytest.raises(UsageError, match="is bad"):
+        worked(RayPool(session, workers=1), ToyJob(tmp_path, block=2, rows=dict.fromkeys(range(12), "usage")))
+
+
+def test_workers_that_cannot_be_opened_end_the_run(session: RaySession, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"It cannot be opened\."):
+        worked(RayPool(session, workers=1), ToyJob(tmp_path, refuse="usage"))
+    with pytest.raises(WorkError, match="No worker can be started: its process ended unexpectedly"):
+        worked(RayPool(session, workers=1), ToyJob(tmp_path, refuse="die"))
+
+
+def test_a_group_of_processes_gets_its_places_and_gives_them_back(session: RaySession, tmp_path: Path) -> None:
+    job = ToyJob(tmp_path, num_blocks=3, cpus=2, grouped=True, rows={5: "once:mark"})
+    pool = RayPool(session)
+    assert pool.planned(job, 3) == 1
+    events = worked(pool, job)
+    assert sum(isinstance(event, WorkerLost) for event in events) == 1
+    assert len(results(tmp_path)) == 3
+    until = time.monotonic() + 10
+    while session.ray.available_resources().get("CPU") != 2 and time.monotonic() < until:
+        time.sleep(0.1)
+    assert session.ray.available_resources()["CPU"] == 2
+
+
+def test_a_worker_that_fits_no_node_is_refused(session: RaySession, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="takes 3 CPUs, and the largest node has 2"):
+        worked(RayPool(session), ToyJob(tmp_path, cpus=3))
+
+
+@pytest.mark.parametrize(("grace", "seconds", "finished"), [(20.0, 1.0, 2), (0.2, 60.0, 0)])
+def test_a_stop_lets_blocks_in_hand_finish_for_a_while(
+    session: RaySession, tmp_path: Path, grace: float, seconds: float, finished: int
+) -> None:
+    stop, in_hand, done_before = Stop(), {}, 0
+    for event in RayPool(session, grace=grace).work(ToyJob(tmp_path, num_blocks=9, seconds=seconds), range(9), stop):
+        if isinstance(event, Started):
+            assert not stop.requested, "a block was begun after the stop"
+            in_hand[event.block] = event.worker
+        elif isinstance(event, BlockDone):
+            del in_hand[event.block]
+        if len(set(in_hand.values())) == 2 and not stop.requested:
+            stop.request()
+            began, done_before = time.monotonic(), len(results(tmp_path))
+    assert stop.requested, "two workers were never busy at once"
+    assert time.monotonic() - began < 10
+    assert len(results(tmp_path)) == done_before + finished
+
+
+def test_the_driver_keeps_no_answers(session: RaySession, tmp_path: Path) -> None:
+    held = 0
+    for event in RayPool(session).work(ToyJob(tmp_path, num_blocks=300, block=1), range(300), Stop()):
+        if isinstance(event, BlockDone) and event.block == 290:
+            held = sum(type(thing) is session.ray.ObjectRef for thing in gc.get_objects())
+    assert held < 10
+
+
+JOIN = """
+import sys
+from pathlib import Path
+from pool_toy import ToyJob, results
+from distlfm.cluster.ray_pool import RayPool
+from distlfm.cluster.ray_session import ray_session
+from distlfm.runtime.signals import Stop
+with ray_session(sys.argv[1]) as session:
+    assert not session.local
+    print(session.words)
+    list(RayPool(session).work(ToyJob(Path(sys.argv[2])), range(6), Stop()))
+"""
+
+
+def test_another_driver_with_the_token_joins(session: RaySession, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-c", JOIN, session.address, str(tmp_path)]
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert answer.returncode == 0, answer.stderr
+    assert f"the cluster at {session.address} (1 node, 2 CPUs)" in answer.stdout
+    assert len(results(tmp_path)) == 6
+    assert session.node_cpus(), "the cluster outlives a driver that joined"
+
+
+@pytest.mark.parametrize("token", [None, "0" * 64])
+def test_nobody_joins_without_the_token(
+    session: RaySession, monkeypatch: pytest.MonkeyPatch, token: str | None
+) -> None:
+    if token is None:
+        monkeypatch.delenv("RAY_AUTH_TOKEN")
+        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    else:
+        monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+    with pytest.raises(WorkError, match="refused this process's token"):
+        knock(session.address)
+
+
+def test_an_address_without_a_cluster_is_told_at_once() -> None:
+    began = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(WorkError, match=f"There is no Ray cluster at 127.0.0.1:{port}"):
+        knock(f"127.0.0.1:{port}")
+    with pytest.raises(WorkError, match=r"There is no Ray cluster at nowhere\.invalid:6379"):
+        knock("nowhere.invalid:6379")
+    with pytest.raises(UsageError, match="is no address"):
+        knock("somewhere")
+    assert time.monotonic() - began < 20
+
+
+def test_a_port_that_never_answers_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(WorkError, match="did not answer as a Ray cluster within 2 s"):
+            knock(address, patience=2.0)
+
+
+def test_a_session_inside_a_session_is_the_same(session: RaySession) -> None:
+    with ray_session() as inner:
+        assert inner.address == session.address
+    assert session.node_cpus()
+    with pytest.raises(UsageError, match="connected to the Ray at"), ray_session("127.0.0.1:1"):
+        pass
