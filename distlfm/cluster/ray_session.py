@@ -48,6 +48,9 @@ STRAY = ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH", "RAY_NAMESPACE", "RAY_RUNTIME_ENV
 """Settings of some other Ray that a private one must not heed."""
 
 CONNECT_SECONDS = 5.0
+FIRST_WITH_TOKENS = (2, 52)
+"""Older versions ignore the token and let everybody in."""
+
 INNER = "r"
 """Ray opens its directory to everybody, so it gets one inside ours."""
 
@@ -120,8 +123,19 @@ def _present(ray: ModuleType, address: str | None) -> RaySession:
     return RaySession(ray, found, local=False)
 
 
+def require_tokens(version: str) -> None:
+    """Refuse a Ray that cannot ask for a token."""
+    if tuple(int(part) for part in version.split(".")[:2]) < FIRST_WITH_TOKENS:
+        first = ".".join(map(str, FIRST_WITH_TOKENS))
+        raise UsageError(
+            f"Ray {version} lets anybody on the network run code in this process's name.",
+            f'Install {first} or newer: pip install "ray>={first}".',
+        )
+
+
 @contextmanager
 def _private(ray: ModuleType, cpus: int, directory: Path) -> Iterator[RaySession]:
+    require_tokens(str(ray.__version__))
     inner = directory / INNER
     inner.mkdir()
     for name in STRAY:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from distlfm.cluster.machine import object_store_bytes, short_temporary, usable_cpus
+from distlfm.cluster.ray_session import require_tokens
+from distlfm.errors import UsageError
 
 
 @pytest.fixture
@@ -70,3 +72,10 @@ def test_the_object_store_is_modest() -> None:
 def test_a_long_temporary_directory_is_avoided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 80)))
     assert len(str(short_temporary())) < 30
+
+
+def test_a_ray_that_lets_everybody_in_is_refused() -> None:
+    require_tokens("2.52.0")
+    require_tokens("3.0.0.dev0")
+    with pytest.raises(UsageError, match=r"Install 2\.52 or newer"):
+        require_tokens("2.40.0")
