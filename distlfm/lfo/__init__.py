@@ -1,0 +1,46 @@
+"""The Latent Force Operator: a Fourier network that answers a new instance in milliseconds, with its uncertainty."""
+
+from distlfm.lfo.checkpoint import load_checkpoint, save_checkpoint
+from distlfm.lfo.dataset import Batch, Examples, Split, split
+from distlfm.lfo.loop import Outcome, Training
+from distlfm.lfo.model import FourierOperator, Prediction
+from distlfm.lfo.operator import Answer, Estimate, Operator, finish
+from distlfm.lfo.ranks import Alone, Ranks
+from distlfm.lfo.schema import GridDim, OperatorSchema
+from distlfm.lfo.settings import (
+    AugmentConfig,
+    LoopConfig,
+    LossConfig,
+    OperatorConfig,
+    OptimiserConfig,
+    SplitConfig,
+    TrainSettings,
+)
+
+__all__ = [
+    "Alone",
+    "Answer",
+    "AugmentConfig",
+    "Batch",
+    "Estimate",
+    "Examples",
+    "FourierOperator",
+    "GridDim",
+    "LoopConfig",
+    "LossConfig",
+    "Operator",
+    "OperatorConfig",
+    "OperatorSchema",
+    "OptimiserConfig",
+    "Outcome",
+    "Prediction",
+    "Ranks",
+    "Split",
+    "SplitConfig",
+    "TrainSettings",
+    "Training",
+    "finish",
+    "load_checkpoint",
+    "save_checkpoint",
+    "split",
+]

@@ -1,0 +1,61 @@
+"""An operator on the disk: weights, schema, settings and what was learned of its own reliability, in one file.
+
+The file is a torch archive of tensors, numbers and texts. It is only ever read with `weights_only=True`, so that a file
+from somewhere else can do nothing but be wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distlfm.errors import UsageError, WorkError
+from distlfm.lfo.schema import SCHEMA
+
+OPERATOR = "distlfm operator"
+TRAINING = "distlfm training"
+
+
+def save_checkpoint(path: str | Path, content: Mapping[str, Any], kind: str = OPERATOR) -> Path:
+    """Write tensors, numbers and texts; the file appears whole or not at all."""
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("wb") as file:
+            torch.save({"format": kind, "version": SCHEMA, **content}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+    except OSError as error:
+        raise WorkError(f"Cannot write {target}: {error}.", "Free space, or choose another place.") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return target
+
+
+def load_checkpoint(path: str | Path, kind: str = OPERATOR) -> dict[str, Any]:
+    """The content of a file that `save_checkpoint` wrote; a sentence for any other."""
+    place = Path(path)
+    try:
+        content = torch.load(place, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UsageError(f"There is no checkpoint {place}.", "`distlfm train` makes one.") from None
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, ValueError) as error:
+        raise UsageError(
+            f"{place} is no checkpoint, or a damaged one ({type(error).__name__}).", "Give one of `distlfm train`."
+        ) from error
+    if not isinstance(content, dict) or content.get("format") != kind:
+        told = content.get("format") if isinstance(content, dict) else type(content).__name__
+        raise UsageError(f"{place} is not a file of a {kind}, but of: {told}.", "Give one of `distlfm train`.")
+    if content.get("version") != SCHEMA:
+        raise UsageError(
+            f"{place} has version {content.get('version')} of the checkpoint's form, and this distlfm reads {SCHEMA}.",
+            "Use the distlfm that wrote it, or train again.",
+        )
+    return content

@@ -1,0 +1,51 @@
+"""The loss of a prediction: Gaussian likelihood of forces and parameters, an example at a time.
+
+Shapes: `B` instances, `L` forces, `K` parameters.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from distlfm.lfo.dataset import Batch
+from distlfm.lfo.model import Normal, Prediction
+from distlfm.lfo.settings import LossConfig
+
+
+def losses(prediction: Prediction, batch: Batch, normal: Normal, config: LossConfig, beta: float) -> dict[str, Tensor]:
+    """`total`, `force` and `parameters`, each [B]. Dimensionless: in units of the training split's variances."""
+    stretch = (-1, *(1,) * (batch.force.dim() - 2))
+    shift = 2 * normal.force_sd.log().view(stretch)
+    spread = torch.nan_to_num(batch.force_var) if config.variance == "expected" else torch.zeros_like(batch.force_var)
+    scale = (-shift).exp()
+    force = gaussian(
+        (prediction.force - torch.nan_to_num(batch.force)).square() * scale,
+        prediction.force_logvar - shift,
+        spread * scale,
+        beta,
+    )
+    found = {"force": mean_known(force, batch.force)}
+    target = normal.standardised(batch.params)
+    spread = torch.nan_to_num(batch.params_var) if config.variance == "expected" else torch.zeros_like(target)
+    slope = torch.where(normal.param_log > 0, 1 / batch.params.clamp_min(1e-30), torch.ones_like(target))
+    spread = torch.nan_to_num(spread * (slope / normal.param_sd).square())
+    parameters = gaussian(
+        (prediction.params - torch.nan_to_num(target)).square(), prediction.params_logvar, spread, beta
+    )
+    found["parameters"] = mean_known(parameters, target)
+    found["total"] = found["force"] + config.parameters * found["parameters"]
+    return found
+
+
+def gaussian(squared_error: Tensor, logvar: Tensor, spread: Tensor, beta: float) -> Tensor:
+    """Expected negative log-likelihood for a target with variance `spread`, times the variance to the power beta."""
+    found = 0.5 * (logvar + (squared_error + spread) * torch.exp(-logvar))
+    return found * torch.exp(beta * logvar.detach()) if beta else found
+
+
+def mean_known(loss: Tensor, target: Tensor) -> Tensor:
+    """Mean [B] over what is known of the target [B, ...]; the loss itself is finite everywhere."""
+    known = torch.isfinite(target)
+    loss = torch.where(known, loss, torch.zeros_like(loss)).flatten(1)
+    return loss.sum(-1) / known.flatten(1).sum(-1).clamp_min(1)

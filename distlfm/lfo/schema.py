@@ -1,0 +1,132 @@
+"""What an operator takes and gives: names, grid and units, made from the stores that it learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from distlfm.config import Config
+from distlfm.errors import UsageError
+from distlfm.instance import FloatArray
+from distlfm.store import Store, StoreSpec
+from distlfm.store.layout import unit
+
+SCHEMA = 1
+"""Raised when a checkpoint of the old form can no longer be read by this code."""
+
+CONSTANT = 1e-9
+"""A parameter whose values spread less than this, relative to their size, is known, and not learned."""
+
+
+class GridDim(Config):
+    """One dimension of the training grid: `size` even points from `start` to `stop`, both included."""
+
+    name: str
+    size: int = Field(ge=2)
+    start: float
+    stop: float
+
+    @property
+    def step(self) -> float:
+        return (self.stop - self.start) / (self.size - 1)
+
+    def points(self, size: int | None = None) -> FloatArray:
+        return np.linspace(self.start, self.stop, size or self.size)
+
+
+class OperatorSchema(Config):
+    """mechanism: the section of the stores' config. dims: time first. fixed: parameters that never vary.
+
+    units: of `time`, of the axes, and of outputs, forces and parameters by name.
+    """
+
+    version: int = SCHEMA
+    mechanism: Mapping[str, Any]
+    outputs: tuple[str, ...]
+    forces: tuple[str, ...]
+    parameters: tuple[str, ...]
+    parameter_kinds: tuple[str, ...]
+    fixed: Mapping[str, float] = {}
+    dims: tuple[GridDim, ...]
+    units: Mapping[str, str] = {}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Points of each dimension of the training grid."""
+        return tuple(dim.size for dim in self.dims)
+
+    @staticmethod
+    def of(stores: Sequence[Store]) -> OperatorSchema:
+        """The schema that all stores share. Their grids may differ in number of points; the first one's is taken."""
+        if not stores:
+            raise UsageError("There is no store to learn from.", "Give at least one in data.stores.")
+        first = stores[0].spec
+        for store in stores[1:]:
+            _same(stores[0], store)
+        values = [_values(store) for store in stores]
+        common = [name for name in first.parameters if all(name in one for one in values)]
+        fixed, learned = {}, []
+        for name in common:
+            known = np.concatenate([one[name] for one in values])
+            known = known[np.isfinite(known)]
+            if len(known) and np.ptp(known) > CONSTANT * max(1e-12, float(np.abs(known).max())):
+                learned.append(name)
+            elif len(known):
+                fixed[name] = float(known[0])
+        kinds = dict(zip(first.parameters, first.parameter_kinds, strict=True))
+        named = ["time", *first.space, *first.outputs, *first.forces, *learned]
+        return OperatorSchema(
+            mechanism=dict(first.attributes.get("config", {}).get("mechanism", {})),
+            outputs=first.outputs,
+            forces=first.forces,
+            parameters=tuple(learned),
+            parameter_kinds=tuple(kinds[name] for name in learned),
+            fixed=fixed,
+            dims=_dims(stores[0]),
+            units={name: unit(first, name) for name in named},
+        )
+
+
+def _dims(store: Store) -> tuple[GridDim, ...]:
+    spec = store.spec
+    if spec.times is not None:
+        start, stop = spec.times[0], spec.times[-1]
+    else:
+        times = store.read("time")
+        start, stop = float(np.nanmin(times)), float(np.nanmax(times))
+    found = [GridDim(name="time", size=spec.steps, start=start, stop=stop)]
+    if spec.lattice is not None:
+        for axis, points in zip(spec.space, spec.lattice, strict=True):
+            found.append(GridDim(name=axis, size=len(points), start=min(points), stop=max(points)))
+    elif spec.nodes is not None:
+        nodes = np.array(spec.nodes)
+        size = max(2, round(len(nodes) ** (1 / nodes.shape[1])))
+        for i, axis in enumerate(spec.space):
+            found.append(GridDim(name=axis, size=size, start=nodes[:, i].min(), stop=nodes[:, i].max()))
+    return tuple(found)
+
+
+def _values(store: Store) -> dict[str, FloatArray]:
+    values = store.read("params_mean")
+    return {name: values[:, i] for i, name in enumerate(store.spec.parameters)}
+
+
+def _same(first: Store, other: Store) -> None:
+    def says(spec: StoreSpec) -> dict[str, object]:
+        return {
+            "mechanism": spec.attributes.get("mechanism"),
+            "outputs": spec.outputs,
+            "forces": spec.forces,
+            "axes": spec.space,
+        }
+
+    for what, here in says(first.spec).items():
+        there = says(other.spec)[what]
+        if here != there:
+            raise UsageError(
+                f"{other.path} does not fit {first.path}: its {what} is {there}, and there it is {here}.",
+                "An operator learns from stores of one mechanism, with the same outputs and forces.",
+            )

@@ -1,0 +1,115 @@
+"""What can be chosen about an operator: its layers, its loss, how it is trained, and which instances teach it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from distlfm.config import Config
+
+
+class OperatorConfig(Config):
+    """The network. modes: Fourier modes kept, one number or one a dimension. padding: how much longer than the domain
+    the period of the Fourier series is, as a fraction of the domain. dropout: of the parameter head.
+    """
+
+    layers: int = Field(default=4, ge=1)
+    width: int = Field(default=48, ge=4)
+    modes: int | tuple[int, ...] = 12
+    padding: float = Field(default=0.25, ge=0.0, le=4.0)
+    head: int = Field(default=128, ge=4)
+    pooled: int = Field(default=32, ge=2)
+    integrals: bool = True
+
+    def modes_of(self, num_dims: int) -> tuple[int, ...]:
+        """Modes of each dimension."""
+        given = (self.modes,) * num_dims if isinstance(self.modes, int) else self.modes
+        if len(given) != num_dims or min(given) < 1:
+            from distlfm.errors import UsageError
+
+            raise UsageError(
+                f"operator.modes is {self.modes} for {num_dims} dimensions.",
+                f"Give one positive number, or {num_dims} of them.",
+            )
+        return given
+
+
+class LossConfig(Config):
+    """The negative log-likelihood of forces, plus `parameters` times that of parameters.
+
+    beta: 0 is the plain Gaussian likelihood; up to 1, errors count more alike whatever variance was predicted for them
+    (Seitzer et al. 2022), which lets the mean learn first. warmup: share of the steps that lead from 1 to `beta`.
+    variance: `expected` takes the likelihood's mean over the fit's posterior; `ignored` takes its mean as the truth.
+    reconstruction: weight of the observed series solved forward with the prediction, see `physics`.
+    """
+
+    parameters: NonNegativeFloat = 1.0
+    beta: float = Field(default=0.5, ge=0.0, le=1.0)
+    warmup: float = Field(default=0.2, ge=0.0, le=1.0)
+    variance: Literal["expected", "ignored"] = "expected"
+    reconstruction: NonNegativeFloat = 0.0
+
+
+class OptimiserConfig(Config):
+    """AdamW with a linear warm-up over a share of the steps, then a cosine down to `floor` of the learning rate."""
+
+    lr: PositiveFloat = 2e-3
+    weight_decay: NonNegativeFloat = 1e-4
+    warmup: float = Field(default=0.05, ge=0.0, lt=1.0)
+    floor: float = Field(default=0.01, ge=0.0, le=1.0)
+    clip: PositiveFloat = 1.0
+    ema: float = Field(default=0.995, ge=0.0, lt=1.0)
+
+
+class AugmentConfig(Config):
+    """What is drawn anew in each epoch from the same training instances; nothing of it touches the other splits.
+
+    noise: observation noise is drawn anew around the solution (generated instances only).
+    missing: most observations that are hidden of an instance, as a share; how many, is drawn.
+    """
+
+    noise: bool = True
+    missing: float = Field(default=0.0, ge=0.0, lt=1.0)
+
+
+class SplitConfig(Config):
+    """Shares of the instances held out. An instance is sorted by a hash of its id, so that all copies of it, in any of
+    the stores, are on the same side. group: ids that are equal up to this separator (a patient's days) stay together.
+    """
+
+    validation: float = Field(default=0.1, ge=0.0, lt=1.0)
+    calibration: float = Field(default=0.1, ge=0.0, lt=1.0)
+    group: str = ""
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _leaves_some(self) -> SplitConfig:
+        if self.validation + self.calibration >= 1:
+            raise ValueError("validation and calibration leave nothing to train on")
+        return self
+
+
+class LoopConfig(Config):
+    """batch: of all ranks together. precision: `auto` is bfloat16 on a GPU that has it, else float32.
+
+    memory: megabytes of examples that are kept after their first reading. validate_every: epochs.
+    """
+
+    epochs: int = Field(default=60, ge=1)
+    batch: int = Field(default=64, ge=1)
+    seed: int = Field(default=0, ge=0)
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    memory: PositiveFloat = 2000.0
+    validate_every: int = Field(default=1, ge=1)
+
+
+class TrainSettings(Config):
+    """All that `Training` asks for."""
+
+    operator: OperatorConfig = OperatorConfig()
+    loss: LossConfig = LossConfig()
+    optimiser: OptimiserConfig = OptimiserConfig()
+    augment: AugmentConfig = AugmentConfig()
+    loop: LoopConfig = LoopConfig()
+    split: SplitConfig = SplitConfig()
