@@ -1,4 +1,4 @@
-"""The Latent Force Operator's network: observations on a grid → forces on the grid and parameters, with their variances.
+"""The Latent Force Operator's network: observations on a grid → forces on the grid and parameters, with variances.
 
 Shapes: `B` instances, `P` outputs, `L` forces, `K` parameters, `W` channels; the grid has any number of points.
 """

@@ -140,7 +140,7 @@ class Operator:
         return [found[i] for i in range(len(instances))]
 
     def grid_of(self, one: Instance) -> tuple[int, ...]:
-        """The grid on which an instance is answered: its own if that is an even one at least as fine as the training's."""
+        """The grid of an instance's answer: its own if that is even and at least as fine as the training's."""
         own = own_shape(self._points(one), self.schema.dims)
         if own is not None and all(n >= dim.size for n, dim in zip(own, self.schema.dims, strict=True)):
             return own
