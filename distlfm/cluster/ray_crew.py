@@ -25,6 +25,9 @@ DOUBT_SECONDS = 60.0
 """How long it may take until Ray knows whether a member that cannot be reached is dead."""
 
 DOUBT_PAUSE = 0.1
+NODE_DIED = "its node has died"
+"""What Ray says of an actor whose node is gone, if it never came up."""
+
 UNEXPECTED = "its process ended unexpectedly (killed from outside, out of memory, or a crash in compiled code)"
 
 
@@ -91,6 +94,11 @@ class Crew:
         """Those whose process is not up yet."""
         return [member for member in self.members if not member.name]
 
+    @property
+    def works(self) -> bool:
+        """Is any of them up?"""
+        return any(member.name for member in self.members)
+
     def hire(self) -> None:
         """One more member."""
         job = self._job
@@ -146,9 +154,9 @@ class Crew:
         return True
 
     def verdict(self, member: Member, lost: Lost) -> Verdict:
-        """Why a member is gone. Raises WorkError if Ray itself has ended."""
+        """Why a member is gone. Raises RayEnded."""
         error, nodes = lost.__cause__, self._session.node_cpus()
-        if member.node and member.node not in nodes:
+        if (member.node and member.node not in nodes) or NODE_DIED in str(error):
             return Verdict("its node is gone", blameless=True)
         if error is None or isinstance(error, self._ray.exceptions.ActorUnavailableError):
             return Verdict("it could not be reached for a while", blameless=True)
@@ -161,10 +169,11 @@ class Crew:
 
     def dismiss(self, member: Member) -> None:
         """End a member at once, whatever it does, and give its places back."""
-        if member in self.members:
-            self.members.remove(member)
-        if not self._session.reachable():
-            return
+        self.members.remove(member)
+        if self._session.reachable():
+            self._release(member)
+
+    def _release(self, member: Member) -> None:
         with suppress(self._ray.exceptions.RayError, ValueError):
             self._ray.kill(member.actor)
         if member.group is not None:
@@ -172,9 +181,10 @@ class Crew:
 
     def end(self, polite: bool) -> None:
         """End all. polite: those that are idle may first let go of what they hold."""
-        if polite and self._session.reachable():
-            closing = [member.actor.close.remote() for member in self.idle]
-            if closing:
-                self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
-        for member in list(self.members):
-            self.dismiss(member)
+        if not self._session.reachable():
+            return
+        closing = [member.actor.close.remote() for member in self.idle] if polite else []
+        if closing:
+            self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
+        for member in self.members:
+            self._release(member)

@@ -14,7 +14,7 @@ from distlfm.cluster.job import Job
 from distlfm.cluster.ledger import Ledger
 from distlfm.cluster.pool import GRACE_SECONDS, BlockRetried, Event, Pool, Started, WorkerLost
 from distlfm.cluster.ray_crew import Crew, Lost, Member
-from distlfm.cluster.ray_session import RaySession
+from distlfm.cluster.ray_session import RayEnded, RaySession
 from distlfm.cluster.rescue import Run
 from distlfm.errors import UsageError, WorkError
 from distlfm.runtime.signals import Stop
@@ -29,7 +29,10 @@ RECOUNT_SECONDS = 5.0
 """How often the cluster's nodes are counted: they may come and go."""
 
 OPEN_TRIES = 3
-"""So many workers in a row that cannot be opened end the run."""
+"""If so many workers in a row cannot be opened while none is, the work is given up."""
+
+SIGNAL_SECONDS = 0.5
+"""The end of a batch job ends Ray's own processes too, perhaps a moment before its signal reaches this one."""
 
 
 class RayPool(Pool):
@@ -73,6 +76,10 @@ class RayPool(Pool):
         shift = _Shift(self, job, blocks)
         try:
             yield from shift.work(stop)
+        except RayEnded:
+            time.sleep(SIGNAL_SECONDS)
+            if not stop.requested:
+                raise
         finally:
             shift.crew.end(polite=shift.ledger.left == 0)
 
@@ -87,7 +94,7 @@ class _Shift:
         self.crew = Crew(pool.session, job)
         self._room = pool.workers
         self._counted = self._alive = time.monotonic()
-        self._failed_opens = 0
+        self._failed_opens = self._unusable = 0
 
     def work(self, stop: Stop) -> Iterator[Event]:
         """Until all is done or a stop is asked for."""
@@ -95,7 +102,10 @@ class _Shift:
             self._man()
             for member in self.crew.idle:
                 yield from self._assign(member)
-            for member in self.crew.wait(WAIT_SECONDS):
+            answered = self.crew.wait(WAIT_SECONDS)
+            if stop.requested:
+                break
+            for member in answered:
                 yield from self._heed(member)
         if self.ledger.left:
             yield from self._leave()
@@ -105,14 +115,15 @@ class _Shift:
         now = time.monotonic()
         if now - self._counted > RECOUNT_SECONDS:
             self._room, self._counted = self.pool.room(self.job), now
-        wanted = min(self._room, self.ledger.waiting + len(self.crew.busy))
+        places = min(self._room, max(1, self._room - self._unusable))
+        wanted = min(places, self.ledger.waiting + len(self.crew.busy))
         self.pool.workers = max(1, wanted)
         for member in self.crew.starting:
             if len(self.crew.members) > wanted:
                 self.crew.dismiss(member)
         while len(self.crew.members) < wanted:
             self.crew.hire()
-        if len(self.crew.starting) < len(self.crew.members):
+        if self.crew.works:
             self._alive = now
         elif now - self._alive > self.pool.patience:
             raise WorkError(
@@ -154,10 +165,13 @@ class _Shift:
         yield WorkerLost("a new worker", failure.reason)
 
     def _unopened(self, failure: Failure) -> None:
-        """What no worker at all gets over ends the run; where others work on, it takes several in a row."""
+        """Where others work, a place in which none can be opened is not tried again; where none does, the run ends."""
+        if self.crew.works:
+            self._unusable += 1
+            return
         self._failed_opens += 1
         deliberate = failure.family not in ("other", "death")
-        if self._failed_opens >= OPEN_TRIES or (deliberate and len(self.crew.starting) == len(self.crew.members)):
+        if deliberate or self._failed_opens >= OPEN_TRIES:
             raise failure.error()
 
     def _replace(self, member: Member, lost: Lost) -> Iterator[Event]:
@@ -166,7 +180,8 @@ class _Shift:
         self.crew.dismiss(member)
         yield WorkerLost(member.name or "a new worker", verdict.why)
         if member.rescue is None:
-            self._unopened(death(f"No worker can be started: {verdict.why}."))
+            if not verdict.blameless:
+                self._unopened(death(f"No worker can be started: {verdict.why}."))
         elif verdict.blameless:
             self.ledger.give_back(member.rescue)
             yield BlockRetried(member.rescue.block, verdict.why)

@@ -23,7 +23,7 @@ class Schedule:
         self._weights = {block: _usable(weights[block]) for block in blocks}
         self._waiting = [(-weight, block) for block, weight in self._weights.items()]
         heapq.heapify(self._waiting)
-        self._waiting_weight = math.fsum(self._weights.values())
+        self._waiting_weight = sum(self._weights.values())
         self._in_hand: set[int] = set()
         self._done_seconds = 0.0
         self._done_weight = 0.0
@@ -58,7 +58,7 @@ class Schedule:
         """
         in_hand = [self._weights[block] * MIDWAY for block in self._in_hand]
         longest = max([-self._waiting[0][0]] if self._waiting else in_hand, default=0.0)
-        weight = max(max(0.0, self._waiting_weight) + math.fsum(in_hand), 0.0)
+        weight = max(max(0.0, self._waiting_weight) + sum(in_hand), 0.0)
         return max(weight / max(1, workers), longest) * self._rate()
 
     def _rate(self) -> float:

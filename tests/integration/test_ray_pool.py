@@ -109,6 +109,14 @@ def test_workers_that_cannot_be_opened_end_the_run(session: RaySession, tmp_path
         worked(RayPool(session, workers=1), ToyJob(tmp_path, refuse="die"))
 
 
+def test_a_place_where_no_worker_can_be_opened_is_left_alone(session: RaySession, tmp_path: Path) -> None:
+    events = worked(RayPool(session), ToyJob(tmp_path, num_blocks=4, seconds=0.5, refuse="second"))
+    assert len(results(tmp_path)) == 4
+    lost = [event.why for event in events if isinstance(event, WorkerLost)]
+    assert len(lost) <= 1
+    assert all("FileExistsError" in why for why in lost)
+
+
 def test_a_group_of_processes_gets_its_places_and_gives_them_back(session: RaySession, tmp_path: Path) -> None:
     job = ToyJob(tmp_path, num_blocks=3, cpus=2, grouped=True, rows={5: "once:mark"})
     pool = RayPool(session)

@@ -27,7 +27,10 @@ class Unpicklable(Exception):
 
 @dataclass
 class ToyJob(Job):
-    """rows: what a row does, by its global number; see `ToyWorker.do`. Others give their number's square."""
+    """rows: what a row does, by its global number; see `ToyWorker.do`. Others give their number's square.
+
+    refuse: how opening fails: `die`, `second` (all but the first), or the name of an error in `ERRORS`.
+    """
 
     folder: Path
     num_blocks: int = 6
@@ -48,7 +51,9 @@ class ToyJob(Job):
     def open(self) -> Worker:
         if self.refuse == "die":
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.refuse:
+        if self.refuse == "second":
+            (self.folder / "opened").touch(exist_ok=False)
+        elif self.refuse:
             raise ERRORS[self.refuse]("It cannot be opened.")
         return ToyWorker(self)
 
