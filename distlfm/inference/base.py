@@ -30,8 +30,9 @@ class Unknowns:
 
 
 class Posterior(ABC):
-    """What a method knows of B instances after seeing their data."""
+    """What a method knows of B instances after seeing their data. at_once: many times cost less together than apart."""
 
+    at_once = False
     method: str
     model: Model
     observations: Observations

@@ -42,6 +42,7 @@ class CollapsedPosterior(Posterior):
     def __init__(self, method: str, marginal: Marginal, draws: Tensor, unknowns: Unknowns) -> None:
         self.method = method
         self.marginal, self.draws = marginal, draws
+        self.at_once = marginal.at_once
         self.model, self.observations = marginal.model, marginal.observations
         self._unknowns = unknowns
 

@@ -48,7 +48,12 @@ class Moments:
 
 
 class Marginal(ABC):
-    """What is left when the force is integrated out: a density of z, and force and outputs given z."""
+    """What is left when the force is integrated out: a density of z, and force and outputs given z.
+
+    at_once: whether many query times cost less together than in parts.
+    """
+
+    at_once = False
 
     def __init__(self, model: Model, observations: Observations) -> None:
         self.model, self.observations = model, observations

@@ -55,7 +55,7 @@ def figures(result: FitResult) -> Figures:
     truth = result.instance.truth
     at_truth: Prediction | None = None
     if truth is not None and (truth.force is not None or truth.outputs is not None) and result.ok:
-        at_truth = result.predict(truth.times, truth.positions)
+        at_truth = result.at_truth or result.predict(truth.times, truth.positions)
     found: Figures = {"id": result.id, "status": result.status, **dict.fromkeys(AVERAGED), "parameter_mae": {}}
     if result.ok:
         found.update(_output_figures(result, at_truth))

@@ -133,6 +133,8 @@ class FitResult:
     posterior: Posterior
     row: int
     relative_noise: FloatArray | None = None
+    at_truth: Prediction | None = None
+    """Where the truth is known, if it was asked for together with the rest."""
 
     @property
     def id(self) -> str:
@@ -223,6 +225,40 @@ def predict(posterior: Posterior, rows: Tensor, times: Tensor) -> list[Predictio
     return [Prediction(points[i, :, 0], force[i], outputs[i], points[i, :, 1:]) for i in range(len(rows))]
 
 
+def predict_together(posterior: Posterior, rows: Tensor, asked: Sequence[Tensor]) -> list[list[Prediction]]:
+    """Predictions at several sets of times, each [A, Q]: at all of them at once where that is cheaper."""
+    if not posterior.at_once or any(times.dim() != 2 for times in asked):
+        return [predict(posterior, rows, times) for times in asked]
+    times, order = torch.cat(list(asked), -1).sort(dim=-1, stable=True)
+    back = torch.argsort(order, -1).numpy()
+    everywhere = predict(posterior, rows, times)
+    parts, first = [], 0
+    for part in asked:
+        here = slice(first, first + part.shape[-1])
+        first = here.stop
+        parts.append(
+            [
+                Prediction(one.times[at], _reordered(one.force, at), _reordered(one.outputs, at))
+                for one, at in zip(everywhere, back[:, here], strict=True)
+            ]
+        )
+    return parts
+
+
+def _true_times(instances: Sequence[Instance]) -> Tensor | None:
+    """The times [B, Q] at which all of these know the truth, if they are equally many and can be predicted at."""
+    truths = [one.truth for one in instances]
+    times = [one.times for one in truths if one is not None and one.positions is None]
+    if len(times) < len(instances) or len({len(one) for one in times}) > 1:
+        return None
+    known = all(one is not None and (one.force is not None or one.outputs is not None) for one in truths)
+    starts = [instance.times[0] for instance in instances]
+    usable = all(
+        len(one) and one[0] >= first and (np.diff(one) >= 0).all() for one, first in zip(times, starts, strict=True)
+    )
+    return torch.from_numpy(np.stack(times)) if known and usable else None
+
+
 def _bands(mixture: Mixture) -> list[Band]:
     columns = [mixture.mean, mixture.variance.sqrt()]
     for level in LEVELS:
@@ -309,10 +345,14 @@ def results_of(
     """
     posterior = fit.posterior
     rows = torch.arange(len(instances))
-    on_grid, at_data = predicted or (
-        predict(posterior, rows, grids),
-        predict(posterior, rows, posterior.observations.points),
-    )
+    at_truth: list[Prediction] | None = None
+    if predicted is None:
+        asked = [grids, posterior.observations.points]
+        truth = _true_times(instances)
+        on_grid, at_data, *more = predict_together(posterior, rows, asked if truth is None else [*asked, truth])
+        at_truth = more[0] if more else None
+    else:
+        on_grid, at_data = predicted
     parameters, directions = estimates(posterior), undetermined(posterior)
     unknowns = posterior.unknowns()
     middle = posterior.model.space.unpack((unknowns.weights.unsqueeze(-1) * unknowns.proposals).sum(0))
@@ -340,6 +380,7 @@ def results_of(
                 posterior=posterior,
                 row=b,
                 relative_noise=None if relative is None else relative[b].numpy(),
+                at_truth=None if at_truth is None else at_truth[b],
             )
         )
     return results

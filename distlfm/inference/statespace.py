@@ -75,6 +75,8 @@ def _shape_of(expression: object) -> str | None:
 class StateSpace(Marginal):
     """Marginal likelihood and posterior by filtering and smoothing."""
 
+    at_once = True
+
     def __init__(self, model: Model, observations: Observations) -> None:
         super().__init__(model, observations)
         self.shapes = [_shape_of(kernel.expression) or "" for kernel in model.kernels]
