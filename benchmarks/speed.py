@@ -91,7 +91,7 @@ def fit_fleet(count: int) -> None:
     small = {"num_outputs": 2, "points": 6, "truth_points": 6}
     instances = simulate_from(build(SimulateConfig, {**MODEL, **small, "instances": count, "seed": 3}))
     with tempfile.TemporaryDirectory() as out:
-        run = {"dir": out, "batch": FLEET_BATCH}
+        run = {"dir": out, "batch": FLEET_BATCH, "executor": "serial"}
         fit(build(FitConfig, {**MODEL, "run": run, "inference": {"grid_points": 20}}), instances)
     # Not ru_maxrss: a child inherits that of the process which started it.
     status = Path("/proc/self/status").read_text(encoding="ascii")

@@ -128,7 +128,7 @@ def fit(
 
 
 def _fit_here(config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> FitRun:
-    plan = _plan(config, data, None, reporter)
+    plan = make_plan(config, data, None, reporter)
     run = FitRun(config, set_aside=plan.set_aside, tally=Tally(set_aside=map(str, plan.set_aside)))
     results: list[FitResult] = []
     with reporter.task("fit", plan.source.count) as task, torch_threads(config.run.threads):
@@ -146,10 +146,10 @@ def _fit_here(config: FitConfig, data: Sequence[Instance] | None, reporter: Repo
 def _fit_in(directory: Path, config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> FitRun:
     begin(directory, FITS)
     with driver_lock(directory, "fit"):
-        plan = _plan(config, data, directory / INPUT, reporter)
-        store = _open(directory / RUN_STORE, config, plan)
+        plan = make_plan(config, data, directory / INPUT, reporter)
+        store = open_store(directory / RUN_STORE, config, plan)
         write_config(directory, config)
-        job = _job(directory, config, plan, store)
+        job = make_job(directory, config, plan, store)
         run_blocks(Fleet("fit", job, store, f"distlfm resume {directory}", directory), config.run, reporter)
         run = FitRun(config, set_aside=plan.set_aside, store=store, tally=Tally(set_aside=map(str, plan.set_aside)))
         paths = []
@@ -165,7 +165,7 @@ def _fit_in(directory: Path, config: FitConfig, data: Sequence[Instance] | None,
 
 
 @dataclass
-class _Plan:
+class Plan:
     """What a fit is about to do. costs: of each instance, about."""
 
     model: Model
@@ -185,7 +185,7 @@ class _Plan:
             self.folder.rmdir()
 
 
-def _plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path | None, reporter: Reporter) -> _Plan:
+def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path | None, reporter: Reporter) -> Plan:
     source, intake = open_source(config.data, data, folder)
     for notice in intake.notices:
         reporter.say(f"notice: {notice}")
@@ -202,7 +202,7 @@ def _plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path | Non
     assert found is not None
     options = settled(model, found, config.inference)
     block = config.run.batch or batch_size(model, found, options)
-    return _Plan(model, options, source, found, block, costs, intake.set_aside, folder)
+    return Plan(model, options, source, found, block, costs, intake.set_aside, folder)
 
 
 def batch_size(model: Model, found: Survey, options: InferenceConfig) -> int:
@@ -211,7 +211,7 @@ def batch_size(model: Model, found: Survey, options: InferenceConfig) -> int:
     return max(1, min(room, MAX_BATCH, max(LEAST_BATCH, -(-found.count // BLOCKS))))
 
 
-def _open(path: Path, config: FitConfig, plan: _Plan) -> Store:
+def open_store(path: Path, config: FitConfig, plan: Plan) -> Store:
     """The store of the run: a new one, or that of an earlier try at the same work."""
     work = config.work()
     identity = {
@@ -241,7 +241,7 @@ def _open(path: Path, config: FitConfig, plan: _Plan) -> Store:
     return Store.create(path, spec, mesh_of(plan.model, plan.options))
 
 
-def _units(plan: _Plan) -> dict[str, str]:
+def _units(plan: Plan) -> dict[str, str]:
     """Units that the data state."""
     told = plan.source.read(0, 1)[0].metadata
     units = {"time": told.get("time_unit"), "x": told.get("position_unit")}
@@ -249,7 +249,7 @@ def _units(plan: _Plan) -> dict[str, str]:
     return {name: unit for name, unit in units.items() if unit is not None}
 
 
-def _job(directory: Path, config: FitConfig, plan: _Plan, store: Store) -> FitJob:
+def make_job(directory: Path, config: FitConfig, plan: Plan, store: Store) -> FitJob:
     block, costs = store.spec.block, plan.costs
     ranks = ranks_of(plan.model, plan.options)
     keep: Literal["all", "few", "none"] = "all" if plan.source.count <= KEEP_ALL else "few"
