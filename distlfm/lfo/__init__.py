@@ -1,10 +1,13 @@
 """The Latent Force Operator: a Fourier network that answers a new instance in milliseconds, with its uncertainty."""
 
+from distlfm.lfo.answer import Answer, Estimate
+from distlfm.lfo.calibrate import Calibration, calibrate, coverage
 from distlfm.lfo.checkpoint import load_checkpoint, save_checkpoint
 from distlfm.lfo.dataset import Batch, Examples, Split, split
+from distlfm.lfo.finish import finish
 from distlfm.lfo.loop import Outcome, Training
 from distlfm.lfo.model import FourierOperator, Prediction
-from distlfm.lfo.operator import Answer, Estimate, Operator, finish
+from distlfm.lfo.operator import Operator
 from distlfm.lfo.ranks import Alone, Ranks
 from distlfm.lfo.schema import GridDim, OperatorSchema
 from distlfm.lfo.settings import (
@@ -22,6 +25,7 @@ __all__ = [
     "Answer",
     "AugmentConfig",
     "Batch",
+    "Calibration",
     "Estimate",
     "Examples",
     "FourierOperator",
@@ -39,6 +43,8 @@ __all__ = [
     "SplitConfig",
     "TrainSettings",
     "Training",
+    "calibrate",
+    "coverage",
     "finish",
     "load_checkpoint",
     "save_checkpoint",

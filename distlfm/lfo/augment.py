@@ -1,32 +1,77 @@
-"""New observations of the same instances: noise and gaps drawn anew for each step. Only training is augmented.
+"""Other observations of the same instances, drawn anew for each step. Only training is augmented.
 
-Shapes: `B` instances, `P` outputs.
+Shapes: `B` instances, `L` forces, `P` outputs, `K` parameters.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from distlfm.lfo.dataset import Batch
 from distlfm.lfo.grid import fill
+from distlfm.lfo.physics import Forward
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import AugmentConfig
 
+OF_THE_FORCE = ("kernel",)
+"""Kinds of parameters that belong to the force, and go where it goes."""
 
-def augmented(batch: Batch, config: AugmentConfig, schema: OperatorSchema, generator: torch.Generator) -> Batch:
-    """The batch as it might have been observed another time; a function of the generator's state."""
-    del schema
-    values, mask = batch.values, batch.mask
-    dims = (1,) * (values.dim() - 2)
-    if config.noise:
-        noise = batch.noise.view(*batch.noise.shape, *dims)
-        drawn = batch.clean + noise * torch.randn(values.shape, generator=generator)
-        values = torch.where(torch.isfinite(drawn), drawn, values)
-    if config.missing:
-        share = config.missing * torch.rand(len(batch), 1, *dims, generator=generator)
-        mask = mask * (torch.rand(values.shape, generator=generator) >= share)
-    if config.noise or config.missing:
-        values = fill(values, mask, 2)
-    return replace(batch, values=values, mask=mask)
+
+class Augmentation:
+    """A batch → the batch as it might have been; a function of the generator's state alone."""
+
+    def __init__(self, config: AugmentConfig, schema: OperatorSchema) -> None:
+        self.config, self.schema = config, schema
+        self._forward = Forward(schema) if config.recombine else None
+
+    def __call__(self, batch: Batch, generator: torch.Generator) -> Batch:
+        if self._forward is not None:
+            batch = self._recombined(batch, self._forward, generator)
+        values, mask = batch.values, batch.mask
+        dims = (1,) * (values.dim() - 2)
+        if self.config.noise:
+            noise = batch.noise.view(*batch.noise.shape, *dims)
+            drawn = batch.clean + noise * torch.randn(values.shape, generator=generator)
+            values = torch.where(torch.isfinite(drawn), drawn, values)
+        if self.config.missing:
+            share = self.config.missing * torch.rand(len(batch), 1, *dims, generator=generator)
+            mask = mask * (torch.rand(values.shape, generator=generator) >= share)
+        if self.config.noise or self.config.missing:
+            values = fill(values, mask, 2)
+        return replace(batch, values=values, mask=mask)
+
+    @cached_property
+    def _goes_with_force(self) -> Tensor:
+        return torch.tensor([kind in OF_THE_FORCE for kind in self.schema.parameter_kinds])
+
+    def _recombined(self, batch: Batch, forward: Forward, generator: torch.Generator) -> Batch:
+        """Some instances get the parameters of others, and some of these a sum of two forces, solved forward."""
+        count = len(batch)
+        chosen = torch.rand(count, generator=generator) < self.config.recombine
+        chosen &= torch.isfinite(batch.clean).flatten(1).all(-1) & torch.isfinite(batch.noise).all(-1)
+        partner = torch.randperm(count, generator=generator)
+        other = torch.randperm(count, generator=generator)
+        angle = 2 * torch.pi * torch.rand(count, generator=generator)
+        mixed = torch.rand(count, generator=generator) < self.config.mix
+        chosen &= chosen[partner] & chosen[other]
+        if not bool(chosen.any()):
+            return batch
+        stretch = (-1, *(1,) * (batch.force.dim() - 1))
+        force = angle.cos().view(stretch) * batch.force + angle.sin().view(stretch) * batch.force[other]
+        force = torch.where(mixed.view(stretch), force, batch.force)
+        own = torch.where(mixed.unsqueeze(-1), torch.full_like(batch.params, torch.nan), batch.params)
+        params = torch.where(self._goes_with_force, own, batch.params[partner])
+        clean = forward(force, batch.params[partner])
+        chosen &= torch.isfinite(clean).flatten(1).all(-1)
+        wide, flat = chosen.view(stretch), chosen.unsqueeze(-1)
+        return replace(
+            batch,
+            force=torch.where(wide, force, batch.force),
+            params=torch.where(flat, params, batch.params),
+            clean=torch.where(wide, clean, batch.clean),
+            noise=torch.where(flat, batch.noise[partner], batch.noise),
+        )

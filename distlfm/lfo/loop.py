@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from distlfm.errors import UsageError, WorkError
-from distlfm.lfo.augment import augmented
+from distlfm.lfo.augment import Augmentation
 from distlfm.lfo.dataset import Examples, Index, split
 from distlfm.lfo.loss import losses
 from distlfm.lfo.model import FourierOperator
@@ -64,6 +64,7 @@ class Training:
         self._wrapped = self.ranks.wrap(self.model)
         options = config.optimiser
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
+        self._augment = Augmentation(config.augment, schema)
         self.step = 0
         self.best: Report | None = None
         self._best_weights: dict[str, Tensor] = {}
@@ -164,7 +165,7 @@ class Training:
     def _step(self, indices: Index) -> Report:
         options = self.config
         generator = torch.Generator().manual_seed(options.loop.seed * 1_000_003 + self.step)
-        whole = augmented(self.examples.batch(indices), options.augment, self.schema, generator)
+        whole = self._augment(self.examples.batch(indices), generator)
         count = len(whole)
         batch = whole.part(self.ranks.share(count)).to(self.ranks.device)
         rate = self._rate()

@@ -14,9 +14,8 @@ from distlfm.lfo.settings import LossConfig
 
 
 def losses(prediction: Prediction, batch: Batch, normal: Normal, config: LossConfig, beta: float) -> dict[str, Tensor]:
-    """`total`, `force` and `parameters`, each [B]. Dimensionless: in units of the training split's variances."""
-    stretch = (-1, *(1,) * (batch.force.dim() - 2))
-    shift = 2 * normal.force_sd.log().view(stretch)
+    """`total`, `force` and `parameters`, each [B]. Dimensionless: in the prediction's own units."""
+    shift = 2 * prediction.unit.log().view(*prediction.unit.shape, *(1,) * (batch.force.dim() - 2))
     spread = torch.nan_to_num(batch.force_var) if config.variance == "expected" else torch.zeros_like(batch.force_var)
     scale = (-shift).exp()
     force = gaussian(

@@ -10,21 +10,34 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from distlfm.lfo.derivatives import along, local_fit
+from distlfm.lfo.physics import Forward, solves
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import OperatorConfig
 from distlfm.lfo.spectral import SpectralConv, quadrature
+
+SMALLEST_SIZE = 0.02
+"""Fluctuations smaller than this, in units of the training split's, are taken as that large."""
+
+RESIDUAL_GAIN = 10.0
+"""What the first estimate leaves unexplained is about a tenth of the fluctuations."""
 
 LOG_VARIANCE = (-14.0, 6.0)
 """Where the log-variances are, in units of the training set's variances: a smooth limit, not a clamp."""
 
 
 class Prediction(NamedTuple):
-    """force, force_logvar: [B, L, *grid] in the force's unit; params, params_logvar: [B, K] standardised."""
+    """force, force_logvar: [B, L, *grid] in the force's unit; params, params_logvar: [B, K] standardised.
+
+    unit: [B, L], the size of a force that counts as one in this instance. summary: [B, S], the instance as a whole.
+    """
 
     force: Tensor
     force_logvar: Tensor
     params: Tensor
     params_logvar: Tensor
+    unit: Tensor
+    summary: Tensor
 
 
 class Normal(nn.Module):
@@ -37,6 +50,8 @@ class Normal(nn.Module):
     param_mean: Tensor
     param_sd: Tensor
     param_log: Tensor
+    param_low: Tensor
+    param_high: Tensor
 
     def __init__(self, outputs: int, forces: int, parameters: int) -> None:
         super().__init__()
@@ -44,11 +59,17 @@ class Normal(nn.Module):
             self.register_buffer(f"{name}_mean", torch.zeros(size))
             self.register_buffer(f"{name}_sd", torch.ones(size))
         self.register_buffer("param_log", torch.zeros(parameters))
+        self.register_buffer("param_low", torch.full((parameters,), -torch.inf))
+        self.register_buffer("param_high", torch.full((parameters,), torch.inf))
 
     def standardised(self, params: Tensor) -> Tensor:
         """Parameters [B, K] in the space in which they are learned; some by their logarithm."""
         logs = params.clamp_min(1e-30).log()
         return (torch.where(self.param_log > 0, logs, params) - self.param_mean) / self.param_sd
+
+    def within(self, params: Tensor) -> Tensor:
+        """Parameters [B, K] brought into the range that the training split has."""
+        return params.clamp(self.param_low, self.param_high)
 
     def physical(self, z: Tensor) -> Tensor:
         """The inverse."""
@@ -57,7 +78,7 @@ class Normal(nn.Module):
 
 
 class FourierLayer(nn.Module):
-    """u + gelu(spectral(u) + pointwise(u)) on [B, *grid, W]."""
+    """u + silu(spectral(u) + pointwise(u)) on [B, *grid, W]."""
 
     def __init__(self, width: int, modes: tuple[int, ...], padding: float) -> None:
         super().__init__()
@@ -65,7 +86,69 @@ class FourierLayer(nn.Module):
         self.pointwise = nn.Linear(width, width)
 
     def forward(self, u: Tensor) -> Tensor:
-        return u + nn.functional.gelu(self.spectral(u) + self.pointwise(u))
+        return u + nn.functional.silu(self.spectral(u) + self.pointwise(u))
+
+
+class Projection(nn.Module):
+    """u [B, *grid, W] → [B, *grid, out], at each point alike, modulated by what is known of the whole instance."""
+
+    def __init__(self, width: int, hidden: int, summary: int, out: int) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(width, hidden), nn.Linear(hidden, out)
+        self.modulate = nn.Linear(summary, 2 * hidden)
+
+    def forward(self, u: Tensor, summary: Tensor) -> Tensor:
+        """summary: [B, S]."""
+        gain, shift = self.modulate(summary).view(len(u), *(1,) * (u.dim() - 2), -1).chunk(2, -1)
+        found: Tensor = self.outer(nn.functional.silu(self.inner(u) * (1 + gain) + shift))
+        return found
+
+
+class Found(NamedTuple):
+    """force, force_logvar: [B, L, *grid]; params, params_logvar: [B, K]; summary: [B, S]. All standardised."""
+
+    force: Tensor
+    force_logvar: Tensor
+    params: Tensor
+    params_logvar: Tensor
+    summary: Tensor
+
+
+class Stage(nn.Module):
+    """Forces and parameters from channels u [B, *grid, W] and what was known before, [B, S]."""
+
+    def __init__(self, width: int, known: int, config: OperatorConfig, forces: int, params: int) -> None:
+        super().__init__()
+        pooled = config.pooled
+        self.pool = nn.Linear(width, pooled)
+        features = pooled + pooled * (pooled + 1) // 2 + known
+        self.head = nn.Sequential(
+            nn.LayerNorm(features),
+            nn.Linear(features, config.head),
+            nn.SiLU(),
+            nn.Linear(config.head, config.head),
+            nn.SiLU(),
+        )
+        self.estimate = nn.Linear(config.head, 2 * params)
+        self.project = Projection(width, 2 * config.width, config.head, 2 * forces)
+
+    def forward(self, u: Tensor, known: Tensor) -> Found:
+        summary = self.head(torch.cat([self.pooled(u), known], -1))
+        force, force_logvar = self.project(u, summary).movedim(-1, 1).chunk(2, 1)
+        params, params_logvar = self.estimate(summary).chunk(2, -1)
+        return Found(force, force_logvar, params, params_logvar, summary)
+
+    def pooled(self, u: Tensor) -> Tensor:
+        """Integrals over the domain of some channels and of all their products, [B, features]."""
+        q = self.pool(u)
+        weights = torch.ones((), dtype=q.dtype, device=q.device)
+        for n in u.shape[1:-1]:
+            weights = weights.unsqueeze(-1) * quadrature(n).to(q)
+        q = q.flatten(1, -2)
+        weighted = q * weights.reshape(-1, 1)
+        products = weighted.mT @ q
+        rows, columns = torch.triu_indices(q.shape[-1], q.shape[-1], device=q.device)
+        return torch.cat([weighted.sum(1), products[:, rows, columns]], -1)
 
 
 class FourierOperator(nn.Module):
@@ -77,62 +160,101 @@ class FourierOperator(nn.Module):
         self.num_dims, self.num_forces, self.num_params = len(schema.dims), len(schema.forces), len(schema.parameters)
         outputs, width = len(schema.outputs), config.width
         self.normal = Normal(outputs, self.num_forces, self.num_params)
-        channels = outputs * (3 if config.integrals else 2) + self.num_dims
-        self.lift = nn.Sequential(nn.Linear(channels, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        derived = len(config.slopes) * (2 * self.num_dims - 1) + config.integrals
+        channels = outputs * (3 + derived) + self.num_dims + 1
+        self.lift = nn.Sequential(nn.Linear(channels, 2 * width), nn.SiLU(), nn.Linear(2 * width, width))
         modes = config.modes_of(self.num_dims)
         self.layers = nn.ModuleList(FourierLayer(width, modes, config.padding) for _ in range(config.layers))
-        self.project = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, 2 * self.num_forces))
-        pooled = config.pooled
-        self.pool = nn.Linear(width + channels, pooled)
-        features = pooled + pooled * (pooled + 1) // 2
-        self.head = nn.Sequential(
-            nn.LayerNorm(features),
-            nn.Linear(features, config.head),
-            nn.GELU(),
-            nn.Linear(config.head, config.head),
-            nn.GELU(),
-            nn.Linear(config.head, 2 * self.num_params),
-        )
+        self.first = Stage(width + channels, 0, config, self.num_forces, self.num_params)
+        self.equation = equation_of(schema) if config.refine else None
+        if self.equation is not None:
+            more = outputs + 2 * self.num_forces
+            self.second = Stage(width + channels + more, config.head, config, self.num_forces, self.num_params)
 
     def forward(self, values: Tensor, mask: Tensor) -> Prediction:
         """values, mask: [B, P, *grid]."""
-        grid = values.shape[2:]
-        x = self.channels(values, mask)
+        x, size = self.channels(values, mask)
         u = self.lift(x)
         for layer in self.layers:
             u = layer(u)
-        mean, logvar = self.project(u).movedim(-1, 1).chunk(2, 1)
-        stretch = (-1, *(1,) * len(grid))
-        sd, centre = self.normal.force_sd.view(stretch), self.normal.force_mean.view(stretch)
-        params, params_logvar = self.head(self.pooled(torch.cat([u, x], -1))).chunk(2, -1)
-        return Prediction(mean * sd + centre, soft_limits(logvar) + 2 * sd.log(), params, soft_limits(params_logvar))
+        u = torch.cat([u, x], -1)
+        wide = (-1, self.num_forces, *(1,) * self.num_dims)
+        unit = size.unsqueeze(-1) * self.normal.force_sd
+        sd, centre = unit.view(wide), self.normal.force_mean.view(wide)
+        found = self.first(u, u.new_zeros(len(u), 0))
+        if self.equation is not None:
+            left = self._unexplained(values, found, size, sd, centre)
+            change = self.second(torch.cat([u, left.movedim(1, -1)], -1), found.summary)
+            found = Found(
+                found.force + change.force,
+                change.force_logvar,
+                found.params + change.params,
+                change.params_logvar,
+                change.summary,
+            )
+        return Prediction(
+            force=found.force * sd + centre,
+            force_logvar=soft_limits(found.force_logvar) + 2 * sd.log(),
+            params=found.params,
+            params_logvar=soft_limits(found.params_logvar),
+            unit=unit,
+            summary=found.summary,
+        )
 
-    def channels(self, values: Tensor, mask: Tensor) -> Tensor:
-        """What the lifting sees, [B, *grid, C]: standardised values, their integrals over time, mask, coordinates."""
+    def _unexplained(self, values: Tensor, found: Found, size: Tensor, sd: Tensor, centre: Tensor) -> Tensor:
+        """What the equation leaves unexplained of the outputs [B, P + 2 L, T], with the force and its integral."""
+        assert self.equation is not None
+        params = self.normal.within(self.normal.physical(found.params))
+        residual = self.equation.residual(values, found.force * sd + centre, params)
+        scale = self.normal.value_sd.unsqueeze(-1) * size.view(-1, 1, 1)
+        return torch.cat([RESIDUAL_GAIN * residual / scale, found.force, integral(found.force)], 1)
+
+    def channels(self, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """What the lifting sees, [B, *grid, C], and the size [B] of the instance's fluctuations.
+
+        Values in units of that size (for a linear mechanism the force grows as they do), with their integrals over time
+        and slopes; mask and coordinates; mean and logarithm of the size, which the units have taken away.
+        """
         grid = values.shape[2:]
         stretch = (-1, *(1,) * len(grid))
         v = (values - self.normal.value_mean.view(stretch)) / self.normal.value_sd.view(stretch)
-        parts = [v, mask.to(v)]
+        means = self._mean(v)
+        centred = v - means.view(*means.shape, *(1,) * len(grid))
+        size = (self._mean(centred.square()).mean(-1) + SMALLEST_SIZE**2).sqrt()
+        v = v / size.view(-1, 1, *(1,) * len(grid))
+        told = torch.cat([means, size.log().unsqueeze(-1)], -1)
+        parts = [v, mask.to(v), told.view(*told.shape, *(1,) * len(grid)).expand(-1, -1, *grid)]
         if self.config.integrals:
-            step = 1 / (grid[0] - 1)
-            inner = (v[:, :, 1:] + v[:, :, :-1]).cumsum(2) * (step / 2)
-            parts.append(torch.cat([torch.zeros_like(v[:, :, :1]), inner], 2))
+            parts.append(integral(v))
+        for window in self.config.slopes:
+            for dim, n in enumerate(grid):
+                _, slope, curvature = local_fit(n, window).to(v)
+                parts.append(along(slope, v, dim + 2))
+                if dim:
+                    parts.append(along(curvature, v, dim + 2))
         axes = torch.meshgrid(*(torch.linspace(-1, 1, n, dtype=v.dtype, device=v.device) for n in grid), indexing="ij")
         parts.append(torch.stack(axes).expand(len(v), -1, *grid))
-        return torch.cat(parts, 1).movedim(1, -1)
+        return torch.cat(parts, 1).movedim(1, -1), size
 
-    def pooled(self, u: Tensor) -> Tensor:
-        """Integrals over the domain of some channels and of all their products, [B, features]."""
-        q = self.pool(u)
-        weights = torch.ones((), dtype=q.dtype, device=q.device)
-        for n in u.shape[1:-1]:
-            weights = weights.unsqueeze(-1) * quadrature(n).to(q)
-        weights = weights.reshape(-1, 1)
-        q = q.flatten(1, -2)
-        weighted = q * weights
-        products = weighted.mT @ q
-        rows, columns = torch.triu_indices(q.shape[-1], q.shape[-1], device=q.device)
-        return torch.cat([weighted.sum(1), products[:, rows, columns]], -1)
+    def _mean(self, v: Tensor) -> Tensor:
+        """Mean over the domain of [B, P, *grid]."""
+        for n in reversed(v.shape[2:]):
+            v = v @ quadrature(n).to(v)
+        return v
+
+
+def integral(v: Tensor) -> Tensor:
+    """Integral over time from its start, of [B, P, T, *space], by the trapezoidal rule; the domain has length 1."""
+    inner = (v[:, :, 1:] + v[:, :, :-1]).cumsum(2) / (2 * (v.shape[2] - 1))
+    return torch.cat([torch.zeros_like(v[:, :, :1]), inner], 2)
+
+
+def equation_of(schema: OperatorSchema) -> Forward | None:
+    """The schema's equation, where it can be held against the outputs."""
+    if not solves(schema):
+        return None
+    equation = Forward(schema)
+    return equation if equation.reads_states else None
 
 
 def soft_limits(logvar: Tensor) -> Tensor:

@@ -31,6 +31,9 @@ def set_normal(normal: Normal, batch: Batch) -> None:
     params = batch.params.T
     logs = torch.stack([_is_logarithmic(row) for row in params]) if len(params) else torch.zeros(0)
     normal.param_log.copy_(logs)
+    known = torch.isfinite(params)
+    normal.param_low.copy_(torch.where(known, params, torch.inf).amin(-1))
+    normal.param_high.copy_(torch.where(known, params, -torch.inf).amax(-1))
     shown = torch.where(logs.unsqueeze(-1) > 0, params.clamp_min(1e-30).log(), params)
     mean, sd = _moments(shown)
     normal.param_mean.copy_(mean)

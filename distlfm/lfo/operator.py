@@ -1,111 +1,64 @@
 """A trained operator: from an instance's observations to its force and parameters in milliseconds.
 
-Shapes: `L` forces, `K` parameters; `n` points of the grid that the answer is given on, in the order of its dimensions.
+Shapes: `B` instances, `P` outputs, `L` forces, `K` parameters; `d` dimensions, time first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 import torch
-from scipy.interpolate import RegularGridInterpolator
+from torch import Tensor
 
 from distlfm.errors import UsageError
 from distlfm.instance import FloatArray, Instance
+from distlfm.lfo.answer import Answer, Estimate
+from distlfm.lfo.calibrate import Calibration
 from distlfm.lfo.checkpoint import load_checkpoint, save_checkpoint
 from distlfm.lfo.grid import own_shape, to_grid
 from distlfm.lfo.model import FourierOperator, Prediction
+from distlfm.lfo.novelty import SENTENCES, Novelty, features
 from distlfm.lfo.schema import OperatorSchema
-from distlfm.lfo.settings import OperatorConfig, TrainSettings
+from distlfm.lfo.settings import OperatorConfig
 
-Z68, Z95 = 0.9944578832097532, 1.959963984540054
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A parameter: its mean (median where it is learned by its logarithm), sd, and central intervals."""
-
-    name: str
-    kind: str
-    mean: float
-    sd: float
-    lower68: float
-    upper68: float
-    lower95: float
-    upper95: float
-
-
-@dataclass(frozen=True)
-class Answer:
-    """axes: coordinates of each dimension of the grid, time first. mean, sd, lower and upper: [L, *grid].
-
-    novelty: how unlike the training data the input is, 1 is the limit; warning: a sentence if it is beyond, or None.
-    """
-
-    id: str
-    forces: tuple[str, ...]
-    dims: tuple[str, ...]
-    axes: tuple[FloatArray, ...]
-    mean: FloatArray
-    sd: FloatArray
-    lower68: FloatArray
-    upper68: FloatArray
-    lower95: FloatArray
-    upper95: FloatArray
-    parameters: tuple[Estimate, ...]
-    novelty: float
-    warning: str | None
-
-    @property
-    def times(self) -> FloatArray:
-        return self.axes[0]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(len(axis) for axis in self.axes)
-
-    @cached_property
-    def points(self) -> FloatArray:
-        """All points of the grid, [n, d], time first."""
-        return np.stack([one.ravel() for one in np.meshgrid(*self.axes, indexing="ij")], -1)
-
-    def at(self, times: FloatArray, positions: FloatArray | None = None) -> dict[str, FloatArray]:
-        """mean, sd, lower68 … upper95 [L, m] at other points (times [m], positions [m, d]), linear in between."""
-        wanted = np.asarray(times, float)[:, None]
-        if positions is not None:
-            wanted = np.concatenate([wanted, np.asarray(positions, float).reshape(len(wanted), -1)], -1)
-        wanted = np.clip(wanted, [axis[0] for axis in self.axes], [axis[-1] for axis in self.axes])
-        found = {}
-        for name in ("mean", "sd", "lower68", "upper68", "lower95", "upper95"):
-            values = np.moveaxis(getattr(self, name), 0, -1)
-            found[name] = RegularGridInterpolator(self.axes, values)(wanted).T
-        return found
+TOGETHER = 256
+"""Instances that go through the network at once."""
 
 
 @dataclass
 class Operator:
-    """A model with its schema, calibration and novelty score. `Operator.load(path)(instance)` answers."""
+    """A model with its schema, calibration and novelty score. `Operator.load(path)(instance)` answers.
+
+    training: settings, figures and coverage of the run that made it.
+    """
 
     schema: OperatorSchema
     config: OperatorConfig
     model: FourierOperator
-    calibration: Mapping[str, Any] = field(default_factory=dict)
-    novelty: Mapping[str, Any] = field(default_factory=dict)
+    calibration: Calibration
+    novelty: Novelty | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: str | Path) -> Operator:
+        """From a checkpoint; nothing in it is executed."""
         content = load_checkpoint(path)
         schema = OperatorSchema.model_validate(content["schema"])
         config = OperatorConfig.model_validate(content["operator"])
         model = FourierOperator(config, schema)
         model.load_state_dict(content["weights"])
-        return cls(schema, config, model.eval(), content["calibration"], content["novelty"], content["training"])
+        return cls(
+            schema=schema,
+            config=config,
+            model=model.eval().requires_grad_(False),
+            calibration=Calibration.model_validate(content["calibration"]),
+            novelty=Novelty.of(content["novelty"]),
+            training=content["training"],
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write the checkpoint that `load` reads."""
@@ -115,8 +68,8 @@ class Operator:
                 "schema": self.schema.model_dump(mode="json"),
                 "operator": self.config.model_dump(mode="json"),
                 "weights": self.model.state_dict(),
-                "calibration": dict(self.calibration),
-                "novelty": dict(self.novelty),
+                "calibration": self.calibration.model_dump(mode="json"),
+                "novelty": {} if self.novelty is None else self.novelty.state(),
                 "training": dict(self.training),
             },
         )
@@ -131,6 +84,43 @@ class Operator:
             return self._answers([instances])[0]
         return self._answers(list(instances))
 
+    def grid_of(self, one: Instance) -> tuple[int, ...]:
+        """The grid of an instance's answer: its own if that is even and at least as fine as the training's."""
+        own = own_shape(self._points(one), self.schema.dims)
+        if own is not None and all(n >= dim.size for n, dim in zip(own, self.schema.dims, strict=True)):
+            return own
+        return self.schema.shape
+
+    def arrays(self, instances: Sequence[Instance], shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Values and mask [B, P, *shape] of instances; outputs that an instance does not have are not observed."""
+        size = (len(instances), len(self.schema.outputs), *shape)
+        values = np.broadcast_to(self.model.normal.value_mean.numpy().reshape(-1, *(1,) * len(shape)), size).copy()
+        mask = np.zeros(size, np.float32)
+        for row, one in enumerate(instances):
+            order = [self.schema.outputs.index(name) for i, name in enumerate(one.outputs) if one.mask[i].any()]
+            there = one.mask.any(-1)
+            values[row, order], mask[row, order] = to_grid(
+                self._points(one), one.values[there], one.mask[there], self.schema.dims, shape
+            )
+        return torch.from_numpy(values), torch.from_numpy(mask)
+
+    @torch.inference_mode()
+    def predict(self, values: Tensor, mask: Tensor) -> Prediction:
+        """The calibrated prediction for values and mask [B, P, *grid], any number of instances and points."""
+        pieces = [
+            self.calibration.apply(self.model(v, m))
+            for v, m in zip(values.split(TOGETHER), mask.split(TOGETHER), strict=True)
+        ]
+        return pieces[0] if len(pieces) == 1 else Prediction(*(torch.cat(one) for one in zip(*pieces, strict=True)))
+
+    @torch.inference_mode()
+    def strangeness(self, values: Tensor, mask: Tensor, found: Prediction) -> tuple[list[float], list[str]]:
+        """The novelty score of each instance, and the kind of features that it comes from; 0 without a calibration."""
+        if self.novelty is None:
+            return [0.0] * len(values), [""] * len(values)
+        score, kinds = self.novelty.score(features(self.model, values, mask, found))
+        return score.tolist(), kinds
+
     def _answers(self, instances: list[Instance]) -> list[Answer]:
         shapes = [self.grid_of(one) for one in instances]
         found: dict[int, Answer] = {}
@@ -139,32 +129,75 @@ class Operator:
             found |= dict(zip(rows, self._same_grid([instances[i] for i in rows], shape), strict=True))
         return [found[i] for i in range(len(instances))]
 
-    def grid_of(self, one: Instance) -> tuple[int, ...]:
-        """The grid of an instance's answer: its own if that is even and at least as fine as the training's."""
-        own = own_shape(self._points(one), self.schema.dims)
-        if own is not None and all(n >= dim.size for n, dim in zip(own, self.schema.dims, strict=True)):
-            return own
-        return self.schema.shape
-
-    def arrays(self, instances: Sequence[Instance], shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Values and mask [B, P, *shape] of instances."""
-        size = (len(instances), len(self.schema.outputs), *shape)
-        values, mask = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    def _same_grid(self, instances: list[Instance], shape: tuple[int, ...]) -> list[Answer]:
+        values, mask = self.arrays(instances, shape)
+        found = self.predict(values, mask)
+        scores, kinds = self.strangeness(values, mask, found)
+        mean, sd = found.force.double().numpy(), (0.5 * found.force_logvar.double()).exp().numpy()
+        wide = (-1, *(1,) * len(shape))
+        half = {k: sd * np.array([one.width(k) for one in self.calibration.forces]).reshape(wide) for k in (68, 95)}
+        estimates = self._estimates(found)
+        axes = tuple(dim.points(size) for dim, size in zip(self.schema.dims, shape, strict=True))
+        names = tuple(dim.name for dim in self.schema.dims)
+        answers = []
         for row, one in enumerate(instances):
-            order = [self.schema.outputs.index(name) for name in one.outputs]
-            values[row, order], mask[row, order] = to_grid(
-                self._points(one), one.values, one.mask, self.schema.dims, shape
+            score, warning = self._warned(one, scores[row], kinds[row])
+            answers.append(
+                Answer(
+                    id=one.id,
+                    forces=self.schema.forces,
+                    dims=names,
+                    axes=axes,
+                    mean=mean[row],
+                    sd=sd[row],
+                    lower68=mean[row] - half[68][row],
+                    upper68=mean[row] + half[68][row],
+                    lower95=mean[row] - half[95][row],
+                    upper95=mean[row] + half[95][row],
+                    parameters=estimates[row],
+                    novelty=score,
+                    warning=warning,
+                )
             )
-        return torch.from_numpy(values), torch.from_numpy(mask)
+        return answers
 
-    @torch.inference_mode()
-    def predict(self, values: torch.Tensor, mask: torch.Tensor) -> Prediction:
-        """The calibrated prediction for values and mask [B, P, *grid]."""
-        found = self.model(values, mask)
-        force, params = (float(self.calibration.get(name, 0.0)) for name in ("force_shift", "params_shift"))
-        return Prediction(found.force, found.force_logvar + force, found.params, found.params_logvar + params)
+    def _estimates(self, found: Prediction) -> list[tuple[Estimate, ...]]:
+        """The parameters of each instance; intervals are made where parameters are learned, then brought back."""
+        sd, physical = (0.5 * found.params_logvar).exp(), self.model.normal.physical
+        sides = {"mean": physical(found.params)}
+        for level in (68, 95):
+            half = sd * torch.tensor([one.width(level) for one in self.calibration.parameters])
+            sides[f"lower{level}"], sides[f"upper{level}"] = (physical(found.params + k * half) for k in (-1, 1))
+        sides["sd"] = (physical(found.params + sd) - physical(found.params - sd)) / 2
+        columns = {name: side.double().tolist() for name, side in sides.items()}
+        names = list(zip(self.schema.parameters, self.schema.parameter_kinds, strict=True))
+        return [
+            tuple(
+                Estimate(name=name, kind=kind, **{side: column[row][k] for side, column in columns.items()})
+                for k, (name, kind) in enumerate(names)
+            )
+            for row in range(len(found.params))
+        ]
+
+    def _warned(self, one: Instance, score: float, kind: str) -> tuple[float, str | None]:
+        """Score and warning of an instance; one that is partly outside the domain is new in any case."""
+        points = self._points(one)
+        low, high = (np.array([getattr(dim, end) for dim in self.schema.dims]) for end in ("start", "stop"))
+        step = np.array([dim.step for dim in self.schema.dims])
+        outside = float(((points < low - step) | (points > high + step)).any(-1).mean())
+        why = SENTENCES.get(kind, "")
+        if outside > 0:
+            score = max(score, 1.0 + outside)
+            why = f"{outside:.0%} of its observations are outside of the times and places that it was trained on"
+        if score <= 1:
+            return score, None
+        return score, (
+            f"{one.id} is unlike the data that the operator was trained on (score {score:.2g}, limit 1): {why}. "
+            "Do not rely on this answer; fit the instance instead."
+        )
 
     def _points(self, one: Instance) -> FloatArray:
+        """Where an instance was observed, [N, d]."""
         dims = 0 if one.positions is None else one.positions.shape[1]
         missing = set(one.outputs) - set(self.schema.outputs)
         if missing or dims != len(self.schema.dims) - 1:
@@ -175,62 +208,3 @@ class Operator:
             )
         times = one.times[:, None]
         return times if one.positions is None else np.concatenate([times, one.positions], -1)
-
-    def _same_grid(self, instances: list[Instance], shape: tuple[int, ...]) -> list[Answer]:
-        values, mask = self.arrays(instances, shape)
-        found = self.predict(values, mask)
-        mean = found.force.double().numpy()
-        sd = (0.5 * found.force_logvar.double()).exp().numpy()
-        z, z_sd = found.params, (0.5 * found.params_logvar).exp()
-        normal = self.model.normal
-        bounds = {name: normal.physical(z + k * z_sd).double().numpy() for name, k in _SIDES.items()}
-        axes = tuple(dim.points(size) for dim, size in zip(self.schema.dims, shape, strict=True))
-        return [
-            Answer(
-                id=one.id,
-                forces=self.schema.forces,
-                dims=tuple(dim.name for dim in self.schema.dims),
-                axes=axes,
-                mean=mean[row],
-                sd=sd[row],
-                lower68=mean[row] - Z68 * sd[row],
-                upper68=mean[row] + Z68 * sd[row],
-                lower95=mean[row] - Z95 * sd[row],
-                upper95=mean[row] + Z95 * sd[row],
-                parameters=tuple(
-                    self._estimate(k, {name: one[row, k] for name, one in bounds.items()})
-                    for k in range(len(self.schema.parameters))
-                ),
-                novelty=0.0,
-                warning=None,
-            )
-            for row, one in enumerate(instances)
-        ]
-
-    def _estimate(self, k: int, at: dict[str, float]) -> Estimate:
-        return Estimate(
-            name=self.schema.parameters[k],
-            kind=self.schema.parameter_kinds[k],
-            sd=float(at["upper68"] - at["lower68"]) / (2 * Z68),
-            **{name: float(value) for name, value in at.items()},
-        )
-
-
-_SIDES = {"mean": 0.0, "lower68": -Z68, "upper68": Z68, "lower95": -Z95, "upper95": Z95}
-
-
-def finish(training: Any) -> Operator:
-    """The operator of a training: its best weights; calibrated, with a novelty score, on the calibration split."""
-    config: TrainSettings = training.config
-    return Operator(
-        schema=training.schema,
-        config=config.operator,
-        model=training.best_model().cpu(),
-        training={
-            "settings": config.model_dump(mode="json"),
-            "best": training.best,
-            "step": training.step,
-            "seconds": training.seconds,
-            "instances": {part: len(getattr(training.split, part)) for part in ("train", "validation", "calibration")},
-        },
-    )

@@ -11,7 +11,11 @@ from distlfm.config import Config
 
 class OperatorConfig(Config):
     """The network. modes: Fourier modes kept, one number or one a dimension. padding: how much longer than the domain
-    the period of the Fourier series is, as a fraction of the domain. dropout: of the parameter head.
+    the period of the Fourier series is, as a fraction of the domain. integrals, slopes: channels with the observations'
+    integrals over time, and with their slopes (of a field curvatures too) by local regressions of these widths, as
+    fractions of the domain. refine: whether a second estimate sees what the equation leaves unexplained by the first
+    (where the equation can be evaluated: an ODE whose states are observed). head: width of the parameter head.
+    pooled: channels whose products it integrates.
     """
 
     layers: int = Field(default=4, ge=1)
@@ -21,6 +25,8 @@ class OperatorConfig(Config):
     head: int = Field(default=128, ge=4)
     pooled: int = Field(default=32, ge=2)
     integrals: bool = True
+    refine: bool = True
+    slopes: tuple[PositiveFloat, ...] = (0.025, 0.06)
 
     def modes_of(self, num_dims: int) -> tuple[int, ...]:
         """Modes of each dimension."""
@@ -67,10 +73,15 @@ class AugmentConfig(Config):
 
     noise: observation noise is drawn anew around the solution (generated instances only).
     missing: most observations that are hidden of an instance, as a share; how many, is drawn.
+    recombine: share of generated instances that get the parameters of another one, solved forward (ODEs only).
+    mix: share of these that get a sum of two forces too, with random signs, as of another draw of a
+    Gaussian process.
     """
 
     noise: bool = True
     missing: float = Field(default=0.0, ge=0.0, lt=1.0)
+    recombine: float = Field(default=0.0, ge=0.0, le=1.0)
+    mix: float = Field(default=0.0, ge=0.0, le=1.0)
 
 
 class SplitConfig(Config):

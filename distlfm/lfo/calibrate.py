@@ -1,0 +1,109 @@
+"""Honest intervals: factors that make the bands of held-out instances cover what they promise.
+
+The network's standard deviations are multiplied by one factor a force and one a parameter (their likelihood's best
+temperature), and the widths of the 68 and 95 % bands are the quantiles that the held-out errors have, in place of the
+normal ones (split conformal prediction, Vovk et al. 2005).
+
+Shapes: `B` instances, `L` forces, `K` parameters.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from distlfm.config import Config
+from distlfm.lfo.dataset import Batch
+from distlfm.lfo.model import Normal, Prediction
+
+LEVELS = {68: 0.68, 95: 0.95}
+NORMAL = {68: 0.9944578832097532, 95: 1.959963984540054}
+FEWEST = 50
+"""With fewer held-out instances, parameters share their factors."""
+
+EDGE = 1e-3
+"""Intervals are never made narrower than this part of the network's."""
+
+
+class Factors(Config):
+    """sd: multiplies the network's standard deviation; width68 and width95: half the band, in these."""
+
+    sd: float = 1.0
+    width68: float = NORMAL[68]
+    width95: float = NORMAL[95]
+
+    def width(self, level: int) -> float:
+        return self.width68 if level == 68 else self.width95
+
+
+class Calibration(Config):
+    """Factors of each force and of each parameter. instances: how many they were found from; 0 is no calibration."""
+
+    forces: tuple[Factors, ...]
+    parameters: tuple[Factors, ...]
+    instances: int = 0
+
+    @staticmethod
+    def none(forces: int, parameters: int) -> Calibration:
+        return Calibration(forces=(Factors(),) * forces, parameters=(Factors(),) * parameters)
+
+    def apply(self, prediction: Prediction) -> Prediction:
+        """The prediction with calibrated log-variances; widths are left to whoever makes bands of it."""
+        shift = torch.tensor([2 * math.log(one.sd) for one in self.forces]).to(prediction.force)
+        force_logvar = prediction.force_logvar + shift.view(-1, *(1,) * (prediction.force.dim() - 2))
+        shift = torch.tensor([2 * math.log(one.sd) for one in self.parameters]).to(prediction.params)
+        return prediction._replace(force_logvar=force_logvar, params_logvar=prediction.params_logvar + shift)
+
+
+def calibrate(prediction: Prediction, batch: Batch, normal: Normal) -> Calibration:
+    """Factors from the predictions of held-out instances."""
+    force = ((prediction.force - batch.force).abs() * (-0.5 * prediction.force_logvar).exp()).movedim(1, 0).flatten(1)
+    error = (prediction.params - normal.standardised(batch.params)).abs()
+    params = (error * (-0.5 * prediction.params_logvar).exp()).T
+    if len(batch) < FEWEST:
+        params = params.reshape(1, -1).expand(len(params), -1)
+    return Calibration(
+        forces=tuple(_factors(row, len(batch)) for row in force),
+        parameters=tuple(_factors(row, len(batch)) for row in params),
+        instances=len(batch),
+    )
+
+
+def _factors(off: Tensor, instances: int) -> Factors:
+    """From absolute errors in standard deviations. Quantiles are a little high, as a new instance is one more."""
+    off = off[torch.isfinite(off)].double()
+    if not len(off):
+        return Factors()
+    sd = max(EDGE, float(off.square().mean().sqrt()))
+    widths = {}
+    for level, share in LEVELS.items():
+        at = min(1.0, share * (1 + 1 / max(1, instances)))
+        widths[level] = max(EDGE, float(torch.quantile(off[_few(off)], at)) / sd)
+    return Factors(sd=sd, width68=widths[68], width95=widths[95])
+
+
+def _few(off: Tensor) -> Tensor:
+    """Evenly spaced indices of at most a few million, which is what torch's quantile takes."""
+    step = -(-len(off) // 4_000_000)
+    return torch.arange(0, len(off), step)
+
+
+def coverage(prediction: Prediction, batch: Batch, normal: Normal, calibration: Calibration) -> dict[str, float]:
+    """Share of the truth within the calibrated bands: `force_68`, `force_95`, `parameters_68`, `parameters_95`."""
+    ready = calibration.apply(prediction)
+    found = {}
+    for level in LEVELS:
+        widths = torch.tensor([one.width(level) for one in calibration.forces])
+        off = (ready.force - batch.force).abs() * (-0.5 * ready.force_logvar).exp()
+        found[f"force_{level}"] = _inside(off.movedim(1, -1), widths)
+        widths = torch.tensor([one.width(level) for one in calibration.parameters])
+        off = (ready.params - normal.standardised(batch.params)).abs() * (-0.5 * ready.params_logvar).exp()
+        found[f"parameters_{level}"] = _inside(off, widths)
+    return found
+
+
+def _inside(off: Tensor, widths: Tensor) -> float:
+    known = torch.isfinite(off)
+    return float((off <= widths)[known].double().mean()) if bool(known.any()) else math.nan

@@ -1,0 +1,42 @@
+"""Slopes and curvatures of noisy functions on an even grid: local quadratic regression with a Gaussian window.
+
+The window is a fraction of the domain, not a number of points, so the operators converge as the grid is refined. Near
+the ends the window is one-sided and the regression still exact for quadratics, where Fourier series have their jump.
+
+Shapes: `n` points of a dimension.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+UNIT = 0.1
+"""Slopes are per this fraction of the domain, curvatures per its square: of the size of the values themselves."""
+
+FINEST = 1.0
+"""The window is at least this many steps of the grid: fewer points determine no quadratic."""
+
+
+@lru_cache(maxsize=64)
+def local_fit(size: int, window: float) -> Tensor:
+    """Matrices [3, n, n] that give value, slope and curvature at each point from the values at all points."""
+    x = torch.linspace(0, 1, size, dtype=torch.float64)
+    width = max(window, FINEST / (size - 1))
+    offset = (x.unsqueeze(0) - x.unsqueeze(1)) / width  # [n at, n from]
+    weight = torch.exp(-0.5 * offset.square())
+    basis = torch.stack([torch.ones_like(offset), offset, offset.square()], -1)  # [n, n, 3]
+    weighted = basis * weight.unsqueeze(-1)
+    solved = torch.linalg.solve(weighted.mT @ basis, weighted.mT)  # [n, 3, n]
+    scale = torch.tensor([1.0, UNIT / width, 2 * (UNIT / width) ** 2], dtype=torch.float64)
+    found: Tensor = (solved * scale.unsqueeze(-1)).transpose(0, 1).contiguous()
+    return found
+
+
+def along(matrix: Tensor, u: Tensor, dim: int) -> Tensor:
+    """A matrix [n, n] applied to one dimension of u."""
+    if dim == u.dim() - 1:
+        return u @ matrix.T
+    return torch.movedim(torch.movedim(u, dim, -1) @ matrix.T, -1, dim)

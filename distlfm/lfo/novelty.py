@@ -1,0 +1,143 @@
+"""How unlike the training data an input is: distances of several kinds of features from those of the training split.
+
+Each kind has a Gaussian description (mean and shrunk covariance) of the training split; a distance is told in units of
+what the calibration split's instances rarely exceed, and the score is the largest. One is the limit; beyond it the
+answer comes with a sentence that says which kind gave it away.
+
+Shapes: `B` instances, `P` outputs, `F` features of a kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlfm.lfo.derivatives import along, local_fit
+from distlfm.lfo.model import FourierOperator, Prediction
+
+RARELY = 0.99
+"""The share of the calibration split that stays below the limit."""
+
+SHRINK = 0.05
+"""Part of the variances that is added to a covariance's diagonal."""
+
+ROUGH_WINDOW = 0.025
+"""Fluctuations faster than this part of the domain are roughness."""
+
+SENTENCES = {
+    "size": "its level or the size of its fluctuations is not what the training data have",
+    "roughness": "it is rougher, or smoother, than the training data",
+    "course": "its course is unlike those of the training data",
+    "equation": "the force and parameters found for it do not explain it by the equation",
+    "doubt": "the operator is less, or more, certain than it ever was on the training data",
+    "seen": "it was observed at other points than the training data",
+}
+
+
+@torch.inference_mode()
+def features(model: FourierOperator, values: Tensor, mask: Tensor, prediction: Prediction) -> dict[str, Tensor]:
+    """Features [B, F] of each kind."""
+    normal, grid = model.normal, values.shape[2:]
+    wide = (-1, *(1,) * len(grid))
+    v = (values - normal.value_mean.view(wide)) / normal.value_sd.view(wide)
+    dims = tuple(range(2, v.dim()))
+    means = v.mean(dims)
+    spread = (v - means.view(*means.shape, *wide[1:])).square().mean(dims).sqrt()
+    rest = v - along(local_fit(grid[0], ROUGH_WINDOW)[0].to(v), v, 2)
+    rough = (rest.square() * mask).sum(dims) / mask.sum(dims).clamp_min(1)
+    found = {
+        "size": torch.cat([means, _log(spread)], -1),
+        "roughness": torch.cat([_log(rough.sqrt()), _log(rough.sqrt()) - _log(spread)], -1),
+        "course": prediction.summary,
+        "doubt": torch.cat(
+            [
+                prediction.force_logvar.flatten(2).mean(-1) - 2 * prediction.unit.log(),
+                prediction.params_logvar,
+            ],
+            -1,
+        ),
+        "seen": mask.mean(dims),
+    }
+    if model.equation is not None:
+        residual = model.equation.residual(values, prediction.force, normal.within(normal.physical(prediction.params)))
+        residual = residual / normal.value_sd.view(wide)
+        found["equation"] = torch.cat(
+            [_log(residual.square().mean(dims).sqrt()), _log(residual[..., : max(2, grid[0] // 8)].abs().mean(dims))],
+            -1,
+        )
+    return {name: torch.nan_to_num(one) for name, one in found.items()}
+
+
+def _log(x: Tensor) -> Tensor:
+    return (x + 1e-4).log()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """mean: [F], whiten: [F, F] so that distances are lengths of (x − mean) @ whiten; limit: of the distance."""
+
+    mean: Tensor
+    whiten: Tensor
+    limit: float
+
+    def distance(self, x: Tensor) -> Tensor:
+        away = (x.double() - self.mean) @ self.whiten
+        return away.square().mean(-1).sqrt() / self.limit
+
+
+@dataclass(frozen=True)
+class Novelty:
+    """The kinds by name, and the limit of the largest of their distances."""
+
+    kinds: Mapping[str, Kind]
+    limit: float
+
+    @staticmethod
+    def fit(train: Mapping[str, Tensor], held_out: Mapping[str, Tensor]) -> Novelty:
+        """From the features of the training and of the calibration split."""
+        kinds = {}
+        for name, x in train.items():
+            mean, whiten = _describe(x.double())
+            raw = Kind(mean, whiten, 1.0)
+            kinds[name] = Kind(mean, whiten, max(1e-9, _rare(raw.distance(held_out[name]))))
+        every = torch.stack([kind.distance(held_out[name]) for name, kind in kinds.items()])
+        return Novelty(kinds, max(1e-9, _rare(every.amax(0))))
+
+    def score(self, found: Mapping[str, Tensor]) -> tuple[Tensor, list[str]]:
+        """The score [B], and the kind that it comes from."""
+        names = [name for name in self.kinds if name in found]
+        every = torch.stack([self.kinds[name].distance(found[name]) for name in names])
+        largest, which = every.max(0)
+        return largest / self.limit, [names[i] for i in which.tolist()]
+
+    def state(self) -> dict[str, Any]:
+        kinds = {
+            name: {"mean": kind.mean, "whiten": kind.whiten, "limit": kind.limit} for name, kind in self.kinds.items()
+        }
+        return {"kinds": kinds, "limit": self.limit}
+
+    @staticmethod
+    def of(state: Mapping[str, Any]) -> Novelty | None:
+        """From what `state` gave; None from nothing."""
+        if not state:
+            return None
+        return Novelty({name: Kind(**kind) for name, kind in state["kinds"].items()}, state["limit"])
+
+
+def _describe(x: Tensor) -> tuple[Tensor, Tensor]:
+    mean = x.mean(0)
+    centred = x - mean
+    covariance = centred.mT @ centred / max(1, len(x) - 1)
+    diagonal = covariance.diagonal()
+    floor = 1e-6 + 1e-3 * diagonal.mean()
+    covariance = covariance + torch.diag(SHRINK * diagonal + floor)
+    values, vectors = torch.linalg.eigh(covariance)
+    return mean, vectors / values.sqrt()
+
+
+def _rare(distances: Tensor) -> float:
+    return float(torch.quantile(distances.double(), RARELY)) if len(distances) else 1.0

@@ -1,0 +1,140 @@
+"""The known equation, solved forward on the operator's grid: what a force and parameters would have been observed as.
+
+It serves the reconstruction loss (a prediction must explain the observed series, no label needed) and the augmentation
+that gives one instance's force another's parameters. Ordinary differential equations only.
+
+Shapes: `B` instances, `L` forces, `P` outputs, `K` learned parameters, `T` times of the grid, `G` quadrature nodes.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import torch
+from scipy.interpolate import CubicSpline
+from torch import Tensor
+
+from distlfm.errors import UsageError
+from distlfm.instance import FloatArray
+from distlfm.lfo.schema import OperatorSchema
+from distlfm.mechanisms.base import Mechanism
+from distlfm.mechanisms.build import build_system
+from distlfm.mechanisms.parameters import ParameterSpace
+from distlfm.solvers.linear import Panels, extract, panels, probe, propagate
+
+ORDER = 2
+"""Gauss–Legendre nodes between two times of the grid: fourth order."""
+
+
+def solves(schema: OperatorSchema) -> bool:
+    """Whether the mechanism can be solved here: an ODE whose force is a function of time, all parameters known."""
+    if not schema.mechanism or len(schema.dims) != 1:
+        return False
+    system = build_system(schema.mechanism, schema.outputs)
+    if not isinstance(system, Mechanism) or type(system).act is not Mechanism.act or system.force_dims != 1:
+        return False
+    known = {*schema.parameters, *schema.fixed}
+    return all(name in known for names in _names(system).values() for name in names)
+
+
+class Forward:
+    """The mechanism of a schema as a differentiable map from force and parameters to outputs."""
+
+    def __init__(self, schema: OperatorSchema) -> None:
+        if not solves(schema):
+            raise UsageError(
+                f"{schema.mechanism.get('kind', 'The mechanism')} cannot be solved on the operator's grid.",
+                "That is for ordinary differential equations with all parameters in the stores: set loss.reconstruction"
+                " and augment.recombine to 0.",
+            )
+        system = build_system(schema.mechanism, schema.outputs)
+        assert isinstance(system, Mechanism)
+        self.mechanism, self.schema = system, schema
+        self.linearity = probe(system, ParameterSpace(system.settled()))
+
+    @cached_property
+    def _panels(self) -> Panels:
+        times = torch.from_numpy(self.schema.dims[0].points())
+        found = panels(times, 1, ORDER)
+        return Panels(found.nodes.float(), found.weights.float(), found.breaks.float())
+
+    @cached_property
+    def _to_nodes(self) -> Tensor:
+        """Matrix [T, G] of the cubic spline through a force on the grid, at the nodes."""
+        return self._interpolation(self._panels.nodes.double().numpy())
+
+    @cached_property
+    def _to_halves(self) -> Tensor:
+        """The same at the middles [T, T − 1] of the steps."""
+        times = self.schema.dims[0].points()
+        return self._interpolation((times[1:] + times[:-1]) / 2)
+
+    def _interpolation(self, wanted: FloatArray) -> Tensor:
+        times = self.schema.dims[0].points()
+        return torch.from_numpy(CubicSpline(times, np.eye(len(times)))(wanted).T.copy()).float()
+
+    def values(self, params: Tensor) -> dict[str, Tensor]:
+        """The mechanism's parameters, each [B, K'], from the learned ones [B, K] and the fixed ones."""
+        index = {name: i for i, name in enumerate(self.schema.parameters)}
+
+        def column(name: str) -> Tensor:
+            if name in index:
+                return params[:, index[name]]
+            return torch.full_like(params[:, 0], self.schema.fixed[name])
+
+        return {one: torch.stack([column(name) for name in names], -1) for one, names in _names(self.mechanism).items()}
+
+    def __call__(self, force: Tensor, params: Tensor) -> Tensor:
+        """Outputs [B, P, T] of a force [B, L, T] and natural parameters [B, K]."""
+        values = self.values(params)
+        if self.linearity.affine:
+            system = extract(self.mechanism, values)
+            return propagate(system, self._panels, force @ self._to_nodes, diagonal=self.linearity.diagonal)
+        return self._runge_kutta(force, values)
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether the outputs are the states themselves, so that `residual` can be taken."""
+        return type(self.mechanism).observe is Mechanism.observe
+
+    def residual(self, outputs: Tensor, force: Tensor, params: Tensor) -> Tensor:
+        """Outputs [B, P, T] minus the start and the integral of their rates: what the equation leaves unexplained.
+
+        No solve: the rates are taken at the given outputs, at any number of even times.
+        """
+        values = self.values(params)
+        dim = self.schema.dims[0]
+        times = torch.from_numpy(dim.points(outputs.shape[-1])).to(outputs)
+        rows = {name: value.unsqueeze(1) for name, value in values.items()}
+        rates = self.mechanism.vector_field(times, outputs.mT, force.mT, rows).mT
+        step = (dim.stop - dim.start) / (outputs.shape[-1] - 1)
+        inner = (rates[..., 1:] + rates[..., :-1]).cumsum(-1) * (step / 2)
+        integral = torch.cat([torch.zeros_like(inner[..., :1]), inner], -1)
+        return outputs - self.mechanism.initial_state(values).unsqueeze(-1) - integral
+
+    def _runge_kutta(self, force: Tensor, values: dict[str, Tensor]) -> Tensor:
+        """The classical rule of order 4, a step between two times of the grid."""
+        field = self.mechanism.vector_field
+        times = torch.from_numpy(self.schema.dims[0].points()).to(force)
+        here, half = force.unbind(-1), (force @ self._to_halves).unbind(-1)
+        y = self.mechanism.initial_state(values).expand(len(force), -1)
+        states = [y]
+        for i in range(len(times) - 1):
+            t, h = times[i], times[i + 1] - times[i]
+            k1 = field(t, y, here[i], values)
+            k2 = field(t + h / 2, y + h / 2 * k1, half[i], values)
+            k3 = field(t + h / 2, y + h / 2 * k2, half[i], values)
+            k4 = field(t + h, y + h * k3, here[i + 1], values)
+            y = y + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+            states.append(y)
+        rows = {name: value.unsqueeze(1) for name, value in values.items()}
+        return self.mechanism.observe(torch.stack(states, 1), rows).mT
+
+
+def _names(system: Mechanism) -> dict[str, tuple[str, ...]]:
+    """The stores' names of each parameter's elements."""
+    return {
+        one.name: tuple(f"{one.name}[{label}]" for label in one.labels) if len(one.labels) > 1 else (one.name,)
+        for one in system.settled()
+    }
