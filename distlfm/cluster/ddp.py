@@ -1,0 +1,78 @@
+"""Ranks of a torch process group: gradients averaged by DistributedDataParallel, over NCCL on GPUs and Gloo on CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from distlfm.cluster.ranks import Place
+from distlfm.errors import WorkError
+from distlfm.lfo.ranks import Alone, Ranks
+
+JOIN_SECONDS = 300.0
+"""How long the first rank may wait for the last."""
+
+
+class GroupRanks(Ranks):
+    """The ranks of the process group that this process has joined."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rank, self.world, self.device = dist.get_rank(), dist.get_world_size(), device
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        devices = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(module, device_ids=devices)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        total = tensor.detach().clone().to(self.device)
+        dist.all_reduce(total)
+        return total.to(tensor.device)
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+
+def device_of(place: Place) -> torch.device:
+    """A GPU of its own for each rank of a machine, if there are enough; else the CPU."""
+    if torch.cuda.is_available() and torch.cuda.device_count() >= place.local_world:
+        return torch.device("cuda", place.local_rank)
+    return torch.device("cpu")
+
+
+def backend_for(device: torch.device) -> str:
+    """NCCL for GPUs where torch has it, else Gloo."""
+    return "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
+
+
+@contextmanager
+def joined(place: Place, patience: float = JOIN_SECONDS) -> Iterator[Ranks]:
+    """Be one of the ranks; a single process needs no group."""
+    device = device_of(place)
+    if place.world == 1:
+        yield Alone(device)
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    try:
+        dist.init_process_group(
+            backend_for(device),
+            init_method=place.rendezvous,
+            rank=place.rank,
+            world_size=place.world,
+            timeout=timedelta(seconds=patience),
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        raise WorkError(
+            f"Rank {place.rank} could not join the other {place.world - 1} at {place.rendezvous}: {error}.",
+            "Check that all ranks were started, and that they reach the first one's node.",
+        ) from error
+    try:
+        yield GroupRanks(device)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,185 @@
+"""`distlfm train`: an operator learned from stores, by one process or by many."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distlfm.cluster.ddp import joined
+from distlfm.cluster.machine import usable_cpus
+from distlfm.cluster.ranks import Place, find_place
+from distlfm.config import load
+from distlfm.errors import Stopped, UsageError
+from distlfm.lfo import Operator
+from distlfm.pipeline.rundir import CONFIG, SUMMARY
+from distlfm.pipeline.train_log import METRICS, Follower, lines, shown
+from distlfm.pipeline.train_settings import TrainConfig, TrainRunConfig
+from distlfm.pipeline.train_work import CHECKPOINTS, LAST, OPERATOR, TrainWork
+from distlfm.runtime.reporting import Reporter, Silent
+from distlfm.runtime.signals import Stop
+from distlfm.store.lock import holder
+
+SCRATCH = ".ray"
+"""What Ray Train writes for itself; removed at the end."""
+
+
+class TrainingStopped(Stopped):
+    """A signal ended a training; its last checkpoint is on the disk."""
+
+    def __init__(self, step: int, total: int, command: str, which: signal.Signals) -> None:
+        super().__init__(step, total, command, which)
+        self.cause = f"Stopped by {which.name} after {step} of {total} steps."
+        self.args = (f"{self.cause} {self.fix}",)
+
+
+@dataclass
+class TrainRun:
+    """A training that has ended. directory: of the run; None if nothing was to be kept on the disk.
+
+    is_main: whether this process is the one that speaks for all ranks.
+    """
+
+    config: TrainConfig
+    directory: Path | None
+    summary: dict[str, Any]
+    is_main: bool = True
+    held: Operator | None = field(default=None, repr=False)
+    metrics: list[dict[str, Any]] = field(default_factory=list, repr=False)
+
+    @cached_property
+    def operator(self) -> Operator:
+        """What was learned."""
+        if self.held is not None:
+            return self.held
+        assert self.directory is not None
+        return Operator.load(self.directory / OPERATOR)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """A report an epoch."""
+        return [line for line in self.metrics if line["event"] == "epoch"]
+
+
+def train(
+    config: TrainConfig | Path | str, overrides: Sequence[str] = (), reporter: Reporter | None = None
+) -> TrainRun:
+    """Learn an operator. With `run.dir` the same call goes on with a run that was stopped or killed.
+
+    The folder has config.yaml, metrics.jsonl, tensorboard/, checkpoints/last.pt (all that is needed to go on), and in
+    the end operator.pt (best weights, calibrated) and summary.json. Raises TrainingStopped if a signal ended it.
+    """
+    if not isinstance(config, TrainConfig):
+        config = load(TrainConfig, Path(config), overrides)
+    config, reporter = config.resolved(), reporter or Silent()
+    place = find_place(os.environ)
+    launcher = launcher_for(config.run, place)
+    if config.run.dir is None:
+        if launcher != "inline":
+            raise UsageError(f"It is not said where the run of {launcher} goes.", "Give --out DIR, or set run.dir.")
+        return _in_memory(config, reporter)
+    if place.rank == 0 and (first := holder(config.run.dir)) is not None:
+        raise UsageError(f"{config.run.dir} is in use: {first}.", "Wait until it has finished, or stop it.")
+    with Stop() as stop:
+        report = LAUNCHERS[launcher](config, place, stop, reporter if place.rank == 0 else Silent())
+    if not report["finished"]:
+        again = f"distlfm train {config.run.dir / CONFIG}"
+        raise TrainingStopped(report["step"], report["total"], again, stop.signal or signal.SIGTERM)
+    return open_run(config.run.dir, config, is_main=place.rank == 0)
+
+
+def open_run(directory: Path | str, config: TrainConfig | None = None, *, is_main: bool = True) -> TrainRun:
+    """A run that has ended, from its folder."""
+    path = Path(directory)
+    if not (path / OPERATOR).is_file() or not (path / SUMMARY).is_file():
+        raise UsageError(f"{path} holds no finished training.", "Give the --out folder of `distlfm train`.")
+    summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+    told = list(lines(path / METRICS)) if (path / METRICS).exists() else []
+    return TrainRun(config or load(TrainConfig, path / CONFIG), path, summary, is_main, metrics=told)
+
+
+def resume_train(directory: Path | str, overrides: Sequence[str] = (), reporter: Reporter | None = None) -> TrainRun:
+    """Go on with a run from the config that it keeps; `overrides` say who computes."""
+    path = Path(directory)
+    if not (path / CHECKPOINTS / LAST).is_file() and not (path / CONFIG).is_file():
+        raise UsageError(f"{path} is no training run.", "Give the --out folder of `distlfm train`.")
+    return train(path / CONFIG, [*overrides, f"run.dir={json.dumps(str(path))}"], reporter)
+
+
+def launcher_for(run: TrainRunConfig, place: Place) -> str:
+    """Who computes: `inline`, the ranks that the `environment` tells of, processes to `spawn`, or `ray`."""
+    if place.world > 1:
+        if run.launcher not in ("auto", "ddp"):
+            raise UsageError(
+                f"{place.launcher} has started {place.world} processes, and run.launcher is {run.launcher}.",
+                f"Leave run.launcher out, or start one process without {place.launcher}.",
+            )
+        return "environment"
+    if run.launcher in ("ray", "inline"):
+        return run.launcher
+    if run.launcher == "auto" and run.address is not None:
+        return "ray"
+    return "spawn" if run.launcher == "ddp" or (run.workers or 1) > 1 else "inline"
+
+
+def _inline(config: TrainConfig, place: Place, stop: Stop, reporter: Reporter) -> dict[str, Any]:
+    with shown(reporter) as progress, joined(place) as ranks:
+        return TrainWork(config, watch=progress.see)(ranks, lambda: stop.requested)
+
+
+def _spawned(config: TrainConfig, place: Place, stop: Stop, reporter: Reporter) -> dict[str, Any]:
+    from distlfm.cluster.ddp_spawn import spawn
+
+    del place
+    workers = config.run.workers or (torch.cuda.device_count() if torch.cuda.is_available() else usable_cpus())
+    threads = config.run.threads or max(1, usable_cpus() // workers)
+    reporter.say(f"{workers} processes on this machine, {threads} thread{'s' if threads > 1 else ''} each")
+    assert config.run.dir is not None
+    with shown(reporter) as progress:
+        follower = Follower(config.run.dir, progress)
+        return spawn(TrainWork(with_threads(config, threads)), workers, threads, stop, follower.look)
+
+
+def _by_ray(config: TrainConfig, place: Place, stop: Stop, reporter: Reporter) -> dict[str, Any]:
+    from distlfm.cluster.ray_session import ray_session
+    from distlfm.cluster.ray_train import RayTraining
+
+    del place
+    assert config.run.dir is not None
+    with ray_session(config.run.address) as session, shown(reporter) as progress:
+        nodes = session.node_cpus()
+        workers = config.run.workers or max(1, len(nodes))
+        threads = config.run.threads or max(1, sum(nodes.values()) // workers)
+        reporter.say(f"Ray Train: {workers} workers of {threads} CPUs on {session.words}")
+        follower = Follower(config.run.dir, progress)
+        training = RayTraining(session, workers, threads, config.run.dir / SCRATCH)
+        return training.run(TrainWork(with_threads(config, threads)), stop, reporter.warn, follower.look)
+
+
+LAUNCHERS: dict[str, Callable[[TrainConfig, Place, Stop, Reporter], dict[str, Any]]] = {
+    "inline": _inline,
+    "environment": _inline,
+    "spawn": _spawned,
+    "ray": _by_ray,
+}
+
+
+def with_threads(config: TrainConfig, threads: int) -> TrainConfig:
+    """The config with so many threads a worker."""
+    return config.model_copy(update={"run": config.run.model_copy(update={"threads": threads})})
+
+
+def _in_memory(config: TrainConfig, reporter: Reporter) -> TrainRun:
+    """A run of which nothing is kept but what is returned."""
+    with tempfile.TemporaryDirectory(prefix="distlfm-train-") as folder:
+        run = config.run.model_copy(update={"dir": Path(folder), "tensorboard": "off", "checkpoint_every": 1e9})
+        found = train(config.model_copy(update={"run": run}), reporter=reporter)
+        return replace(found, config=config, directory=None, held=found.operator)
