@@ -3,14 +3,16 @@
 The window is a fraction of the domain, not a number of points, so the operators converge as the grid is refined. Near
 the ends the window is one-sided and the regression still exact for quadratics, where Fourier series have their jump.
 
-Shapes: `n` points of a dimension.
+Shapes: `n` points of a dimension, `m` points at which something is wanted.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
+import numpy as np
 import torch
+from scipy.interpolate import CubicSpline
 from torch import Tensor
 
 UNIT = 0.1
@@ -20,23 +22,40 @@ FINEST = 1.0
 """The window is at least this many steps of the grid: fewer points determine no quadratic."""
 
 
-@lru_cache(maxsize=64)
-def local_fit(size: int, window: float) -> Tensor:
-    """Matrices [3, n, n] that give value, slope and curvature at each point from the values at all points."""
+@lru_cache(maxsize=256)
+def local_fit(
+    size: int,
+    window: float,
+    at: int | None = None,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Matrices [3, m, n] that give value, slope and curvature at m even points (the n themselves by default) from the
+
+    values at n.
+    """
     x = torch.linspace(0, 1, size, dtype=torch.float64)
+    wanted = torch.linspace(0, 1, at or size, dtype=torch.float64)
     width = max(window, FINEST / (size - 1))
-    offset = (x.unsqueeze(0) - x.unsqueeze(1)) / width  # [n at, n from]
+    offset = (x.unsqueeze(0) - wanted.unsqueeze(1)) / width  # [m, n]
     weight = torch.exp(-0.5 * offset.square())
-    basis = torch.stack([torch.ones_like(offset), offset, offset.square()], -1)  # [n, n, 3]
+    basis = torch.stack([torch.ones_like(offset), offset, offset.square()], -1)  # [m, n, 3]
     weighted = basis * weight.unsqueeze(-1)
-    solved = torch.linalg.solve(weighted.mT @ basis, weighted.mT)  # [n, 3, n]
+    solved = torch.linalg.solve(weighted.mT @ basis, weighted.mT)  # [m, 3, n]
     scale = torch.tensor([1.0, UNIT / width, 2 * (UNIT / width) ** 2], dtype=torch.float64)
-    found: Tensor = (solved * scale.unsqueeze(-1)).transpose(0, 1).contiguous()
-    return found
+    found: Tensor = (solved * scale.unsqueeze(-1)).transpose(0, 1)
+    return found.to(device, dtype).contiguous()
+
+
+@lru_cache(maxsize=256)
+def spline(size: int, at: int, dtype: torch.dtype = torch.float64, device: torch.device | None = None) -> Tensor:
+    """The matrix [m, n] of the cubic spline through n even points, at m even points of the same domain."""
+    curve = CubicSpline(np.linspace(0, 1, size), np.eye(size))
+    return torch.from_numpy(curve(np.linspace(0, 1, at))).to(device, dtype)
 
 
 def along(matrix: Tensor, u: Tensor, dim: int) -> Tensor:
-    """A matrix [n, n] applied to one dimension of u."""
+    """A matrix [m, n] applied to one dimension of u."""
     if dim == u.dim() - 1:
         return u @ matrix.T
     return torch.movedim(torch.movedim(u, dim, -1) @ matrix.T, -1, dim)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from distlfm.lfo.derivatives import along, local_fit
+from distlfm.lfo.derivatives import along, local_fit, spline
 from distlfm.lfo.physics import Forward, solves
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import OperatorConfig
@@ -18,6 +18,9 @@ from distlfm.lfo.spectral import SpectralConv, quadrature
 
 SMALLEST_SIZE = 0.02
 """Fluctuations smaller than this, in units of the training split's, are taken as that large."""
+
+ROUGHNESS = 0.01
+"""Scatter around a smooth curve, as a part of the fluctuations, that is too small to matter."""
 
 RESIDUAL_GAIN = 10.0
 """What the first estimate leaves unexplained is about a tenth of the fluctuations."""
@@ -143,7 +146,7 @@ class Stage(nn.Module):
         q = self.pool(u)
         weights = torch.ones((), dtype=q.dtype, device=q.device)
         for n in u.shape[1:-1]:
-            weights = weights.unsqueeze(-1) * quadrature(n).to(q)
+            weights = weights.unsqueeze(-1) * quadrature(n, q.dtype, q.device)
         q = q.flatten(1, -2)
         weighted = q * weights.reshape(-1, 1)
         products = weighted.mT @ q
@@ -161,7 +164,9 @@ class FourierOperator(nn.Module):
         outputs, width = len(schema.outputs), config.width
         self.normal = Normal(outputs, self.num_forces, self.num_params)
         derived = len(config.slopes) * (2 * self.num_dims - 1) + config.integrals
-        channels = outputs * (3 + derived) + self.num_dims + 1
+        channels = outputs * (4 + derived) + self.num_dims + 1
+        self.points = config.points_of(schema.shape)
+        self.window = min(config.slopes, default=1 / (min(self.points) - 1))
         self.lift = nn.Sequential(nn.Linear(channels, 2 * width), nn.SiLU(), nn.Linear(2 * width, width))
         modes = config.modes_of(self.num_dims)
         self.layers = nn.ModuleList(FourierLayer(width, modes, config.padding) for _ in range(config.layers))
@@ -172,7 +177,8 @@ class FourierOperator(nn.Module):
             self.second = Stage(width + channels + more, config.head, config, self.num_forces, self.num_params)
 
     def forward(self, values: Tensor, mask: Tensor) -> Prediction:
-        """values, mask: [B, P, *grid]."""
+        """values, mask: [B, P, *grid], of any number of points; the prediction is on the same grid."""
+        grid = tuple(values.shape[2:])
         x, size = self.channels(values, mask)
         u = self.lift(x)
         for layer in self.layers:
@@ -193,8 +199,8 @@ class FourierOperator(nn.Module):
                 change.summary,
             )
         return Prediction(
-            force=found.force * sd + centre,
-            force_logvar=soft_limits(found.force_logvar) + 2 * sd.log(),
+            force=self._shown(found.force, grid) * sd + centre,
+            force_logvar=soft_limits(self._shown(found.force_logvar, grid)) + 2 * sd.log(),
             params=found.params,
             params_logvar=soft_limits(found.params_logvar),
             unit=unit,
@@ -204,42 +210,67 @@ class FourierOperator(nn.Module):
     def _unexplained(self, values: Tensor, found: Found, size: Tensor, sd: Tensor, centre: Tensor) -> Tensor:
         """What the equation leaves unexplained of the outputs [B, P + 2 L, T], with the force and its integral."""
         assert self.equation is not None
+        grid = tuple(values.shape[2:])
         params = self.normal.within(self.normal.physical(found.params))
-        residual = self.equation.residual(values, found.force * sd + centre, params)
+        residual = self.equation.residual(values, self._shown(found.force, grid) * sd + centre, params)
         scale = self.normal.value_sd.unsqueeze(-1) * size.view(-1, 1, 1)
-        return torch.cat([RESIDUAL_GAIN * residual / scale, found.force, integral(found.force)], 1)
+        residual = self._taken(RESIDUAL_GAIN * residual / scale)
+        return torch.cat([residual, found.force, integral(found.force)], 1)
 
     def channels(self, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """What the lifting sees, [B, *grid, C], and the size [B] of the instance's fluctuations.
+        """What the lifting sees on the network's grid, [B, *points, C], and the size [B] of the fluctuations.
 
         Values in units of that size (for a linear mechanism the force grows as they do), with their integrals over time
         and slopes; mask and coordinates; mean and logarithm of the size, which the units have taken away.
         """
-        grid = values.shape[2:]
-        stretch = (-1, *(1,) * len(grid))
-        v = (values - self.normal.value_mean.view(stretch)) / self.normal.value_sd.view(stretch)
+        wide = (-1, *(1,) * self.num_dims)
+        v = (values - self.normal.value_mean.view(wide)) / self.normal.value_sd.view(wide)
         means = self._mean(v)
-        centred = v - means.view(*means.shape, *(1,) * len(grid))
+        centred = v - means.view(*means.shape, *wide[1:])
         size = (self._mean(centred.square()).mean(-1) + SMALLEST_SIZE**2).sqrt()
-        v = v / size.view(-1, 1, *(1,) * len(grid))
+        v = v / size.view(-1, 1, *wide[1:])
+        rough = self._taken((v - self._smooth(v)).square()).clamp_min(0) + ROUGHNESS**2
         told = torch.cat([means, size.log().unsqueeze(-1)], -1)
-        parts = [v, mask.to(v), told.view(*told.shape, *(1,) * len(grid)).expand(-1, -1, *grid)]
+        parts = [
+            self._taken(v),
+            self._taken(mask.to(v)),
+            rough.log(),
+            told.view(*told.shape, *wide[1:]).expand(-1, -1, *self.points),
+        ]
         if self.config.integrals:
-            parts.append(integral(v))
+            parts.append(self._taken(integral(v)))
         for window in self.config.slopes:
-            for dim, n in enumerate(grid):
-                _, slope, curvature = local_fit(n, window).to(v)
-                parts.append(along(slope, v, dim + 2))
+            for dim in range(self.num_dims):
+                parts.append(self._taken(v, window, dim, 1))
                 if dim:
-                    parts.append(along(curvature, v, dim + 2))
-        axes = torch.meshgrid(*(torch.linspace(-1, 1, n, dtype=v.dtype, device=v.device) for n in grid), indexing="ij")
-        parts.append(torch.stack(axes).expand(len(v), -1, *grid))
+                    parts.append(self._taken(v, window, dim, 2))
+        axes = [torch.linspace(-1, 1, n, dtype=v.dtype, device=v.device) for n in self.points]
+        parts.append(torch.stack(torch.meshgrid(*axes, indexing="ij")).expand(len(v), -1, *self.points))
         return torch.cat(parts, 1).movedim(1, -1), size
+
+    def _taken(self, v: Tensor, window: float | None = None, derived: int = 0, order: int = 0) -> Tensor:
+        """v [B, P, *grid] on the network's grid by local regression; along one dimension perhaps a derivative of it."""
+        for dim, n in enumerate(self.points):
+            if window is None and v.shape[dim + 2] == n:
+                continue
+            table = local_fit(v.shape[dim + 2], window or self.window, n, v.dtype, v.device)
+            v = along(table[order if dim == derived else 0], v, dim + 2)
+        return v
+
+    def _smooth(self, v: Tensor) -> Tensor:
+        return along(local_fit(v.shape[2], self.window, None, v.dtype, v.device)[0], v, 2)
+
+    def _shown(self, v: Tensor, grid: tuple[int, ...]) -> Tensor:
+        """v [B, L, *points] on the grid of the data."""
+        for dim, n in enumerate(grid):
+            if n != self.points[dim]:
+                v = along(spline(self.points[dim], n, v.dtype, v.device), v, dim + 2)
+        return v
 
     def _mean(self, v: Tensor) -> Tensor:
         """Mean over the domain of [B, P, *grid]."""
         for n in reversed(v.shape[2:]):
-            v = v @ quadrature(n).to(v)
+            v = v @ quadrature(n, v.dtype, v.device)
         return v
 
 

@@ -47,7 +47,7 @@ def features(model: FourierOperator, values: Tensor, mask: Tensor, prediction: P
     dims = tuple(range(2, v.dim()))
     means = v.mean(dims)
     spread = (v - means.view(*means.shape, *wide[1:])).square().mean(dims).sqrt()
-    rest = v - along(local_fit(grid[0], ROUGH_WINDOW)[0].to(v), v, 2)
+    rest = v - along(local_fit(grid[0], ROUGH_WINDOW, None, v.dtype, v.device)[0], v, 2)
     rough = (rest.square() * mask).sum(dims) / mask.sum(dims).clamp_min(1)
     found = {
         "size": torch.cat([means, _log(spread)], -1),

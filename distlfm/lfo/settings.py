@@ -7,20 +7,26 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from distlfm.config import Config
+from distlfm.errors import UsageError
 
 
 class OperatorConfig(Config):
-    """The network. modes: Fourier modes kept, one number or one a dimension. padding: how much longer than the domain
-    the period of the Fourier series is, as a fraction of the domain. integrals, slopes: channels with the observations'
-    integrals over time, and with their slopes (of a field curvatures too) by local regressions of these widths, as
-    fractions of the domain. refine: whether a second estimate sees what the equation leaves unexplained by the first
-    (where the equation can be evaluated: an ODE whose states are observed). head: width of the parameter head.
-    pooled: channels whose products it integrates.
+    """The network. modes: Fourier modes kept, one number or one a dimension.
+
+    points: of the grid on which the network works, whatever that of the data; by default as many as the training grid
+    has. Forces are smooth, and fewer points than observations are faster.
+    padding: how much longer than the domain the period of the Fourier series is, as a fraction of the domain.
+    integrals, slopes: channels with the observations' integrals over time, and with their slopes (of a field curvatures
+    too) by local regressions of these widths, as fractions of the domain.
+    refine: whether a second estimate sees what the equation leaves unexplained by the first (where the equation can be
+    evaluated: an ODE whose states are observed).
+    head: width of the parameter head; pooled: channels whose products it integrates.
     """
 
     layers: int = Field(default=4, ge=1)
     width: int = Field(default=48, ge=4)
     modes: int | tuple[int, ...] = 12
+    points: int | tuple[int, ...] | None = None
     padding: float = Field(default=0.25, ge=0.0, le=4.0)
     head: int = Field(default=128, ge=4)
     pooled: int = Field(default=32, ge=2)
@@ -30,15 +36,21 @@ class OperatorConfig(Config):
 
     def modes_of(self, num_dims: int) -> tuple[int, ...]:
         """Modes of each dimension."""
-        given = (self.modes,) * num_dims if isinstance(self.modes, int) else self.modes
-        if len(given) != num_dims or min(given) < 1:
-            from distlfm.errors import UsageError
+        return _one_each("modes", self.modes, num_dims, 1)
 
-            raise UsageError(
-                f"operator.modes is {self.modes} for {num_dims} dimensions.",
-                f"Give one positive number, or {num_dims} of them.",
-            )
-        return given
+    def points_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Points of each dimension of the network's grid, for data of this shape in training."""
+        return shape if self.points is None else _one_each("points", self.points, len(shape), 6)
+
+
+def _one_each(name: str, given: int | tuple[int, ...], num_dims: int, least: int) -> tuple[int, ...]:
+    found = (given,) * num_dims if isinstance(given, int) else given
+    if len(found) != num_dims or min(found) < least:
+        raise UsageError(
+            f"operator.{name} is {given} for {num_dims} dimensions.",
+            f"Give one number of {least} or more, or {num_dims} of them.",
+        )
+    return found
 
 
 class LossConfig(Config):

@@ -20,23 +20,51 @@ GREGORY = (3 / 8, 7 / 6, 23 / 24)
 """Weights at the ends of an even grid, in units of the step; elsewhere they are 1 (fourth order)."""
 
 
-@lru_cache(maxsize=64)
-def quadrature(size: int) -> Tensor:
+@lru_cache(maxsize=256)
+def quadrature(size: int, dtype: torch.dtype = torch.float64, device: torch.device | None = None) -> Tensor:
     """Weights [n] that integrate over [0, 1] from `size` even points, ends included."""
     weights = torch.ones(size, dtype=torch.float64)
     ends = GREGORY if size >= 2 * len(GREGORY) else (0.5,)
     for i, weight in enumerate(ends):
         weights[i] = weights[size - 1 - i] = weight
-    return weights / (size - 1)
+    return (weights / (size - 1)).to(device, dtype)
 
 
-@lru_cache(maxsize=64)
 def waves(size: int, modes: int, padding: float, signed: bool) -> tuple[Tensor, Tensor]:
     """cos and sin [k, n] of 2π k x / (1 + padding): k = 0 … m − 1, or −(m − 1) … m − 1 if signed."""
     x = torch.linspace(0, 1, size, dtype=torch.float64)
     k = torch.arange(1 - modes if signed else 0, modes, dtype=torch.float64)
     angle = 2 * math.pi / (1 + padding) * k.unsqueeze(-1) * x
     return torch.cos(angle), torch.sin(angle)
+
+
+@lru_cache(maxsize=256)
+def analysis(
+    size: int, modes: int, padding: float, signed: bool, dtype: torch.dtype, device: torch.device | None
+) -> Tensor:
+    """From values to coefficients. Of the last dimension [2m, n], real to complex; of a signed one [2k, 2n]."""
+    cos, sin = (table * (quadrature(size) / (1 + padding)) for table in waves(size, modes, padding, signed))
+    table = torch.cat([cos, -sin]) if not signed else _complex(cos, -sin)
+    return table.to(device, dtype)
+
+
+@lru_cache(maxsize=256)
+def synthesis(
+    size: int, modes: int, padding: float, signed: bool, dtype: torch.dtype, device: torch.device | None
+) -> Tensor:
+    """From coefficients to values. Of the last dimension [n, 2m], complex to real; of a signed one [2n, 2k]."""
+    cos, sin = (table.T for table in waves(size, modes, padding, signed))
+    if signed:
+        return _complex(cos, sin).to(device, dtype)
+    # A real function: the negative modes are the conjugates of the positive ones.
+    twice = torch.full((modes,), 2.0, dtype=torch.float64)
+    twice[0] = 1
+    return torch.cat([twice * cos, -twice * sin], -1).to(device, dtype)
+
+
+def _complex(real: Tensor, imaginary: Tensor) -> Tensor:
+    """The real matrix [2a, 2b] that does to (real, imaginary) what a complex one [a, b] does."""
+    return torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], -2)
 
 
 class SpectralConv(nn.Module):
@@ -53,51 +81,30 @@ class SpectralConv(nn.Module):
         self.weight = nn.Parameter(torch.randn(count, 2, width, width) / width)
 
     def forward(self, u: Tensor) -> Tensor:
-        grid = u.shape[1:-1]
-        c = self._analyse(u, grid)
-        batch, spectrum = c.shape[0], c.shape[2:-1]
-        # [B, 2, *spectrum, W] → [modes, B, 2W], where a complex product is one real one with a block matrix.
-        rows = c.reshape(batch, 2, -1, self.width).permute(2, 0, 1, 3).reshape(-1, batch, 2 * self.width)
+        grid, batch, last = u.shape[1:-1], len(u), len(self.modes) - 1
+        where = (u.dtype, u.device)
+        # The last dimension first: real to complex. [B·others, n, W] → [B, others…, 2, m, W]
+        c = analysis(grid[last], self.modes[last], self.padding, False, *where) @ u.reshape(-1, grid[last], self.width)
+        spectrum = [self.modes[last]]
+        for dim in reversed(range(last)):
+            # [B·others, n, 2, rest] → [B·others, 2, n, rest] → [B·others, 2, k, rest]: complex to complex.
+            rest = math.prod(spectrum) * self.width
+            c = c.reshape(-1, grid[dim], 2, rest).transpose(1, 2).reshape(-1, 2 * grid[dim], rest)
+            c = analysis(grid[dim], self.modes[dim], self.padding, True, *where) @ c
+            spectrum.insert(0, 2 * self.modes[dim] - 1)
+        count = math.prod(spectrum)
+        # [B, 2, modes, W] → [modes, B, 2W], where a complex product is one real one with a block matrix.
+        rows = c.reshape(batch, 2, count, self.width).permute(2, 0, 1, 3).reshape(count, batch, 2 * self.width)
         real, imaginary = self.weight.unbind(1)
         block = torch.cat([torch.cat([real, imaginary], -1), torch.cat([-imaginary, real], -1)], -2)
-        mixed = torch.bmm(rows, block).reshape(-1, batch, 2, self.width).permute(1, 2, 0, 3)
-        return self._synthesise(mixed.reshape(batch, 2, *spectrum, self.width), grid)
-
-    def _analyse(self, u: Tensor, grid: torch.Size) -> Tensor:
-        """Coefficients [B, 2, *modes, W]."""
-        last = len(grid) - 1
-        cos, sin = (self._with_weights(table, grid[last]) for table in self._waves(grid[last], last))
-        both = torch.stack([cos, -sin]).to(u)  # [2, m, n]
-        c = torch.einsum("bxnw,cmn->bcxmw", u.reshape(u.shape[0], -1, grid[last], self.width), both)
-        c = c.reshape(u.shape[0], 2, *grid[:last], -1, self.width)
+        c = torch.bmm(rows, block).reshape(count, batch, 2, self.width).permute(1, 2, 0, 3)
         for dim in range(last):
-            cos, sin = (self._with_weights(table, grid[dim]).to(u) for table in self._waves(grid[dim], dim))
-            c = _turn(c, dim + 2, cos, -sin)
-        return c
-
-    def _synthesise(self, c: Tensor, grid: torch.Size) -> Tensor:
-        last = len(grid) - 1
-        for dim in range(last):
-            cos, sin = (table.T.to(c) for table in self._waves(grid[dim], dim))
-            c = _turn(c, dim + 2, cos, sin)
-        cos, sin = self._waves(grid[last], last)
-        # A real function: the negative modes are the conjugates of the positive ones.
-        twice = torch.full((self.modes[last], 1), 2.0, dtype=cos.dtype)
-        twice[0] = 1
-        both = torch.stack([twice * cos, -twice * sin]).to(c)
-        flat = c.reshape(c.shape[0], 2, -1, self.modes[last], self.width)
-        return torch.einsum("bcxmw,cmn->bxnw", flat, both).reshape(c.shape[0], *grid, self.width)
-
-    def _waves(self, size: int, dim: int) -> tuple[Tensor, Tensor]:
-        return waves(size, self.modes[dim], self.padding, dim < len(self.modes) - 1)
-
-    def _with_weights(self, table: Tensor, size: int) -> Tensor:
-        return table * (quadrature(size) / (1 + self.padding))
-
-
-def _turn(c: Tensor, dim: int, cos: Tensor, sin: Tensor) -> Tensor:
-    """(cos + i sin) [k, n] times complex c [B, 2, …, n, …] along `dim`."""
-    moved = c.movedim(dim, -1)
-    real, imaginary = moved[:, 0], moved[:, 1]
-    found = torch.stack([real @ cos.T - imaginary @ sin.T, real @ sin.T + imaginary @ cos.T], 1)
-    return found.movedim(-1, dim)
+            spectrum.pop(0)
+            rest = math.prod(spectrum) * self.width
+            c = synthesis(grid[dim], self.modes[dim], self.padding, True, *where) @ c.reshape(
+                -1, 2 * (2 * self.modes[dim] - 1), rest
+            )
+            c = c.reshape(-1, 2, grid[dim], rest).transpose(1, 2)
+        c = c.reshape(-1, 2 * self.modes[last], self.width)
+        found = synthesis(grid[last], self.modes[last], self.padding, False, *where) @ c
+        return found.reshape(u.shape)
