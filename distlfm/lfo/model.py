@@ -5,12 +5,14 @@ Shapes: `B` instances, `P` outputs, `L` forces, `K` parameters, `W` channels; th
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from distlfm.lfo.derivatives import along, local_fit, spline
+from distlfm.lfo.heads import Found, Stage
 from distlfm.lfo.physics import Forward, solves
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import OperatorConfig
@@ -90,68 +92,6 @@ class FourierLayer(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         return u + nn.functional.silu(self.spectral(u) + self.pointwise(u))
-
-
-class Projection(nn.Module):
-    """u [B, *grid, W] → [B, *grid, out], at each point alike, modulated by what is known of the whole instance."""
-
-    def __init__(self, width: int, hidden: int, summary: int, out: int) -> None:
-        super().__init__()
-        self.inner, self.outer = nn.Linear(width, hidden), nn.Linear(hidden, out)
-        self.modulate = nn.Linear(summary, 2 * hidden)
-
-    def forward(self, u: Tensor, summary: Tensor) -> Tensor:
-        """summary: [B, S]."""
-        gain, shift = self.modulate(summary).view(len(u), *(1,) * (u.dim() - 2), -1).chunk(2, -1)
-        found: Tensor = self.outer(nn.functional.silu(self.inner(u) * (1 + gain) + shift))
-        return found
-
-
-class Found(NamedTuple):
-    """force, force_logvar: [B, L, *grid]; params, params_logvar: [B, K]; summary: [B, S]. All standardised."""
-
-    force: Tensor
-    force_logvar: Tensor
-    params: Tensor
-    params_logvar: Tensor
-    summary: Tensor
-
-
-class Stage(nn.Module):
-    """Forces and parameters from channels u [B, *grid, W] and what was known before, [B, S]."""
-
-    def __init__(self, width: int, known: int, config: OperatorConfig, forces: int, params: int) -> None:
-        super().__init__()
-        pooled = config.pooled
-        self.pool = nn.Linear(width, pooled)
-        features = pooled + pooled * (pooled + 1) // 2 + known
-        self.head = nn.Sequential(
-            nn.LayerNorm(features),
-            nn.Linear(features, config.head),
-            nn.SiLU(),
-            nn.Linear(config.head, config.head),
-            nn.SiLU(),
-        )
-        self.estimate = nn.Linear(config.head, 2 * params)
-        self.project = Projection(width, 2 * config.width, config.head, 2 * forces)
-
-    def forward(self, u: Tensor, known: Tensor) -> Found:
-        summary = self.head(torch.cat([self.pooled(u), known], -1))
-        force, force_logvar = self.project(u, summary).movedim(-1, 1).chunk(2, 1)
-        params, params_logvar = self.estimate(summary).chunk(2, -1)
-        return Found(force, force_logvar, params, params_logvar, summary)
-
-    def pooled(self, u: Tensor) -> Tensor:
-        """Integrals over the domain of some channels and of all their products, [B, features]."""
-        q = self.pool(u)
-        weights = torch.ones((), dtype=q.dtype, device=q.device)
-        for n in u.shape[1:-1]:
-            weights = weights.unsqueeze(-1) * quadrature(n, q.dtype, q.device)
-        q = q.flatten(1, -2)
-        weighted = q * weights.reshape(-1, 1)
-        products = weighted.mT @ q
-        rows, columns = torch.triu_indices(q.shape[-1], q.shape[-1], device=q.device)
-        return torch.cat([weighted.sum(1), products[:, rows, columns]], -1)
 
 
 class FourierOperator(nn.Module):
@@ -234,7 +174,7 @@ class FourierOperator(nn.Module):
         parts = [
             self._taken(v),
             self._taken(mask.to(v)),
-            rough.log(),
+            rough.log() / -math.log(ROUGHNESS) + 1,
             told.view(*told.shape, *wide[1:]).expand(-1, -1, *self.points),
         ]
         if self.config.integrals:

@@ -20,7 +20,8 @@ class OperatorConfig(Config):
     too) by local regressions of these widths, as fractions of the domain.
     refine: whether a second estimate sees what the equation leaves unexplained by the first (where the equation can be
     evaluated: an ODE whose states are observed).
-    head: width of the parameter head; pooled: channels whose products it integrates.
+    head: width of the parameter head; pooled: channels whose products it integrates; regressions: least-squares fits of
+    a channel by `regressors` others that it sees.
     """
 
     layers: int = Field(default=4, ge=1)
@@ -30,6 +31,8 @@ class OperatorConfig(Config):
     padding: float = Field(default=0.25, ge=0.0, le=4.0)
     head: int = Field(default=128, ge=4)
     pooled: int = Field(default=32, ge=2)
+    regressions: int = Field(default=10, ge=0)
+    regressors: int = Field(default=5, ge=1)
     integrals: bool = True
     refine: bool = True
     slopes: tuple[PositiveFloat, ...] = (0.025, 0.06)
