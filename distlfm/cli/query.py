@@ -1,0 +1,105 @@
+"""`distlfm query` and `distlfm operator`: asking a trained operator, and taking it elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from distlfm.cli.fit import MOST_LISTED, Overrides, as_overrides
+from distlfm.cli.state import STATE, group
+from distlfm.cli.train import Checkpoint
+
+if TYPE_CHECKING:
+    from distlfm.pipeline.query import QueryRun
+    from distlfm.runtime.reporting import Reporter
+
+app = group("Show a trained operator, or export it for other programs.")
+
+
+def query(
+    checkpoint: Checkpoint,
+    data: Annotated[str, typer.Argument(help="A file, a folder, a store, or the name of a reference set.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Where the answers go.")] = None,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw pictures and a report too.")] = False,
+) -> int:
+    """Ask a trained operator for the forces and parameters of new data, observed at any times.
+
+    Answers come with 68 and 95 % intervals, and with a warning if the data are unlike those it was trained on. Exit
+    code 1 if an instance could not be answered or was set aside. Examples:
+
+    - `distlfm query runs/operator patients.csv --out answers --plot`
+
+    - `distlfm query runs/operator series.csv --out answers data.columns.time=hours data.columns.values=[a,b]`
+
+    - `distlfm query runs/operator/operator.pt transcription_toy outputs.gene_a=output_0`
+    """
+    from distlfm.pipeline.query import query as run_query
+
+    short = [*as_overrides({"run.dir": out}), *(["plot=true"] if plot else [])]
+    run = run_query(checkpoint, data, [*(overrides or []), *short], STATE.reporter)
+    return tell(run, STATE.reporter)
+
+
+@app.command("show")
+def show(checkpoint: Checkpoint) -> None:
+    """What an operator takes and gives, and how it was trained.
+
+    Example: `distlfm operator show runs/operator`
+    """
+    from distlfm.pipeline.query_export import described
+
+    rows = [[name, value] for name, value in described(checkpoint).items()]
+    STATE.reporter.table("", ("what", "value"), rows)
+
+
+@app.command("export")
+def export(
+    checkpoint: Checkpoint,
+    out: Annotated[Path, typer.Option("--out", help="The file to write.")],
+    form: Annotated[str, typer.Option("--format", help="torch_export, torchscript or onnx.")] = "torch_export",
+) -> None:
+    """Write an operator as one program, with its calibration, for those who have PyTorch or ONNX but not distlfm.
+
+    Beside it, a .json file says what goes in and what comes out. Examples:
+
+    - `distlfm operator export runs/operator --out operator.pt2`
+
+    - `distlfm operator export runs/operator --format torchscript --out operator.ts`
+    """
+    from distlfm.pipeline.query_export import export as run_export
+
+    path = run_export(checkpoint, out, form)
+    STATE.reporter.say(f"{path} takes values and mask; {path.with_suffix('.json')} says how")
+
+
+def tell(run: QueryRun, reporter: Reporter) -> int:
+    """The answers in short, the warnings, and where everything is. Gives the exit code."""
+    names = ("novelty", "latent_q2", "latent_coverage_95", "parameter_mae_sum")
+    rows = [
+        [str(row["id"]), str(row["status"]), *("–" if row[name] is None else f"{row[name]:.4g}" for name in names)]
+        for row in run.rows[:MOST_LISTED]
+    ]
+    reporter.table("", ("instance", "status", "unlike training", *names[1:]), rows)
+    if len(run.rows) == 1 and run.answers:
+        told = [[p.name, *(f"{x:.4g}" for x in (p.mean, p.lower95, p.upper95))] for p in run.answers[0].parameters]
+        reporter.table("", ("parameter", "mean", "95 % from", "to"), told)
+    count = len(run.rows)
+    if count > MOST_LISTED:
+        mean, _ = run.tally.overall()
+        known = [f"{name} {mean[name]:.4g}" for name in names[1:] if mean[name] is not None]
+        reporter.say(f"mean of all {count}: {', '.join(known) or 'no truth is known'}")
+    warnings = [str(row["warning"]) for row in run.rows if row["warning"] is not None]
+    for warning in warnings[:MOST_LISTED]:
+        reporter.warn(warning)
+    if len(warnings) > MOST_LISTED:
+        reporter.warn(f"{len(warnings)} of {count} are unlike the training data; summary.json says which")
+    for failure in run.tally.failures[:MOST_LISTED]:
+        reporter.warn(f"{failure['id']}: {failure['reason']}")
+    folder = run.config.run.dir
+    if folder is not None:
+        for name in ("answers.csv", "parameters.csv", "summary.json", *(["report.html"] if run.config.plot else [])):
+            reporter.say(f"{name.partition('.')[0]}: {folder / name}")
+    return 1 if run.tally.failed or run.tally.set_aside else 0

@@ -1,0 +1,134 @@
+"""`distlfm train`, `distlfm tune` and `distlfm evaluate`: making a latent force operator, and judging it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from distlfm.cli.fit import Address, Overrides, as_overrides
+from distlfm.cli.state import STATE
+
+if TYPE_CHECKING:
+    from distlfm.pipeline.evaluate import Evaluation
+    from distlfm.runtime.reporting import Reporter
+
+Stores = Annotated[
+    list[Path] | None, typer.Option("--data", help="A store to learn from; may be given again. Short for data.stores.")
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Short for run.dir=DIR.")]
+Launcher = Annotated[str | None, typer.Option("--launcher", help="auto, inline, ddp or ray. Short for run.launcher.")]
+Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Train with so many processes.")]
+Checkpoint = Annotated[Path, typer.Argument(help="A trained operator: its checkpoint, or the folder of its training.")]
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="A config file, such as configs/train/transcription.yaml.")],
+    overrides: Overrides = None,
+    data: Stores = None,
+    out: Out = None,
+    launcher: Launcher = None,
+    workers: Workers = None,
+    address: Address = None,
+) -> None:
+    """Train an operator that answers new data in milliseconds, on a store of generated or fitted instances.
+
+    The same command again goes on where it was stopped. Examples:
+
+    - `distlfm train configs/train/transcription.yaml --data stores/transcription.zarr --out runs/operator`
+
+    - `distlfm train configs/train/transcription.yaml --data stores/a.zarr --out runs/operator --workers 2`
+
+    - `torchrun --nproc-per-node 2 -m distlfm train configs/train/transcription.yaml --out runs/operator`
+    """
+    from distlfm.pipeline.evaluate_training import report_training
+    from distlfm.pipeline.train import train as run_train
+
+    short = as_overrides({"run.dir": out, "run.launcher": launcher, "run.workers": workers, "run.address": address})
+    run = run_train(config, [*(overrides or []), *_stores(data), *short], STATE.reporter)
+    if not run.is_main:
+        return
+    reporter = STATE.reporter
+    best = run.summary.get("best") or {}
+    told = [f"{name} {best[f'validation_{name}']:.4g}" for name in ("loss", "q2") if f"validation_{name}" in best]
+    reporter.say(f"{run.summary['epochs']} epochs; validation: {', '.join(told) or 'none'}")
+    if run.directory is not None:
+        report_training(run.directory, reporter)
+        reporter.say(f"operator: {run.directory / 'operator.pt'}")
+        reporter.say(f"report: {run.directory / 'report.html'}")
+
+
+def tune(
+    config: Annotated[Path, typer.Argument(help="A config file, such as configs/tune/transcription.yaml.")],
+    overrides: Overrides = None,
+    data: Stores = None,
+    out: Out = None,
+    address: Address = None,
+) -> int:
+    """Search for the settings with which an operator learns best, many trainings at a time.
+
+    The winner is written as a config that `distlfm train` takes. The same command again goes on. Examples:
+
+    - `distlfm tune configs/tune/transcription.yaml --data stores/transcription.zarr --out runs/sweep`
+
+    - `distlfm tune configs/tune/transcription.yaml --data stores/transcription.zarr --out runs/sweep --address auto`
+    """
+    from distlfm.pipeline.tune import tune as run_tune
+
+    short = as_overrides({"run.dir": out, "run.address": address})
+    run_tune(config, [*(overrides or []), *_stores(data), *short], STATE.reporter)
+    return 0
+
+
+def evaluate(
+    checkpoint: Checkpoint,
+    store: Annotated[Path, typer.Argument(help="A generated store, or a run of `distlfm fit`.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Where summary.json and report.html go.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Look at so many instances, at most.")] = None,
+) -> int:
+    """Compare an operator's answers with the truth of a generated store, or with the fits of a fitted one.
+
+    Of a store that the operator was trained on, only the validation split is looked at, unless `part=all` is given.
+    Exit code 1 if an instance could not be answered. Examples:
+
+    - `distlfm evaluate runs/operator stores/fresh.zarr --out runs/judged`
+
+    - `distlfm evaluate runs/operator/operator.pt runs/fleet part=all --limit 500`
+    """
+    from distlfm.pipeline.evaluate import evaluate as run_evaluate
+
+    short = as_overrides({"run.dir": out, "limit": limit})
+    found = run_evaluate(checkpoint, store, [*(overrides or []), *short], STATE.reporter)
+    _tell(found, STATE.reporter)
+    if out is not None:
+        STATE.reporter.say(f"summary: {out / 'summary.json'}")
+        STATE.reporter.say(f"report: {out / 'report.html'}")
+    return 1 if found.tally.failed else 0
+
+
+def _stores(paths: list[Path] | None) -> list[str]:
+    return [f"data.stores={json.dumps([str(path) for path in paths])}"] if paths else []
+
+
+def _tell(found: Evaluation, reporter: Reporter) -> None:
+    reporter.say(found.what)
+    overall = found.overall
+    names = ("latent_q2", "latent_correlation", "latent_coverage_68", "latent_coverage_95", "parameter_mae_sum")
+    rows = [
+        [name.replace("_", " "), *("–" if over[name] is None else f"{over[name]:.4g}" for over in _sides(overall))]
+        for name in names
+    ]
+    reporter.table("", ("figure", "mean", "worst"), rows)
+    warned, share = overall["novelty"]["warned"], overall["novelty"]["share"]
+    reporter.say(f"unlike the training data: {warned} ({100 * (share or 0.0):.1f} %)")
+    speed = overall["speed"]
+    if "seconds_for_one" in speed:
+        each, many = 1000 * speed["seconds_for_one"], speed["instances_per_second"]
+        reporter.say(f"time: {each:.2f} ms for one instance, {many:.0f} instances/s together")
+
+
+def _sides(overall: dict[str, dict[str, float | None]]) -> list[dict[str, float | None]]:
+    return [overall["mean"], overall["worst"]]

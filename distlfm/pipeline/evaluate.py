@@ -1,0 +1,218 @@
+"""`distlfm evaluate`: how good an operator is on a store whose answers are known, drawn from priors or fitted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distlfm.config import apply_overrides, build, dump, fingerprint, read_yaml
+from distlfm.errors import UsageError
+from distlfm.inference.metrics import Figures
+from distlfm.inference.tally import Tally
+from distlfm.instance import Instance
+from distlfm.lfo import Operator, split
+from distlfm.lfo.settings import SplitConfig
+from distlfm.pipeline.evaluate_fine import resolutions
+from distlfm.pipeline.fit import torch_threads, versions
+from distlfm.pipeline.query import worth_a_look
+from distlfm.pipeline.query_ask import ask, find_checkpoint, mark
+from distlfm.pipeline.query_figures import Calibration, failed_answer, novelty_of, row_of, true_elements
+from distlfm.pipeline.query_settings import AskConfig, EvaluateConfig
+from distlfm.pipeline.rundir import CONFIG, REPORT, begin, write_config, write_summary
+from distlfm.report.lfo_page import Example, Resolutions, Scores, evaluation_page
+from distlfm.runtime.reporting import Reporter, Silent
+from distlfm.store import STATUSES, Store, find_store
+from distlfm.store.layout import ABSENT, FAILED
+from distlfm.store.observed import unpack
+
+SINGLES = 20
+"""Instances that are answered one by one, for the time that one takes."""
+
+SHOWN = 3
+"""Examples on a page: the worst, the median and the best."""
+
+
+@dataclass
+class Evaluation:
+    """Scores of an operator on instances whose answers are known; `rows` in the order of the store."""
+
+    config: EvaluateConfig
+    operator: Operator
+    checkpoint: str
+    what: str
+    tally: Tally = field(default_factory=Tally)
+    rows: list[Figures] = field(default_factory=list)
+    calibration: Calibration = field(default_factory=Calibration)
+    speed: dict[str, float] = field(default_factory=dict)
+    examples: list[Example] = field(default_factory=list)
+    fine: list[Resolutions] = field(default_factory=list)
+
+    @property
+    def overall(self) -> dict[str, Any]:
+        """What summary.json says besides the instances: as a query's, with calibration, spread and speed."""
+        mean, worst = self.tally.overall()
+        scores = self.tally.column("latent_q2")
+        scores = scores[np.isfinite(scores)]
+        at = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+        spread = np.quantile(scores, at).tolist() if len(scores) else [None] * len(at)
+        return {
+            "what": self.what,
+            "count": self.tally.count,
+            "mean": mean,
+            "worst": worst,
+            "latent_q2_quantiles": {f"{share:g}": value for share, value in zip(at, spread, strict=True)},
+            "calibration": self.calibration.curve(),
+            "novelty": novelty_of(list(self.rows)),
+            "speed": self.speed,
+            "super_resolution": [{"id": one.instance.id, **one.figures} for one in self.fine],
+            "failures": self.tally.failures,
+            "set_aside": self.tally.set_aside,
+            "checkpoint": self.checkpoint,
+            "config_hash": fingerprint(self.config.work()),
+            "versions": versions(),
+        }
+
+    @property
+    def scores(self) -> Scores:
+        """What a page shows."""
+        return Scores(self.tally, self.rows, self.calibration.curve(), self.overall, self.what)
+
+
+def evaluate(
+    checkpoint: str | Path | EvaluateConfig,
+    store: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    reporter: Reporter | None = None,
+) -> Evaluation:
+    """Scores of an operator on a store. With `run.dir`, summary.json and report.html are written there."""
+    if isinstance(checkpoint, EvaluateConfig):
+        config = checkpoint
+    else:
+        content = {"checkpoint": str(checkpoint), "store": str(store)}
+        config = build(EvaluateConfig, apply_overrides(content, overrides), source="evaluate")
+    found = scored(config, reporter or Silent())
+    if config.run.dir is not None:
+        begin(config.run.dir)
+        write_config(config.run.dir, config)
+        write_summary(config.run.dir, found.rows, found.overall)
+        told = {"hash": found.overall["config_hash"], "versions": versions(), "checkpoint": found.checkpoint}
+        page = config.run.dir / REPORT
+        evaluation_page(page, found.scores, found.examples, found.fine, found.operator.schema, dump(config), told)
+    return found
+
+
+def scored(config: EvaluateConfig, reporter: Reporter) -> Evaluation:
+    """The scores alone, and the examples that are worth a look."""
+    path = find_checkpoint(config.checkpoint)
+    operator, store = Operator.load(path), Store.open(find_store(config.store))
+    chosen, which = _chosen(config, path, operator, store)
+    reference = "the truth" if store.spec.kind == "generate" else "the fit of each instance"
+    what = f"{len(chosen)} instances of {store.path.name} ({which}), compared with {reference}."
+    found = Evaluation(config, operator, mark(path), what)
+    with torch_threads(config.run.threads), reporter.task("evaluate", len(chosen)) as task:
+        seconds = 0.0
+        for piece in _pieces(store, chosen, config.run):
+            for one in ask(operator, piece):
+                if one.answer is None:
+                    found.rows.append(failed_answer(one.instance.id, one.reason))
+                else:
+                    found.rows.append(row_of(one.answer, one.instance, operator.schema, one.seconds))
+                    found.calibration.add(operator, one.answer, one.instance)
+                found.tally.add(found.rows[-1])
+                seconds += one.seconds
+            task.advance(len(piece))
+        found.speed = {
+            "instances_per_second": found.tally.count / max(seconds, 1e-9),
+            **_single(operator, store, chosen),
+        }
+        found.examples = _examples(found, store, chosen, config.run)
+        found.fine = resolutions(operator, store)
+    return found
+
+
+def with_answers(store: Store, start: int, stop: int) -> list[Instance]:
+    """Instances of a store; of a fitted one, the fits' means stand for the truth."""
+    if store.spec.kind == "generate":
+        return store.instances(start, stop)
+    names = ["id", *(name for name in store.variables if name.startswith("observed"))]
+    names += ["solution_mean", "force_mean", "params_mean", *(["time"] if store.spec.times is None else [])]
+    return unpack(store.spec, {name: store.read(name, start, stop) for name in names})
+
+
+def trained_on(checkpoint: Path, store: Store) -> bool:
+    """Whether an operator learned from a store, as far as the config beside the checkpoint tells."""
+    config = checkpoint.parent / CONFIG
+    if not config.is_file():
+        return False
+    given = read_yaml(config).get("data", {}).get("stores", [])
+    for path in map(Path, given):
+        if path.resolve() == store.path.resolve() or find_or_none(path) == store.path.resolve():
+            return True
+    return False
+
+
+def find_or_none(path: Path) -> Path | None:
+    """The store that a path means, if there is one."""
+    try:
+        return find_store(path).resolve()
+    except UsageError:
+        return None
+
+
+def _chosen(config: EvaluateConfig, checkpoint: Path, operator: Operator, store: Store) -> tuple[list[int], str]:
+    """Rows to look at, and in words which these are."""
+    lost = [ABSENT, *(STATUSES[name] for name in FAILED)]
+    rows = np.flatnonzero(~np.isin(store.read("status"), lost))
+    which = "all of them"
+    if config.part == "held_out" and trained_on(checkpoint, store):
+        settings = SplitConfig.model_validate(operator.training["settings"]["split"])
+        ids = store.read("id")[rows]
+        rows = rows[split([str(name) for name in ids], settings).validation]
+        which = "its validation split, as the operator was trained on the others"
+    if not len(rows):
+        raise UsageError(
+            f"Nothing of {store.path} is left to evaluate on.", "Give a store with more instances, or part=all."
+        )
+    if config.limit is not None and len(rows) > config.limit:
+        rows = rows[np.linspace(0, len(rows) - 1, config.limit).astype(int)]
+    return [int(row) for row in rows], which
+
+
+def _pieces(store: Store, rows: Sequence[int], run: AskConfig) -> Iterator[list[Instance]]:
+    """The instances of some rows, read in stretches."""
+    wanted, ids = set(rows), store.read("id")
+    size = max(run.batch, store.spec.block)
+    for start in range(0, store.spec.instances, size):
+        stop = min(start + size, store.spec.instances)
+        names = {str(ids[row]) for row in range(start, stop) if row in wanted}
+        if names:
+            yield [one for one in with_answers(store, start, stop) if one.id in names]
+
+
+def _single(operator: Operator, store: Store, rows: Sequence[int]) -> dict[str, float]:
+    """How long one answer takes, when asked alone."""
+    some = [one for row in rows[:SINGLES] for one in with_answers(store, row, row + 1)]
+    seconds = []
+    for one in some:
+        since = time.perf_counter()
+        operator(one.blind())
+        seconds.append(time.perf_counter() - since)
+    return {"seconds_for_one": float(np.median(seconds))} if seconds else {}
+
+
+def _examples(found: Evaluation, store: Store, rows: Sequence[int], run: AskConfig) -> list[Example]:
+    chosen = {found.rows[i]["id"]: (i, place) for i, place in worth_a_look(found.rows, SHOWN).items()}
+    shown = []
+    for piece in _pieces(store, [row for row in rows if str(store.read("id", row, row + 1)[0]) in chosen], run):
+        for one in ask(found.operator, piece):
+            i, place = chosen[one.instance.id]
+            assert one.answer is not None
+            true = true_elements(one.instance, found.operator.schema)
+            shown.append(Example(one.instance, one.answer, found.rows[i], place, true))
+    order = ("worst", "median", "best")
+    return sorted(shown, key=lambda one: order.index(one.place) if one.place in order else len(order))

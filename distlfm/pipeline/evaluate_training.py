@@ -1,0 +1,79 @@
+"""The page of a training run: how it learned, and how it does on the instances it was not trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from distlfm.config import read_yaml
+from distlfm.errors import UsageError
+from distlfm.lfo import Operator
+from distlfm.pipeline.evaluate import find_or_none, scored
+from distlfm.pipeline.fit import versions
+from distlfm.pipeline.query_ask import OPERATOR, mark
+from distlfm.pipeline.query_settings import EvaluateConfig
+from distlfm.pipeline.rundir import CONFIG, REPORT
+from distlfm.report.lfo_page import training_page
+from distlfm.runtime.reporting import Reporter, Silent
+from distlfm.store.files import storing
+
+METRICS = "metrics.jsonl"
+MOST = 1000
+"""Instances of the validation split that the page looks at."""
+
+
+def report_training(run: Path | str, reporter: Reporter | None = None) -> Path:
+    """Write report.html of a finished training run. Scores need the first of its stores; without it there are none."""
+    folder = Path(run)
+    if not (folder / OPERATOR).is_file():
+        raise UsageError(f"{folder} is no finished training run: it has no {OPERATOR}.", "Finish it first.")
+    operator = Operator.load(folder / OPERATOR)
+    content = read_yaml(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    stores = [Path(path) for path in content.get("data", {}).get("stores", [])]
+    found = None
+    if stores and find_or_none(stores[0]) is not None:
+        config = EvaluateConfig(checkpoint=folder, store=stores[0], limit=MOST)
+        try:
+            found = scored(config, reporter or Silent())
+        except UsageError:  # no validation split
+            found = None
+    told = {"versions": versions(), "checkpoint": mark(folder / OPERATOR), **_told(operator.training)}
+    text = (folder / CONFIG).read_text(encoding="utf-8") if (folder / CONFIG).is_file() else ""
+    with storing("the report", folder):
+        return training_page(
+            folder / REPORT,
+            read_metrics(folder / METRICS),
+            None if found is None else found.scores,
+            [] if found is None else found.examples,
+            [] if found is None else found.fine,
+            operator.schema,
+            text,
+            told,
+        )
+
+
+def read_metrics(path: Path) -> Sequence[dict[str, Any]]:
+    """The lines of metrics.jsonl; a last one that was cut off is left out."""
+    if not path.is_file():
+        return []
+    found = []
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            try:
+                told = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(told, dict):
+                found.append(told)
+    return found
+
+
+def _told(training: Any) -> dict[str, Any]:
+    """What the checkpoint tells of its training, in a few numbers."""
+    found = {"steps": training.get("step"), "seconds": training.get("seconds")}
+    found |= {f"instances: {part}": count for part, count in training.get("instances", {}).items()}
+    coverage = training.get("coverage") or {}
+    found |= {f"coverage of {name.replace('_', ', ')} %": value for name, value in coverage.items()}
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,80 @@
+"""Asking a trained operator: finding it, fitting the data's names to its own, and one bad instance among good ones."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from distlfm.errors import DistlfmError, UsageError
+from distlfm.instance import Instance
+from distlfm.lfo import Answer, Operator
+
+OPERATOR = "operator.pt"
+"""The checkpoint in the folder of a training run."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An instance, its answer or why there is none, and the seconds that it took."""
+
+    instance: Instance
+    answer: Answer | None
+    reason: str
+    seconds: float
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """The checkpoint that a path means: the file, or that of a training run."""
+    given = Path(path)
+    if not given.is_dir():
+        return given
+    if not (given / OPERATOR).is_file():
+        raise UsageError(f"{given} has no {OPERATOR}.", "Give a checkpoint, or the folder of a finished training run.")
+    return given / OPERATOR
+
+
+def mark(path: Path) -> str:
+    """A short hash of a checkpoint, which tells whether two answers are of the same operator."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def renamed(instance: Instance, names: Mapping[str, str], known: Sequence[str]) -> Instance:
+    """The instance with the operator's names of its outputs. One output alone needs no name to be known."""
+    outputs = tuple(names.get(name, name) for name in instance.outputs)
+    if len(outputs) == len(known) == 1:
+        outputs = tuple(known)
+    return instance if outputs == instance.outputs else replace(instance, outputs=outputs)
+
+
+def check_names(names: Mapping[str, str], given: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse a map of names that fits neither the data nor the operator."""
+    for name, meant in names.items():
+        if name not in given:
+            raise UsageError(f"outputs: the data have no output {name!r}.", f"They have {', '.join(given)}.")
+        if meant not in known:
+            raise UsageError(f"outputs: the operator has no output {meant!r}.", f"It has {', '.join(known)}.")
+
+
+def ask(operator: Operator, instances: Sequence[Instance]) -> list[Asked]:
+    """Answers of instances, computed together; one that the operator cannot take does not stop the others."""
+    since = time.perf_counter()
+    try:
+        answers = operator([instance.blind() for instance in instances])
+    except DistlfmError:
+        return [_ask_alone(operator, instance) for instance in instances]
+    seconds = (time.perf_counter() - since) / max(1, len(instances))
+    return [Asked(instance, answer, "", seconds) for instance, answer in zip(instances, answers, strict=True)]
+
+
+def _ask_alone(operator: Operator, instance: Instance) -> Asked:
+    since = time.perf_counter()
+    try:
+        answer: Answer | None = operator(instance.blind())
+        reason = ""
+    except DistlfmError as error:
+        answer, reason = None, str(error)
+    return Asked(instance, answer, reason, time.perf_counter() - since)

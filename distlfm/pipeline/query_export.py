@@ -1,0 +1,171 @@
+"""An operator as one program for those who do not have distlfm: calibrated means and intervals, nothing else to know.
+
+The network has no complex numbers and no FFT, so that every format can hold it. The grid is that of the training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distlfm.errors import MissingExtra, UsageError
+from distlfm.lfo import Operator
+from distlfm.pipeline.query_ask import find_checkpoint, mark
+from distlfm.store.files import storing
+
+INPUTS = ("values", "mask")
+OUTPUTS = (
+    "force_mean",
+    "force_sd",
+    "force_lower95",
+    "force_upper95",
+    "parameter_mean",
+    "parameter_lower95",
+    "parameter_upper95",
+)
+LARGEST = 65536
+"""Instances that an exported program takes at once, at most."""
+
+
+class Program(nn.Module):
+    """values, mask [B, P, *grid] → the tensors named in OUTPUTS: forces [B, L, *grid], parameters [B, K]."""
+
+    force_sd: Tensor
+    force_width: Tensor
+    params_width: Tensor
+
+    def __init__(self, operator: Operator) -> None:
+        super().__init__()
+        self.model = operator.model
+        calibration, wide = operator.calibration, (-1, *(1,) * len(operator.schema.dims))
+        force_sd = torch.tensor([one.sd for one in calibration.forces]).view(wide)
+        self.register_buffer("force_sd", force_sd)
+        self.register_buffer("force_width", torch.tensor([one.width95 for one in calibration.forces]).view(wide))
+        params = [one.sd * one.width95 for one in calibration.parameters]
+        self.register_buffer("params_width", torch.tensor(params))
+
+    def forward(self, values: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        found = self.model(values, mask)
+        sd = (0.5 * found.force_logvar).exp() * self.force_sd
+        half = sd * self.force_width
+        params = found.params
+        params_half = (0.5 * found.params_logvar).exp() * self.params_width
+        physical = self.model.normal.physical
+        return (
+            found.force,
+            sd,
+            found.force - half,
+            found.force + half,
+            physical(params),
+            physical(params - params_half),
+            physical(params + params_half),
+        )
+
+
+def export(checkpoint: str | Path, out: str | Path, form: str = "torch_export") -> Path:
+    """Write the program and, beside it, a .json file that says what goes in and what comes out."""
+    if form not in FORMATS:
+        raise UsageError(f"There is no export format {form!r}.", f"Known are: {', '.join(FORMATS)}.")
+    path, target = find_checkpoint(checkpoint), Path(out)
+    operator = Operator.load(path)
+    program = Program(operator).eval()
+    draft = target.with_name(f".{os.getpid()}.{target.name}")
+    with storing(target.name, target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            FORMATS[form](program, examples(operator), draft)
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
+        told = {"format": form, "checkpoint": mark(path), **contract(operator)}
+        target.with_suffix(".json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    return target
+
+
+def contract(operator: Operator) -> dict[str, Any]:
+    """What goes in and what comes out, as plain data."""
+    schema = operator.schema
+    return {
+        "inputs": {
+            "values": "[batch, outputs, *grid] observed values; where none was observed, interpolated ones",
+            "mask": "[batch, outputs, *grid] 1 where a value was observed, else 0",
+        },
+        "outputs": list(OUTPUTS),
+        "names": {"outputs": schema.outputs, "forces": schema.forces, "parameters": schema.parameters},
+        "grid": [dim.model_dump() for dim in schema.dims],
+        "units": dict(schema.units),
+        "fixed": dict(schema.fixed),
+    }
+
+
+def described(checkpoint: str | Path) -> dict[str, str]:
+    """An operator in a few lines."""
+    path = find_checkpoint(checkpoint)
+    operator = Operator.load(path)
+    schema, training = operator.schema, operator.training
+    grid = ", ".join(f"{dim.name} {dim.start:g} … {dim.stop:g} ({dim.size} points)" for dim in schema.dims)
+    found = {
+        "checkpoint": mark(path),
+        "mechanism": str(schema.mechanism.get("kind", "unknown")),
+        "takes": ", ".join(schema.outputs),
+        "over": grid,
+        "gives": ", ".join(schema.forces),
+        "parameters": ", ".join(schema.parameters),
+        "known parameters": ", ".join(f"{name} = {value:g}" for name, value in schema.fixed.items()) or "none",
+        "weights": str(sum(one.numel() for one in operator.model.parameters())),
+        "calibrated on": f"{operator.calibration.instances} instances",
+    }
+    best = training.get("best") or {}
+    found |= {
+        name.replace("_", " "): f"{best[name]:.4g}" for name in ("validation_q2", "validation_loss") if name in best
+    }
+    return found
+
+
+def examples(operator: Operator) -> tuple[Tensor, Tensor]:
+    """Inputs of the right shape, two instances of them: a batch of one would be taken for a constant."""
+    size = (2, len(operator.schema.outputs), *operator.schema.shape)
+    return torch.zeros(size), torch.ones(size)
+
+
+def _torch_export(program: Program, given: tuple[Tensor, Tensor], path: Path) -> None:
+    batch = torch.export.Dim("batch", min=1, max=LARGEST)
+    found = torch.export.export(program, given, dynamic_shapes=({0: batch}, {0: batch}))
+    with path.open("wb") as file:
+        torch.export.save(found, file)
+
+
+def _torchscript(program: Program, given: tuple[Tensor, Tensor], path: Path) -> None:
+    with warnings.catch_warnings():
+        # Shapes are read as numbers on purpose: the grid is fixed. And TorchScript itself is deprecated.
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(program, given, check_trace=False)
+        traced.save(str(path))
+
+
+def _onnx(program: Program, given: tuple[Tensor, Tensor], path: Path) -> None:
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise MissingExtra(f"ONNX needs {' and '.join(missing)}.", "Install them with: pip install onnx onnxscript")
+    batch = torch.export.Dim("batch", min=1, max=LARGEST)
+    shapes = ({0: batch}, {0: batch})
+    found = torch.onnx.export(
+        program, given, dynamic_shapes=shapes, input_names=INPUTS, output_names=OUTPUTS, dynamo=True, verbose=False
+    )
+    assert found is not None
+    found.save(str(path))
+
+
+FORMATS: dict[str, Callable[[Program, tuple[Tensor, Tensor], Path], None]] = {
+    "torch_export": _torch_export,
+    "torchscript": _torchscript,
+    "onnx": _onnx,
+}

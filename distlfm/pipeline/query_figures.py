@@ -1,0 +1,194 @@
+"""How good the answers of an operator are: the figures of a fit, by the same names, and how honest its intervals are.
+
+Shapes: `L` forces, `K` parameters, `n` points at which the truth is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import norm
+
+from distlfm.inference.metrics import AVERAGED, Figures, coverage, q2
+from distlfm.inference.result import Band
+from distlfm.instance import BoolArray, FloatArray, Instance, Truth
+from distlfm.lfo import Answer, Operator, OperatorSchema
+
+ANSWERED, UNLIKE = "answered", "unlike_training"
+"""Statuses of answers: those to trust as far as their intervals go, and those that come with a warning."""
+
+LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.68, 0.7, 0.8, 0.9, 0.95)
+"""Central intervals whose coverage is looked at."""
+
+EDGE = 1e-9
+"""Of a dimension's length: the truth this close to the domain is inside of it."""
+
+
+def row_of(answer: Answer, instance: Instance, schema: OperatorSchema, seconds: float) -> Figures:
+    """What is known of one answer. Figures are those of a fit; what an operator does not give, or no truth tells, is
+    None: it predicts no outputs and has no bound.
+    """
+    status = ANSWERED if answer.warning is None else UNLIKE
+    found: Figures = {"id": answer.id, "status": status, **dict.fromkeys(AVERAGED), "parameter_mae": {}}
+    truth = instance.truth
+    compared = at_truth(answer, truth)
+    if compared is not None:
+        band, true, here = compared
+        found["latent_q2"] = q2(band.mean, true, here)
+        found["latent_correlation"] = _correlation(band.mean, true, here)
+        for level in (68, 95):
+            found[f"latent_coverage_{level}"] = coverage(band, true, level, here)
+    if truth is not None and truth.parameters:
+        errors = parameter_errors(answer, instance, schema)
+        found["parameter_mae"] = errors
+        kinds = {_base(name): kind for name, kind in zip(schema.parameters, schema.parameter_kinds, strict=True)}
+        # Kernel and noise have other units than the equation's parameters: they are listed, and not added.
+        own = [error for name, error in errors.items() if kinds.get(name, "mechanism") not in ("kernel", "noise")]
+        found["parameter_mae_sum"] = float(sum(own)) if own else None
+    found["seconds"], found["novelty"], found["warning"] = seconds, answer.novelty, answer.warning
+    return found
+
+
+def failed_answer(name: str, reason: str) -> Figures:
+    """The row of an instance that the operator cannot take."""
+    nothing: Figures = {**dict.fromkeys(AVERAGED), "parameter_mae": {}, "novelty": None, "warning": None}
+    return {"id": name, "status": "failed", **nothing, "advice": reason, "undetermined": []}
+
+
+def at_truth(answer: Answer, truth: Truth | None) -> tuple[Band, FloatArray, BoolArray] | None:
+    """The answer where the truth is: bands [L, n], the true force [L, n], and where both are known [L, n]."""
+    if truth is None or truth.force is None or len(truth.force) != len(answer.forces):
+        return None
+    points = truth.times[:, None]
+    if truth.positions is not None:
+        points = np.concatenate([points, truth.positions], -1)
+    if points.shape[1] != len(answer.axes):
+        return None
+    low, high = (np.array([axis[i] for axis in answer.axes]) for i in (0, -1))
+    margin = EDGE * (high - low)
+    inside = ((points >= low - margin) & (points <= high + margin)).all(-1)
+    here = inside & np.isfinite(truth.force)
+    if not here.any():
+        return None
+    found = answer.at(truth.times, truth.positions)
+    return Band(**found), np.where(here, truth.force, 0.0), here
+
+
+def true_elements(instance: Instance, schema: OperatorSchema) -> dict[str, float]:
+    """The true value of every element of a parameter, by its whole name (`decay[p21]`), where known."""
+    truth = instance.truth
+    found: dict[str, float] = {}
+    for name, values in ({} if truth is None else truth.parameters).items():
+        wanted = np.ravel(values)
+        for elements in _candidates(name, instance, schema):
+            if len(elements) == len(wanted):
+                found |= {element: float(value) for element, value in zip(elements, wanted, strict=True)}
+                break
+    return {name: value for name, value in found.items() if np.isfinite(value)}
+
+
+def parameter_errors(answer: Answer, instance: Instance, schema: OperatorSchema) -> dict[str, float]:
+    """Mean absolute error of each parameter whose truth is known, over its elements; known elements count too."""
+    given = {**schema.fixed, **{one.name: one.mean for one in answer.parameters}}
+    learned = {_base(one.name) for one in answer.parameters}
+    errors: dict[str, list[float]] = {}
+    for element, true in true_elements(instance, schema).items():
+        if element in given and _base(element) in learned:
+            errors.setdefault(_base(element), []).append(abs(given[element] - true))
+    return {name: float(np.mean(of_name)) for name, of_name in errors.items()}
+
+
+@dataclass
+class Calibration:
+    """How often the truth is inside central intervals of each level; add answers one by one."""
+
+    force: FloatArray = field(default_factory=lambda: np.zeros(len(LEVELS)))
+    parameters: FloatArray = field(default_factory=lambda: np.zeros(len(LEVELS)))
+    num_force: int = 0
+    num_parameters: int = 0
+
+    def add(self, operator: Operator, answer: Answer, instance: Instance) -> None:
+        compared = at_truth(answer, instance.truth)
+        if compared is not None:
+            band, true, here = compared
+            halves = [(getattr(band, f"upper{k}") - getattr(band, f"lower{k}")) / 2 for k in (68, 95)]
+            self.force += _inside((true - band.mean)[here], halves[0][here], halves[1][here])
+            self.num_force += int(here.sum())
+        off, *halves = parameter_scores(operator, answer, instance)
+        known = np.isfinite(off)
+        self.parameters += _inside(off[known], halves[0][known], halves[1][known])
+        self.num_parameters += int(known.sum())
+
+    def curve(self) -> dict[str, Any]:
+        """levels, and the shares of the truth inside; None where no truth is known."""
+        force = (self.force / self.num_force).tolist() if self.num_force else None
+        parameters = (self.parameters / self.num_parameters).tolist() if self.num_parameters else None
+        return {"levels": list(LEVELS), "force": force, "parameters": parameters}
+
+
+def parameter_scores(
+    operator: Operator, answer: Answer, instance: Instance
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Truth − estimate, and half the intervals of 68 and 95 %, each [K], in the space in which parameters are learned.
+
+    NaN where no truth is known.
+    """
+    true = true_elements(instance, operator.schema)
+    sides = ("mean", "lower68", "upper68", "lower95", "upper95")
+    rows = [[true.get(one.name, 1.0), *(getattr(one, side) for side in sides)] for one in answer.parameters]
+    if not rows:
+        return np.zeros(0), np.zeros(0), np.zeros(0)
+    table = operator.model.normal.standardised(torch.tensor(rows, dtype=torch.float32).T)
+    told = table.double().numpy()
+    known = [one.name in true for one in answer.parameters]
+    return np.where(known, told[0] - told[1], np.nan), (told[3] - told[2]) / 2, (told[5] - told[4]) / 2
+
+
+def _inside(off: FloatArray, half68: FloatArray, half95: FloatArray) -> FloatArray:
+    """How many errors are inside the interval of each level; between and below the two that are given, normal ones."""
+    levels = np.array(LEVELS)[:, None]
+    widths = norm.ppf(0.5 + levels / 2)
+    share = np.clip((levels - 0.68) / (0.95 - 0.68), 0.0, 1.0)
+    unit = (1 - share) * half68 / norm.ppf(0.84) + share * half95 / norm.ppf(0.975)
+    found: FloatArray = (np.abs(off) <= widths * unit * (1 + EDGE)).sum(-1).astype(np.float64)
+    return found
+
+
+def _correlation(predicted: FloatArray, true: FloatArray, here: BoolArray) -> float:
+    pairs = [
+        np.corrcoef(guess[seen], truth[seen])[0, 1]
+        for guess, truth, seen in zip(predicted, true, here, strict=True)
+        if seen.sum() > 1 and np.ptp(truth[seen]) > 0 and np.ptp(guess[seen]) > 0
+    ]
+    return float(np.mean(pairs)) if pairs else float("nan")
+
+
+def _base(element: str) -> str:
+    return element.partition("[")[0]
+
+
+def _candidates(name: str, instance: Instance, schema: OperatorSchema) -> list[list[str]]:
+    """Which elements the true values of a parameter may be, the likeliest first."""
+    kept = [element for element in (*schema.parameters, *schema.fixed) if _base(element) == name]
+    labelled = [f"{name}[{output}]" for output in schema.outputs]
+    if kept and set(kept) <= set(labelled):
+        own = [f"{name}[{output}]" for output in instance.outputs]
+        return [own, [element for element in labelled if element in kept], _learned(kept, schema)]
+    return [kept, _learned(kept, schema)]
+
+
+def _learned(elements: list[str], schema: OperatorSchema) -> list[str]:
+    return [element for element in elements if element in schema.parameters]
+
+
+def novelty_of(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Share of answers with a warning, and quantiles of the score."""
+    scores = np.array([row["novelty"] for row in rows if row.get("novelty") is not None], dtype=np.float64)
+    warned = sum(row.get("warning") is not None for row in rows)
+    quantiles = np.quantile(scores, (0.5, 0.95, 1.0)).tolist() if len(scores) else [None] * 3
+    share = warned / len(scores) if len(scores) else None
+    return {"warned": warned, "share": share, **dict(zip(("median", "quantile_95", "highest"), quantiles, strict=True))}
