@@ -65,21 +65,22 @@ def tune(
     overrides: Overrides = None,
     data: Stores = None,
     out: Out = None,
+    trials: Annotated[int | None, typer.Option("--trials", min=1, help="How many trainings to try.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Trials at a time, at most.")] = None,
     address: Address = None,
-) -> int:
+) -> None:
     """Search for the settings with which an operator learns best, many trainings at a time.
 
-    The winner is written as a config that `distlfm train` takes. The same command again goes on. Examples:
+    The winner is written as best.yaml, a config that `distlfm train` takes. The same command again goes on. Examples:
 
     - `distlfm tune configs/tune/transcription.yaml --data stores/transcription.zarr --out runs/sweep`
 
-    - `distlfm tune configs/tune/transcription.yaml --data stores/transcription.zarr --out runs/sweep --address auto`
+    - `distlfm tune configs/tune/transcription.yaml --out runs/sweep --trials 50 --address auto`
     """
     from distlfm.pipeline.tune import tune as run_tune
 
-    short = as_overrides({"run.dir": out, "run.address": address})
-    run_tune(config, [*(overrides or []), *_stores(data), *short], STATE.reporter)
-    return 0
+    options = {"run.dir": out, "search.trials": trials, "run.workers": workers, "run.address": address}
+    run_tune(config, [*(overrides or []), *_stores(data, "train.data"), *as_overrides(options)], STATE.reporter)
 
 
 def evaluate(
@@ -109,8 +110,8 @@ def evaluate(
     return 1 if found.tally.failed else 0
 
 
-def _stores(paths: list[Path] | None) -> list[str]:
-    return [f"data.stores={json.dumps([str(path) for path in paths])}"] if paths else []
+def _stores(paths: list[Path] | None, section: str = "data") -> list[str]:
+    return [f"{section}.stores={json.dumps([str(path) for path in paths])}"] if paths else []
 
 
 def _tell(found: Evaluation, reporter: Reporter) -> None:

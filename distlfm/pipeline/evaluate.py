@@ -206,7 +206,7 @@ def _single(operator: Operator, store: Store, rows: Sequence[int]) -> dict[str, 
 
 
 def _examples(found: Evaluation, store: Store, rows: Sequence[int], run: AskConfig) -> list[Example]:
-    chosen = {found.rows[i]["id"]: (i, place) for i, place in worth_a_look(found.rows, SHOWN).items()}
+    chosen = {found.rows[i]["id"]: (i, place) for i, place in worth_a_look(found.rows, SHOWN, unlike=0).items()}
     shown = []
     for piece in _pieces(store, [row for row in rows if str(store.read("id", row, row + 1)[0]) in chosen], run):
         for one in ask(found.operator, piece):

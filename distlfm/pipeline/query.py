@@ -166,8 +166,8 @@ def _draw(run: QueryRun, source: Source, folder: Path, reporter: Reporter) -> No
     query_page(folder / REPORT, run.tally, run.rows, examples, schema, dump(run.config), told)
 
 
-def worth_a_look(rows: Sequence[Figures], most: int = MOST_PLOTTED) -> dict[int, str]:
-    """Rows to draw, by their place: all of a few; of many the best, the median and the worst, and the most unlike."""
+def worth_a_look(rows: Sequence[Figures], most: int = MOST_PLOTTED, unlike: int = 3) -> dict[int, str]:
+    """Rows to draw, by their place: all of a few; of many the worst, median and best, and the `unlike` most unlike."""
     answered = [i for i, row in enumerate(rows) if row["status"] != "failed"]
     if len(answered) <= most:
         return dict.fromkeys(answered, "")
@@ -178,8 +178,8 @@ def worth_a_look(rows: Sequence[Figures], most: int = MOST_PLOTTED) -> dict[int,
         order = known[np.argsort(scores[known])]
         for place, at in (("worst", order[0]), ("median", order[len(order) // 2]), ("best", order[-1])):
             chosen[answered[int(at)]] = place
-    unlike = np.argsort([-np.nan_to_num(_number(rows[i]["novelty"])) for i in answered])
-    for at in unlike[:3]:
+    strange = np.argsort([-np.nan_to_num(_number(rows[i]["novelty"])) for i in answered])
+    for at in strange[:unlike]:
         chosen.setdefault(answered[int(at)], "most unlike the training data")
     return chosen
 

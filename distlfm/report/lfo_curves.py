@@ -114,6 +114,8 @@ def plot_resolutions(instance: Instance, answers: Sequence[Answer], schema: Oper
             image, across, up = _plane(values, answer)
             drawn = axes.pcolormesh(across, up, image.T, vmin=low, vmax=high, shading="nearest", rasterized=True)
             axes.set_title(title, fontweight="bold")
+            axes.set_xlabel(answer.dims[len(answer.dims) > 2])
+        row[0].set_ylabel(answers[0].dims[min(2, len(answers[0].dims) - 1)])
         figure.colorbar(drawn, ax=list(row), label=plain(answers[0].forces[0]), fraction=0.03)
     return figure
 

@@ -165,7 +165,11 @@ def _score_tables(tally: Tally, rows: Sequence[Mapping[str, Any]]) -> list[Table
         found.append(Table("Mean absolute error of each parameter.", ("parameter", "error"), errors))
     order = sorted(rows, key=lambda row: (_rank(row.get("latent_q2")), -_rank(row.get("novelty"))))[:MAX_ROWS]
     listed = [
-        [str(row["id"]), str(row["status"]).replace("_", " "), *(_number(row.get(key)) for key in _COLUMNS)]
+        [
+            str(row["id"]),
+            str(row["status"]).replace("_", "\N{NO-BREAK SPACE}"),
+            *(_number(row.get(key)) for key in _COLUMNS),
+        ]
         for row in order
     ]
     caption = "Every instance, worst first." if len(rows) <= MAX_ROWS else f"The {MAX_ROWS} worst of {len(rows)}."
@@ -198,9 +202,10 @@ def _example(one: Example, schema: OperatorSchema) -> Section:
     answer = one.answer
     title = f"Instance {answer.id}" + (f" ({one.place})" if one.place else "")
     text = f"Unlike the training data: {answer.novelty:.2f}, where 1 is the limit. {answer.warning or ''}"
-    caption = "What was observed, and the force and parameters that the operator gives, with 68 and 95 % intervals."
+    caption = "What was observed, and what the operator gives: force and parameters with their uncertainty."
     if one.instance.truth is not None:
-        caption += " Vermilion: the truth, which the operator did not see."
+        mark = "Dashed: the" if len(answer.dims) == 1 else "The"
+        caption += f" {mark} truth was not seen by the operator."
     alt = f"Instance {answer.id}: {len(one.instance.outputs)} outputs, {', '.join(answer.forces)} with bands."
     columns = ("parameter", "kind", "mean", "68 % from", "to", "95 % from", "to", "true")
     rows: list[list[Cell]] = [
@@ -225,6 +230,10 @@ def _provenance(config_text: str, told: Mapping[str, Any]) -> Provenance:
 
 def _number(value: Any) -> Cell:
     return None if value is None else float(value)
+
+
+def _status(row: Mapping[str, Any]) -> str:
+    return str(row["status"]).replace("_", "\N{NO-BREAK SPACE}")
 
 
 def _rank(value: Any) -> float:
