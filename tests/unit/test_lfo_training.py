@@ -1,0 +1,142 @@
+"""One loop: no example in two splits, no layer without a gradient, and a resumed run is the same run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lfo_toy import make_store
+
+from distlfm.errors import UsageError
+from distlfm.lfo import (
+    Alone,
+    AugmentConfig,
+    Examples,
+    LoopConfig,
+    OperatorConfig,
+    OptimiserConfig,
+    Ranks,
+    SplitConfig,
+    Training,
+    TrainSettings,
+    load_checkpoint,
+    save_checkpoint,
+    split,
+)
+from distlfm.lfo.checkpoint import TRAINING
+from distlfm.lfo.loss import losses
+
+SMALL = OperatorConfig(layers=2, width=8, modes=4, points=17, head=16, pooled=6, regressions=2, regressors=3)
+
+
+def settings(**changes: object) -> TrainSettings:
+    found = {
+        "operator": SMALL,
+        "loop": LoopConfig(epochs=3, batch=8),
+        "split": SplitConfig(validation=0.2, calibration=0.2),
+        "augment": AugmentConfig(recombine=1.0, mix=0.5, missing=0.3),
+    }
+    return TrainSettings(**{**found, **changes})
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Examples:
+    return Examples([make_store(tmp_path_factory.mktemp("lfo") / "store")])
+
+
+def weights(training: Training) -> torch.Tensor:
+    return torch.cat([one.flatten() for one in training.average.state_dict().values()])
+
+
+def test_a_gradient_reaches_every_parameter(examples: Examples) -> None:
+    training = Training(settings(), examples.schema, examples)
+    batch = examples.batch(np.arange(12))
+    found = losses(training.model(batch.values, batch.mask), batch, training.model.normal, training.config.loss, 0.0)
+    found["total"].sum().backward()
+    silent = [name for name, one in training.model.named_parameters() if one.grad is None or not bool(one.grad.any())]
+    assert not silent
+
+
+@pytest.mark.parametrize("killed_at", [1, 3, 7])
+def test_a_killed_and_resumed_run_is_the_undisturbed_one(examples: Examples, tmp_path: Path, killed_at: int) -> None:
+    whole = Training(settings(), examples.schema, examples)
+    whole.run()
+    first = Training(settings(), examples.schema, examples)
+    first.run(until=killed_at)
+    save_checkpoint(tmp_path / "state.pt", first.state_dict(), TRAINING)
+    torch.manual_seed(99)
+    second = Training(settings(), examples.schema, examples)
+    second.load_state_dict(load_checkpoint(tmp_path / "state.pt", TRAINING))
+    outcome = second.run()
+    assert outcome.finished
+    assert torch.equal(weights(second), weights(whole))
+    assert [one["train_total"] for one in outcome.history] == [one["train_total"] for one in whole.history]
+    for name, one in whole.best_model().state_dict().items():
+        assert torch.equal(one, second.best_model().state_dict()[name])
+
+
+def test_a_run_is_resumed_with_its_own_settings_only(examples: Examples) -> None:
+    state = Training(settings(), examples.schema, examples).state_dict()
+    other = Training(settings(loop=LoopConfig(epochs=4, batch=8)), examples.schema, examples)
+    with pytest.raises(UsageError, match=r"other settings \(loop\)"):
+        other.load_state_dict(state)
+
+
+class Half(Alone):
+    """One of two ranks, without the other: its gradients are its own part of the mean."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank, self.world = rank, 2
+
+
+def test_the_mean_of_two_ranks_gradients_is_that_of_one(examples: Examples) -> None:
+    config = settings(optimiser=OptimiserConfig(clip=1e9))
+
+    def gradient(ranks: Ranks) -> torch.Tensor:
+        training = Training(config, examples.schema, examples, ranks)
+        training._step(training.split.train[:7])  # an odd number: the ranks' parts differ
+        return torch.cat([one.grad.flatten() for one in training.model.parameters() if one.grad is not None])
+
+    both = (gradient(Half(0)) + gradient(Half(1))) / 2
+    assert torch.allclose(both, gradient(Alone()), atol=1e-5)
+
+
+def test_no_instance_is_in_two_parts_not_even_its_copies(tmp_path: Path) -> None:
+    one, copy = make_store(tmp_path / "one"), make_store(tmp_path / "copy")
+    both = Examples([one, copy])
+    parts = split(both.ids, SplitConfig(validation=0.3, calibration=0.3))
+    names = [{both.ids[i] for i in part} for part in (parts.train, parts.validation, parts.calibration)]
+    assert all(names)
+    assert not names[0] & names[1]
+    assert not names[0] & names[2]
+    assert not names[1] & names[2]
+    assert sum(map(len, (parts.train, parts.validation, parts.calibration))) == len(both)
+
+
+def test_a_patients_days_stay_together() -> None:
+    ids = [f"p{k}/day{d}" for k in range(30) for d in range(4)]
+    parts = split(ids, SplitConfig(validation=0.3, calibration=0.3, group="/"))
+    patients = [{ids[i].split("/")[0] for i in part} for part in (parts.train, parts.validation, parts.calibration)]
+    assert not patients[0] & patients[1]
+    assert not patients[0] & patients[2]
+
+
+def test_failures_are_left_out(tmp_path: Path) -> None:
+    found = Examples([make_store(tmp_path / "store", failed=(3, 17))])
+    assert len(found) == 38
+    assert not {"toy-3", "toy-17"} & set(found.ids)
+
+
+def test_known_parameters_are_not_learned(examples: Examples) -> None:
+    assert examples.schema.fixed == {"sensitivity[a]": 1.0, "noise": 0.01}
+    assert "sensitivity[b]" in examples.schema.parameters
+
+
+def test_normalisation_comes_from_the_training_split(examples: Examples) -> None:
+    training = Training(settings(), examples.schema, examples)
+    batch = examples.batch(training.split.train)
+    assert torch.allclose(training.model.normal.force_mean, batch.force.mean((0, 2)), atol=1e-5)
+    assert torch.allclose(training.model.normal.param_mean, batch.params.mean(0), atol=1e-5)
