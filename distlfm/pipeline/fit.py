@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -145,12 +146,14 @@ def _fit_here(config: FitConfig, data: Sequence[Instance] | None, reporter: Repo
 
 def _fit_in(directory: Path, config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> FitRun:
     begin(directory, FITS)
+    directory = directory.resolve()  # workers on other nodes know no relative paths
     with driver_lock(directory, "fit"):
         plan = make_plan(config, data, directory / INPUT, reporter)
         store = open_store(directory / RUN_STORE, config, plan)
         write_config(directory, config)
         job = make_job(directory, config, plan, store)
-        run_blocks(Fleet("fit", job, store, f"distlfm resume {directory}", directory), config.run, reporter)
+        again = f"distlfm resume {shlex.quote(str(directory))}"
+        run_blocks(Fleet("fit", job, store, again, directory), config.run, reporter)
         run = FitRun(config, set_aside=plan.set_aside, store=store, tally=Tally(set_aside=map(str, plan.set_aside)))
         paths = []
         for row in run.rows():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,9 +29,9 @@ def generate(
         config = load(GenerateConfig, Path(config), overrides)
     if config.run.dir is None:
         raise UsageError("It is not said where the store goes.", "Give --out STORE, or set run.dir in the config.")
-    store = open_store(config, config.run.dir)
+    store = open_store(config, config.run.dir.resolve())
     with driver_lock(store.path, "generate"):
-        job, again = GenerateJob.of(config, store), f"distlfm resume {store.path}"
+        job, again = GenerateJob.of(config, store), f"distlfm resume {shlex.quote(str(store.path))}"
         fleet = Fleet("generate", job, store, again, store.path, worth=WORTH)
         run_blocks(fleet, config.run, reporter or Silent())
     statuses = [marker.statuses for marker in store.markers().values()]

@@ -70,7 +70,7 @@ class Stored(Source):
     """The instances of a store whose blocks are all there."""
 
     def __init__(self, path: Path) -> None:
-        self.path = find_store(path)
+        self.path = find_store(path).resolve()
         store = Store.open(self.path)
         missing = store.missing()
         if missing:
