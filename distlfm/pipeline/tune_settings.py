@@ -50,7 +50,10 @@ class TuneRunConfig(Config):
 
 
 class TuneConfig(Config):
-    """`distlfm tune`. train: a config of `distlfm train`; space: ranges for some of its keys, such as optimiser.lr."""
+    """`distlfm tune`. train: a config of `distlfm train`; space: ranges for some of its keys, such as optimiser.lr.
+
+    `data` may be written beside them, and is then the training's.
+    """
 
     verb: Literal["tune"] = "tune"
     title: str = ""
@@ -59,6 +62,14 @@ class TuneConfig(Config):
     search: SearchConfig = SearchConfig()
     asha: AshaConfig = AshaConfig()
     run: TuneRunConfig = TuneRunConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _data_of_the_training(cls, content: Any) -> Any:
+        if isinstance(content, dict) and "data" in content and isinstance(content.get("train"), dict):
+            rest = {key: value for key, value in content.items() if key != "data"}
+            return rest | {"train": {**content["train"], "data": content["data"]}}
+        return content
 
     @model_validator(mode="after")
     def _possible(self) -> TuneConfig:

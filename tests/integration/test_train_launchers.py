@@ -1,0 +1,74 @@
+"""However many processes train, and whoever started them, the losses are those of one, and one writes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fleet_runs import all_gone, driving
+from train_runs import FILES, assert_close_run, command, files, program, told, write_training
+
+from distlfm.config import load
+from distlfm.lfo import split
+from distlfm.pipeline.train import train
+from distlfm.pipeline.train_settings import TrainConfig
+from distlfm.pipeline.train_work import open_examples
+
+pytestmark = pytest.mark.slow
+
+SMALL = ("loop.epochs=3",)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_training(tmp_path_factory.mktemp("training"))
+    train(folder / "train.yaml", [*SMALL, f"run.dir={folder / 'alone'}"])
+    return folder
+
+
+def one_too_many(folder: Path) -> str:
+    """A batch size that leaves a last batch of one, of which only one rank gets any."""
+    config = load(TrainConfig, folder / "train.yaml")
+    return f"loop.batch={len(split(open_examples(config).ids, config.split).train) - 1}"
+
+
+def test_two_spawned_ranks_agree_with_one_at_every_step(folder: Path, tmp_path: Path) -> None:
+    train(folder / "train.yaml", [*SMALL, f"run.dir={tmp_path}", "run.workers=2"])
+    assert_close_run(tmp_path, folder / "alone")
+    assert files(tmp_path) == FILES
+    assert told(tmp_path, "start")[0]["world"] == 2
+    for mine, other in zip(told(tmp_path, "epoch"), told(folder / "alone", "epoch"), strict=True):
+        assert mine["validation_q2"] == pytest.approx(other["validation_q2"], rel=1e-3, abs=1e-3)
+
+
+def test_a_rank_without_any_example_of_a_batch_changes_nothing(folder: Path, tmp_path: Path) -> None:
+    uneven = [*SMALL, one_too_many(folder)]
+    train(folder / "train.yaml", [*uneven, f"run.dir={tmp_path / 'one'}"])
+    train(folder / "train.yaml", [*uneven, f"run.dir={tmp_path / 'two'}", "run.launcher=ddp", "run.workers=2"])
+    assert {line["samples"] for line in told(tmp_path / "two", "step")} > {1}
+    assert_close_run(tmp_path / "two", tmp_path / "one")
+
+
+def test_ranks_of_torchrun_are_found_in_the_environment(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, *program(folder, "train", out, *SMALL)], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert_close_run(out, folder / "alone")
+    assert files(out) == FILES
+    assert done.stdout.count("train: ") == 1, "one rank speaks"
+
+
+def test_ray_train_agrees_with_one_process_and_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    ray = ("run.launcher=ray", "run.workers=2")
+    with driving(command(folder, "train", out, *SMALL, *ray), tmp_path / "log") as driver:
+        assert driver.wait() == 0, driver.text
+        assert all_gone(driver.family)
+    assert "Ray Train: 2 workers" in driver.text
+    assert_close_run(out, folder / "alone")
+    assert files(out) == FILES
