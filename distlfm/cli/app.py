@@ -13,7 +13,7 @@ from typing import Annotated
 import click
 import typer
 
-from distlfm.cli import config, data, doctor, fit, generate, status, store
+from distlfm.cli import config, data, doctor, fit, generate, query, status, store, train
 from distlfm.cli.state import STATE, group, start
 from distlfm.errors import DistlfmError
 from distlfm.version import __version__
@@ -26,6 +26,8 @@ EXAMPLES = """Infer the unseen forces that drive a system whose equation is know
 - `distlfm data check FILE` — what a data file holds and what is wrong with it
 - `distlfm simulate transcription --out toy.npz` — instances whose true force is known
 - `distlfm fit configs/fit/transcription_toy.yaml --data toy.npz --out runs/toy` — infer the forces
+- `distlfm generate configs/generate/transcription.yaml --out genes.zarr` — a store of thousands, to train on
+- `distlfm query CHECKPOINT FILE` — what a trained operator answers, in milliseconds
 """
 
 INTERRUPTED = 130
@@ -35,12 +37,17 @@ app.command("doctor")(doctor.doctor)
 app.command("simulate")(fit.simulate)
 app.command("generate")(generate.generate)
 app.command("fit")(fit.fit)
+app.command("train")(train.train)
+app.command("tune")(train.tune)
+app.command("evaluate")(train.evaluate)
+app.command("query")(query.query)
 app.command("resume")(fit.resume)
 app.command("status")(status.status)
 app.command("demo")(fit.demo)
 app.add_typer(data.app, name="data")
 app.add_typer(config.app, name="config")
 app.add_typer(store.app, name="store")
+app.add_typer(query.app, name="operator")
 
 
 def _version(wanted: bool) -> None:

@@ -11,8 +11,16 @@ from distlfm.errors import UsageError
 from distlfm.mechanisms import known_systems
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.pipeline.settings import FitConfig, SimulateConfig
+from distlfm.pipeline.train_settings import TrainConfig
+from distlfm.pipeline.tune_settings import TuneConfig
 
-VERBS: dict[str, type[Config]] = {"fit": FitConfig, "generate": GenerateConfig, "simulate": SimulateConfig}
+VERBS: dict[str, type[Config]] = {
+    "fit": FitConfig,
+    "generate": GenerateConfig,
+    "simulate": SimulateConfig,
+    "train": TrainConfig,
+    "tune": TuneConfig,
+}
 
 
 def load_any(path: Path, overrides: Sequence[str] = ()) -> Config:

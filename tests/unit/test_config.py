@@ -209,7 +209,7 @@ def test_shipped_config_is_valid_names_its_verb_and_survives_saving(path: Path) 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(PROJECT)))
 def test_shipped_config_with_a_wrong_key_is_refused(path: Path) -> None:
-    seed = "run.seed" if path.parent.name == "fit" else "seed"
+    seed = {"fit": "run.seed", "train": "loop.seed", "tune": "train.loop.seed"}.get(path.parent.name, "seed")
     with pytest.raises(UsageError, match=rf"Unknown key '{seed[:-2]}d'\. Did you mean '{seed}'"):
         load_any(path, [f"{seed[:-2]}d=1"])
     with pytest.raises(UsageError, match="Unknown key"):
