@@ -88,6 +88,7 @@ class Stage(nn.Module):
         )
         self.estimate = nn.Linear(config.head, 2 * params)
         self.project = Projection(width, 2 * config.width, config.head, 2 * forces)
+        self.level = nn.Linear(config.head, forces)
 
     def forward(self, u: Tensor, known: Tensor) -> Found:
         told = [self.pooled(u), known]
@@ -95,6 +96,7 @@ class Stage(nn.Module):
             told.append(self.regress(u))
         summary = self.head(torch.cat(told, -1))
         force, force_logvar = self.project(u, summary).movedim(-1, 1).chunk(2, 1)
+        force = force + self.level(summary).view(*force.shape[:2], *(1,) * (force.dim() - 2))
         params, params_logvar = self.estimate(summary).chunk(2, -1)
         return Found(force, force_logvar, params, params_logvar, summary)
 

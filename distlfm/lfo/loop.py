@@ -207,7 +207,7 @@ class Training:
         if len(self.split.validation) and (done or (epoch + 1) % self.config.loop.validate_every == 0):
             figures = score(self.average, self.examples, self.split.validation, self.config, self.ranks)
             told |= {f"validation_{name}": value for name, value in figures.items()}
-            if self.best is None or told["validation_loss"] < self.best["validation_loss"]:
+            if self.best is None or told["validation_calibrated"] < self.best["validation_calibrated"]:
                 self.best = dict(told)
                 self._best_weights = {name: one.clone() for name, one in self.average.state_dict().items()}
         self.history.append(dict(told))

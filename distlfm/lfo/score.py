@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from distlfm.lfo.dataset import Examples, Index
+from distlfm.lfo.dataset import Batch, Examples, Index
 from distlfm.lfo.loss import losses
-from distlfm.lfo.model import FourierOperator
+from distlfm.lfo.model import FourierOperator, Normal, Prediction
 from distlfm.lfo.ranks import Ranks
 from distlfm.lfo.settings import TrainSettings
 
@@ -17,6 +19,8 @@ def score(
     model: FourierOperator, examples: Examples, indices: Index, config: TrainSettings, ranks: Ranks
 ) -> dict[str, float]:
     """`loss` (the plain likelihood, whatever the training's beta), its parts, `q2` of the force, `parameter_mae`.
+
+    calibrated: the loss that the best temperatures would give, by which weights are chosen: calibration comes later.
 
     parameter_mae: mean absolute error of the equation's parameters, in units of their spread in the training split.
     """
@@ -30,6 +34,9 @@ def score(
         prediction = model(batch.values, batch.mask)
         found = losses(prediction, batch, model.normal, config.loss, beta=0.0)
         found["q2"] = force_q2(prediction.force, batch.force)
+        squares, logs = standardised_errors(prediction, batch, model.normal)
+        names_of_moments = [f"{kind}_{i}" for kind in ("square", "log") for i in range(squares.shape[-1])]
+        found |= dict(zip(names_of_moments, torch.cat([squares, logs], -1).unbind(-1), strict=True))
         found["parameter_mae"] = torch.nanmean((prediction.params - model.normal.standardised(batch.params)).abs(), -1)
         names = list(found)
         part = torch.stack([torch.nan_to_num(one).double().sum() for one in found.values()])
@@ -39,7 +46,25 @@ def score(
     means = (ranks.sum(sums) / len(indices)).tolist()
     told = dict(zip(names, means, strict=True))
     told["loss"] = told.pop("total")
+    moments = [(told.pop(f"square_{i}"), told.pop(f"log_{i}")) for i in range(1 + model.num_params)]
+    parts = [0.5 * (math.log(max(square, 1e-30)) + log + 1) for square, log in moments]
+    told["calibrated"] = parts[0] + config.loss.parameters * sum(parts[1:]) / max(1, model.num_params)
     return told
+
+
+def standardised_errors(prediction: Prediction, batch: Batch, normal: Normal) -> tuple[Tensor, Tensor]:
+    """Mean squared errors in standard deviations and mean log-variances, of forces and each parameter, [B, 1 + K]."""
+    unit = 2 * prediction.unit.log().view(*prediction.unit.shape, *(1,) * (batch.force.dim() - 2))
+    known = torch.isfinite(batch.force)
+    square = (prediction.force - batch.force).square() * (-prediction.force_logvar).exp()
+    count = known.flatten(1).sum(-1).clamp_min(1)
+    force = torch.where(known, square, torch.zeros_like(square)).flatten(1).sum(-1) / count
+    logvar = (prediction.force_logvar - unit).flatten(1).mean(-1)
+    error = (prediction.params - normal.standardised(batch.params)).square() * (-prediction.params_logvar).exp()
+    return (
+        torch.cat([force.unsqueeze(-1), torch.nan_to_num(error)], -1),
+        torch.cat([logvar.unsqueeze(-1), prediction.params_logvar], -1),
+    )
 
 
 def force_q2(predicted: Tensor, true: Tensor) -> Tensor:

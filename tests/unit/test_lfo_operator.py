@@ -1,0 +1,165 @@
+"""An operator answers on any grid, for one or many, from a file that can do nothing but be wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lfo_toy import make_store
+
+from distlfm.errors import UsageError
+from distlfm.instance import Instance
+from distlfm.lfo import (
+    Examples,
+    LoopConfig,
+    Operator,
+    OperatorConfig,
+    SplitConfig,
+    Training,
+    TrainSettings,
+    finish,
+    save_checkpoint,
+)
+from distlfm.lfo.schema import SCHEMA, OperatorSchema
+from distlfm.store import Store
+
+SMALL = OperatorConfig(layers=2, width=12, modes=4, points=17, head=16, pooled=6, regressions=2, regressors=3)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return make_store(tmp_path_factory.mktemp("lfo") / "store", count=120)
+
+
+@pytest.fixture(scope="module")
+def operator(store: Store) -> Operator:
+    examples = Examples([store])
+    config = TrainSettings(
+        operator=SMALL, loop=LoopConfig(epochs=4, batch=16), split=SplitConfig(validation=0.2, calibration=0.3)
+    )
+    training = Training(config, examples.schema, examples)
+    training.run()
+    return finish(training)
+
+
+@pytest.fixture(scope="module")
+def instances(store: Store) -> list[Instance]:
+    return store.instances(0, 6)
+
+
+def test_an_answer_survives_saving(operator: Operator, instances: list[Instance], tmp_path: Path) -> None:
+    again = Operator.load(operator.save(tmp_path / "operator.pt"))
+    one, other = operator(instances[0]), again(instances[0])
+    assert np.array_equal(one.mean, other.mean)
+    assert np.array_equal(one.upper95, other.upper95)
+    assert one.parameters == other.parameters
+    assert one.novelty == other.novelty
+
+
+def test_a_batch_is_answered_as_one_by_one(operator: Operator, instances: list[Instance]) -> None:
+    together = operator(instances)
+    for one, answer in zip(instances, together, strict=True):
+        alone = operator(one)
+        assert answer.id == one.id
+        assert np.allclose(answer.mean, alone.mean, atol=1e-4)
+        assert np.allclose(
+            [estimate.mean for estimate in answer.parameters],
+            [estimate.mean for estimate in alone.parameters],
+            atol=1e-4,
+        )
+        assert answer.novelty == pytest.approx(alone.novelty, rel=1e-2)
+
+
+def test_bands_are_ordered_and_hold_the_mean(operator: Operator, instances: list[Instance]) -> None:
+    answer = operator(instances[0])
+    assert answer.mean.shape == answer.sd.shape == (1, 33)
+    assert (answer.lower95 < answer.lower68).all()
+    assert (answer.lower68 < answer.mean).all()
+    assert (answer.mean < answer.upper68).all()
+    assert (answer.upper68 < answer.upper95).all()
+    for estimate in answer.parameters:
+        assert estimate.lower95 < estimate.lower68 < estimate.mean < estimate.upper68 < estimate.upper95
+
+
+def test_irregular_times_and_gaps_are_answered_on_the_grid(operator: Operator, instances: list[Instance]) -> None:
+    one = instances[0]
+    keep = np.sort(np.random.default_rng(0).choice(33, 20, replace=False))
+    mask = np.ones((2, 20), bool)
+    mask[1, 5:9] = False
+    sparse = Instance("sparse", one.outputs, one.times[keep] + 0.01, one.values[:, keep], mask)
+    answer = operator(sparse)
+    assert answer.mean.shape == (1, 33)
+    assert np.isfinite(answer.mean).all()
+    whole = operator(one)
+    assert np.abs(answer.mean - whole.mean).mean() < 1.0 * np.abs(whole.mean).mean()
+
+
+def test_an_unseen_output_is_missing_not_an_error(operator: Operator, instances: list[Instance]) -> None:
+    one = instances[0]
+    answer = operator(Instance("half", ("b",), one.times, one.values[1:], one.mask[1:]))
+    assert np.isfinite(answer.mean).all()
+
+
+def test_a_finer_grid_is_answered_on_itself(operator: Operator, instances: list[Instance]) -> None:
+    one = instances[0]
+    fine = np.linspace(0.0, 4.0, 65)
+    values = np.stack([np.interp(fine, one.times, row) for row in one.values])
+    answer = operator(Instance("fine", one.outputs, fine, values, np.ones(values.shape, bool)))
+    assert answer.shape == (65,)
+
+
+def test_an_answer_is_given_at_any_point(operator: Operator, instances: list[Instance]) -> None:
+    answer = operator(instances[0])
+    found = answer.at(answer.times[3:5])
+    assert np.allclose(found["mean"], answer.mean[:, 3:5])
+    assert found["upper95"].shape == (1, 2)
+
+
+def test_observations_outside_the_domain_are_warned_of(operator: Operator, instances: list[Instance]) -> None:
+    late = replace(instances[0], times=instances[0].times + 2.0, truth=None)
+    answer = operator(late)
+    assert answer.novelty > 1
+    assert answer.warning is not None
+    assert "outside of the times" in answer.warning
+
+
+def test_ten_times_the_amplitude_is_warned_of(operator: Operator, instances: list[Instance]) -> None:
+    large = replace(instances[0], values=10 * instances[0].values, truth=None)
+    answer = operator(large)
+    assert answer.warning is not None
+    assert "unlike the data" in answer.warning
+
+
+def test_an_unknown_output_is_refused_with_a_sentence(operator: Operator, instances: list[Instance]) -> None:
+    one = instances[0]
+    strange = Instance("strange", ("a", "z"), one.times, one.values, one.mask)
+    with pytest.raises(UsageError, match="the output z"):
+        operator(strange)
+
+
+def test_files_of_other_versions_are_refused(operator: Operator, tmp_path: Path) -> None:
+    path = operator.save(tmp_path / "operator.pt")
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, "version": SCHEMA + 1}, path)
+    with pytest.raises(UsageError, match=f"has version {SCHEMA + 1}"):
+        Operator.load(path)
+
+
+def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
+    text = tmp_path / "text.pt"
+    text.write_text("not a checkpoint")
+    state = save_checkpoint(tmp_path / "state.pt", {}, "distlfm training")
+    pickled = tmp_path / "pickled.pt"
+    torch.save({"format": "distlfm operator", "version": SCHEMA, "code": OperatorConfig()}, pickled)
+    for path in (text, state, pickled, tmp_path / "nothing.pt"):
+        with pytest.raises(UsageError):
+            Operator.load(path)
+
+
+def test_stores_that_do_not_fit_are_refused(store: Store, tmp_path: Path) -> None:
+    other = Store.create(tmp_path / "other", store.spec.model_copy(update={"outputs": ("a", "c")}))
+    with pytest.raises(UsageError, match="outputs"):
+        OperatorSchema.of([store, other])
