@@ -37,7 +37,7 @@ from distlfm.version import __version__
 BATCH_BYTES = 1_500_000_000
 """Memory that a block may take; its size follows from it unless run.batch is set."""
 
-LEAST_BATCH, MAX_BATCH = 16, 64
+LEAST_BATCH, MAX_BATCH = 16, 128
 BLOCKS = 16
 """A fleet is cut into at least so many blocks, as far as LEAST_BATCH allows: several workers share it, and little is
 lost with one. The number of workers has no say in it, as an answer's last digits depend on the size of its block."""

@@ -161,7 +161,7 @@ def test_the_size_of_a_block_does_not_depend_on_workers_or_free_memory(run: FitR
     model = model_with(run.config, ["a", "b"])
     fleets = [Survey(count, 12, (0, 0), (10, 10), variance=False) for count in (5, 100, 512, 10**6)]
     sizes = [batch_size(model, fleet, InferenceConfig()) for fleet in fleets]
-    assert sizes == [16, 16, 32, 64]
+    assert sizes == [16, 16, 32, 128]
 
 
 def test_the_summary_of_a_fleet_is_that_of_its_rows(run: FitRun, folder: Path) -> None:
