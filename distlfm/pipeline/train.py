@@ -20,10 +20,9 @@ from distlfm.cluster.ranks import Place, find_place
 from distlfm.config import load
 from distlfm.errors import Stopped, UsageError
 from distlfm.lfo import Operator
-from distlfm.pipeline.rundir import CONFIG, SUMMARY
 from distlfm.pipeline.train_log import METRICS, Follower, lines, shown
 from distlfm.pipeline.train_settings import TrainConfig, TrainRunConfig
-from distlfm.pipeline.train_work import CHECKPOINTS, LAST, OPERATOR, TrainWork
+from distlfm.pipeline.train_work import CHECKPOINTS, CONFIG, LAST, OPERATOR, SUMMARY, TrainWork
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.signals import Stop
 from distlfm.store.lock import holder

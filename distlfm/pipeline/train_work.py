@@ -15,15 +15,16 @@ import torch
 
 from distlfm.cluster.machine import usable_cpus
 from distlfm.cluster.ranks_task import RankTask
+from distlfm.config import Config, dump
 from distlfm.errors import DistlfmError, UsageError, WorkError
 from distlfm.lfo import Examples, OperatorSchema, Ranks, Training, finish, load_checkpoint, save_checkpoint
 from distlfm.lfo.checkpoint import TRAINING
-from distlfm.pipeline.rundir import SUMMARY, begin, write_config
 from distlfm.pipeline.train_log import RunLog
 from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.store import Store, driver_lock
 from distlfm.store.files import put_quickly, storing
 
+CONFIG, SUMMARY = "config.yaml", "summary.json"
 CHECKPOINTS, LAST, OPERATOR = "checkpoints", "last.pt", "operator.pt"
 Line = dict[str, Any]
 Watch = Callable[[Line], None]
@@ -99,7 +100,7 @@ class _Scribe:
         self.work, self.training, self.identity, self.directory = work, training, identity, directory
         run = work.config.run
         self._saved_step, self._saved = training.step, time.monotonic()
-        write_config(directory, work.config)
+        keep_config(directory, work.config)
         self.log = RunLog(directory, training.step, run.tensorboard)
         world = training.ranks.world
         self._tell("start", {"step": training.step, "total": training.total_steps, "world": world})
@@ -197,6 +198,20 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in content.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return found
+
+
+def begin(directory: Path, folder: str) -> None:
+    """Make the folder of a run, and one in it."""
+    try:
+        (directory / folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"Cannot write to {directory}: {error.strerror}.", "Choose another --out directory.") from None
+
+
+def keep_config(directory: Path, config: Config) -> None:
+    """The resolved config, from which the run can be resumed."""
+    with storing(CONFIG, directory):
+        put_quickly(directory / CONFIG, dump(config).encode())
 
 
 @contextmanager

@@ -20,10 +20,9 @@ from distlfm.cluster.sweep_space import Values
 from distlfm.config import dump, load
 from distlfm.errors import DistlfmError, Stopped, UsageError, WorkError
 from distlfm.lfo import Examples
-from distlfm.pipeline.rundir import CONFIG, begin, write_config
 from distlfm.pipeline.train_log import METRICS, lines
 from distlfm.pipeline.train_settings import TrainConfig
-from distlfm.pipeline.train_work import TrainWork, flat, open_examples
+from distlfm.pipeline.train_work import CONFIG, TrainWork, begin, flat, keep_config, open_examples
 from distlfm.pipeline.tune_settings import TuneConfig
 from distlfm.runtime.reporting import Reporter, Silent, Task
 from distlfm.runtime.signals import Stop
@@ -132,7 +131,7 @@ def tune(config: TuneConfig | Path | str, overrides: Sequence[str] = (), reporte
     with driver_lock(directory, "tune"):
         ledger = Ledger(config, directory)
         ledger.resume(reporter)
-        write_config(directory, config)
+        keep_config(directory, config)
         if len([one for one in ledger.trials if one.done]) < config.search.trials:
             _sweep(config, directory, examples, ledger, reporter)
         return _conclude(config, directory, ledger, reporter)
