@@ -6,7 +6,10 @@ Shapes: `B` instances, `P` outputs, `L` forces, `K` learned parameters. What is 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -17,6 +20,7 @@ from torch import Tensor
 
 from distlfm.errors import UsageError
 from distlfm.lfo.grid import fill, to_grid
+from distlfm.lfo.resample import Resampler
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import SplitConfig
 from distlfm.store import STATUSES, Store
@@ -56,43 +60,105 @@ class Batch:
 
 
 class Examples:
-    """The kept instances of some stores, by number. Failures are left out."""
+    """The kept instances of some stores, by number. Failures are left out.
+
+    memory: megabytes that are kept once read. What fits is read once; of more, an epoch goes through shuffled shards a
+    few at a time, and the next ones are read meanwhile.
+    """
 
     def __init__(self, stores: Sequence[Store], schema: OperatorSchema | None = None, memory: float = 2000.0) -> None:
         self.stores = tuple(stores)
         self.schema = schema or OperatorSchema.of(stores)
-        self.memory = memory
-        self.rows: list[tuple[int, int]] = []
+        places: list[NDArray[np.intp]] = []
         names: list[str] = []
-        lost = {ABSENT, *(STATUSES[name] for name in FAILED)}
+        lost = [ABSENT, *(STATUSES[name] for name in FAILED)]
         for i, store in enumerate(stores):
             status, ids = store.read("status"), store.read("id")
-            kept = np.flatnonzero(~np.isin(status, list(lost)))
-            self.rows += [(i, int(row)) for row in kept]
+            kept = np.flatnonzero(~np.isin(status, lost))
+            places.append(np.column_stack([np.full_like(kept, i), kept // store.spec.block, kept % store.spec.block]))
             names += [str(ids[row]) for row in kept]
         self.ids = tuple(names)
         if not names:
             raise UsageError("The stores hold nothing to learn from.", "`distlfm status STORE` says what they hold.")
-        self._held: Arrays | None = None
+        self._places = np.concatenate(places)
+        shard, self._shard_of = np.unique(self._places[:, :2], axis=0, return_inverse=True)
+        self._shards = [(int(which), int(block)) for which, block in shard]
+        size = int(np.prod(self.schema.shape)) * (3 * len(self.schema.outputs) + 2 * len(self.schema.forces)) * 4
+        largest = max(store.spec.block for store in stores) * size
+        self._room = max(2, int(memory * 1e6 / largest))
+        self._cache = Cache(self._read, self._room)
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def batch(self, indices: Index | Sequence[int]) -> Batch:
-        """The examples with these numbers, in this order."""
-        if self._held is None:
-            parts = [read_rows(store, self.schema, self._of(i)) for i, store in enumerate(self.stores)]
-            self._held = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        at = np.asarray(indices)
-        found: dict[str, Any] = {name: torch.from_numpy(array[at]) for name, array in self._held.items()}
-        return Batch(**found, ids=tuple(self.ids[i] for i in at))
+    def batch(self, indices: Index | Sequence[int], upcoming: Index | None = None) -> Batch:
+        """The examples with these numbers, in this order. Shards of `upcoming` ones are read in the background."""
+        at = np.asarray(indices, dtype=np.intp)
+        shards = self._shard_of[at]
+        if upcoming is not None and len(upcoming):
+            self._cache.fetch(dict.fromkeys(self._shard_of[upcoming].tolist()))
+        found: Arrays = {}
+        for shard in dict.fromkeys(shards.tolist()):
+            arrays, here = self._cache.get(shard), np.flatnonzero(shards == shard)
+            for name, array in arrays.items():
+                into = found.setdefault(name, np.empty((len(at), *array.shape[1:]), np.float32))
+                into[here] = array[self._places[at[here], 2]]
+        if not len(at):
+            found = {name: array[:0] for name, array in self._cache.get(0).items()}
+        tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in found.items()}
+        return Batch(**tensors, ids=tuple(self.ids[i] for i in at))
 
     def order(self, indices: Index, seed: int, epoch: int) -> Index:
-        """The indices in the order of an epoch: shuffled, and a function of seed and epoch alone."""
-        return np.random.default_rng([seed, epoch]).permutation(indices)
+        """The indices in the order of an epoch: shuffled, and a function of seed and epoch alone.
 
-    def _of(self, store: int) -> Index:
-        return np.array([row for which, row in self.rows if which == store], dtype=np.intp)
+        Where not all shards fit in memory, examples are shuffled among those of a few shards at a time.
+        """
+        random = np.random.default_rng([seed, epoch])
+        if len(self._shards) <= self._room:
+            return random.permutation(indices)
+        rank = random.permutation(len(self._shards))[self._shard_of[indices]] // max(1, self._room // 2)
+        found: Index = indices[np.lexsort([random.random(len(indices)), rank])]
+        return found
+
+    def _read(self, shard: int) -> Arrays:
+        which, block = self._shards[shard]
+        store = self.stores[which]
+        return read_rows(store, self.schema, store.block_range(block))
+
+
+class Cache:
+    """The last few shards that were asked for. `fetch` reads in the background."""
+
+    def __init__(self, read: Callable[[int], Arrays], room: int) -> None:
+        self._read, self._room = read, room
+        self._held: OrderedDict[int, Future[Arrays]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="shards")
+
+    def fetch(self, keys: Iterable[int]) -> None:
+        """Begin to read those that are not held, as far as there is room beside what is in use."""
+        with self._lock:
+            for key in list(keys)[: max(1, self._room // 2)]:
+                self._begin(key)
+
+    def get(self, key: int) -> Arrays:
+        with self._lock:
+            future = self._begin(key)
+        return future.result()
+
+    def _begin(self, key: int) -> Future[Arrays]:
+        if key not in self._held:
+            self._held[key] = self._reader.submit(self._read, key)
+        self._held.move_to_end(key)
+        while len(self._held) > self._room:
+            self._held.popitem(last=False)
+        return self._held[key]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"read": self._read, "room": self._room}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Cache.__init__(self, state["read"], state["room"])
 
 
 @dataclass(frozen=True)
@@ -117,30 +183,27 @@ def _share(name: str, seed: int) -> float:
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
-def read_rows(store: Store, schema: OperatorSchema, rows: Index) -> Arrays:
-    """The arrays of a `Batch` for some rows of a store."""
-    if not len(rows):
-        rows = np.empty(0, np.intp)
-    start, stop = (int(rows.min()), int(rows.max()) + 1) if len(rows) else (0, 0)
-    at = rows - start
+def read_rows(store: Store, schema: OperatorSchema, rows: range) -> Arrays:
+    """The arrays of a `Batch` for consecutive rows of a store, failed ones among them."""
 
     def read(name: str) -> NDArray[Any]:
-        found: NDArray[Any] = store.read(name, start, stop)[at]
-        return found
+        return store.read(name, rows.start, rows.stop)
 
+    resample = Resampler(store.spec, schema.dims)
+    times = read("time") if store.spec.times is None else None
     values, mask = _observed(store, schema, read)
     wanted = [store.spec.parameters.index(name) for name in schema.parameters]
-    clean = read("solution_mean")
     generated = store.spec.kind == "generate"
+    shape = (len(rows), len(schema.outputs), *schema.shape)
     found = {
         "values": values,
         "mask": mask,
-        "force": read("force_mean"),
-        "force_var": read("force_var"),
+        "force": resample(read("force_mean"), times),
+        "force_var": resample(read("force_var"), times).clip(0.0),
         "params": read("params_mean")[:, wanted],
         "params_var": read("params_var")[:, wanted],
-        "clean": clean if generated else np.full_like(clean, np.nan),
-        "noise": _noise(store, read) if generated else np.full(clean.shape[:2], np.nan),
+        "clean": resample(read("solution_mean"), times) if generated else np.full(shape, np.nan),
+        "noise": _noise(store, read) if generated else np.full(shape[:2], np.nan),
     }
     return {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in found.items()}
 

@@ -54,6 +54,16 @@ def spline(size: int, at: int, dtype: torch.dtype = torch.float64, device: torch
     return torch.from_numpy(curve(np.linspace(0, 1, at))).to(device, dtype)
 
 
+def scatter(v: Tensor, window: float) -> Tensor:
+    """Squared deviations of v [B, P, T, *space] from a smooth curve of time, scaled to the variance of white noise.
+
+    A regression takes part of the noise along, the more the fewer points its window has: that part is made up for.
+    """
+    smooth = local_fit(v.shape[2], window, None, v.dtype, v.device)[0]
+    left = 1 - 2 * smooth.diagonal() + smooth.square().sum(-1)
+    return (v - along(smooth, v, 2)).square() / left.view(-1, *(1,) * (v.dim() - 3))
+
+
 def along(matrix: Tensor, u: Tensor, dim: int) -> Tensor:
     """A matrix [m, n] applied to one dimension of u."""
     if dim == u.dim() - 1:

@@ -28,6 +28,9 @@ from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.score import score
 from distlfm.lfo.settings import TrainSettings
 
+AHEAD = 8
+"""Batches whose shards are read before they are needed."""
+
 Report = dict[str, Any]
 Listener = Callable[[Report], None]
 
@@ -105,7 +108,7 @@ class Training:
             if order is None or at == 0:
                 order = self.examples.order(self.split.train, self.config.loop.seed, epoch)
             size = self.config.loop.batch
-            report = self._step(order[at * size : (at + 1) * size])
+            report = self._step(order[at * size : (at + 1) * size], order[(at + 1) * size : (at + 1 + AHEAD) * size])
             self.step += 1
             self.seconds += time.perf_counter() - since
             if on_step is not None:
@@ -162,10 +165,10 @@ class Training:
         self._sums = {name: value.clone() for name, value in state["sums"].items()}
         torch.set_rng_state(state["rng"].cpu())
 
-    def _step(self, indices: Index) -> Report:
+    def _step(self, indices: Index, upcoming: Index | None = None) -> Report:
         options = self.config
         generator = torch.Generator().manual_seed(options.loop.seed * 1_000_003 + self.step)
-        whole = self._augment(self.examples.batch(indices), generator)
+        whole = self._augment(self.examples.batch(indices, upcoming), generator)
         count = len(whole)
         batch = whole.part(self.ranks.share(count)).to(self.ranks.device)
         rate = self._rate()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from distlfm.lfo.derivatives import along, local_fit, spline
+from distlfm.lfo.derivatives import along, local_fit, scatter, spline
 from distlfm.lfo.heads import Found, Stage
 from distlfm.lfo.physics import Forward, solves
 from distlfm.lfo.schema import OperatorSchema
@@ -169,7 +169,7 @@ class FourierOperator(nn.Module):
         centred = v - means.view(*means.shape, *wide[1:])
         size = (self._mean(centred.square()).mean(-1) + SMALLEST_SIZE**2).sqrt()
         v = v / size.view(-1, 1, *wide[1:])
-        rough = self._taken((v - self._smooth(v)).square()).clamp_min(0) + ROUGHNESS**2
+        rough = self._taken(scatter(v, self.window)).clamp_min(0) + ROUGHNESS**2
         told = torch.cat([means, size.log().unsqueeze(-1)], -1)
         parts = [
             self._taken(v),
@@ -196,9 +196,6 @@ class FourierOperator(nn.Module):
             table = local_fit(v.shape[dim + 2], window or self.window, n, v.dtype, v.device)
             v = along(table[order if dim == derived else 0], v, dim + 2)
         return v
-
-    def _smooth(self, v: Tensor) -> Tensor:
-        return along(local_fit(v.shape[2], self.window, None, v.dtype, v.device)[0], v, 2)
 
     def _shown(self, v: Tensor, grid: tuple[int, ...]) -> Tensor:
         """v [B, L, *points] on the grid of the data."""

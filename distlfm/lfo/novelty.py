@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlfm.lfo.derivatives import along, local_fit
+from distlfm.lfo.derivatives import scatter
 from distlfm.lfo.model import FourierOperator, Prediction
 
 RARELY = 0.99
@@ -47,8 +47,7 @@ def features(model: FourierOperator, values: Tensor, mask: Tensor, prediction: P
     dims = tuple(range(2, v.dim()))
     means = v.mean(dims)
     spread = (v - means.view(*means.shape, *wide[1:])).square().mean(dims).sqrt()
-    rest = v - along(local_fit(grid[0], ROUGH_WINDOW, None, v.dtype, v.device)[0], v, 2)
-    rough = (rest.square() * mask).sum(dims) / mask.sum(dims).clamp_min(1)
+    rough = (scatter(v, ROUGH_WINDOW) * mask).sum(dims) / mask.sum(dims).clamp_min(1)
     found = {
         "size": torch.cat([means, _log(spread)], -1),
         "roughness": torch.cat([_log(rough.sqrt()), _log(rough.sqrt()) - _log(spread)], -1),
