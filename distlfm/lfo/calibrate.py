@@ -90,9 +90,8 @@ def _few(off: Tensor) -> Tensor:
     return torch.arange(0, len(off), step)
 
 
-def coverage(prediction: Prediction, batch: Batch, normal: Normal, calibration: Calibration) -> dict[str, float]:
-    """Share of the truth within the calibrated bands: `force_68`, `force_95`, `parameters_68`, `parameters_95`."""
-    ready = calibration.apply(prediction)
+def coverage(ready: Prediction, batch: Batch, normal: Normal, calibration: Calibration) -> dict[str, float]:
+    """Share of the truth within the bands of a calibrated prediction: `force_68`, `force_95`, `parameters_68`, …."""
     found = {}
     for level in LEVELS:
         widths = torch.tensor([one.width(level) for one in calibration.forces])

@@ -15,6 +15,8 @@ import torch
 from scipy.interpolate import CubicSpline
 from torch import Tensor
 
+from distlfm.lfo.spectral import quadrature
+
 UNIT = 0.1
 """Slopes are per this fraction of the domain, curvatures per its square: of the size of the values themselves."""
 
@@ -38,7 +40,8 @@ def local_fit(
     wanted = torch.linspace(0, 1, at or size, dtype=torch.float64)
     width = max(window, FINEST / (size - 1))
     offset = (x.unsqueeze(0) - wanted.unsqueeze(1)) / width  # [m, n]
-    weight = torch.exp(-0.5 * offset.square())
+    # Weighed as an integral, or the ends of a coarse grid would count for more than those of a fine one.
+    weight = torch.exp(-0.5 * offset.square()) * quadrature(size)
     basis = torch.stack([torch.ones_like(offset), offset, offset.square()], -1)  # [m, n, 3]
     weighted = basis * weight.unsqueeze(-1)
     solved = torch.linalg.solve(weighted.mT @ basis, weighted.mT)  # [m, 3, n]

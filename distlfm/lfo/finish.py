@@ -36,14 +36,15 @@ def finish(training: Training) -> Operator:
     if len(parts.calibration) >= FEWEST:
         held_out, some = examples.batch(parts.calibration), examples.batch(parts.train[:MOST])
         raw = operator.predict(held_out.values, held_out.mask)
-        calibration = calibrate(raw, held_out, model.normal)
+        operator.calibration = calibrate(raw, held_out, model.normal)
         kinds = [
             features(model, one.values, one.mask, operator.predict(one.values, one.mask)) for one in (some, held_out)
         ]
         operator.novelty = Novelty.fit(*kinds)
         if len(parts.validation):
             check = examples.batch(parts.validation)
-            told["coverage"] = coverage(operator.predict(check.values, check.mask), check, model.normal, calibration)
-        operator.calibration = calibration
+            told["coverage"] = coverage(
+                operator.predict(check.values, check.mask), check, model.normal, operator.calibration
+            )
     operator.training = told
     return operator

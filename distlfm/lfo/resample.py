@@ -63,7 +63,7 @@ def _line(points: FloatArray, dim: GridDim) -> FloatArray | None:
 
 
 def _mesh(nodes: FloatArray, dims: Sequence[GridDim]) -> FloatArray:
-    """Matrix [lattice, nodes], linear on the triangles between nodes [N, d]; the nearest node's value outside of them."""
+    """Matrix [lattice, nodes], linear on the triangles between nodes [N, d]; outside of them the nearest node's."""
     axes = np.meshgrid(*(dim.points() for dim in dims), indexing="ij")
     wanted = np.stack([axis.ravel() for axis in axes], -1)
     found = np.zeros((len(wanted), len(nodes)))

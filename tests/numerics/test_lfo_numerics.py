@@ -145,7 +145,8 @@ def toy_prediction(count: int, wrong: float) -> tuple[Prediction, Batch, Normal]
 @pytest.mark.parametrize("wrong", [0.2, 1.0, 5.0])
 def test_calibration_brings_coverage_to_what_is_promised(wrong: float) -> None:
     found = calibrate(*toy_prediction(400, wrong))
-    fresh = coverage(*toy_prediction(500, wrong), found)
+    prediction, batch, normal = toy_prediction(500, wrong)
+    fresh = coverage(found.apply(prediction), batch, normal, found)
     assert fresh["force_95"] == pytest.approx(0.95, abs=0.01)
     assert fresh["force_68"] == pytest.approx(0.68, abs=0.02)
     assert fresh["parameters_95"] == pytest.approx(0.95, abs=0.03)
