@@ -179,6 +179,6 @@ def with_threads(config: TrainConfig, threads: int) -> TrainConfig:
 def _in_memory(config: TrainConfig, reporter: Reporter) -> TrainRun:
     """A run of which nothing is kept but what is returned."""
     with tempfile.TemporaryDirectory(prefix="distlfm-train-") as folder:
-        run = config.run.model_copy(update={"dir": Path(folder), "tensorboard": "off", "checkpoint_every": 1e9})
+        run = config.run.model_copy(update={"dir": Path(folder), "tensorboard": False, "checkpoint_every": 1e9})
         found = train(config.model_copy(update={"run": run}), reporter=reporter)
         return replace(found, config=config, directory=None, held=found.operator)

@@ -22,7 +22,7 @@ METRICS, EVENTS = "metrics.jsonl", "tensorboard"
 class RunLog:
     """Lines of metrics.jsonl, each with `event` (start, step or epoch) and `step`; every step is in it once."""
 
-    def __init__(self, directory: Path, step: int, tensorboard: str) -> None:
+    def __init__(self, directory: Path, step: int, tensorboard: bool | None) -> None:
         """step: where the run goes on; what was told of later steps before it was killed is forgotten."""
         self.path = directory / METRICS
         with storing("metrics", directory):
@@ -31,7 +31,7 @@ class RunLog:
                 put_quickly(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
             self._file = self.path.open("a", encoding="utf-8")
         self._board: Any = None
-        if tensorboard == "on" or (tensorboard == "auto" and find_spec("tensorboardX") is not None):
+        if tensorboard or (tensorboard is None and find_spec("tensorboardX") is not None):
             writer = require("tensorboardX", extra="train").SummaryWriter
             self._board = writer(str(directory / EVENTS), purge_step=step + 1 if step else None)
 

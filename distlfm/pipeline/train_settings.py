@@ -26,7 +26,7 @@ class TrainRunConfig(Config):
     is what the environment tells, then `ray` if there is an address, `ddp` if there are several workers, else `inline`.
     threads: of each worker; by default the machine's cores are divided among them.
     checkpoint_every: seconds between checkpoints; 0 writes one after each step. log_every: steps between two lines of
-    metrics.jsonl. tensorboard: `auto` writes events if tensorboardX is installed.
+    metrics.jsonl. tensorboard: whether its events are written; null is if tensorboardX is installed.
     """
 
     dir: Path | None = None
@@ -36,7 +36,7 @@ class TrainRunConfig(Config):
     threads: int | None = Field(default=None, ge=1)
     checkpoint_every: NonNegativeFloat = 30.0
     log_every: int = Field(default=10, ge=1)
-    tensorboard: Literal["auto", "on", "off"] = "auto"
+    tensorboard: bool | None = None
 
 
 class TrainConfig(TrainSettings):

@@ -32,7 +32,7 @@ TRAIN: dict[str, Any] = {
     "verb": "train",
     "operator": {"width": 8, "modes": 4, "layers": 2, "head": 16, "pooled": 4},
     "loop": {"epochs": 8, "batch": 16, "seed": 5},
-    "run": {"threads": 1, "log_every": 1, "tensorboard": "off"},
+    "run": {"threads": 1, "log_every": 1, "tensorboard": False},
 }
 TUNE: dict[str, Any] = {
     "verb": "tune",

@@ -105,14 +105,14 @@ def test_a_stop_tells_steps_and_the_command() -> None:
 
 
 def test_a_log_that_goes_on_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None:
-    log = RunLog(tmp_path, 0, "off")
+    log = RunLog(tmp_path, 0, False)
     log.write("start", {"step": 0, "total": 9})
     for step in range(1, 6):
         log.write("step", {"step": step, "loss": float("nan") if step == 1 else 1.0})
     log.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"event": "step", "st')  # cut off by a kill
-    again = RunLog(tmp_path, 3, "off")
+    again = RunLog(tmp_path, 3, False)
     again.write("start", {"step": 3, "total": 9})
     again.write("step", {"step": 4, "loss": 2.0})
     again.close()
@@ -137,7 +137,7 @@ def test_a_follower_shows_new_lines_only(tmp_path: Path, capsys: pytest.CaptureF
     follower = Follower(tmp_path, Progress(Plain(sys.stdout)))
     follower.look()
     assert capsys.readouterr().out == ""
-    log = RunLog(tmp_path, 1, "off")
+    log = RunLog(tmp_path, 1, False)
     log.write("start", {"step": 1, "total": 2})
     follower.look()
     assert "1 of 2 steps are done already" in capsys.readouterr().out
@@ -151,7 +151,7 @@ def test_a_follower_shows_new_lines_only(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_events_are_written_for_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
-    log = RunLog(tmp_path, 0, "on")
+    log = RunLog(tmp_path, 0, True)
     log.write("step", {"step": 1, "loss": 2.0})
     log.close()
     (events,) = (tmp_path / "tensorboard").iterdir()
