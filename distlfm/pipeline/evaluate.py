@@ -110,6 +110,7 @@ def scored(config: EvaluateConfig, reporter: Reporter) -> Evaluation:
     """The scores alone, and the examples that are worth a look."""
     path = find_checkpoint(config.checkpoint)
     operator, store = Operator.load(path), Store.open(find_store(config.store))
+    _check(operator, store)
     chosen, which = _chosen(config, path, operator, store)
     reference = "the truth" if store.spec.kind == "generate" else "the fit of each instance"
     what = f"{len(chosen)} instances of {store.path.name} ({which}), compared with {reference}."
@@ -133,6 +134,23 @@ def scored(config: EvaluateConfig, reporter: Reporter) -> Evaluation:
         found.examples = _examples(found, store, chosen, config.run)
         found.fine = resolutions(operator, store)
     return found
+
+
+def _check(operator: Operator, store: Store) -> None:
+    """Refuse a store of something else."""
+    schema, spec = operator.schema, store.spec
+    axes = tuple(dim.name for dim in schema.dims[1:])
+    for what, here, there in (("outputs", spec.outputs, schema.outputs), ("forces", spec.forces, schema.forces)):
+        if set(here) != set(there):
+            raise UsageError(
+                f"The {what} of {store.path} are {', '.join(here)}, and those of the operator {', '.join(there)}.",
+                "Give a store of the mechanism that the operator was trained on.",
+            )
+    if spec.space != axes:
+        raise UsageError(
+            f"{store.path} has {len(spec.space)} space dimensions, and the operator {len(axes)}.",
+            "Give a store of the mechanism that the operator was trained on.",
+        )
 
 
 def with_answers(store: Store, start: int, stop: int) -> list[Instance]:

@@ -60,7 +60,9 @@ def plot_answer(
 
 def settled(figure: Figure) -> Figure:
     """The figure with its layout found once: it is saved in several formats, and finding it takes longest."""
-    figure.draw_without_rendering()
+    engine = figure.get_layout_engine()
+    assert engine is not None
+    engine.execute(figure)
     figure.set_layout_engine("none")
     return figure
 
