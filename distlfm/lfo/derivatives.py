@@ -1,13 +1,15 @@
 """Slopes and curvatures of noisy functions on an even grid: local quadratic regression with a Gaussian window.
 
-The window is a fraction of the domain, not a number of points, so the operators converge as the grid is refined. Near
-the ends the window is one-sided and the regression still exact for quadratics, where Fourier series have their jump.
+The window is a fraction of the domain, not a number of points, and the regression an integral over it, of the cubic
+spline through the values: it hardly depends on the grid. Near the ends the window is one-sided and the regression still
+exact for quadratics, where Fourier series have their jump.
 
 Shapes: `n` points of a dimension, `m` points at which something is wanted.
 """
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -24,6 +26,10 @@ FINEST = 1.0
 """The window is at least this many steps of the grid: fewer points determine no quadratic."""
 
 
+DENSE = 8
+"""Points of the integrals in a window."""
+
+
 @lru_cache(maxsize=256)
 def local_fit(
     size: int,
@@ -36,15 +42,16 @@ def local_fit(
 
     values at n.
     """
-    x = torch.linspace(0, 1, size, dtype=torch.float64)
-    wanted = torch.linspace(0, 1, at or size, dtype=torch.float64)
     width = max(window, FINEST / (size - 1))
-    offset = (x.unsqueeze(0) - wanted.unsqueeze(1)) / width  # [m, n]
-    # Weighed as an integral, or the ends of a coarse grid would count for more than those of a fine one.
-    weight = torch.exp(-0.5 * offset.square()) * quadrature(size)
-    basis = torch.stack([torch.ones_like(offset), offset, offset.square()], -1)  # [m, n, 3]
+    parts = max(1, math.ceil(DENSE / (width * (size - 1))))
+    fine = (size - 1) * parts + 1
+    x = torch.linspace(0, 1, fine, dtype=torch.float64)
+    wanted = torch.linspace(0, 1, at or size, dtype=torch.float64)
+    offset = (x.unsqueeze(0) - wanted.unsqueeze(1)) / width  # [m, fine]
+    weight = torch.exp(-0.5 * offset.square()) * quadrature(fine)
+    basis = torch.stack([torch.ones_like(offset), offset, offset.square()], -1)  # [m, fine, 3]
     weighted = basis * weight.unsqueeze(-1)
-    solved = torch.linalg.solve(weighted.mT @ basis, weighted.mT)  # [m, 3, n]
+    solved = torch.linalg.solve(weighted.mT @ basis, weighted.mT) @ spline(size, fine)  # [m, 3, n]
     scale = torch.tensor([1.0, UNIT / width, 2 * (UNIT / width) ** 2], dtype=torch.float64)
     found: Tensor = (solved * scale.unsqueeze(-1)).transpose(0, 1)
     return found.to(device, dtype).contiguous()
