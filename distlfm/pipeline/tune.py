@@ -23,6 +23,7 @@ from distlfm.lfo import Examples
 from distlfm.pipeline.train_log import METRICS, lines
 from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.pipeline.train_work import CONFIG, TrainWork, begin, flat, keep_config, open_examples
+from distlfm.pipeline.tune_data import shared_examples
 from distlfm.pipeline.tune_settings import TuneConfig
 from distlfm.runtime.reporting import Reporter, Silent, Task
 from distlfm.runtime.signals import Stop
@@ -126,21 +127,20 @@ def tune(config: TuneConfig | Path | str, overrides: Sequence[str] = (), reporte
         raise UsageError("It is not said where the sweep goes.", "Give --out DIR, or set run.dir in the config.")
     directory, reporter = config.run.dir.resolve(), reporter or Silent()
     config = config.model_copy(update={"train": config.train.resolved()})
-    examples = open_examples(config.train)
+    open_examples(config.train)  # what is wrong with them is told now
     begin(directory, FOLDER)
     with driver_lock(directory, "tune"):
         ledger = Ledger(config, directory)
         ledger.resume(reporter)
         keep_config(directory, config)
         if len([one for one in ledger.trials if one.done]) < config.search.trials:
-            _sweep(config, directory, examples, ledger, reporter)
+            _sweep(config, directory, ledger, reporter)
         return _conclude(config, directory, ledger, reporter)
 
 
-def _sweep(config: TuneConfig, directory: Path, examples: Examples, ledger: Ledger, reporter: Reporter) -> None:
+def _sweep(config: TuneConfig, directory: Path, ledger: Ledger, reporter: Reporter) -> None:
     from distlfm.cluster.ray_session import ray_session
 
-    examples.batch([0])  # reads all of them, so that the trials need not
     known = [one.values for one in ledger.trials]
     ended = frozenset(one.name for one in ledger.trials if one.done)
     plan = Plan(
@@ -165,7 +165,16 @@ def _sweep(config: TuneConfig, directory: Path, examples: Examples, ledger: Ledg
             ledger.task = task
             work = TrialWork(config, directory, ended)
             options: dict[str, Any] = {"concurrent": concurrent, "cpus": config.run.threads}
-            sweep(session, work, plan, ledger, stop, **options, scratch=directory / SCRATCH, shared=examples)
+            sweep(
+                session,
+                work,
+                plan,
+                ledger,
+                stop,
+                **options,
+                scratch=directory / SCRATCH,
+                shared=shared_examples(config.train),
+            )
     done = len([one for one in ledger.trials if one.done])
     if stop.requested and done < config.search.trials:
         again = f"distlfm tune {directory / CONFIG}"

@@ -18,10 +18,13 @@ SEARCHED = ("operator", "loss", "optimiser", "augment", "loop")
 
 
 class SearchConfig(Config):
-    """trials: how many. metric: a figure of an epoch's report. sampler: `tpe` learns from what was tried (Optuna)."""
+    """trials: how many. metric: a figure of an epoch's report, by default that by which a training chooses its weights.
+
+    sampler: `tpe` learns from what was tried (Optuna).
+    """
 
     trials: int = Field(default=16, ge=1)
-    metric: str = "validation_loss"
+    metric: str = "validation_calibrated"
     mode: Literal["min", "max"] = "min"
     sampler: Literal["tpe", "random"] = "tpe"
     seed: int = Field(default=0, ge=0)
