@@ -23,6 +23,7 @@ from distlfm.lfo.dataset import Examples, Index, split
 from distlfm.lfo.loss import losses
 from distlfm.lfo.model import FourierOperator
 from distlfm.lfo.normalise import fit_normal
+from distlfm.lfo.physics import Forward
 from distlfm.lfo.ranks import Alone, Ranks
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.score import score
@@ -68,6 +69,7 @@ class Training:
         options = config.optimiser
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
         self._augment = Augmentation(config.augment, schema)
+        self._forward = Forward(schema) if config.loss.reconstruction else None
         self.step = 0
         self.best: Report | None = None
         self._best_weights: dict[str, Tensor] = {}
@@ -177,7 +179,7 @@ class Training:
         self.optimiser.zero_grad(set_to_none=True)
         with self._precision():
             prediction = self._wrapped(batch.values, batch.mask)
-        found = losses(prediction, batch, self.model.normal, options.loss, self._beta())
+        found = losses(prediction, batch, self.model.normal, options.loss, self._beta(), self._forward)
         # Each rank has its own number of examples; the mean of gradients over ranks is that of all examples.
         loss = found["total"].sum() * (self.ranks.world / count)
         loss.backward()
@@ -244,4 +246,5 @@ class Training:
 
     @staticmethod
     def _no_sums() -> dict[str, Tensor]:
-        return {name: torch.zeros((), dtype=torch.float64) for name in ("force", "parameters", "total", "count")}
+        names = ("force", "parameters", "reconstruction", "total", "count")
+        return {name: torch.zeros((), dtype=torch.float64) for name in names}

@@ -10,11 +10,22 @@ from torch import Tensor
 
 from distlfm.lfo.dataset import Batch
 from distlfm.lfo.model import Normal, Prediction
+from distlfm.lfo.physics import Forward
 from distlfm.lfo.settings import LossConfig
 
 
-def losses(prediction: Prediction, batch: Batch, normal: Normal, config: LossConfig, beta: float) -> dict[str, Tensor]:
-    """`total`, `force` and `parameters`, each [B]. Dimensionless: in the prediction's own units."""
+def losses(
+    prediction: Prediction,
+    batch: Batch,
+    normal: Normal,
+    config: LossConfig,
+    beta: float,
+    forward: Forward | None = None,
+) -> dict[str, Tensor]:
+    """`total`, `force` and `parameters`, each [B]. Dimensionless: in the prediction's own units.
+
+    With `forward`, `reconstruction` too: it needs no label, and instances without any learn from it alone.
+    """
     shift = 2 * prediction.unit.log().view(*prediction.unit.shape, *(1,) * (batch.force.dim() - 2))
     spread = torch.nan_to_num(batch.force_var) if config.variance == "expected" else torch.zeros_like(batch.force_var)
     scale = (-shift).exp()
@@ -34,7 +45,20 @@ def losses(prediction: Prediction, batch: Batch, normal: Normal, config: LossCon
     )
     found["parameters"] = mean_known(parameters, target)
     found["total"] = found["force"] + config.parameters * found["parameters"]
+    if forward is not None:
+        found["reconstruction"] = reconstruction(prediction, batch, normal, forward)
+        found["total"] = found["total"] + config.reconstruction * found["reconstruction"]
     return found
+
+
+def reconstruction(prediction: Prediction, batch: Batch, normal: Normal, forward: Forward) -> Tensor:
+    """Mean squared difference [B] of the observations and what the predicted force and parameters would have given.
+
+    In units of the training split's variances. Parameters are brought into their range, so that no solve diverges.
+    """
+    solved = forward(prediction.force, normal.within(normal.physical(prediction.params)))
+    off = ((solved - batch.values) / normal.value_sd.unsqueeze(-1)).square()
+    return (off * batch.mask).flatten(1).sum(-1) / batch.mask.flatten(1).sum(-1).clamp_min(1)
 
 
 def gaussian(squared_error: Tensor, logvar: Tensor, spread: Tensor, beta: float) -> Tensor:

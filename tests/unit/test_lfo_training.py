@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from distlfm.errors import UsageError
 from distlfm.lfo import (
     Alone,
     AugmentConfig,
+    Batch,
     Examples,
     LoopConfig,
+    LossConfig,
     OperatorConfig,
     OptimiserConfig,
     Ranks,
@@ -27,6 +30,7 @@ from distlfm.lfo import (
 )
 from distlfm.lfo.checkpoint import TRAINING
 from distlfm.lfo.loss import losses
+from distlfm.lfo.score import force_q2
 
 SMALL = OperatorConfig(layers=2, width=8, modes=4, points=17, head=16, pooled=6, regressions=2, regressors=3)
 
@@ -140,3 +144,28 @@ def test_normalisation_comes_from_the_training_split(examples: Examples) -> None
     batch = examples.batch(training.split.train)
     assert torch.allclose(training.model.normal.force_mean, batch.force.mean((0, 2)), atol=1e-5)
     assert torch.allclose(training.model.normal.param_mean, batch.params.mean(0), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_an_operator_learns_without_labels_from_the_equation(tmp_path: Path) -> None:
+    """Fine-tuning by reconstruction alone: no force, no parameter is told, and the observed series are explained."""
+    examples = Examples([make_store(tmp_path / "store", count=64)])
+    config = settings(
+        loss=LossConfig(reconstruction=1.0), augment=AugmentConfig(), loop=LoopConfig(epochs=25, batch=16)
+    )
+    training = Training(config, examples.schema, examples)
+    told = Examples.batch
+
+    def unlabelled(self: Examples, *arguments: object) -> Batch:
+        batch = told(self, *arguments)  # type: ignore[arg-type]
+        nothing = {name: torch.full_like(getattr(batch, name), torch.nan) for name in ("force", "params")}
+        return replace(batch, **nothing)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Examples, "batch", unlabelled)
+        history = training.run().history
+    losses_seen = [one["train_reconstruction"] for one in history]
+    assert losses_seen[-1] < 0.2 * losses_seen[0]
+    batch = examples.batch(training.split.validation)
+    found = training.model(batch.values, batch.mask).force
+    assert float(force_q2(found.detach(), batch.force).median()) > 0.5
