@@ -214,6 +214,15 @@ def _reordered(band: Band, index: NDArray[np.intp]) -> Band:
     return Band(*(getattr(band, name)[:, index] for name in Band.__dataclass_fields__))
 
 
+def _first(found: Prediction, count: int) -> Prediction:
+    """A prediction at its first `count` points: what follows pads it to the longest instance of a batch."""
+    if len(found.times) <= count:
+        return found
+    here = np.arange(count)
+    positions = None if found.positions is None else found.positions[:count]
+    return Prediction(found.times[:count], _reordered(found.force, here), _reordered(found.outputs, here), positions)
+
+
 def predict(posterior: Posterior, rows: Tensor, times: Tensor) -> list[Prediction]:
     """Predictions of the instances `rows` [A] at times [A, Q], or at points [A, Q, 1 + d] of a field."""
     with torch.no_grad():
@@ -380,7 +389,7 @@ def results_of(
                 parameters=parameters[b],
                 undetermined=directions[b],
                 grid=on_grid[b],
-                at_data=at_data[b],
+                at_data=_first(at_data[b], len(instance.times)),
                 noise_sd=None if noise is None else noise[b].numpy(),
                 posterior=posterior,
                 row=b,

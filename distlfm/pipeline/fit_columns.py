@@ -22,6 +22,7 @@ from distlfm.instance import Instance
 from distlfm.solvers.field.meshed import SPARSE_NODES
 from distlfm.store import STATUSES, StoreSpec, pack
 from distlfm.store.layout import variables
+from distlfm.store.observed import misfit
 
 AXES = ("x", "y", "z")
 
@@ -70,8 +71,16 @@ def columns(
     results: Sequence[FitResult | None],
     seeds: Sequence[int],
 ) -> Arrays:
-    """One array a variable, each [b, …]; an instance without a result has its data and the status `failed`."""
-    arrays = {one.name: one.filled(len(instances)) for one in variables(spec)} | pack(spec, instances)
+    """One array a variable, each [b, …]; an instance without a result has the status `failed`, and its data if there
+
+    is a place for them: those with an output that the mechanism does not know have none.
+    """
+    arrays = {one.name: one.filled(len(instances)) for one in variables(spec)}
+    pairs = enumerate(zip(instances, results, strict=True))
+    shown = [row for row, (one, result) in pairs if result is not None or not misfit(spec, one)]
+    for name, values in pack(spec, [instances[row] for row in shown]).items():
+        arrays[name][shown] = values
+    arrays["id"][:] = [one.id for one in instances]
     arrays["seed"][:] = seeds
     for row, result in enumerate(results):
         arrays["status"][row] = STATUSES["failed" if result is None else result.status]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,7 +47,22 @@ def for_fitting(instance: Instance, data: DataConfig) -> Instance:
     thinned = instance.thinned(data.stride)
     if thinned.positions is not None:
         thinned = thinned.observed()
-    return thinned if data.fraction == 1.0 else thinned.sampled(data.fraction, data.split_seed)
+    return _scorable(thinned if data.fraction == 1.0 else thinned.sampled(data.fraction, data.split_seed))
+
+
+def _scorable(instance: Instance) -> Instance:
+    """The same without what is true before its first observation, where the equation begins: no fit tells of that."""
+    truth = instance.truth
+    if truth is None or truth.positions is not None or instance.positions is not None:
+        return instance
+    keep = truth.times >= instance.times[0]
+    if keep.all():
+        return instance
+    force, outputs = (None if curve is None else curve[:, keep] for curve in (truth.force, truth.outputs))
+    scored = None if truth.scored is None else truth.scored[keep]
+    if not keep.any():
+        force = outputs = None
+    return replace(instance, truth=replace(truth, times=truth.times[keep], force=force, outputs=outputs, scored=scored))
 
 
 @dataclass(frozen=True)
@@ -103,8 +118,7 @@ class FitWorker(Worker):
             for row, (one, result) in enumerate(zip(chosen, results, strict=True))
         ]
         self._keep(block, results, figures)
-        seeds = [seed_of(self.config.run.seed, one.id) for one in chosen]
-        arrays = columns(self.job.store.spec, chosen, results, seeds)
+        arrays = columns(self.job.store.spec, chosen, results, self._seeds(chosen))
         before = time.perf_counter()
         marker = self.job.store.write_block(block, arrays, figures, seconds)
         written = time.perf_counter() - before
@@ -112,8 +126,11 @@ class FitWorker(Worker):
         return {"count": len(chosen), "failed": failed, "seconds": seconds, "write_s": written}
 
     def attempt(self, block: int, rows: Sequence[int]) -> None:
-        chosen = self._chosen(block)
-        self._fit([chosen[row] for row in rows])
+        chosen = [one for row, one in enumerate(self._chosen(block)) if row in rows]
+        fitted = self._fit(chosen)
+        for result in fitted:
+            row_of(result)
+        columns(self.job.store.spec, chosen, fitted, self._seeds(chosen))
 
     def close(self) -> None:
         close_helper_groups()
@@ -121,6 +138,9 @@ class FitWorker(Worker):
     def _chosen(self, block: int) -> list[Instance]:
         where = self.job.store.block_range(block)
         return [for_fitting(one, self.config.data) for one in self.job.source.read(where.start, where.stop)]
+
+    def _seeds(self, instances: Sequence[Instance]) -> list[int]:
+        return [seed_of(self.config.run.seed, one.id) for one in instances]
 
     def _fit(self, instances: Sequence[Instance]) -> list[FitResult]:
         return fit_instances(self.model, instances, self.job.options, self.config.run.seed) if instances else []

@@ -31,7 +31,9 @@ def pack(spec: StoreSpec, instances: Sequence[Instance]) -> dict[str, NDArray[An
     if spec.variance:
         found["observed_variance"] = np.full((count, *shape), np.nan)
     for row, one in enumerate(instances):
-        _fits(spec, one)
+        what = misfit(spec, one)
+        if what:
+            raise UsageError(what, "Make the store for the data that it is to hold.")
         order = [spec.outputs.index(name) for name in one.outputs]
         points = slice(0, len(one.times))
         found["observed"][row, order, points] = np.where(one.mask, one.values, np.nan)
@@ -46,7 +48,7 @@ def pack(spec: StoreSpec, instances: Sequence[Instance]) -> dict[str, NDArray[An
 
 def unpack(spec: StoreSpec, arrays: Arrays) -> list[Instance]:
     """The instances in the arrays of some rows, with their truth where `solution_mean` is among them."""
-    places = grid_points(spec)
+    places, units = grid_points(spec), _metadata(spec)
     found = []
     for row, name in enumerate(arrays["id"]):
         times = arrays["observed_time"][row]
@@ -67,6 +69,7 @@ def unpack(spec: StoreSpec, arrays: Arrays) -> list[Instance]:
                 positions=np.column_stack(positions) if positions else None,
                 variance=None if variance is None or np.isnan(variance).all() else variance,
                 truth=_truth(spec, arrays, row, places) if "solution_mean" in arrays else None,
+                metadata=units,
             )
         )
     return found
@@ -104,16 +107,25 @@ def _truth(spec: StoreSpec, arrays: Arrays, row: int, places: FloatArray | None)
     )
 
 
-def _fits(spec: StoreSpec, one: Instance) -> None:
+def _metadata(spec: StoreSpec) -> dict[str, str]:
+    """The units that a store knows, as readers of files have them: one for the time, all places and all outputs."""
+    found = {}
+    for key, names in (("time_unit", ("time",)), ("position_unit", spec.space), ("value_unit", spec.outputs)):
+        units = {spec.units.get(name) for name in names}
+        if len(units) == 1 and (unit := units.pop()) is not None:
+            found[key] = unit
+    return found
+
+
+def misfit(spec: StoreSpec, one: Instance) -> str:
+    """Why a store has no place for the observations of an instance; empty if it has."""
     dims = 0 if one.positions is None else one.positions.shape[1]
     if not set(one.outputs) <= set(spec.outputs):
-        what = f"{one.id!r} has the outputs {', '.join(one.outputs)}, and the store {', '.join(spec.outputs)}."
-    elif len(one.times) > spec.samples:
-        what = f"{one.id!r} has {len(one.times)} observation points, and the store has room for {spec.samples}."
-    elif dims != len(spec.space):
-        what = f"{one.id!r} has {dims} space dimensions, and the store has {len(spec.space)}."
-    elif one.variance is not None and not spec.variance:
-        what = f"{one.id!r} has noise variances, and the store has no room for them."
-    else:
-        return
-    raise UsageError(what, "Make the store for the data that it is to hold.")
+        return f"{one.id!r} has the outputs {', '.join(one.outputs)}, and the store {', '.join(spec.outputs)}."
+    if len(one.times) > spec.samples:
+        return f"{one.id!r} has {len(one.times)} observation points, and the store has room for {spec.samples}."
+    if dims != len(spec.space):
+        return f"{one.id!r} has {dims} space dimensions, and the store has {len(spec.space)}."
+    if one.variance is not None and not spec.variance:
+        return f"{one.id!r} has noise variances, and the store has no room for them."
+    return ""
