@@ -23,15 +23,16 @@ from distlfm.inference.result import Digest, FitResult
 from distlfm.inference.survey import Survey, settled, survey
 from distlfm.inference.tally import Tally, directions_of, figures_of, row_of
 from distlfm.instance import Instance
-from distlfm.pipeline.fit_columns import grid_part, mesh_of, parameter_part
+from distlfm.pipeline import sources
+from distlfm.pipeline.fit_columns import AXES, grid_part, mesh_of, parameter_part
 from distlfm.pipeline.fit_job import FITS, FitJob, for_fitting, model_with, ranks_of
 from distlfm.pipeline.fleet import Fleet, run_blocks
-from distlfm.pipeline.rundir import begin, same_work, write_config, write_page, write_summary
+from distlfm.pipeline.rundir import CONFIG, begin, refuse_others, same_work, write_config, write_page, write_summary
 from distlfm.pipeline.settings import FitConfig
 from distlfm.pipeline.sources import Source, open_source
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.store import Store, StoreSpec, driver_lock
-from distlfm.store.find import RUN_STORE
+from distlfm.store.find import RUN_STORE, is_store
 from distlfm.version import __version__
 
 BATCH_BYTES = 1_500_000_000
@@ -145,12 +146,15 @@ def _fit_here(config: FitConfig, data: Sequence[Instance] | None, reporter: Repo
 
 
 def _fit_in(directory: Path, config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> FitRun:
+    refuse_others(directory, kept(config))
+    if not is_store(directory):
+        sources.refuse_others(directory / INPUT)
     begin(directory, FITS)
     directory = directory.resolve()  # workers on other nodes know no relative paths
     with driver_lock(directory, "fit"):
         plan = make_plan(config, data, directory / INPUT, reporter)
         store = open_store(directory / RUN_STORE, config, plan)
-        write_config(directory, config)
+        write_config(directory, kept(config))
         job = make_job(directory, config, plan, store)
         again = f"distlfm resume {shlex.quote(str(directory))}"
         run_blocks(Fleet("fit", job, store, again, directory), config.run, reporter)
@@ -182,10 +186,15 @@ class Plan:
 
     def tidy(self) -> None:
         """Remove the copy of the data: the store has what was fitted."""
-        if self.folder is not None and self.folder.is_dir():
-            for file in self.folder.iterdir():
-                file.unlink()
-            self.folder.rmdir()
+        if self.folder is not None:
+            sources.clear_spool(self.folder)
+
+
+def kept(config: FitConfig) -> FitConfig:
+    """The config as a run keeps it: its data are found from any working directory."""
+    if config.data.path is None:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"path": config.data.path.absolute()})})
 
 
 def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path | None, reporter: Reporter) -> Plan:
@@ -196,13 +205,19 @@ def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path |
         reporter.warn(f"set aside: {problem}")
     model = model_with(config, source.outputs)
     found: Survey | None = None
+    noiseless: str | None = None
     costs = array("d")
     for piece in source.pieces():
         chosen = [for_fitting(instance, config.data) for instance in piece]
         part = survey(model, piece, chosen, config.inference)
         found = part if found is None else found.joined(part)
         costs.extend(float(len(instance.times)) ** 2 for instance in chosen)
+        noiseless = noiseless or next((one.id for one in chosen if one.variance is None), None)
     assert found is not None
+    if found.variance and noiseless is not None:  # each alone could be fitted, and no block of both
+        raise UsageError(
+            f"Some instances have a noise variance and {noiseless!r} has none.", "Give it for all of them or for none."
+        )
     options = settled(model, found, config.inference)
     block = config.run.batch or batch_size(model, found, options)
     return Plan(model, options, source, found, block, costs, intake.set_aside, folder)
@@ -247,7 +262,8 @@ def open_store(path: Path, config: FitConfig, plan: Plan) -> Store:
 def _units(plan: Plan) -> dict[str, str]:
     """Units that the data state."""
     told = plan.source.read(0, 1)[0].metadata
-    units = {"time": told.get("time_unit"), "x": told.get("position_unit")}
+    axes = AXES[: plan.model.field.field.num_dims] if plan.model.is_field else ()
+    units = {"time": told.get("time_unit"), **dict.fromkeys(axes, told.get("position_unit"))}
     units |= dict.fromkeys(plan.model.system.outputs, told.get("value_unit"))
     return {name: unit for name, unit in units.items() if unit is not None}
 
@@ -300,8 +316,10 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def resume(directory: Path | str, overrides: Sequence[str] = (), reporter: Reporter | None = None) -> FitRun:
-    """Go on with a run that was stopped, from the config that it keeps."""
-    path = Path(directory) / "config.yaml"
+    """Go on with a run that was stopped, from the config that it keeps, wherever it lies now."""
+    path = Path(directory) / CONFIG
     if not path.is_file():
         raise UsageError(f"{directory} is no run: it has no config.yaml.", "Give the --out folder of `distlfm fit`.")
-    return fit(path, overrides=overrides, reporter=reporter)
+    config = load(FitConfig, path, overrides)
+    here = config.run.model_copy(update={"dir": Path(directory)})
+    return fit(config.model_copy(update={"run": here}), reporter=reporter)

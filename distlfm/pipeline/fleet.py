@@ -25,6 +25,7 @@ from distlfm.runtime.reporting import Reporter, Task
 from distlfm.runtime.signals import Stop
 from distlfm.store import Store, write_progress
 from distlfm.store.files import storing
+from distlfm.store.layout import FAILED
 
 EVENTS = "events.jsonl"
 
@@ -70,7 +71,7 @@ def run_blocks(fleet: Fleet, config: WorkConfig, reporter: Reporter) -> None:
 @contextmanager
 def _pool(fleet: Fleet, num_blocks: int, config: WorkConfig, reporter: Reporter) -> Iterator[Pool]:
     """Who does the work: Ray where it is installed and there is enough to do, else this process."""
-    wants_ray = config.executor == "ray" or config.address is not None
+    wants_ray = config.executor == "ray" or (config.executor == "auto" and config.address is not None)
     enough = num_blocks >= fleet.worth and config.workers != 1
     may_ray = config.executor == "auto" and enough and find_spec("ray") is not None
     if not wants_ray and not may_ray:
@@ -90,7 +91,7 @@ class _Watch:
 
     def __init__(self, fleet: Fleet, pool: Pool, done: int, task: Task, log: _Log, reporter: Reporter) -> None:
         self.fleet, self.pool, self.task, self.log, self.reporter = fleet, pool, task, log, reporter
-        self.done, self.failed = done, 0
+        self.done, self.failed = done, _failed(fleet.store) if done else 0
         self._before = done
         self._began = time.monotonic()
         self._running: dict[int, str] = {}
@@ -148,6 +149,11 @@ class _Watch:
         self.log.write({"time": now, "event": event, **state, **more})
         driver = {"host": socket.gethostname(), "pid": os.getpid()}
         write_progress(self.fleet.store.path, {"time": now, "what": self.fleet.what, **driver, **state})
+
+
+def _failed(store: Store) -> int:
+    """Instances without an answer among those that are there."""
+    return sum(marker.statuses.get(name, 0) for marker in store.markers().values() for name in FAILED)
 
 
 class _Log:

@@ -25,6 +25,7 @@ def generate(
     config: GenerateConfig | Path | str, overrides: Sequence[str] = (), reporter: Reporter | None = None
 ) -> Store:
     """Fill the store `run.dir` with `instances` draws. A store that was begun with the same config goes on."""
+    reporter = reporter or Silent()
     if not isinstance(config, GenerateConfig):
         config = load(GenerateConfig, Path(config), overrides)
     if config.run.dir is None:
@@ -33,16 +34,24 @@ def generate(
     with driver_lock(store.path, "generate"):
         job, again = GenerateJob.of(config, store), f"distlfm resume {shlex.quote(str(store.path))}"
         fleet = Fleet("generate", job, store, again, store.path, worth=WORTH)
-        run_blocks(fleet, config.run, reporter or Silent())
+        run_blocks(fleet, config.run, reporter)
     statuses = [marker.statuses for marker in store.markers().values()]
-    if not any(one.get("generated") for one in statuses):
+    done = sum(one.get("generated", 0) for one in statuses)
+    if not done:
         raise WorkError(f"None of {store.spec.instances} instances could be generated.", DIVERGED)
+    if done < store.spec.instances:
+        reporter.warn(f"{store.spec.instances - done} of {store.spec.instances} instances could not be generated.")
     return store
 
 
 def resume_generate(path: Path | str, overrides: Sequence[str] = (), reporter: Reporter | None = None) -> Store:
     """Go on with a store that was begun, from the config that it keeps; `overrides` say who computes."""
     store = Store.open(path)
+    if "config" not in store.spec.attributes:
+        raise UsageError(
+            f"{path} keeps no config to go on with: it was merged from stores that differ in theirs.",
+            "Resume those, and merge again.",
+        )
     content = {**store.spec.attributes["config"], "run": {"dir": str(store.path), "block": store.spec.block}}
     return generate(build(GenerateConfig, apply_overrides(content, overrides)), reporter=reporter)
 

@@ -16,6 +16,7 @@ from distlfm.inference.tally import Row, Tally, figures_of
 from distlfm.report.fit_report import fit_page
 from distlfm.store import Store
 from distlfm.store.files import storing
+from distlfm.store.find import RUN_STORE, is_store
 
 CONFIG, SUMMARY, REPORT = "config.yaml", "summary.json", "report.html"
 
@@ -30,6 +31,26 @@ def begin(directory: Path, *folders: str) -> None:
             raise PermissionError(13, "Permission denied")
     except OSError as error:
         raise UsageError(f"Cannot write to {directory}: {error.strerror}.", "Choose another --out directory.") from None
+
+
+def refuse_others(directory: Path, config: Config) -> None:
+    """Refuse a folder that is no run yet, and has files which a run would write over."""
+    if is_store(directory / RUN_STORE):
+        return
+    for name in (CONFIG, SUMMARY, REPORT):
+        file = directory / name
+        if file.exists() and not (name == CONFIG and _holds(file, dump(config))):
+            raise UsageError(
+                f"{directory} is no run: it has no {RUN_STORE}; and a run would write over its {name}.",
+                "Choose another --out directory.",
+            )
+
+
+def _holds(file: Path, text: str) -> bool:
+    try:
+        return file.read_text(encoding="utf-8") == text
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def same_work(store: Store, identity: Mapping[str, Any], block: int | None) -> None:

@@ -7,22 +7,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distlfm.data import ReadReport, catalog, iter_reports, read, write_npz
 from distlfm.data.prepare import scaled, windows
-from distlfm.errors import DataError, Problem, UsageError
+from distlfm.errors import DataError, Problem, UsageError, WorkError
 from distlfm.instance import Instance
 from distlfm.pipeline.settings import DataConfig
 from distlfm.store import Store, find_store, is_store
+from distlfm.store.files import flush, put_quickly, storing
+from distlfm.store.layout import FAILED, STATUSES
 
 PIECE = 64
 """Instances in a file of the spool."""
+
+_NOTED = re.compile(r"(\d{6})\.sum")
+_DRAFT = re.compile(r"\.\d{6}\.(npz|sum)\.\d+\.part")
 
 
 class Source(ABC):
@@ -67,7 +75,11 @@ class Held(Source):
 
 
 class Stored(Source):
-    """The instances of a store whose blocks are all there."""
+    """The instances of a store whose blocks are all there. holes: those that could not be generated, left out."""
+
+    holes: tuple[Problem, ...] = ()
+    _rows: NDArray[np.int64] | None = None
+    """Where in the store the instances are, if not all of its rows are some."""
 
     def __init__(self, path: Path) -> None:
         self.path = find_store(path).resolve()
@@ -79,13 +91,37 @@ class Stored(Source):
                 "Finish it with the command that began it, then fit it.",
             )
         self.count, self.outputs = store.spec.instances, store.spec.outputs
-        marks = "".join(
-            f"{block}{json.dumps(mark.checksums, sort_keys=True)}" for block, mark in store.markers().items()
-        )
+        markers = store.markers()
+        marks = "".join(f"{block}{json.dumps(mark.checksums, sort_keys=True)}" for block, mark in markers.items())
         self.fingerprint = hashlib.sha256(marks.encode()).hexdigest()[:16]
+        broken = [mark.block for mark in markers.values() if any(mark.statuses.get(name) for name in FAILED)]
+        if store.spec.kind == "generate" and broken:
+            self._leave_out(store, broken)
+
+    def _leave_out(self, store: Store, blocks: Sequence[int]) -> None:
+        """Rows of these blocks that could not be generated have no numbers, and so are no instances."""
+        lost = [STATUSES[name] for name in FAILED]
+        empty: list[int] = []
+        for where in map(store.block_range, blocks):
+            statuses = store.read("status", where.start, where.stop)
+            empty += [row for row, status in zip(where, statuses, strict=True) if status in lost]
+        names = [str(store.read("id", row, row + 1)[0]) for row in empty]
+        what, fix = "It could not be generated: it has no numbers.", "Fit the others, or generate with narrower priors."
+        self.holes = tuple(Problem(what, fix, str(self.path), instance=name) for name in names)
+        self._rows = np.setdiff1d(np.arange(self.count), empty)
+        self.count = len(self._rows)
 
     def read(self, start: int, stop: int) -> list[Instance]:
-        return Store.open(self.path).instances(start, stop)
+        if stop <= start:
+            return []
+        rows = range(start, stop) if self._rows is None else self._rows[start:stop]
+        found = Store.open(self.path).instances(int(rows[0]), int(rows[-1]) + 1)
+        if len(found) != len(rows):
+            raise WorkError(
+                f"{self.path} has no observation in {len(rows) - len(found)} of its rows {rows[0]} to {rows[-1]}.",
+                "Export it with `distlfm store export --format npz`, which leaves those out, and fit that.",
+            )
+        return found
 
 
 class Spooled(Source):
@@ -113,7 +149,11 @@ def open_source(config: DataConfig, data: Sequence[Instance] | None, folder: Pat
     stored = data is None and config.path is not None and is_store(config.path)
     if stored and config.window is None and config.scale == "none" and not config.only:
         assert config.path is not None
-        return Stored(config.path), intake
+        whole = Stored(config.path)
+        intake.set_aside += whole.holes
+        if not whole.count:
+            raise DataError(_nothing(config, intake))
+        return whole, intake
     reports = iter([ReadReport(list(data))]) if data is not None else _reports(config)
     instances = _prepared(reports, config, intake)
     if folder is None:
@@ -138,7 +178,9 @@ def _reports(config: DataConfig) -> Iterator[ReadReport]:
         assert config.dataset is not None
         yield catalog.load(config.dataset, config.columns)
     elif is_store(config.path):
-        yield from (ReadReport(piece) for piece in Stored(config.path).pieces())
+        stored = Stored(config.path)
+        yield ReadReport(set_aside=list(stored.holes))
+        yield from (ReadReport(piece) for piece in stored.pieces())
     else:
         columns = config.columns
         if columns is None and config.dataset is not None:
@@ -170,15 +212,20 @@ def _spool(instances: Iterator[Instance], folder: Path) -> Spooled:
     hashed, outputs, count = hashlib.sha256(), dict[str, None](), 0
     seen: set[str] = set()
     piece: list[Instance] = []
-    folder.mkdir(parents=True, exist_ok=True)
+    with storing("a copy of the data", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    refuse_others(folder)
 
     def write() -> None:
         number = (count - 1) // PIECE
-        inner = Held(piece).fingerprint
-        noted = folder / f"{number:06d}.sum"
-        if not noted.exists() or noted.read_text() != inner:
-            write_npz(_piece(folder, number), piece)
-            noted.write_text(inner)
+        inner = Held(piece).fingerprint.encode()
+        noted, copy = folder / f"{number:06d}.sum", _piece(folder, number)
+        with storing("a copy of the data", folder):
+            if not noted.exists() or noted.read_bytes() != inner or not copy.exists():
+                noted.write_bytes(b"")  # until the piece is there, its sum is nobody's
+                write_npz(copy, piece)
+                flush(copy)
+                put_quickly(noted, inner)
         piece.clear()
 
     for instance in instances:
@@ -194,6 +241,35 @@ def _spool(instances: Iterator[Instance], folder: Path) -> Spooled:
     if piece:
         write()
     return Spooled(folder, count, tuple(outputs), hashed.hexdigest()[:16])
+
+
+def refuse_others(folder: Path) -> None:
+    """Refuse to put a spool where somebody else's files are: it would write over them, and remove them at the end."""
+    others = sorted({one.name for one in _inside(folder)} - {one.name for one in _spooled(folder)})
+    if others:
+        raise UsageError(
+            f"{folder}, where a run keeps a copy of its data, has files of somebody else, such as {others[0]}.",
+            "Choose another --out directory.",
+        )
+
+
+def clear_spool(folder: Path) -> None:
+    """Remove a spool, and nothing else."""
+    for file in _spooled(folder):
+        file.unlink(missing_ok=True)
+    with suppress(OSError):  # not there, or it has something else in it
+        folder.rmdir()
+
+
+def _spooled(folder: Path) -> list[Path]:
+    """The files of a spool: pieces have a sum beside them."""
+    names = [one.name for one in _inside(folder)]
+    numbers = {found.group(1) for name in names if (found := _NOTED.fullmatch(name))}
+    return [folder / name for name in names if name.partition(".")[0] in numbers or _DRAFT.fullmatch(name)]
+
+
+def _inside(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
 
 
 def _piece(folder: Path, number: int) -> Path:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from distlfm.store import Holder, Store, find_store, holder, read_progress
+from distlfm.store import Holder, Store, find_store, read_progress
+from distlfm.store.find import RUN_STORE
 from distlfm.store.layout import FAILED
+from distlfm.store.lock import driver_of
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,12 @@ class RunStatus:
             return "complete"
         return "running" if self.driver is not None else "stopped"
 
+    @property
+    def command(self) -> str:
+        """What goes on with it."""
+        run = self.path.parent if self.kind == "fit" and self.path.name == RUN_STORE else self.path
+        return f"distlfm resume {shlex.quote(str(run))}"
+
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
         found = asdict(self) | {"state": self.state, "path": str(self.path)}
@@ -52,7 +61,7 @@ def status(path: Path | str) -> RunStatus:
     statuses: Counter[str] = Counter()
     for marker in markers.values():
         statuses.update(marker.statuses)
-    driver = holder(where) or holder(where.parent)
+    driver = driver_of(where)
     said = (read_progress(where) or {}) if driver is not None else {}
     in_hand = [block for block in said.get("running", []) if block not in markers]
     return RunStatus(

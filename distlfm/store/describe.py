@@ -9,7 +9,7 @@ from typing import Any
 
 from distlfm.store.find import find_store, is_store
 from distlfm.store.layout import FAILED, grid
-from distlfm.store.lock import holder
+from distlfm.store.lock import driver_of
 from distlfm.store.store import Store
 
 
@@ -44,7 +44,7 @@ def summarise(path: str | Path) -> Summary:
     spec, markers = store.spec, store.markers().values()
     sizes = {"output": spec.outputs, "force": spec.forces, "parameter": spec.parameters}
     dims = {name: len(names) for name, names in sizes.items()} | {"sample": spec.samples} | dict(grid(spec))
-    driver = holder(store.path)
+    driver = driver_of(store.path)
     return Summary(
         path=str(path),
         kind=spec.kind,

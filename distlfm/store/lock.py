@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from distlfm.config import Config
 from distlfm.errors import UsageError
 from distlfm.store.files import storing
+from distlfm.store.find import RUN_STORE
 from distlfm.store.markers import NO_LOCKS
 
 FILE = "lock"
@@ -77,6 +78,11 @@ def holder(store: Path) -> Holder | None:
     finally:
         os.close(descriptor)
     return None
+
+
+def driver_of(store: Path) -> Holder | None:
+    """Who works on the store now: the lock of a run is beside its store, that of any other in it."""
+    return holder(store) or (holder(store.parent) if store.name == RUN_STORE else None)
 
 
 def _taken(descriptor: int, path: Path) -> bool:

@@ -1,0 +1,194 @@
+"""Where a fleet's files are: nobody else's are touched, a run goes on wherever it lies, its data are what they were."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fleet_runs import CONFIG, events, numbers, write_fleet
+
+from distlfm.config import build
+from distlfm.data import read, write_npz
+from distlfm.errors import UsageError
+from distlfm.pipeline import generate_block, sources
+from distlfm.pipeline.fit import FitRun, fit, resume
+from distlfm.pipeline.generate import generate, resume_generate
+from distlfm.pipeline.generate_draws import Truths
+from distlfm.pipeline.generate_settings import GenerateConfig
+from distlfm.pipeline.settings import DataConfig, FitConfig
+from distlfm.pipeline.status import status
+from distlfm.store import Store, driver_lock
+from distlfm.store.describe import summarise
+from distlfm.store.merge import merge
+
+COUNT = 4
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fleet")
+    write_fleet(folder, COUNT)
+    return folder
+
+
+def fit_in(out: Path, data: Path, **run: Any) -> FitRun:
+    content = {**CONFIG, "run": {**CONFIG["run"], "batch": 2, "executor": "serial", "dir": str(out), **run}}
+    return fit(build(FitConfig, content), data)
+
+
+def generate_in(out: Path, **more: Any) -> Store:
+    content = {"mechanism": CONFIG["mechanism"], "likelihood": CONFIG["likelihood"], "instances": 6, "points": 11}
+    run = {"block": 3, "dir": str(out), "executor": "serial"}
+    return generate(build(GenerateConfig, {**content, **more, "run": run}))
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "summary.json", "report.html"])
+def test_a_run_does_not_write_over_files_that_are_not_its_own(fleet: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine", encoding="utf-8")
+    with pytest.raises(UsageError, match=f"would write over its {name}"):
+        fit_in(tmp_path, fleet / "data.npz")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "000000.npz"])
+def test_a_folder_called_input_keeps_its_files(fleet: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "input").mkdir()
+    (tmp_path / "input" / name).write_text("mine", encoding="utf-8")
+    with pytest.raises(UsageError, match=f"files of somebody else, such as {name}"):
+        fit_in(tmp_path, fleet / "data.npz")
+    assert (tmp_path / "input" / name).read_text(encoding="utf-8") == "mine"
+
+
+def test_what_others_put_beside_the_copy_of_the_data_stays(tmp_path: Path, fleet: Path) -> None:
+    folder = tmp_path / "input"
+    sources.open_source(DataConfig(path=fleet / "data.npz"), None, folder)
+    (folder / "notes.txt").write_text("mine", encoding="utf-8")
+    sources.clear_spool(folder)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+def test_a_run_is_resumed_where_it_lies_now_from_any_directory(
+    fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    (home / "data.npz").write_bytes((fleet / "data.npz").read_bytes())
+    monkeypatch.chdir(home)
+    fit_in(Path("run"), Path("data.npz"))
+    wanted = numbers(home / "run")
+    (home / "run").rename(home / "moved")
+    (home / "moved" / "store.zarr" / "markers" / "00001.json").unlink()
+    monkeypatch.chdir(elsewhere)
+    resume(home / "moved")
+    for name, array in numbers(home / "moved").items():
+        np.testing.assert_array_equal(array, wanted[name], err_msg=name)
+    assert not (home / "run").exists()
+    assert not list(elsewhere.iterdir())
+
+
+def test_instances_that_could_not_be_generated_are_set_aside_and_the_others_fitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = generate_block.Block.put
+
+    def sometimes(
+        self: generate_block.Block,
+        place: int,
+        truths: Truths,
+        row: int,
+        generator: np.random.Generator,
+        attempt: int,
+    ) -> None:
+        if str(self.arrays["id"][place]) in ("gen-000000", "gen-000004"):
+            self.refuse(place, "diverged", "It diverges.")
+        else:
+            put(self, place, truths, row, generator, attempt)
+
+    monkeypatch.setattr(generate_block.Block, "put", sometimes)
+    generate_in(tmp_path / "holes")
+    found = fit_in(tmp_path / "run", tmp_path / "holes")
+    assert found.store is not None
+    there = ["gen-000001", "gen-000002", "gen-000003", "gen-000005"]
+    assert list(found.store.read("id")) == there
+    assert [row["id"] for row in found.rows()] == there
+    assert [problem.instance for problem in found.set_aside] == ["gen-000000", "gen-000004"]
+    holes = Store.open(tmp_path / "holes")
+    np.testing.assert_array_equal(found.store.read("observed"), holes.read("observed")[[1, 2, 3, 5]])
+
+
+def test_a_fleet_in_which_only_some_have_a_noise_variance_is_refused_before_the_work(
+    fleet: Path, tmp_path: Path
+) -> None:
+    instances = read(fleet / "data.npz").instances
+    known = replace(instances[3], variance=np.full_like(instances[3].values, 0.01))
+    write_npz(tmp_path / "mixed.npz", [*instances[:3], known])
+    with pytest.raises(UsageError, match="Some instances have a noise variance and 'sim-000000' has none"):
+        fit_in(tmp_path / "run", tmp_path / "mixed.npz")
+
+
+def test_a_copy_of_the_data_that_was_cut_short_is_made_again(
+    fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after a piece of other data was written and before its sum was: the old sum must not vouch for it."""
+    first = read(fleet / "data.npz").instances
+    other = [replace(one, values=one.values + 1.0) for one in first]
+    folder, nothing = tmp_path / "input", DataConfig()
+    sources.open_source(nothing, first, folder)
+
+    def killed(path: Path, instances: Any) -> None:
+        write_npz(path, instances)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sources, "write_npz", killed)
+        with pytest.raises(KeyboardInterrupt):
+            sources.open_source(nothing, other, folder)
+    source, _ = sources.open_source(nothing, first, folder)
+    for one, two in zip(source.read(0, COUNT), first, strict=True):
+        np.testing.assert_array_equal(one.values, two.values)
+
+
+def test_the_units_of_a_store_go_with_its_instances(tmp_path: Path) -> None:
+    generate_in(tmp_path / "store", units={"time": "h", "a": "nM", "b": "nM"})
+    found = fit_in(tmp_path / "run", tmp_path / "store")
+    assert found.store is not None
+    assert dict(found.store.spec.units) == {"time": "h", "a": "nM", "b": "nM"}
+
+
+def test_a_list_of_stores_and_a_status_tell_who_works_on_a_run(fleet: Path, tmp_path: Path) -> None:
+    fit_in(tmp_path / "a run", fleet / "data.npz")
+    with driver_lock(tmp_path / "a run", "fit"):
+        assert "fit on" in summarise(tmp_path / "a run").driver
+        assert status(tmp_path / "a run").driver is not None
+    assert not summarise(tmp_path / "a run").driver
+    assert status(tmp_path / "a run" / "store.zarr").command == f"distlfm resume '{tmp_path / 'a run'}'"
+
+
+def test_serial_needs_no_ray_even_if_the_config_names_a_cluster(fleet: Path, tmp_path: Path) -> None:
+    found = fit_in(tmp_path / "run", fleet / "data.npz", address="127.0.0.1:1")
+    assert found.tally.count == COUNT
+
+
+def test_an_output_that_the_mechanism_does_not_know_costs_its_instance_only(fleet: Path, tmp_path: Path) -> None:
+    instances = read(fleet / "data.npz").instances
+    write_npz(tmp_path / "data.npz", [replace(instances[0], outputs=("a", "c")), *instances[1:]])
+    found = fit_in(tmp_path / "run", tmp_path / "data.npz")
+    assert [row["status"] for row in found.figures] == ["failed", "converged", "converged", "converged"]
+    assert "has an output 'c'" in found.tally.failures[0]["reason"]
+    (tmp_path / "run" / "store.zarr" / "markers" / "00001.json").unlink()
+    resume(tmp_path / "run")
+    # What failed before is counted on.
+    assert [one["failed"] for one in events(tmp_path / "run") if one["event"] == "ended"] == [1, 1]
+
+
+def test_a_store_merged_of_different_ones_cannot_be_resumed_and_says_so(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        generate_in(tmp_path / str(seed), seed=seed)
+    merge([tmp_path / "0", tmp_path / "1"], tmp_path / "both", prefix=True)
+    with pytest.raises(UsageError, match="keeps no config"):
+        resume_generate(tmp_path / "both")
