@@ -30,6 +30,7 @@ LOSSES = 3
 """So many times workers may be lost before the training is given up."""
 
 ANSWER, HALT = "answer.json", "halt"
+DIED = "a process ended unexpectedly (killed from outside, out of memory, or a crash in compiled code)"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 SETTINGS = {
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -89,7 +90,7 @@ class RayTraining:
             try:
                 trainer.fit()
             except Exception as error:
-                trouble[0] = " ".join(str(error).split())[-500:]
+                trouble[0] = _short(str(error))
 
         # In the main thread Ray would take the signals.
         thread = threading.Thread(target=fit, daemon=True)
@@ -122,6 +123,11 @@ class RayTraining:
                 worker_runtime_env={"env_vars": environment},
             ),
         )
+
+
+def _short(text: str) -> str:
+    """The end of Ray's traceback; or, of its paragraphs on a worker that died, that it did."""
+    return DIED if "died" in text and "OOM" in text else " ".join(text.split())[-300:]
 
 
 def work(config: dict[str, Any]) -> None:
