@@ -6,6 +6,7 @@ marker is not there, whatever else a process left behind when it died.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     import xarray
 
 ROWS = "rows"
+OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
 
 Mesh = tuple[NDArray[Any], NDArray[Any]]
 
@@ -73,7 +75,7 @@ class Store:
                 for folder in (MARKERS, ROWS):
                     (draft / folder).mkdir()
                 flush_tree(draft)
-                draft.replace(target)
+                _place(draft, target)
                 flush(target.parent)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
@@ -266,3 +268,15 @@ class Store:
             for path, content in contents.items()
         }
         return checksums, sum(map(len, contents.values()))
+
+
+def _place(draft: Path, target: Path) -> None:
+    """Give a new store its name; somebody else may have made one there meanwhile."""
+    try:
+        draft.replace(target)
+    except OSError as error:
+        if error.errno not in OCCUPIED:
+            raise
+        raise UsageError(
+            f"{target} was made by another process in this moment.", "`distlfm status` shows what that does."
+        ) from None

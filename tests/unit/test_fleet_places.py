@@ -192,3 +192,13 @@ def test_a_store_merged_of_different_ones_cannot_be_resumed_and_says_so(tmp_path
     merge([tmp_path / "0", tmp_path / "1"], tmp_path / "both", prefix=True)
     with pytest.raises(UsageError, match="keeps no config"):
         resume_generate(tmp_path / "both")
+
+
+def test_of_two_who_make_a_store_at_once_the_second_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def meanwhile(_: Path) -> None:
+        (tmp_path / "store" / "markers").mkdir(parents=True)
+
+    monkeypatch.setattr("distlfm.store.store.flush_tree", meanwhile)
+    with pytest.raises(UsageError, match="was made by another process"):
+        generate_in(tmp_path / "store")
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
