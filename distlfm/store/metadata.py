@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import warnings
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ METADATA = "zarr.json"
 _GRID = {"times", "lattice", "nodes"}
 """Parts of the specification that are read from the arrays that hold them."""
 
-_OWN = ("schema", "kind", "instances", "block", "created", "layout")
+_OWN = ("schema", "kind", "instances", "block", "created", "key", "layout")
 
 
 def attributes_of(spec: StoreSpec) -> dict[str, Any]:
@@ -34,6 +35,7 @@ def attributes_of(spec: StoreSpec) -> dict[str, Any]:
         "instances": spec.instances,
         "block": spec.block,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "key": secrets.token_hex(8),
         "layout": {
             **spec.model_dump(mode="json", exclude=apart),
             "shared_times": spec.times is not None,

@@ -23,7 +23,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from distlfm.errors import UsageError, WorkError
+from distlfm.errors import StorageError, UsageError, WorkError
 from distlfm.instance import Instance
 from distlfm.optional import require
 from distlfm.store.check import checked_arrays, checked_rows, encoded_rows
@@ -50,6 +50,7 @@ class Store:
 
     def __init__(self, path: Path, spec: StoreSpec) -> None:
         self.path, self.spec = path, spec
+        self._key = read_attributes(path).get("key")
 
     @classmethod
     def create(cls, path: str | Path, spec: StoreSpec, mesh: Mesh | None = None) -> Store:
@@ -88,7 +89,7 @@ class Store:
         return cls(found, read_spec(found))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "spec": self.spec}
+        return {"path": self.path, "spec": self.spec, "_key": self._key}
 
     @cached_property
     def variables(self) -> dict[str, Variable]:
@@ -120,6 +121,7 @@ class Store:
         existing = read_marker(self.path, index)
         if existing is not None:
             return existing
+        self._check_still_there()
         with storing(f"block {index}", self.path), claimed(self.path, index) as draft:
             existing = read_marker(self.path, index)
             if existing is not None:
@@ -143,6 +145,18 @@ class Store:
                     self._discard(index)
                 raise
         return marker
+
+    def _check_still_there(self) -> None:
+        """A store that was removed, and perhaps made anew, while somebody worked for it: their blocks do not belong."""
+        try:
+            key = read_attributes(self.path).get("key")
+        except UsageError:
+            key = None
+        if key != self._key:
+            raise StorageError(
+                f"{self.path} is no longer the store that this run was begun with.",
+                "It was removed or replaced meanwhile; begin the run again.",
+            )
 
     def block_files(self, index: int) -> list[Path]:
         """Where the shards and the rows of a block are, or would be."""

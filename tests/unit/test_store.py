@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_factories import MESH, NODES, SQUARE, fill, make_block, make_spec, make_store
 
-from distlfm.errors import DistlfmError, UsageError, WorkError
+from distlfm.errors import DistlfmError, StorageError, UsageError, WorkError
 from distlfm.inference.optimise import Status
 from distlfm.store import SCHEMA, STATUSES, Store, find_store, is_store, read_progress, write_progress
 from distlfm.store.encode import chunk_rows
@@ -296,6 +297,20 @@ def test_copy_without_its_empty_folders_can_be_filled(tmp_path: Path) -> None:
     assert Store.open(store.path).missing() == [0, 1, 2]
     fill(Store.open(store.path))
     assert store.missing() == []
+
+
+def test_a_store_that_was_removed_and_made_anew_takes_no_blocks_of_the_old_one(tmp_path: Path) -> None:
+    """A driver may still be at work when its folder is removed and another run is begun there."""
+    old = Store.create(tmp_path / "s.zarr", make_spec())
+    shutil.rmtree(old.path)
+    with pytest.raises(StorageError, match="no longer the store"):
+        fill(old)
+    new = Store.create(tmp_path / "s.zarr", make_spec())
+    with pytest.raises(StorageError, match="no longer the store"):
+        fill(old)
+    assert new.missing() == [0, 1, 2]
+    fill(new)
+    assert new.missing() == []
 
 
 def test_nothing_but_the_store_is_left_after_writing(tmp_path: Path) -> None:
