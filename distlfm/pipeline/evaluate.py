@@ -214,9 +214,8 @@ def _pieces(store: Store, rows: Sequence[int], run: AskConfig) -> Iterator[list[
 
 def _single(operator: Operator, store: Store, rows: Sequence[int]) -> dict[str, float]:
     """How long one answer takes, when asked alone."""
-    some = [one for row in rows[:SINGLES] for one in with_answers(store, row, row + 1)]
     seconds = []
-    for one in some:
+    for one in with_answers(store, rows[0], min(rows[0] + SINGLES, store.spec.instances)):
         since = time.perf_counter()
         operator(one.blind())
         seconds.append(time.perf_counter() - since)
@@ -225,8 +224,8 @@ def _single(operator: Operator, store: Store, rows: Sequence[int]) -> dict[str, 
 
 def _examples(found: Evaluation, store: Store, rows: Sequence[int], run: AskConfig) -> list[Example]:
     chosen = {found.rows[i]["id"]: (i, place) for i, place in worth_a_look(found.rows, SHOWN, unlike=0).items()}
-    shown = []
-    for piece in _pieces(store, [row for row in rows if str(store.read("id", row, row + 1)[0]) in chosen], run):
+    shown, ids = [], store.read("id")
+    for piece in _pieces(store, [row for row in rows if str(ids[row]) in chosen], run):
         for one in ask(found.operator, piece):
             i, place = chosen[one.instance.id]
             assert one.answer is not None

@@ -24,6 +24,10 @@ ANSWERED, UNLIKE = "answered", "unlike_training"
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.68, 0.7, 0.8, 0.9, 0.95)
 """Central intervals whose coverage is looked at."""
 
+_WIDTHS = norm.ppf(0.5 + np.array(LEVELS)[:, None] / 2)
+_SHARE = np.clip((np.array(LEVELS)[:, None] - 0.68) / (0.95 - 0.68), 0.0, 1.0)
+_NORMAL68, _NORMAL95 = norm.ppf(0.84), norm.ppf(0.975)
+
 EDGE = 1e-9
 """Of a dimension's length: the truth this close to the domain is inside of it."""
 
@@ -74,8 +78,12 @@ def at_truth(answer: Answer, truth: Truth | None) -> tuple[Band, FloatArray, Boo
     here = inside & np.isfinite(truth.force)
     if not here.any():
         return None
-    found = answer.at(truth.times, truth.positions)
-    return Band(**found), np.where(here, truth.force, 0.0), here
+    if points.shape == answer.points.shape and (np.abs(points - answer.points) <= margin).all():
+        shape = truth.force.shape
+        band = Band(*(getattr(answer, name).reshape(shape) for name in Band.__dataclass_fields__))
+    else:
+        band = Band(**answer.at(truth.times, truth.positions))
+    return band, np.where(here, truth.force, 0.0), here
 
 
 def true_elements(instance: Instance, schema: OperatorSchema) -> dict[str, float]:
@@ -150,11 +158,8 @@ def parameter_scores(
 
 def _inside(off: FloatArray, half68: FloatArray, half95: FloatArray) -> FloatArray:
     """How many errors are inside the interval of each level; between and below the two that are given, normal ones."""
-    levels = np.array(LEVELS)[:, None]
-    widths = norm.ppf(0.5 + levels / 2)
-    share = np.clip((levels - 0.68) / (0.95 - 0.68), 0.0, 1.0)
-    unit = (1 - share) * half68 / norm.ppf(0.84) + share * half95 / norm.ppf(0.975)
-    found: FloatArray = (np.abs(off) <= widths * unit * (1 + EDGE)).sum(-1).astype(np.float64)
+    unit = (1 - _SHARE) * half68 / _NORMAL68 + _SHARE * half95 / _NORMAL95
+    found: FloatArray = (np.abs(off) <= _WIDTHS * unit * (1 + EDGE)).sum(-1).astype(np.float64)
     return found
 
 

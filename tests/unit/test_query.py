@@ -278,6 +278,7 @@ def test_few_are_all_looked_at_and_of_many_the_telling_ones() -> None:
     assert list(worth_a_look(unknown, unlike=1)) == [40]
 
 
+@pytest.mark.slow
 def test_pictures_and_page_are_drawn(tmp_path: Path) -> None:
     checkpoint, _ = genes()
     instances = [replace(one, id=f"../{one.id} <b>") for one in some(2)]

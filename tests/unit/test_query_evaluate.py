@@ -29,6 +29,7 @@ def as_run(folder: Path, checkpoint: Path, store: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_summary_and_page_of_an_evaluation(tmp_path: Path) -> None:
     checkpoint, _ = genes()
     found = evaluate(checkpoint, fresh_genes(), [f"run.dir={tmp_path}"])
@@ -126,6 +127,7 @@ def _places(instance) -> list[tuple[float, ...]]:  # type: ignore[no-untyped-def
     return [tuple(row) for row in instance.positions]
 
 
+@pytest.mark.slow
 def test_page_of_a_training_run(tmp_path: Path) -> None:
     checkpoint, store = genes()
     run = as_run(tmp_path / "run", checkpoint, store)
