@@ -94,11 +94,12 @@ def assert_same_run(out: Path, reference: Path) -> None:
 
 
 def assert_close_run(out: Path, reference: Path) -> None:
-    """The losses of all steps are the reference's but for rounding."""
+    """The losses of all steps are the reference's but for rounding, which grows as training goes on."""
     found, wanted = told(out, "step"), told(reference, "step")
     assert [line["step"] for line in found] == [line["step"] for line in wanted]
     for mine, other in zip(found, wanted, strict=True):
-        assert abs(mine["loss"] - other["loss"]) <= 1e-4 * (1 + abs(other["loss"])), (mine, other)
+        tolerance = 1e-5 if mine["step"] <= 2 else 3e-3
+        assert abs(mine["loss"] - other["loss"]) <= tolerance * (1 + abs(other["loss"])), (mine, other)
 
 
 def wait_for_step(out: Path, step: int, driver: Driver, seconds: float = 120.0) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from fleet_runs import all_gone, driving
-from train_runs import FILES, assert_close_run, command, files, program, told, write_training
+from fleet_runs import all_gone, descendants, driving
+from train_runs import FILES, assert_close_run, command, files, program, told, wait_for_step, write_training
 
 from distlfm.config import load
 from distlfm.lfo import split
@@ -63,12 +67,25 @@ def test_ranks_of_torchrun_are_found_in_the_environment(folder: Path, tmp_path: 
     assert done.stdout.count("train: ") == 1, "one rank speaks"
 
 
-def test_ray_train_agrees_with_one_process_and_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    ray = ("run.launcher=ray", "run.workers=2")
-    with driving(command(folder, "train", out, *SMALL, *ray), tmp_path / "log") as driver:
+def test_ray_train_agrees_with_one_process_though_a_worker_is_killed_and_leaves_nothing_behind(
+    folder: Path, tmp_path: Path
+) -> None:
+    out, longer = tmp_path / "run", "loop.epochs=12"
+    train(folder / "train.yaml", [longer, f"run.dir={tmp_path / 'one'}"])
+    ray = ("run.launcher=ray", "run.workers=2", "run.checkpoint_every=0.05")
+    with driving(command(folder, "train", out, longer, *ray), tmp_path / "log") as driver:
+        wait_for_step(out, 3, driver)
+        os.kill(next(ray_workers(driver.process.pid)), signal.SIGKILL)
         assert driver.wait() == 0, driver.text
         assert all_gone(driver.family)
     assert "Ray Train: 2 workers" in driver.text
-    assert_close_run(out, folder / "alone")
+    assert "new ones go on from the last checkpoint" in driver.text
+    assert_close_run(out, tmp_path / "one")
     assert files(out) == FILES
+
+
+def ray_workers(driver: int) -> Iterator[int]:
+    for pid in descendants(driver):
+        with suppress(OSError):
+            if b"TrainWorker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                yield pid
