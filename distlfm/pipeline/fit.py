@@ -209,6 +209,7 @@ def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path |
     costs = array("d")
     for piece in source.pieces():
         chosen = [for_fitting(instance, config.data) for instance in piece]
+        _placed(model, chosen)
         part = survey(model, piece, chosen, config.inference)
         found = part if found is None else found.joined(part)
         costs.extend(float(len(instance.times)) ** 2 for instance in chosen)
@@ -221,6 +222,16 @@ def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path |
     options = settled(model, found, config.inference)
     block = config.run.batch or batch_size(model, found, options)
     return Plan(model, options, source, found, block, costs, intake.set_aside, folder)
+
+
+def _placed(model: Model, instances: Sequence[Instance]) -> None:
+    """Refuse positions where the mechanism has no space."""
+    placed = None if model.is_field else next((one.id for one in instances if one.positions is not None), None)
+    if placed is not None:
+        raise UsageError(
+            f"{placed!r} was observed at positions, and {model.mechanism.options.kind!r} has no space.",
+            "Choose the mechanism of a field, or leave the positions out.",
+        )
 
 
 def batch_size(model: Model, found: Survey, options: InferenceConfig) -> int:

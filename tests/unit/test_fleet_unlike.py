@@ -12,6 +12,7 @@ from fleet_runs import CONFIG, write_fleet
 
 from distlfm.config import build
 from distlfm.data import read
+from distlfm.errors import UsageError
 from distlfm.inference import tally
 from distlfm.inference.result import FitResult
 from distlfm.instance import Instance
@@ -80,3 +81,9 @@ def test_an_instance_that_cannot_be_scored_costs_itself_only(
     found = fit_in(tmp_path / "run", instances)
     assert [row["status"] for row in found.figures] == ["converged", "converged", "failed", "converged"]
     assert found.tally.failures[0]["reason"] == "ValueError: no score"
+
+
+def test_positions_are_refused_where_there_is_no_space(instances: list[Instance], tmp_path: Path) -> None:
+    placed = replace(instances[1], positions=np.zeros((len(instances[1].times), 1)), truth=None)
+    with pytest.raises(UsageError, match="'sim-000001' was observed at positions, and 'transcription' has no space"):
+        fit_in(tmp_path / "run", [instances[0], placed])
