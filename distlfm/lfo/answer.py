@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
@@ -14,8 +15,7 @@ from scipy.interpolate import RegularGridInterpolator
 from distlfm.instance import FloatArray
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A parameter: its mean (median where it is learned by its logarithm), sd, and central intervals."""
 
     name: str

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from distlfm.errors import UsageError
-from distlfm.lfo.grid import fill, to_grid
+from distlfm.lfo.grid import fill, grid_points, to_grid
 from distlfm.lfo.resample import Resampler
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import SplitConfig
@@ -213,7 +213,7 @@ def _observed(store: Store, schema: OperatorSchema, read: Any) -> tuple[NDArray[
     observed, times = read("observed"), read("observed_time")
     spec = store.spec
     points = np.stack([times, *(read(f"observed_{axis}") for axis in spec.space)], -1)  # [b, N, d]
-    grid = _grid_points(schema)
+    grid = grid_points(schema.dims)
     if points.shape[1] == len(grid) and len(points) and np.allclose(points, grid, rtol=0, atol=1e-9):
         whole = observed.reshape(*observed.shape[:2], *schema.shape)
         mask = np.isfinite(whole)
@@ -227,11 +227,6 @@ def _observed(store: Store, schema: OperatorSchema, read: Any) -> tuple[NDArray[
         data = np.where(seen, observed[row][:, there], 0.0)
         values[row], mask[row] = to_grid(points[row][there], data, seen, schema.dims, schema.shape)
     return values, mask
-
-
-def _grid_points(schema: OperatorSchema) -> NDArray[np.float64]:
-    axes = [dim.points() for dim in schema.dims]
-    return np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], -1)
 
 
 def _noise(store: Store, read: Any) -> NDArray[Any]:

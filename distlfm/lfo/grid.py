@@ -20,6 +20,12 @@ ON_GRID = 1e-6
 """Of a step: an observation this close to a point of the grid is at it."""
 
 
+def grid_points(dims: Sequence[GridDim]) -> FloatArray:
+    """All points of the training grid, [n, d], the last dimension fastest."""
+    axes = np.meshgrid(*(dim.points() for dim in dims), indexing="ij")
+    return np.stack([axis.ravel() for axis in axes], -1)
+
+
 def fill(values: Tensor, mask: Tensor, first: int) -> Tensor:
     """Values [..., *grid] with those not in the mask interpolated along the grid's dimensions, which begin at `first`.
 

@@ -157,6 +157,13 @@ class FourierOperator(nn.Module):
         residual = self._taken(RESIDUAL_GAIN * residual / scale)
         return torch.cat([residual, found.force, integral(found.force)], 1)
 
+    def settled(self) -> FourierOperator:
+        """This model, whose weights will not change any more: its answers are quicker."""
+        for layer in self.layers:
+            assert isinstance(layer, FourierLayer)
+            layer.spectral.settle()
+        return self
+
     def channels(self, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """What the lifting sees on the network's grid, [B, *points, C], and the size [B] of the fluctuations.
 

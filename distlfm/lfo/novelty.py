@@ -1,14 +1,16 @@
 """How unlike the training data an input is: distances of several kinds of features from those of the training split.
 
-Each kind has a Gaussian description (mean and shrunk covariance) of the training split; a distance is told in units of
-what the calibration split's instances rarely exceed, and the score is the largest. One is the limit; beyond it the
-answer comes with a sentence that says which kind gave it away.
+Each kind has a Gaussian description (mean and shrunk covariance) of the training split. The logarithm of a distance is
+told in standard deviations of the calibration split's, and the score is the largest of these, in units of what hardly
+any instance of that split exceeds. One is the limit; beyond it the answer comes with a sentence that says which kind
+gave it away. Where the equation can be held against the answer, what it leaves unexplained says most.
 
 Shapes: `B` instances, `P` outputs, `F` features of a kind.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlfm.lfo.derivatives import scatter
+from distlfm.lfo.derivatives import local_fit, scatter
 from distlfm.lfo.model import FourierOperator, Prediction
 
 RARELY = 0.99
@@ -28,13 +30,24 @@ SHRINK = 0.05
 ROUGH_WINDOW = 0.025
 """Fluctuations faster than this part of the domain are roughness."""
 
+WINDOWS = 11
+"""Parts of time in which what the equation leaves unexplained is averaged."""
+
+SEEN = 0.05
+"""A share of missing observations that is not worth mentioning."""
+
+LEAST = (0.5, 0.1)
+"""The least typical distance, and the least standard deviation of its logarithm: constant features have neither."""
+
 SENTENCES = {
     "size": "its level or the size of its fluctuations is not what the training data have",
     "roughness": "it is rougher, or smoother, than the training data",
     "course": "its course is unlike those of the training data",
-    "equation": "the force and parameters found for it do not explain it by the equation",
-    "doubt": "the operator is less, or more, certain than it ever was on the training data",
+    "doubt": "the operator is less, or more, certain than it was on the training data",
     "seen": "it was observed at other points than the training data",
+    "residual": "the force and parameters found for it do not explain it by the equation",
+    "equation": "the force and parameters found for it do not explain it by the equation",
+    "answer": "such parameters, with such certainty, are not what the operator finds for the training data",
 }
 
 
@@ -47,27 +60,27 @@ def features(model: FourierOperator, values: Tensor, mask: Tensor, prediction: P
     dims = tuple(range(2, v.dim()))
     means = v.mean(dims)
     spread = (v - means.view(*means.shape, *wide[1:])).square().mean(dims).sqrt()
-    rough = (scatter(v, ROUGH_WINDOW) * mask).sum(dims) / mask.sum(dims).clamp_min(1)
+    rough = ((scatter(v, ROUGH_WINDOW) * mask).sum(dims) / mask.sum(dims).clamp_min(1)).sqrt()
+    certainty = prediction.force_logvar.flatten(2).mean(-1) - 2 * prediction.unit.log()
+    doubt = torch.cat([certainty, prediction.params_logvar], -1)
     found = {
         "size": torch.cat([means, _log(spread)], -1),
-        "roughness": torch.cat([_log(rough.sqrt()), _log(rough.sqrt()) - _log(spread)], -1),
-        "course": prediction.summary,
-        "doubt": torch.cat(
-            [
-                prediction.force_logvar.flatten(2).mean(-1) - 2 * prediction.unit.log(),
-                prediction.params_logvar,
-            ],
-            -1,
-        ),
-        "seen": mask.mean(dims),
+        "roughness": torch.cat([_log(rough), _log(rough) - _log(spread)], -1),
+        "seen": mask.mean(dims) / SEEN,
     }
-    if model.equation is not None:
-        residual = model.equation.residual(values, prediction.force, normal.within(normal.physical(prediction.params)))
-        residual = residual / normal.value_sd.view(wide)
-        found["equation"] = torch.cat(
-            [_log(residual.square().mean(dims).sqrt()), _log(residual[..., : max(2, grid[0] // 8)].abs().mean(dims))],
-            -1,
-        )
+    if model.equation is None:
+        return {
+            name: torch.nan_to_num(one)
+            for name, one in (found | {"course": prediction.summary, "doubt": doubt}).items()
+        }
+    residual = model.equation.residual(values, prediction.force, normal.within(normal.physical(prediction.params)))
+    residual = residual / normal.value_sd.view(wide)
+    start = residual[..., : max(2, grid[0] // 8)]
+    found["equation"] = torch.cat([_log(residual.square().mean(-1).sqrt()), _log(start.abs().mean(-1))], -1)
+    found["answer"] = torch.cat([found["equation"], doubt, prediction.params, _log(rough), _log(spread)], -1)
+    parts = residual @ local_fit(grid[0], 0.5 / WINDOWS, WINDOWS, v.dtype, v.device)[0].T
+    expected = rough.mean(-1) + 0.02 * (prediction.unit / normal.force_sd).mean(-1)
+    found["residual"] = (parts / expected.view(-1, 1, 1)).flatten(1)
     return {name: torch.nan_to_num(one) for name, one in found.items()}
 
 
@@ -77,15 +90,20 @@ def _log(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Kind:
-    """mean: [F], whiten: [F, F] so that distances are lengths of (x − mean) @ whiten; limit: of the distance."""
+    """mean: [F], whiten: [F, F] so that distances are lengths of (x − mean) @ whiten.
+
+    typical, spread: mean and standard deviation of the distance's logarithm.
+    """
 
     mean: Tensor
     whiten: Tensor
-    limit: float
+    typical: float = 0.0
+    spread: float = 1.0
 
     def distance(self, x: Tensor) -> Tensor:
-        away = (x.double() - self.mean) @ self.whiten
-        return away.square().mean(-1).sqrt() / self.limit
+        """How far [B] from usual, in standard deviations of what is usual."""
+        away = ((x.double() - self.mean) @ self.whiten).square().mean(-1).sqrt()
+        return (away.clamp_min(1e-9).log() - self.typical) / self.spread
 
 
 @dataclass(frozen=True)
@@ -101,21 +119,23 @@ class Novelty:
         kinds = {}
         for name, x in train.items():
             mean, whiten = _describe(x.double())
-            raw = Kind(mean, whiten, 1.0)
-            kinds[name] = Kind(mean, whiten, max(1e-9, _rare(raw.distance(held_out[name]))))
+            logs = Kind(mean, whiten).distance(held_out[name])
+            typical, spread = max(float(logs.mean()), math.log(LEAST[0])), max(float(logs.std()), LEAST[1])
+            kinds[name] = Kind(mean, whiten, typical, spread)
         every = torch.stack([kind.distance(held_out[name]) for name, kind in kinds.items()])
-        return Novelty(kinds, max(1e-9, _rare(every.amax(0))))
+        return Novelty(kinds, max(1.0, float(torch.quantile(every.amax(0), RARELY))))
 
     def score(self, found: Mapping[str, Tensor]) -> tuple[Tensor, list[str]]:
-        """The score [B], and the kind that it comes from."""
+        """The score [B], 0 or more, and the kind that it comes from."""
         names = [name for name in self.kinds if name in found]
         every = torch.stack([self.kinds[name].distance(found[name]) for name in names])
         largest, which = every.max(0)
-        return largest / self.limit, [names[i] for i in which.tolist()]
+        return largest.clamp_min(0) / self.limit, [names[i] for i in which.tolist()]
 
     def state(self) -> dict[str, Any]:
         kinds = {
-            name: {"mean": kind.mean, "whiten": kind.whiten, "limit": kind.limit} for name, kind in self.kinds.items()
+            name: {"mean": kind.mean, "whiten": kind.whiten, "typical": kind.typical, "spread": kind.spread}
+            for name, kind in self.kinds.items()
         }
         return {"kinds": kinds, "limit": self.limit}
 
@@ -132,11 +152,7 @@ def _describe(x: Tensor) -> tuple[Tensor, Tensor]:
     centred = x - mean
     covariance = centred.mT @ centred / max(1, len(x) - 1)
     diagonal = covariance.diagonal()
-    floor = 1e-6 + 1e-3 * diagonal.mean()
+    floor = 1e-6 + 1e-3 * diagonal.mean() + (diagonal < 1e-9).double()
     covariance = covariance + torch.diag(SHRINK * diagonal + floor)
     values, vectors = torch.linalg.eigh(covariance)
     return mean, vectors / values.sqrt()
-
-
-def _rare(distances: Tensor) -> float:
-    return float(torch.quantile(distances.double(), RARELY)) if len(distances) else 1.0

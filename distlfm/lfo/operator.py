@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
@@ -19,13 +20,13 @@ from distlfm.instance import FloatArray, Instance
 from distlfm.lfo.answer import Answer, Estimate
 from distlfm.lfo.calibrate import Calibration
 from distlfm.lfo.checkpoint import load_checkpoint, save_checkpoint
-from distlfm.lfo.grid import own_shape, to_grid
+from distlfm.lfo.grid import ON_GRID, grid_points, own_shape, to_grid
 from distlfm.lfo.model import FourierOperator, Prediction
 from distlfm.lfo.novelty import SENTENCES, Novelty, features
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import OperatorConfig
 
-TOGETHER = 256
+TOGETHER = 64
 """Instances that go through the network at once."""
 
 
@@ -54,7 +55,7 @@ class Operator:
         return cls(
             schema=schema,
             config=config,
-            model=model.eval().requires_grad_(False),
+            model=model.eval().requires_grad_(False).settled(),
             calibration=Calibration.model_validate(content["calibration"]),
             novelty=Novelty.of(content["novelty"]),
             training=content["training"],
@@ -86,7 +87,10 @@ class Operator:
 
     def grid_of(self, one: Instance) -> tuple[int, ...]:
         """The grid of an instance's answer: its own if that is even and at least as fine as the training's."""
-        own = own_shape(self._points(one), self.schema.dims)
+        points = self._points(one)
+        if self._on_grid(points):
+            return self.schema.shape
+        own = own_shape(points, self.schema.dims)
         if own is not None and all(n >= dim.size for n, dim in zip(own, self.schema.dims, strict=True)):
             return own
         return self.schema.shape
@@ -97,10 +101,14 @@ class Operator:
         values = np.broadcast_to(self.model.normal.value_mean.numpy().reshape(-1, *(1,) * len(shape)), size).copy()
         mask = np.zeros(size, np.float32)
         for row, one in enumerate(instances):
+            points = self._points(one)
+            if one.outputs == self.schema.outputs and one.mask.all() and self._on_grid(points):
+                values[row], mask[row] = one.values.reshape(size[1:]), 1.0
+                continue
             order = [self.schema.outputs.index(name) for i, name in enumerate(one.outputs) if one.mask[i].any()]
             there = one.mask.any(-1)
             values[row, order], mask[row, order] = to_grid(
-                self._points(one), one.values[there], one.mask[there], self.schema.dims, shape
+                points, one.values[there], one.mask[there], self.schema.dims, shape
             )
         return torch.from_numpy(values), torch.from_numpy(mask)
 
@@ -169,22 +177,21 @@ class Operator:
             half = sd * torch.tensor([one.width(level) for one in self.calibration.parameters])
             sides[f"lower{level}"], sides[f"upper{level}"] = (physical(found.params + k * half) for k in (-1, 1))
         sides["sd"] = (physical(found.params + sd) - physical(found.params - sd)) / 2
-        columns = {name: side.double().tolist() for name, side in sides.items()}
+        columns = [sides[side].double().tolist() for side in Estimate._fields[2:]]
         names = list(zip(self.schema.parameters, self.schema.parameter_kinds, strict=True))
         return [
-            tuple(
-                Estimate(name=name, kind=kind, **{side: column[row][k] for side, column in columns.items()})
-                for k, (name, kind) in enumerate(names)
-            )
+            tuple(Estimate(name, kind, *(column[row][k] for column in columns)) for k, (name, kind) in enumerate(names))
             for row in range(len(found.params))
         ]
 
     def _warned(self, one: Instance, score: float, kind: str) -> tuple[float, str | None]:
         """Score and warning of an instance; one that is partly outside the domain is new in any case."""
-        points = self._points(one)
-        low, high = (np.array([getattr(dim, end) for dim in self.schema.dims]) for end in ("start", "stop"))
-        step = np.array([dim.step for dim in self.schema.dims])
-        outside = float(((points < low - step) | (points > high + step)).any(-1).mean())
+        points, (low, high) = self._points(one), self._domain
+        outside = (
+            0.0
+            if (points.min(0) >= low).all() and (points.max(0) <= high).all()
+            else float(((points < low) | (points > high)).any(-1).mean())
+        )
         why = SENTENCES.get(kind, "")
         if outside > 0:
             score = max(score, 1.0 + outside)
@@ -195,6 +202,24 @@ class Operator:
             f"{one.id} is unlike the data that the operator was trained on (score {score:.2g}, limit 1): {why}. "
             "Do not rely on this answer; fit the instance instead."
         )
+
+    @cached_property
+    def _grid(self) -> FloatArray:
+        return grid_points(self.schema.dims)
+
+    def _on_grid(self, points: FloatArray) -> bool:
+        """Whether the points are those of the training grid, in its order."""
+        return points.shape == self._grid.shape and bool(np.abs(points - self._grid).max() <= self._slack)
+
+    @cached_property
+    def _domain(self) -> tuple[FloatArray, FloatArray]:
+        """The ends of each dimension, and a step beyond."""
+        dims = self.schema.dims
+        return np.array([dim.start - dim.step for dim in dims]), np.array([dim.stop + dim.step for dim in dims])
+
+    @cached_property
+    def _slack(self) -> float:
+        return ON_GRID * min(dim.step for dim in self.schema.dims)
 
     def _points(self, one: Instance) -> FloatArray:
         """Where an instance was observed, [N, d]."""

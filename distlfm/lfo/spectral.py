@@ -78,7 +78,17 @@ class SpectralConv(nn.Module):
         super().__init__()
         self.width, self.modes, self.padding = width, modes, padding
         count = math.prod([2 * m - 1 for m in modes[:-1]]) * modes[-1]
+        self._settled: Tensor | None = None
         self.weight = nn.Parameter(torch.randn(count, 2, width, width) / width)
+
+    def block(self) -> Tensor:
+        """The weight as real matrices [modes, 2W, 2W]."""
+        real, imaginary = self.weight.unbind(1)
+        return torch.cat([torch.cat([real, imaginary], -1), torch.cat([-imaginary, real], -1)], -2)
+
+    def settle(self) -> None:
+        """The weight will not change any more: its real matrices are kept."""
+        self._settled = self.block().detach()
 
     def forward(self, u: Tensor) -> Tensor:
         grid, batch, last = u.shape[1:-1], len(u), len(self.modes) - 1
@@ -95,9 +105,11 @@ class SpectralConv(nn.Module):
         count = math.prod(spectrum)
         # [B, 2, modes, W] → [modes, B, 2W], where a complex product is one real one with a block matrix.
         rows = c.reshape(batch, 2, count, self.width).permute(2, 0, 1, 3).reshape(count, batch, 2 * self.width)
-        real, imaginary = self.weight.unbind(1)
-        block = torch.cat([torch.cat([real, imaginary], -1), torch.cat([-imaginary, real], -1)], -2)
-        c = torch.bmm(rows, block).reshape(count, batch, 2, self.width).permute(1, 2, 0, 3)
+        c = (
+            torch.bmm(rows, self.block() if self._settled is None else self._settled)
+            .reshape(count, batch, 2, self.width)
+            .permute(1, 2, 0, 3)
+        )
         for dim in range(last):
             spectrum.pop(0)
             rest = math.prod(spectrum) * self.width
