@@ -113,7 +113,7 @@ def scored(config: EvaluateConfig, reporter: Reporter) -> Evaluation:
     _check(operator, store)
     chosen, which = _chosen(config, path, operator, store)
     reference = "the truth" if store.spec.kind == "generate" else "the fit of each instance"
-    what = f"{len(chosen)} instances of {store.path.name} ({which}), compared with {reference}."
+    what = f"{len(chosen)} instances of {config.store.name} ({which}), compared with {reference}."
     found = Evaluation(config, operator, mark(path), what)
     with torch_threads(config.run.threads), reporter.task("evaluate", len(chosen)) as task:
         seconds = 0.0

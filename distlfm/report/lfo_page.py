@@ -126,10 +126,10 @@ def _learning(lines: Sequence[Mapping[str, Any]], schema: OperatorSchema) -> Sec
     text += f" and {len(schema.parameters)} parameters of the equation of {schema.mechanism.get('kind', '?')}."
     tables = []
     if epochs:
-        best = min(epochs, key=lambda line: float(line["validation_loss"]))
+        best = min(epochs, key=lambda line: float(line.get("validation_calibrated", line["validation_loss"])))
         last = epochs[-1]
         keys = [key for key in best if key in last and isinstance(best[key], int | float)]
-        rows: list[list[Cell]] = [[key.replace("_", " "), _number(best[key]), _number(last[key])] for key in keys]
+        rows: list[list[Cell]] = [[key.replace("_", " "), best[key], last[key]] for key in keys]
         tables.append(Table("The epoch that was kept, and the last.", ("figure", "best epoch", "last epoch"), rows))
     alt = f"Loss, validation Q² and learning rate over {max((int(x.get('step', 0)) for x in lines), default=0)} steps."
     figure = embed(plot_learning(lines), "How it learned: losses of steps and epochs, Q², learning rate.", alt)
