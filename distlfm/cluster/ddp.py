@@ -15,8 +15,8 @@ from distlfm.cluster.ranks import Place
 from distlfm.errors import WorkError
 from distlfm.lfo.ranks import Alone, Ranks
 
-JOIN_SECONDS = 300.0
-"""How long the first rank may wait for the last."""
+PATIENCE_SECONDS = 1800.0
+"""How long a rank may wait for another, at the start, at each step, and while the first one writes."""
 
 
 class GroupRanks(Ranks):
@@ -51,7 +51,7 @@ def backend_for(device: torch.device) -> str:
 
 
 @contextmanager
-def joined(place: Place, patience: float = JOIN_SECONDS) -> Iterator[Ranks]:
+def joined(place: Place, patience: float = PATIENCE_SECONDS) -> Iterator[Ranks]:
     """Be one of the ranks; a single process needs no group."""
     device = device_of(place)
     if place.world == 1:

@@ -85,7 +85,7 @@ def train(
         if launcher != "inline":
             raise UsageError(f"It is not said where the run of {launcher} goes.", "Give --out DIR, or set run.dir.")
         return _in_memory(config, reporter)
-    if place.rank == 0 and (first := holder(config.run.dir)) is not None:
+    if place.world == 1 and (first := holder(config.run.dir)) is not None:  # other ranks would wait for this one
         raise UsageError(f"{config.run.dir} is in use: {first}.", "Wait until it has finished, or stop it.")
     with Stop() as stop:
         report = LAUNCHERS[launcher](config, place, stop, reporter if place.rank == 0 else Silent())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,7 @@ from distlfm.pipeline.train_log import RunLog
 from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.store import Store, driver_lock
 from distlfm.store.files import put_quickly, storing
+from distlfm.version import __version__
 
 CONFIG, SUMMARY = "config.yaml", "summary.json"
 CHECKPOINTS, LAST, OPERATOR = "checkpoints", "last.pt", "operator.pt"
@@ -100,6 +102,8 @@ class _Scribe:
         self.work, self.training, self.identity, self.directory = work, training, identity, directory
         run = work.config.run
         self._saved_step, self._saved = training.step, time.monotonic()
+        there = all((directory / name).exists() for name in (OPERATOR, SUMMARY))
+        self._was_finished = there and training.step == training.total_steps
         keep_config(directory, work.config)
         self.log = RunLog(directory, training.step, run.tensorboard)
         world = training.ranks.world
@@ -124,10 +128,14 @@ class _Scribe:
         self._saved_step, self._saved = self.training.step, time.monotonic()
 
     def finish(self) -> None:
-        """operator.pt, then summary.json, which tells that all is there."""
+        """operator.pt, then summary.json, which tells that all is there; nothing, if it was before."""
+        if self._was_finished:
+            return
         operator = finish(self.training)
         operator.save(self.directory / OPERATOR)
-        text = json.dumps(summary_of(self.work.config, self.training, self.identity), indent=2)
+        told = summary_of(self.work.config, self.training, self.identity)
+        told["coverage"] = operator.training.get("coverage")
+        text = json.dumps(told, indent=2)
         with storing(SUMMARY, self.directory):
             put_quickly(self.directory / SUMMARY, f"{text}\n".encode())
 
@@ -189,6 +197,7 @@ def summary_of(config: TrainConfig, training: Training, identity: Mapping[str, A
         "workers": training.ranks.world,
         "device": training.ranks.device.type,
         "data": identity["data"],
+        "versions": {"distlfm": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }
 
 
