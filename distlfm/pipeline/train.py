@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,6 +28,7 @@ from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.signals import Stop
 from distlfm.store.lock import holder
 
+TRIES, PAUSE = 5, 0.2
 SCRATCH = ".ray"
 """What Ray Train writes for itself; removed at the end."""
 
@@ -85,8 +87,8 @@ def train(
         if launcher != "inline":
             raise UsageError(f"It is not said where the run of {launcher} goes.", "Give --out DIR, or set run.dir.")
         return _in_memory(config, reporter)
-    if place.world == 1 and (first := holder(config.run.dir)) is not None:  # other ranks would wait for this one
-        raise UsageError(f"{config.run.dir} is in use: {first}.", "Wait until it has finished, or stop it.")
+    if place.world == 1:  # of several ranks, the others would wait for this one
+        _free(config.run.dir)
     with Stop() as stop:
         report = LAUNCHERS[launcher](config, place, stop, reporter if place.rank == 0 else Silent())
     if not report["finished"]:
@@ -174,6 +176,16 @@ LAUNCHERS: dict[str, Callable[[TrainConfig, Place, Stop, Reporter], dict[str, An
 def with_threads(config: TrainConfig, threads: int) -> TrainConfig:
     """The config with so many threads a worker."""
     return config.model_copy(update={"run": config.run.model_copy(update={"threads": threads})})
+
+
+def _free(directory: Path) -> None:
+    """Refuse a folder that another process writes to; one that was just killed may take a moment to be gone."""
+    for _ in range(TRIES):
+        first = holder(directory)
+        if first is None:
+            return
+        time.sleep(PAUSE)
+    raise UsageError(f"{directory} is in use: {first}.", "Wait until it has finished, or stop it.")
 
 
 def _in_memory(config: TrainConfig, reporter: Reporter) -> TrainRun:
