@@ -25,11 +25,11 @@ from distlfm.inference.tally import Tally, directions_of, figures_of, row_of
 from distlfm.instance import Instance
 from distlfm.pipeline import sources
 from distlfm.pipeline.fit_columns import AXES, grid_part, mesh_of, parameter_part
-from distlfm.pipeline.fit_job import FITS, FitJob, for_fitting, model_with, ranks_of
+from distlfm.pipeline.fit_job import FITS, FitJob, model_with, ranks_of
 from distlfm.pipeline.fleet import Fleet, run_blocks
 from distlfm.pipeline.rundir import CONFIG, begin, refuse_others, same_work, write_config, write_page, write_summary
 from distlfm.pipeline.settings import FitConfig
-from distlfm.pipeline.sources import Source, open_source
+from distlfm.pipeline.sources import Source, for_fitting, open_source
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.store import Store, StoreSpec, driver_lock
 from distlfm.store.find import RUN_STORE, is_store

@@ -96,7 +96,8 @@ def _answer(spec: StoreSpec, arrays: Arrays, row: int, result: FitResult) -> Non
     if "time" in arrays:
         arrays["time"][row] = result.grid.times
     if spec.draws:
-        drawn = result.draws(result.grid.times, spec.draws, positions=result.grid.positions).force
+        seed = int(arrays["seed"][row])
+        drawn = result.draws(result.grid.times, spec.draws, seed, positions=result.grid.positions).force
         arrays["force_draws"][row] = drawn.reshape(arrays["force_draws"].shape[1:])
     known = {estimate.name: estimate for estimate in result.parameters}
     arrays["params_mean"][row] = [known[name].mean for name in spec.parameters]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,8 +23,8 @@ from distlfm.inference.tally import Tally, failed_row, row_of
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_system
 from distlfm.pipeline.fit_columns import columns
-from distlfm.pipeline.settings import DataConfig, FitConfig
-from distlfm.pipeline.sources import Source
+from distlfm.pipeline.settings import FitConfig
+from distlfm.pipeline.sources import Source, for_fitting
 from distlfm.solvers.field.meshed import close_helper_groups
 from distlfm.store import Store
 from distlfm.store.files import storing
@@ -40,29 +40,6 @@ def model_of(config: FitConfig, instances: Sequence[Instance]) -> Model:
 def model_with(config: FitConfig, outputs: Sequence[str]) -> Model:
     """The model of a config for data with these outputs."""
     return Model(build_system(config.mechanism, list(outputs)), config.force, config.likelihood)
-
-
-def for_fitting(instance: Instance, data: DataConfig) -> Instance:
-    """The observations of an instance that a fit may see."""
-    thinned = instance.thinned(data.stride)
-    if thinned.positions is not None:
-        thinned = thinned.observed()
-    return _scorable(thinned if data.fraction == 1.0 else thinned.sampled(data.fraction, data.split_seed))
-
-
-def _scorable(instance: Instance) -> Instance:
-    """The same without what is true before its first observation, where the equation begins: no fit tells of that."""
-    truth = instance.truth
-    if truth is None or truth.positions is not None or instance.positions is not None:
-        return instance
-    keep = truth.times >= instance.times[0]
-    if keep.all():
-        return instance
-    force, outputs = (None if curve is None else curve[:, keep] for curve in (truth.force, truth.outputs))
-    scored = None if truth.scored is None else truth.scored[keep]
-    if not keep.any():
-        force = outputs = None
-    return replace(instance, truth=replace(truth, times=truth.times[keep], force=force, outputs=outputs, scored=scored))
 
 
 @dataclass(frozen=True)

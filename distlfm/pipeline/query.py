@@ -19,14 +19,13 @@ from distlfm.inference.tally import Tally
 from distlfm.instance import Instance
 from distlfm.lfo import Answer, Operator
 from distlfm.pipeline.fit import torch_threads, versions
-from distlfm.pipeline.fit_job import for_fitting
 from distlfm.pipeline.query_ask import Asked, ask, check_names, find_checkpoint, mark, renamed
 from distlfm.pipeline.query_figures import failed_answer, novelty_of, row_of, true_elements
 from distlfm.pipeline.query_settings import QueryConfig
 from distlfm.pipeline.query_tables import tables
 from distlfm.pipeline.rundir import REPORT, begin, write_config, write_summary
 from distlfm.pipeline.settings import DataConfig
-from distlfm.pipeline.sources import Source, open_source
+from distlfm.pipeline.sources import Source, for_fitting, open_source
 from distlfm.runtime.reporting import Reporter, Silent
 
 MOST_HELD = 10_000

@@ -11,7 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -201,10 +201,39 @@ def _prepared(reports: Iterator[ReadReport], config: DataConfig, intake: Intake)
             instances = [instance for instance in instances if instance.id in wanted]
         if config.window is not None:
             instances = list(windows(instances, config.window))
-        yield from (scaled(one) if config.scale == "output" else one for one in instances)
+        for one in instances:
+            try:
+                for_fitting(one, config)
+            except DataError as error:  # too little is left of it
+                intake.set_aside.append(error.problem)
+            else:
+                yield scaled(one) if config.scale == "output" else one
     missing = [name for name in config.only if name not in known]
     if missing:
         raise UsageError(f"There is no instance {missing[0]!r} in the data.", f"Known are: {', '.join(known[:20])}.")
+
+
+def for_fitting(instance: Instance, data: DataConfig) -> Instance:
+    """The observations of an instance that a fit may see."""
+    thinned = instance.thinned(data.stride)
+    if thinned.positions is not None:
+        thinned = thinned.observed()
+    return _scorable(thinned if data.fraction == 1.0 else thinned.sampled(data.fraction, data.split_seed))
+
+
+def _scorable(instance: Instance) -> Instance:
+    """The same without what is true before its first observation, where the equation begins: no fit tells of that."""
+    truth = instance.truth
+    if truth is None or truth.positions is not None or instance.positions is not None:
+        return instance
+    keep = truth.times >= instance.times[0]
+    if keep.all():
+        return instance
+    force, outputs = (None if curve is None else curve[:, keep] for curve in (truth.force, truth.outputs))
+    scored = None if truth.scored is None else truth.scored[keep]
+    if not keep.any():
+        force = outputs = None
+    return replace(instance, truth=replace(truth, times=truth.times[keep], force=force, outputs=outputs, scored=scored))
 
 
 def _spool(instances: Iterator[Instance], folder: Path) -> Spooled:

@@ -87,3 +87,10 @@ def test_positions_are_refused_where_there_is_no_space(instances: list[Instance]
     placed = replace(instances[1], positions=np.zeros((len(instances[1].times), 1)), truth=None)
     with pytest.raises(UsageError, match="'sim-000001' was observed at positions, and 'transcription' has no space"):
         fit_in(tmp_path / "run", [instances[0], placed])
+
+
+def test_an_instance_of_which_too_little_is_left_is_set_aside(instances: list[Instance], tmp_path: Path) -> None:
+    short = cut(instances[0], 0, 3)
+    found = fit_in(tmp_path / "run", [short, *instances[1:]], stride=4)
+    assert [row["id"] for row in found.figures] == [one.id for one in instances[1:]]
+    assert "only one time point" in str(found.set_aside[0])
