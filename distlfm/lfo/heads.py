@@ -5,6 +5,7 @@ Shapes: `B` instances, `W` channels, `L` forces, `K` parameters, `S` numbers tha
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -106,13 +107,25 @@ class Stage(nn.Module):
         q = q.flatten(1, -2)
         weighted = q * domain_weights(u)
         products = weighted.mT @ q
-        rows, columns = torch.triu_indices(q.shape[-1], q.shape[-1], device=q.device)
-        return torch.cat([weighted.sum(1), products[:, rows, columns]], -1)
+        return torch.cat([weighted.sum(1), products.flatten(1).index_select(1, upper(q.shape[-1], q.device))], -1)
+
+
+@lru_cache(maxsize=64)
+def upper(size: int, device: torch.device) -> Tensor:
+    """Where the upper triangle of a matrix [size, size] is, once that is flat."""
+    rows, columns = torch.triu_indices(size, size, device=device)
+    found: Tensor = rows * size + columns
+    return found
 
 
 def domain_weights(u: Tensor) -> Tensor:
     """Quadrature weights [points, 1] of the domain of u [B, *points, W]."""
-    weights = torch.ones((), dtype=u.dtype, device=u.device)
-    for n in u.shape[1:-1]:
-        weights = weights.unsqueeze(-1) * quadrature(n, u.dtype, u.device)
+    return _domain_weights(tuple(u.shape[1:-1]), u.dtype, u.device)
+
+
+@lru_cache(maxsize=64)
+def _domain_weights(points: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    weights = torch.ones((), dtype=dtype, device=device)
+    for n in points:
+        weights = weights.unsqueeze(-1) * quadrature(n, dtype, device)
     return weights.reshape(-1, 1)

@@ -6,6 +6,7 @@ Shapes: `B` instances, `P` outputs, `L` forces, `K` parameters, `W` channels; th
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -191,8 +192,7 @@ class FourierOperator(nn.Module):
                 parts.append(self._taken(v, window, dim, 1))
                 if dim:
                     parts.append(self._taken(v, window, dim, 2))
-        axes = [torch.linspace(-1, 1, n, dtype=v.dtype, device=v.device) for n in self.points]
-        parts.append(torch.stack(torch.meshgrid(*axes, indexing="ij")).expand(len(v), -1, *self.points))
+        parts.append(coordinates(self.points, v.dtype, v.device).expand(v.shape[0], -1, *self.points))
         return torch.cat(parts, 1).movedim(1, -1), size
 
     def _taken(self, v: Tensor, window: float | None = None, derived: int = 0, order: int = 0) -> Tensor:
@@ -216,6 +216,13 @@ class FourierOperator(nn.Module):
         for n in reversed(v.shape[2:]):
             v = v @ quadrature(n, v.dtype, v.device)
         return v
+
+
+@lru_cache(maxsize=64)
+def coordinates(points: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """From −1 to 1 along each dimension, [d, *points]."""
+    axes = [torch.linspace(-1, 1, n, dtype=dtype, device=device) for n in points]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"))
 
 
 def integral(v: Tensor) -> Tensor:

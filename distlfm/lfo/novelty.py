@@ -51,7 +51,7 @@ SENTENCES = {
 }
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def features(model: FourierOperator, values: Tensor, mask: Tensor, prediction: Prediction) -> dict[str, Tensor]:
     """Features [B, F] of each kind."""
     normal, grid = model.normal, values.shape[2:]

@@ -112,7 +112,7 @@ class Operator:
             )
         return torch.from_numpy(values), torch.from_numpy(mask)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(self, values: Tensor, mask: Tensor) -> Prediction:
         """The calibrated prediction for values and mask [B, P, *grid], any number of instances and points."""
         pieces = [
@@ -121,7 +121,7 @@ class Operator:
         ]
         return pieces[0] if len(pieces) == 1 else Prediction(*(torch.cat(one) for one in zip(*pieces, strict=True)))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def strangeness(self, values: Tensor, mask: Tensor, found: Prediction) -> tuple[list[float], list[str]]:
         """The novelty score of each instance, and the kind of features that it comes from; 0 without a calibration."""
         if self.novelty is None:

@@ -91,7 +91,7 @@ class SpectralConv(nn.Module):
         self._settled = self.block().detach()
 
     def forward(self, u: Tensor) -> Tensor:
-        grid, batch, last = u.shape[1:-1], len(u), len(self.modes) - 1
+        grid, batch, last = u.shape[1:-1], u.shape[0], len(self.modes) - 1
         where = (u.dtype, u.device)
         # The last dimension first: real to complex. [B·others, n, W] → [B, others…, 2, m, W]
         c = analysis(grid[last], self.modes[last], self.padding, False, *where) @ u.reshape(-1, grid[last], self.width)

@@ -24,6 +24,7 @@ from distlfm.lfo import (
     SplitConfig,
     Training,
     TrainSettings,
+    finish,
     load_checkpoint,
     save_checkpoint,
     split,
@@ -169,3 +170,27 @@ def test_an_operator_learns_without_labels_from_the_equation(tmp_path: Path) -> 
     batch = examples.batch(training.split.validation)
     found = training.model(batch.values, batch.mask).force
     assert float(force_q2(found.detach(), batch.force).median()) > 0.5
+
+
+def test_tables_made_for_an_answer_serve_a_training_too(examples: Examples) -> None:
+    """Tables of a grid are kept; what an answer has made of them must be fit for gradients."""
+    config = settings(operator=SMALL.model_copy(update={"points": 19}), loop=LoopConfig(epochs=1, batch=8))
+    first = finish(Training(config, examples.schema, examples))
+    first.predict(*(getattr(examples.batch([0, 1]), name) for name in ("values", "mask")))
+    assert Training(config, examples.schema, examples).run().finished
+
+
+def test_of_many_shards_a_few_are_held_at_a_time(tmp_path: Path) -> None:
+    """Whatever the memory, an epoch has each example once, and the same one has the same content."""
+    store = make_store(tmp_path / "store", count=100)
+    whole, little = Examples([store]), Examples([store], memory=0.03)
+    indices = np.arange(100)
+    order = little.order(indices, 0, 3)
+    assert sorted(order) == list(indices)
+    assert list(order) != list(indices)
+    assert np.array_equal(order, little.order(indices, 0, 3))
+    for first in range(0, 100, 16):
+        here = order[first : first + 16]
+        one, other = whole.batch(here), little.batch(here, order[first + 16 : first + 48])
+        assert one.ids == other.ids
+        assert torch.equal(one.values, other.values)
