@@ -28,7 +28,7 @@ class Projection(nn.Module):
 
     def forward(self, u: Tensor, summary: Tensor) -> Tensor:
         """summary: [B, S]."""
-        gain, shift = self.modulate(summary).view(len(u), *(1,) * (u.dim() - 2), -1).chunk(2, -1)
+        gain, shift = self.modulate(summary)[(slice(None), *(None,) * (u.dim() - 2))].chunk(2, -1)
         found: Tensor = self.outer(nn.functional.silu(self.inner(u) * (1 + gain) + shift))
         return found
 

@@ -128,7 +128,7 @@ class FourierOperator(nn.Module):
         wide = (-1, self.num_forces, *(1,) * self.num_dims)
         unit = size.unsqueeze(-1) * self.normal.force_sd
         sd, centre = unit.view(wide), self.normal.force_mean.view(wide)
-        found = self.first(u, u.new_zeros(len(u), 0))
+        found = self.first(u, u.new_zeros(u.shape[0], 0))
         if self.equation is not None:
             left = self._unexplained(values, found, size, sd, centre)
             change = self.second(torch.cat([u, left.movedim(1, -1)], -1), found.summary)
