@@ -16,10 +16,14 @@ if TYPE_CHECKING:
     from distlfm.inference.archive import load as load_fit
     from distlfm.inference.archive import save as save_fit
     from distlfm.inference.result import FitResult
+    from distlfm.lfo.operator import Operator
     from distlfm.mechanisms import Mechanism, register
+    from distlfm.pipeline.evaluate import evaluate
     from distlfm.pipeline.fit import FitRun, fit
     from distlfm.pipeline.generate import generate
+    from distlfm.pipeline.query import query
     from distlfm.pipeline.simulate import simulate
+    from distlfm.pipeline.train import train
     from distlfm.store import Store
 
 _HOMES = {
@@ -27,11 +31,15 @@ _HOMES = {
     "FitRun": ("distlfm.pipeline.fit", "FitRun"),
     "Mechanism": ("distlfm.mechanisms", "Mechanism"),
     "fit": ("distlfm.pipeline.fit", "fit"),
+    "Operator": ("distlfm.lfo.operator", "Operator"),
+    "evaluate": ("distlfm.pipeline.evaluate", "evaluate"),
     "generate": ("distlfm.pipeline.generate", "generate"),
     "load_fit": ("distlfm.inference.archive", "load"),
     "save_fit": ("distlfm.inference.archive", "save"),
+    "query": ("distlfm.pipeline.query", "query"),
     "register": ("distlfm.mechanisms", "register"),
     "Store": ("distlfm.store", "Store"),
+    "train": ("distlfm.pipeline.train", "train"),
     "simulate": ("distlfm.pipeline.simulate", "simulate"),
 }
 
@@ -40,15 +48,19 @@ __all__ = [
     "FitRun",
     "Instance",
     "Mechanism",
+    "Operator",
     "Store",
     "Truth",
     "__version__",
+    "evaluate",
     "fit",
     "generate",
     "load_fit",
+    "query",
     "register",
     "save_fit",
     "simulate",
+    "train",
 ]
 
 

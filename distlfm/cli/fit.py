@@ -106,7 +106,7 @@ def fit(
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, or a store that is being generated.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a fit, a training or a sweep, or a store.")],
     executor: Executor = None,
     workers: Workers = None,
     address: Address = None,
@@ -118,6 +118,10 @@ def resume(
     from distlfm.pipeline.fit import resume as run_resume
     from distlfm.store import Store, is_store
 
+    kept = run / "config.yaml"
+    verb = read_yaml(kept).get("verb") if kept.is_file() else None
+    if verb in ("train", "tune"):
+        return _resume_training(str(verb), run, as_overrides({"run.workers": workers, "run.address": address}))
     settings = work_overrides(executor, workers, address)
     if is_store(run) and Store.open(run).spec.kind == "generate":
         from distlfm.pipeline.generate import resume_generate
@@ -125,6 +129,17 @@ def resume(
         resume_generate(run, settings, STATE.reporter)
         return 0
     return tell(run_resume(run, settings, STATE.reporter), STATE.reporter)
+
+
+def _resume_training(verb: str, run: Path, settings: list[str]) -> int:
+    from distlfm.pipeline.train import resume_train
+    from distlfm.pipeline.tune import tune
+
+    if verb == "train":
+        resume_train(run, settings, STATE.reporter)
+    else:
+        tune(run / "config.yaml", settings, STATE.reporter)
+    return 0
 
 
 def as_overrides(values: Mapping[str, object]) -> list[str]:
