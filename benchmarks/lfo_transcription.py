@@ -27,7 +27,7 @@ SETTINGS: dict[str, Any] = {
     "optimiser": {"lr": 3e-3},
     "loop": {"epochs": 70, "batch": 64},
 }
-"""Architecture and weights were chosen on the validation split; the number of epochs after seeing scores of other seeds."""
+"""Architecture and weights were chosen on the validation split; the epochs after seeing scores of other seeds too."""
 
 
 def run(quick: bool = False) -> dict[str, Any]:
