@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from store_factories import NODES, SQUARE, make_block, make_store
@@ -13,8 +14,6 @@ from distlfm.data import read
 from distlfm.errors import UsageError
 from distlfm.store import Store
 from distlfm.store.export import export
-
-h5py = pytest.importorskip("h5py")
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray
 from store_factories import MESH, NODES, SQUARE, make_block, make_store
 
 from distlfm.store import STATUSES
-
-xarray = pytest.importorskip("xarray")
 
 
 def opened(path: Path, **changes: Any) -> Any:

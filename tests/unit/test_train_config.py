@@ -150,7 +150,6 @@ def test_a_follower_shows_new_lines_only(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_events_are_written_for_tensorboard(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboardX")
     log = RunLog(tmp_path, 0, True)
     log.write("step", {"step": 1, "loss": 2.0})
     log.close()
