@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,14 @@ from pool_toy import ToyJob, results
 from distlfm.cluster.pool import BlockDone
 from distlfm.cluster.serial import SerialPool
 from distlfm.runtime.signals import SIGNALS, BrokenOff, Stop
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_is_heard() -> Iterator[None]:
+    """A shell that runs the tests in the background ignores Ctrl-C for them, and what is ignored stays ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def send(which: signal.Signals) -> None:
