@@ -28,6 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
 from fleet_runs import CONFIG, numbers, write_fleet
 
+pytestmark = pytest.mark.slow
+
 COUNT = 12
 TOLERANCE = 1e-6
 """How far numbers differ at most between blocks of different sizes, relative to the largest; docs/fleets.md says so."""

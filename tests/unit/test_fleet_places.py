@@ -24,6 +24,8 @@ from distlfm.store import Store, driver_lock
 from distlfm.store.describe import summarise
 from distlfm.store.merge import merge
 
+pytestmark = pytest.mark.slow
+
 COUNT = 4
 
 

@@ -20,6 +20,8 @@ from distlfm.pipeline import fit_job
 from distlfm.pipeline.fit import FitRun, fit
 from distlfm.pipeline.settings import FitConfig
 
+pytestmark = pytest.mark.slow
+
 COUNT = 4
 
 
