@@ -140,7 +140,8 @@ def sweep(
             tuner.fit()
         except Exception as error:
             if not stop.requested:
-                raise WorkError(f"The sweep broke off: {' '.join(str(error).split())[-500:]}") from error
+                why = " ".join(str(error).split())[-500:]
+                raise WorkError(f"The sweep broke off: {why}", "The same command goes on with it.") from error
 
 
 def _trainable(config: dict[str, Any], task: SweepTask, shared: Any) -> None:

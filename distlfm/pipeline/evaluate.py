@@ -18,7 +18,7 @@ from distlfm.instance import Instance
 from distlfm.lfo import Operator, split
 from distlfm.lfo.settings import SplitConfig
 from distlfm.pipeline.evaluate_fine import resolutions
-from distlfm.pipeline.fit import torch_threads, versions
+from distlfm.pipeline.fit import versions
 from distlfm.pipeline.query import worth_a_look
 from distlfm.pipeline.query_ask import ask, find_checkpoint, mark
 from distlfm.pipeline.query_figures import Calibration, failed_answer, novelty_of, row_of, true_elements
@@ -26,6 +26,7 @@ from distlfm.pipeline.query_settings import AskConfig, EvaluateConfig
 from distlfm.pipeline.rundir import CONFIG, REPORT, begin, write_config, write_summary
 from distlfm.report.lfo_page import Example, Resolutions, Scores, evaluation_page
 from distlfm.runtime.reporting import Reporter, Silent
+from distlfm.runtime.threads import torch_threads
 from distlfm.store import STATUSES, Store, find_store
 from distlfm.store.layout import ABSENT, FAILED
 from distlfm.store.observed import unpack

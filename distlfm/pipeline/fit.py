@@ -6,7 +6,6 @@ import platform
 import shlex
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +30,7 @@ from distlfm.pipeline.rundir import CONFIG, begin, refuse_others, same_work, wri
 from distlfm.pipeline.settings import FitConfig
 from distlfm.pipeline.sources import Source, for_fitting, open_source
 from distlfm.runtime.reporting import Reporter, Silent
+from distlfm.runtime.threads import torch_threads
 from distlfm.store import Store, StoreSpec, driver_lock
 from distlfm.store.find import RUN_STORE, is_store
 from distlfm.version import __version__
@@ -313,17 +313,6 @@ class _Kept(Mapping[str, FitResult]):
 
     def __len__(self) -> int:
         return len(self._rows)
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Tensor operations take `count` threads inside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def resume(directory: Path | str, overrides: Sequence[str] = (), reporter: Reporter | None = None) -> FitRun:

@@ -22,6 +22,7 @@ from distlfm.lfo import Examples, OperatorSchema, Ranks, Training, finish, load_
 from distlfm.lfo.checkpoint import TRAINING
 from distlfm.pipeline.train_log import RunLog
 from distlfm.pipeline.train_settings import TrainConfig
+from distlfm.runtime.threads import torch_threads
 from distlfm.store import Store, driver_lock
 from distlfm.store.files import put_quickly, storing
 from distlfm.version import __version__
@@ -221,17 +222,6 @@ def keep_config(directory: Path, config: Config) -> None:
     """The resolved config, from which the run can be resumed."""
     with storing(CONFIG, directory):
         put_quickly(directory / CONFIG, dump(config).encode())
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Tensor operations take `count` threads inside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager
