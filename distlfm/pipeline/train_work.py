@@ -24,7 +24,7 @@ from distlfm.pipeline.train_log import RunLog
 from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.runtime.threads import torch_threads
 from distlfm.store import Store, driver_lock
-from distlfm.store.files import put_quickly, storing
+from distlfm.store.files import put_quickly, remove, storing
 from distlfm.version import __version__
 
 CONFIG, SUMMARY = "config.yaml", "summary.json"
@@ -224,6 +224,12 @@ def keep_config(directory: Path, config: Config) -> None:
         put_quickly(directory / CONFIG, dump(config).encode())
 
 
+def clear_drafts(directory: Path) -> None:
+    """Remove what killed writers had not finished. Whoever holds the run's lock is the only writer, on any host."""
+    for draft in [*directory.glob(".*.part"), *(directory / CHECKPOINTS).glob(".*.part")]:
+        remove(draft)
+
+
 @contextmanager
 def _writing(directory: Path, ranks: Ranks) -> Iterator[None]:
     """The first rank has the right to write, or no rank begins."""
@@ -233,6 +239,7 @@ def _writing(directory: Path, ranks: Ranks) -> Iterator[None]:
             try:
                 begin(directory, CHECKPOINTS)
                 stack.enter_context(driver_lock(directory, "train"))
+                clear_drafts(directory)
             except DistlfmError as error:
                 refusal = error
         if ranks.sum(torch.tensor(float(refusal is not None))) > 0:

@@ -109,3 +109,23 @@ def test_a_run_that_failed_before_its_first_checkpoint_may_begin_anew(folder: Pa
     (out / "config.yaml").write_text(yaml.safe_dump(TRAIN))
     train(folder / "train.yaml", [*SMALL, f"run.dir={out}"])
     assert_same_run(out, folder / "calm")
+
+
+def test_drafts_of_killed_writers_are_gone_once_a_run_goes_on(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    (out / "checkpoints").mkdir(parents=True)
+    for draft in ("checkpoints/.last.pt.4194305.part", ".operator.pt.4194305.part", ".config.yaml.4194305.part"):
+        (out / draft).write_bytes(b"half of it")
+    train(folder / "train.yaml", [*SMALL, f"run.dir={out}"])
+    assert files(out) == FILES
+
+
+def test_the_lock_is_needed_to_clear_drafts(folder: Path) -> None:
+    draft = folder / "calm" / "checkpoints" / ".last.pt.4194305.part"
+    with driver_lock(folder / "calm", "train"):
+        draft.write_bytes(b"being written")
+        with pytest.raises(UsageError, match="in use"):
+            train(folder / "train.yaml", [*SMALL, f"run.dir={folder / 'calm'}"])
+        assert draft.exists()
+    train(folder / "train.yaml", [*SMALL, f"run.dir={folder / 'calm'}"])
+    assert not draft.exists()
