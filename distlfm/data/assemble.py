@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from distlfm.data.base import ColumnMap, ReadReport
-from distlfm.data.fleet import partly_observed_outputs
+from distlfm.data.fleet import PartlyObserved
 from distlfm.data.infer import infer_columns
 from distlfm.data.merge import IntArray, Merged, distinct_points, merge
 from distlfm.data.rows import Rows
@@ -39,6 +39,16 @@ def assemble(table: Table, columns: ColumnMap | None, default_id: str) -> ReadRe
         report.notices.append(notice)
     for key, name in [*columns.roles(), *(("where", name) for name in columns.where)]:
         table.require(key, name)
+    found = assemble_rows(table, columns, default_id)
+    partly = PartlyObserved()
+    partly.add(found.instances)
+    notices = [*report.notices, *found.notices, *partly.notices(table.file)]
+    return ReadReport(found.instances, found.set_aside, notices)
+
+
+def assemble_rows(table: Table, columns: ColumnMap, default_id: str) -> ReadReport:
+    """Cut a table that has all of the columns into instances."""
+    report = ReadReport()
     rows = Rows(table, columns, default_id)
     report.set_aside += rows.orphans
     for label in rows.ids:
@@ -50,7 +60,6 @@ def assemble(table: Table, columns: ColumnMap | None, default_id: str) -> ReadRe
         else:
             report.instances.append(instance)
             report.notices += [replace(notice, file=table.file, instance=label) for notice in notices]
-    report.notices += partly_observed_outputs(report.instances, table.file)
     return report
 
 

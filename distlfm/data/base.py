@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from distlfm.data.table import Table
 from distlfm.errors import DataError, Problem
 from distlfm.instance import Instance
 
@@ -111,17 +112,26 @@ class ReadReport:
 
 
 Reader = Callable[[Path, ColumnMap | None], ReadReport]
+Chunker = Callable[[Path], Iterator[Table]]
 _READERS: dict[str, Reader] = {}
+_CHUNKERS: dict[str, Chunker] = {}
 
 
-def reads(*suffixes: str) -> Callable[[Reader], Reader]:
-    """Register a reader for file names that end so."""
+def reads(*suffixes: str, chunks: Chunker | None = None) -> Callable[[Reader], Reader]:
+    """Register a reader for file names that end so. chunks: how to go through a table too large for the memory."""
 
     def register(reader: Reader) -> Reader:
         _READERS.update(dict.fromkeys(suffixes, reader))
+        if chunks is not None:
+            _CHUNKERS.update(dict.fromkeys(suffixes, chunks))
         return reader
 
     return register
+
+
+def chunks_for(path: Path) -> Chunker | None:
+    """The way to go through a table a part at a time, where its format has one."""
+    return _CHUNKERS.get(suffix_of(path) or "")
 
 
 def known_suffixes() -> list[str]:

@@ -9,12 +9,13 @@ import csv
 import gzip
 import io
 import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import final
 
 from distlfm.data.assemble import assemble
 from distlfm.data.base import ColumnMap, ReadReport, reads, stem_of
-from distlfm.data.table import Numbers, RaggedRow, Table, parse_numbers
+from distlfm.data.table import CHUNK, Numbers, RaggedRow, Table, Unreadable, parse_numbers
 from distlfm.errors import DataError, Problem
 
 
@@ -26,10 +27,18 @@ class TextTable(Table):
         self, file: str, names: list[str], rows: list[list[str]], row_numbers: list[int], ragged: list[RaggedRow]
     ) -> None:
         self.file = file
-        self.names = names
-        self.row_numbers = row_numbers
+        self.names: list[str] = names
+        self.row_numbers: list[int] = row_numbers
         self.ragged = ragged
+        self._rows = rows
         self._columns = dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
+
+    def part(self, start: int, stop: int) -> TextTable:
+        return TextTable(self.file, self.names, self._rows[start:stop], self.row_numbers[start:stop], [])
+
+    def followed_by(self, other: TextTable) -> TextTable:
+        rows, numbers = self._rows + other._rows, self.row_numbers + other.row_numbers
+        return TextTable(self.file, self.names, rows, numbers, [*self.ragged, *other.ragged])
 
     def numbers(self, name: str) -> Numbers:
         return parse_numbers(self._columns[name])
@@ -38,7 +47,40 @@ class TextTable(Table):
         return [cell.strip() for cell in self._columns[name]]
 
 
-@reads(".csv", ".csv.gz")
+def _chunks(path: Path) -> Iterator[Table]:
+    file, names = str(path), list[str]()
+    rows: list[list[str]] = []
+    numbers: list[int] = []
+    ragged: list[RaggedRow] = []
+    opened = gzip.open if path.name.lower().endswith(".gz") else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as text:
+            reader = csv.reader(_without_zeros(text), strict=True)
+            for cells in filter(None, reader):
+                if not names:
+                    names = _header(file, reader.line_num, cells)
+                elif len(cells) == len(names):
+                    rows.append(cells)
+                    numbers.append(reader.line_num)
+                else:
+                    ragged.append(RaggedRow(reader.line_num, cells))
+                if len(rows) == CHUNK:
+                    yield TextTable(file, names, rows, numbers, ragged)
+                    rows, numbers, ragged = [], [], []
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise Unreadable from error
+    if rows or ragged:
+        yield TextTable(file, names, rows, numbers, ragged)
+
+
+def _without_zeros(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        if "\0" in line:
+            raise Unreadable
+        yield line
+
+
+@reads(".csv", ".csv.gz", chunks=_chunks)
 def read_csv(path: Path, columns: ColumnMap | None = None) -> ReadReport:
     """Read a CSV file with a header line."""
     return assemble(_parse(path, _text(path)), columns, default_id=stem_of(path))

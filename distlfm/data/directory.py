@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from distlfm.data.base import ColumnMap, ReadReport, known_suffixes, reader_for, stem_of, suffix_of
+from distlfm.data.base import ColumnMap, ReadReport, known_suffixes, stem_of, suffix_of
+from distlfm.data.pieces import file_reports
 from distlfm.errors import DataError, Problem
 
 
@@ -36,14 +37,13 @@ def iter_directory(path: Path, columns: ColumnMap | None = None) -> Iterator[Rea
     said: set[str] = set()
     for file in files:
         try:
-            report = reader_for(file)(file, columns)
+            for report in file_reports(file, columns):
+                # What is said of whole files, such as the guess of the columns, is said once and not a thousand times.
+                report.notices = [item for item in report.notices if item.instance is not None or item.what not in said]
+                said |= {item.what for item in report.notices}
+                yield _named_by_file(report, file, seen)
         except DataError as error:
             yield ReadReport(set_aside=[error.problem])
-        else:
-            # What is said of whole files, such as the guess of the columns, is said once and not a thousand times.
-            report.notices = [item for item in report.notices if item.instance is not None or item.what not in said]
-            said |= {item.what for item in report.notices}
-            yield _named_by_file(report, file, seen)
 
 
 def _named_by_file(report: ReadReport, file: Path, seen: dict[str, Path]) -> ReadReport:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from distlfm.data.base import ColumnMap, ReadReport, reader_for
+from distlfm.data.base import ColumnMap, ReadReport
 from distlfm.data.directory import iter_directory
 from distlfm.data.fleet import Comparison
+from distlfm.data.pieces import file_reports
 from distlfm.errors import DataError, DistlfmWarning, Problem
 from distlfm.instance import Instance
 
@@ -41,10 +42,10 @@ def examine(path: str | Path, columns: ColumnMap | None = None) -> ReadReport:
 
 
 def iter_reports(path: str | Path, columns: ColumnMap | None = None) -> Iterator[ReadReport]:
-    """One report a file, so that a large folder need not fit in memory; the last has what a comparison of all shows."""
+    """One report a file, or a piece of a large one, so that not all need fit in memory; the last compares all."""
     path = _existing(Path(path))
     compared, something = Comparison(), False
-    for report in iter_directory(path, columns) if path.is_dir() else iter([reader_for(path)(path, columns)]):
+    for report in iter_directory(path, columns) if path.is_dir() else file_reports(path, columns):
         for instance in report.instances:
             compared.add(instance)
         something = something or bool(report.instances or report.set_aside)

@@ -16,15 +16,31 @@ LARGEST_EXPONENT = 700.0
 """Beyond it a float overflows; the ratio is only printed."""
 
 
-def partly_observed_outputs(instances: Sequence[Instance], file: str) -> list[Problem]:
-    """One notice for each output that some instances have and others lack; often a name is misspelt."""
-    notices = []
-    for row, output in enumerate(instances[0].outputs if len(instances) > 1 else ()):
-        having = [instance.id for instance in instances if instance.mask[row].any()]
-        if len(having) < len(instances):
-            what = f"The output {output!r} has values in {len(having)} of {len(instances)} instances."
-            notices.append(Problem(what, "Check how its name is written, if it should be in all.", file))
-    return notices
+class PartlyObserved:
+    """Outputs that some instances of a table have and others lack; often a name is misspelt."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._having: dict[str, int] = {}
+
+    def add(self, instances: Sequence[Instance]) -> None:
+        """Take note of more instances of the same table."""
+        self._count += len(instances)
+        for instance in instances:
+            for output, mask in zip(instance.outputs, instance.mask, strict=True):
+                self._having[output] = self._having.get(output, 0) + bool(mask.any())
+
+    def notices(self, file: str) -> list[Problem]:
+        """One for each such output."""
+        return [
+            Problem(
+                f"The output {output!r} has values in {having} of {self._count} instances.",
+                "Check how its name is written, if it should be in all.",
+                file,
+            )
+            for output, having in self._having.items()
+            if having < self._count and self._count > 1
+        ]
 
 
 class Comparison:

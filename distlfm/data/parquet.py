@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, final
 
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 
 from distlfm.data.assemble import assemble
 from distlfm.data.base import ColumnMap, ReadReport, reads, stem_of
-from distlfm.data.table import Numbers, Table, parse_numbers
+from distlfm.data.table import CHUNK, Numbers, Table, Unreadable, parse_numbers
 from distlfm.errors import DataError, Problem
 
 
@@ -19,10 +20,10 @@ from distlfm.errors import DataError, Problem
 class ArrowTable(Table):
     """A table whose columns have types."""
 
-    def __init__(self, file: str, table: Any) -> None:
+    def __init__(self, file: str, table: Any, first: int = 1) -> None:
         self.file = file
         self.names = list(table.column_names)
-        self.row_numbers = range(1, table.num_rows + 1)
+        self.row_numbers = range(first, first + table.num_rows)
         self._table = table
 
     def numbers(self, name: str) -> Numbers:
@@ -37,11 +38,28 @@ class ArrowTable(Table):
         values[list(bad)] = np.nan
         return Numbers(values, empty, bad)
 
+    def part(self, start: int, stop: int) -> ArrowTable:
+        return ArrowTable(self.file, self._table.slice(start, stop - start), self.row_numbers[0] + start)
+
+    def followed_by(self, other: ArrowTable) -> ArrowTable:
+        return ArrowTable(self.file, pa.concat_tables([self._table, other._table]), self.row_numbers[0])
+
     def labels(self, name: str) -> list[str]:
         return ["" if cell is None else str(cell).strip() for cell in self._table.column(name).to_pylist()]
 
 
-@reads(".parquet")
+def _chunks(path: Path) -> Iterator[Table]:
+    first = 1
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(CHUNK):
+                yield ArrowTable(str(path), pa.Table.from_batches([batch]), first)
+                first += batch.num_rows
+    except (pa.ArrowException, OSError) as error:
+        raise Unreadable from error
+
+
+@reads(".parquet", chunks=_chunks)
 def read_parquet(path: Path, columns: ColumnMap | None = None) -> ReadReport:
     """Read a Parquet file."""
     try:

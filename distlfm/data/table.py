@@ -6,12 +6,15 @@ import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Self, final
 
 import numpy as np
 
 from distlfm.errors import DataError, Problem
 from distlfm.instance import BoolArray, FloatArray
+
+CHUNK = 20_000
+"""Rows of a large table that are read at a time."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,10 @@ class RaggedRow:
     cells: Sequence[str]
 
 
+class Unreadable(Exception):
+    """A file that cannot be read on; the reader of whole files says why."""
+
+
 class Table(ABC):
     """The rows of one file. `row_numbers` says where in the file each row is, counted from 1."""
 
@@ -55,6 +62,14 @@ class Table(ABC):
     @abstractmethod
     def labels(self, name: str) -> list[str]:
         """A column as text without surrounding blanks; empty cells are empty strings."""
+
+    @abstractmethod
+    def part(self, start: int, stop: int) -> Self:
+        """Rows `start` … `stop` − 1; ragged ones are left behind."""
+
+    @abstractmethod
+    def followed_by(self, other: Self) -> Self:
+        """These rows, then the other's."""
 
     @final
     def __len__(self) -> int:
