@@ -39,5 +39,6 @@ def status(
         left = "" if found.left_s is None else f", {found.left_s:.0f} s left"
         reporter.say(f"worked on by {found.driver}, {found.workers or 1} workers{speed}{left}")
     elif found.state == "stopped":
-        reporter.say(f"nobody works on it; to go on: {found.command}")
+        lacking = "" if found.blocks_done < found.blocks else "; only its report is missing"
+        reporter.say(f"nobody works on it{lacking}; to go on: {found.command}")
     return 1 if found.state == "stopped" else 0

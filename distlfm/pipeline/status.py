@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from distlfm.pipeline.rundir import REPORT
 from distlfm.store import Holder, Store, find_store, read_progress
 from distlfm.store.find import RUN_STORE
 from distlfm.store.layout import FAILED
@@ -16,7 +17,10 @@ from distlfm.store.lock import driver_of
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How far a run is. running: instances in hand; driver: who works on it now, if anybody does."""
+    """How far a run is. running: instances in hand; driver: who works on it now, if anybody does.
+
+    reported: whether its last act, summary and report, is done too.
+    """
 
     path: Path
     kind: str
@@ -27,6 +31,7 @@ class RunStatus:
     running: int
     blocks: int
     blocks_done: int
+    reported: bool
     statuses: dict[str, int]
     driver: Holder | None
     workers: int | None
@@ -36,7 +41,7 @@ class RunStatus:
 
     @property
     def state(self) -> str:
-        if self.blocks_done == self.blocks:
+        if self.blocks_done == self.blocks and self.reported:
             return "complete"
         return "running" if self.driver is not None else "stopped"
 
@@ -74,6 +79,7 @@ def status(path: Path | str) -> RunStatus:
         running=sum(len(store.block_range(block)) for block in in_hand),
         blocks=store.spec.num_blocks,
         blocks_done=len(markers),
+        reported=store.spec.kind != "fit" or where.name != RUN_STORE or (where.parent / REPORT).is_file(),
         statuses=dict(statuses),
         driver=driver,
         workers=said.get("workers"),
