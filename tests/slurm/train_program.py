@@ -1,0 +1,1 @@
+../faults/train_program.py
