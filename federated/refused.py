@@ -1,0 +1,40 @@
+"""How a site says no: a reason from a fixed list, which may be told to others, and a detail that stays at home."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from distlfm.errors import WorkError
+
+
+class Reason(StrEnum):
+    """Every reason for which a site refuses. The text is all that leaves the site."""
+
+    UNMASKED = "a request outside secure aggregation"
+    MESSAGE = "this kind of message is not allowed here"
+    PACKAGE = "another version of the package is agreed on"
+    COHORT = "too few sites, or sites that are not pinned here"
+    COHORT_FIXED = "this question is answered by all sites together or not at all"
+    KEY = "a key that its owner has not signed"
+    THRESHOLD = "another threshold than the rule gives"
+    STAGE = "a message that does not follow from the last one"
+    SURVIVORS = "too few sites are left, or sites that were not in the sum"
+    CONSENT = "the sites do not agree on who is in the sum"
+    REQUEST = "the request is not the one that the sites agreed on"
+    REPEATED = "the same request was answered with other sites before"
+    EXAMPLES = "too few examples"
+    RANGE = "a value outside the range of the sum"
+    QUERIES = "the questions of this day are used up"
+    BYTES = "the bytes of this day are used up"
+    BUDGET = "the privacy budget is spent"
+    MALFORMED = "a message that cannot be read"
+    FAILED = "the work at the site failed"
+
+
+class Refused(WorkError):
+    """A site does not do what it was asked. `detail` is for the site's own log."""
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(f"Refused: {reason.value}.", detail)
+        self.reason = reason
+        self.detail = detail
