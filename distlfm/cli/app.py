@@ -13,7 +13,7 @@ from typing import Annotated
 import click
 import typer
 
-from distlfm.cli import config, data, doctor, fit, generate, query, status, store, train
+from distlfm.cli import config, data, doctor, fit, generate, query, status, store, submit, train
 from distlfm.cli.state import STATE, group, start
 from distlfm.errors import DistlfmError
 from distlfm.version import __version__
@@ -43,6 +43,7 @@ app.command("evaluate")(train.evaluate)
 app.command("query")(query.query)
 app.command("resume")(fit.resume)
 app.command("status")(status.status)
+app.command("submit")(submit.submit)
 app.command("demo")(fit.demo)
 app.add_typer(data.app, name="data")
 app.add_typer(config.app, name="config")

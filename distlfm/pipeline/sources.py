@@ -171,6 +171,11 @@ def read_instances(config: DataConfig) -> ReadReport:
     return ReadReport(source.read(0, source.count), intake.set_aside, intake.notices)
 
 
+def first_report(config: DataConfig) -> ReadReport:
+    """What the first file of the data gives: mostly enough to know whether the others can be read."""
+    return next(_reports(config))
+
+
 def _reports(config: DataConfig) -> Iterator[ReadReport]:
     if config.dataset is None and config.path is None:
         raise UsageError("No data are named.", "Give --data PATH, or set data.path or data.dataset in the config.")

@@ -4,46 +4,56 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from distlfm.pipeline.rundir import REPORT
-from distlfm.store import Holder, Store, find_store, read_progress
+from distlfm.pipeline.status_training import sweep_figures, training_figures, verb_of
+from distlfm.pipeline.submit_jobs import RunJob, jobs_of
+from distlfm.store import Holder, Store, find_store, is_store, read_progress
 from distlfm.store.find import RUN_STORE
 from distlfm.store.layout import FAILED
-from distlfm.store.lock import driver_of
+from distlfm.store.lock import driver_of, holder
+
+FIGURES: dict[str | None, Callable[[Path], dict[str, Any]]] = {"train": training_figures, "tune": sweep_figures}
 
 
 @dataclass(frozen=True)
 class RunStatus:
     """How far a run is. running: instances in hand; driver: who works on it now, if anybody does.
 
-    reported: whether its last act, summary and report, is done too.
+    reported: whether its last act, summary and report, is done too. unit: what is counted; a training counts steps.
+    jobs: the last ones that were submitted for it.
     """
 
     path: Path
     kind: str
-    mechanism: str
-    total: int
-    done: int
-    failed: int
-    running: int
-    blocks: int
-    blocks_done: int
-    reported: bool
-    statuses: dict[str, int]
-    driver: Holder | None
-    workers: int | None
-    rate: float | None
-    left_s: float | None
-    config_hash: str
+    mechanism: str = ""
+    total: int = 0
+    done: int = 0
+    failed: int = 0
+    running: int = 0
+    blocks: int = 0
+    blocks_done: int = 0
+    reported: bool = False
+    statuses: dict[str, int] = field(default_factory=dict)
+    driver: Holder | None = None
+    workers: int | None = None
+    rate: float | None = None
+    left_s: float | None = None
+    config_hash: str = ""
+    unit: str = "instances"
+    jobs: tuple[RunJob, ...] = ()
 
     @property
     def state(self) -> str:
         if self.blocks_done == self.blocks and self.reported:
             return "complete"
-        return "running" if self.driver is not None else "stopped"
+        if self.driver is not None:
+            return "running"
+        return "queued" if any(job.state.active for job in self.jobs) else "stopped"
 
     @property
     def command(self) -> str:
@@ -55,12 +65,18 @@ class RunStatus:
         """As JSON has it."""
         found = asdict(self) | {"state": self.state, "path": str(self.path)}
         found["driver"] = None if self.driver is None else self.driver.model_dump()
+        found["jobs"] = [job.plain() for job in self.jobs]
         return found
 
 
 def status(path: Path | str) -> RunStatus:
-    """How far the run or store at `path` is."""
-    where = find_store(path)
+    """How far the run or store at `path` is: begun, or only queued."""
+    given = Path(path)
+    if not is_store(given):
+        begun = _without_store(given)
+        if begun is not None:
+            return begun
+    where = find_store(given)
     store = Store.open(where)
     markers = store.markers()
     statuses: Counter[str] = Counter()
@@ -86,4 +102,13 @@ def status(path: Path | str) -> RunStatus:
         rate=said.get("rate"),
         left_s=said.get("left_s"),
         config_hash=str(store.spec.attributes.get("config_hash", "")),
+        jobs=jobs_of(where.parent if where.name == RUN_STORE else where),
     )
+
+
+def _without_store(run: Path) -> RunStatus | None:
+    """Of a training, a sweep, and a run whose first job has not begun; None if there is nothing at all."""
+    jobs, verb = jobs_of(run), verb_of(run)
+    if verb not in FIGURES:
+        return RunStatus(run, jobs[-1].note.verb, jobs=jobs) if jobs else None
+    return RunStatus(run, str(verb), driver=holder(run), jobs=jobs, **FIGURES[verb](run))

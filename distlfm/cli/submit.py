@@ -1,0 +1,95 @@
+"""`distlfm submit`: a verb as a Slurm job."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from distlfm.cli.fit import Overrides, as_overrides
+from distlfm.cli.state import STATE
+
+PLACES = {"fit": "data.path", "train": "data.stores", "tune": "train.data.stores"}
+
+
+def submit(
+    verb: Annotated[str, typer.Argument(help="fit, generate, train or tune.")],
+    config: Annotated[Path, typer.Argument(help="Its config file.")],
+    time: Annotated[str, typer.Option("--time", help="How long at most: 90 (minutes), 12:00:00 or 2-00:00 (days).")],
+    overrides: Overrides = None,
+    data: Annotated[
+        list[Path] | None, typer.Option("--data", help="As of the verb; of train and tune, stores.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Short for run.dir=DIR.")] = None,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="How many nodes.")] = 1,
+    cpus: Annotated[int, typer.Option("--cpus", min=0, help="Of each task; 0 is 8, of --array and MPI 1.")] = 0,
+    tasks: Annotated[int, typer.Option("--tasks", min=1, help="Of train: processes on each node.")] = 1,
+    gpus: Annotated[int, typer.Option("--gpus", min=0, help="Of train: GPUs on each node, a process each.")] = 0,
+    memory: Annotated[str, typer.Option("--memory", help="Of each node, such as 64G.")] = "",
+    array: Annotated[str, typer.Option("--array", help="Fit in so many jobs without Ray: 16, or 16%4 at once.")] = "",
+    mpi_ranks: Annotated[
+        int | None, typer.Option("--mpi-ranks", min=1, help="Divide the mesh of a PDE among so many processes.")
+    ] = None,
+    dependency: Annotated[str, typer.Option("--dependency", help="Begin after a job: 17, or afterany:17:18.")] = "",
+    partition: Annotated[str, typer.Option("--partition", help="Of the cluster.")] = "",
+    account: Annotated[str, typer.Option("--account", help="Who is charged.")] = "",
+    sbatch: Annotated[list[str] | None, typer.Option("--sbatch", help="Any other option: --sbatch=--qos=long.")] = None,
+    site: Annotated[
+        Path | None, typer.Option("--site", help="A file to source first; slurm/site.sh if it is there.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, and queue nothing.")] = False,
+) -> None:
+    """Queue a verb as a Slurm job: fit, generate and tune on a Ray of its nodes, train by DDP.
+
+    The config is checked first and kept as it is. A job that its time ends, or that is preempted, writes what it has
+    and is queued again. Examples:
+
+    - `distlfm submit fit genes.yaml --data stores/genes.zarr --out runs/genes --nodes 4 --cpus 32 --time 2:00:00`
+
+    - `distlfm submit fit genes.yaml --data stores/genes.zarr --out runs/genes --array 64%16 --time 60 --dry-run`
+
+    - `distlfm submit train configs/train/transcription.yaml --out runs/operator --gpus 4 --time 60 --dependency 17`
+    """
+    from distlfm.cluster.sbatch import Resources
+    from distlfm.pipeline.submit import plan
+    from distlfm.pipeline.submit import submit as run_submit
+
+    asked = Resources(
+        nodes=nodes,
+        time=time,
+        tasks_per_node=gpus or tasks,
+        cpus=cpus,
+        gpus=1 if gpus else 0,
+        memory=memory,
+        partition=partition,
+        account=account,
+        array=array,
+        dependency=dependency,
+        others=tuple(sbatch or ()),
+    )
+    settings = [*(overrides or []), *_data(verb, data or []), *as_overrides({"run.dir": out})]
+    job = plan(verb, config, settings, asked, mpi_ranks=mpi_ranks, site=site)
+    if dry_run:
+        typer.echo(job.text, nl=False)
+        return
+    note = run_submit(job)
+    reporter, where = STATE.reporter, shlex.quote(str(out or job.run))
+    reporter.say(f"job {note.job}: {verb} on {nodes} node{'s' if nodes > 1 else ''}, for {time} at most")
+    reporter.say(f"script: {note.script}")
+    reporter.say(f"log: {note.log}")
+    reporter.say(f"to follow it: distlfm status {where}; to stop it: scancel {note.job}")
+
+
+def _data(verb: str, paths: list[Path]) -> list[str]:
+    """--data as overrides of the verb's config."""
+    from distlfm.errors import UsageError
+
+    if not paths:
+        return []
+    if verb not in PLACES or (verb == "fit" and len(paths) > 1):
+        raise UsageError(f"--data {paths[-1]} is one too many for {verb}.", "Leave it out.")
+    value = str(paths[0]) if verb == "fit" else [str(path) for path in paths]
+    return [f"{PLACES[verb]}={json.dumps(value)}"]

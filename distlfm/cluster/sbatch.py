@@ -1,0 +1,159 @@
+"""The text of a Slurm batch script: a pure function of what is asked for."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from distlfm.errors import UsageError
+
+WARNING_SECONDS = 120
+"""So long before the end of a job's time its program is warned, to write a checkpoint. Slurm may be a minute early."""
+
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d{1,2}){0,2})")
+_ARRAY = re.compile(r"(?P<tasks>[1-9]\d*)(?P<atonce>%[1-9]\d*)?")
+_MEMORY = re.compile(r"[1-9]\d*[KMGT]?")
+_JOBS = r"\d+(_\d+)?(\+\d+)?"
+_AFTER = re.compile(rf"(after|afterany|afterok|afternotok|aftercorr)(:{_JOBS})+|singleton")
+_OPTION = re.compile(r"--(?P<name>[a-z][a-z-]*)(=[^\x00-\x1f\x7f]*)?")
+_PLAIN = re.compile(r"[\w./:%@=+,-]*")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a job asks of Slurm. cpus and gpus: of a task; memory: of a node. time: a limit, as Slurm writes it.
+
+    array: so many tasks, `16`, or `16%4` for four at once. dependency: a job's number, or as Slurm writes it.
+    others: any other option of sbatch, such as `--qos=long`.
+    """
+
+    nodes: int
+    time: str
+    tasks_per_node: int = 1
+    cpus: int = 1
+    gpus: int = 0
+    memory: str = ""
+    partition: str = ""
+    account: str = ""
+    array: str = ""
+    dependency: str = ""
+    others: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        seconds_of(self.time)
+        if self.array and not _ARRAY.fullmatch(self.array):
+            raise UsageError(f"--array {self.array!r} is no number of tasks.", "Give 16, or 16%4 for four at once.")
+        if self.array and (self.nodes, self.tasks_per_node) != (1, 1):
+            raise UsageError("The tasks of an array are one process each, on one node.", "Leave --nodes out.")
+        if self.memory and not _MEMORY.fullmatch(self.memory):
+            raise UsageError(f"--memory {self.memory!r} is no amount of memory.", "Give 64G, or 800M.")
+        if not all(_AFTER.fullmatch(one) for one in _after(self.dependency)):
+            raise UsageError(
+                f"--dependency {self.dependency!r} is none that Slurm knows.", "Give a job's number, or afterany:17:18."
+            )
+
+
+@dataclass(frozen=True)
+class BatchScript:
+    """A job. command: what Python runs after `-m`; python: unless the site's file sets DISTLFM_PYTHON.
+
+    folder: where it works; logs: where its log goes; site: a file that is sourced first. survives: whether it goes on
+    when one of its nodes is lost.
+    """
+
+    name: str
+    resources: Resources
+    command: tuple[str, ...]
+    python: str
+    folder: Path
+    logs: Path
+    site: Path | None = None
+    survives: bool = False
+
+    def text(self) -> str:
+        """The script."""
+        lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in self._options()), ""]
+        if self.site is not None:
+            lines.append(f". {shlex.quote(str(self.site))}")
+        # Unquoted: it may be several words, such as `apptainer exec image.sif python3`.
+        lines.append(f"exec ${{DISTLFM_PYTHON:-{shlex.quote(self.python)}}} -m {shlex.join(self.command)}")
+        return "\n".join(lines) + "\n"
+
+    def log(self, job: str) -> Path:
+        """Where the log of the job is; that of an array has the task's number in place of the star."""
+        return self.logs / f"{self.name}-{job}{'_*' if self.resources.array else ''}.log"
+
+    def _options(self) -> Iterator[str]:
+        asked = self.resources
+        number = "%A_%a" if asked.array else "%j"
+        given = {
+            "job-name": self.name,
+            "chdir": str(self.folder),
+            "output": f"{_without_patterns(self.logs)}/%x-{number}.log",
+            "open-mode": "append",
+            "requeue": None,
+            "signal": f"B:USR1@{warning_seconds(asked.time)}",
+            "time": asked.time,
+            "nodes": str(asked.nodes),
+            "ntasks-per-node": str(asked.tasks_per_node),
+            "cpus-per-task": str(asked.cpus),
+        }
+        if asked.gpus:
+            given["gpus-per-task"] = str(asked.gpus)
+        if self.survives:
+            given["no-kill"] = None
+        if asked.array:
+            found = _ARRAY.fullmatch(asked.array)
+            assert found is not None
+            given["array"] = f"0-{int(found['tasks']) - 1}{found['atonce'] or ''}"
+        named = {"mem": asked.memory, "partition": asked.partition, "account": asked.account}
+        given |= {name: value for name, value in named.items() if value}
+        if asked.dependency:
+            given["dependency"] = ",".join(_after(asked.dependency))
+        yield from (f"--{name}" if value is None else f"--{name}={_quoted(value)}" for name, value in given.items())
+        for option in asked.others:
+            found = _OPTION.fullmatch(option)
+            if found is None:
+                raise UsageError(f"{option!r} is no option of sbatch.", "Write --name=value, such as --qos=long.")
+            if found["name"] in given:
+                raise UsageError(f"--{found['name']} is set already.", f"Leave {option!r} out.")
+            yield f"--{found['name']}={_quoted(option.partition('=')[2])}" if "=" in option else option
+
+
+def seconds_of(time: str) -> int:
+    """A limit as Slurm writes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, …"""
+    found = _TIME.fullmatch(time)
+    if found is None or not time.strip("0:-"):  # Slurm takes zero for no limit at all
+        raise UsageError(f"--time {time!r} is no time.", "Give 90 (minutes), 12:00:00 (hours) or 2-00:00 (days).")
+    parts = [int(part) for part in found["parts"].split(":")]
+    if found["days"] is not None:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+        return ((int(found["days"]) * 24 + hours) * 60 + minutes) * 60 + seconds
+    hours, minutes, seconds = (0, *parts, 0) if len(parts) == 1 else (0, *parts)[-3:]
+    return (hours * 60 + minutes) * 60 + seconds
+
+
+def warning_seconds(time: str) -> int:
+    """How long before its end a job is warned: WARNING_SECONDS, of short ones a fifth of their time."""
+    return min(WARNING_SECONDS, seconds_of(time) // 5)
+
+
+def _after(dependency: str) -> list[str]:
+    parts = [one for one in dependency.split(",") if one]
+    return [f"afterok:{one}" if re.fullmatch(_JOBS, one) else one for one in parts]
+
+
+def _quoted(value: str) -> str:
+    """A value as sbatch reads it from a #SBATCH line."""
+    if re.search(r"[\x00-\x1f\x7f]", value):
+        raise UsageError(f"{value!r} has a character that no batch script can hold.", "Choose another name.")
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return value if _PLAIN.fullmatch(value) else f'"{escaped}"'
+
+
+def _without_patterns(path: Path) -> str:
+    """Slurm takes %j and others in the name of a log for the number of the job, and so on."""
+    return str(path).replace("%", "%%")

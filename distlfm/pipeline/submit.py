@@ -1,0 +1,157 @@
+"""`distlfm submit`: a verb as a Slurm job. It gets the config that was checked, whatever becomes of the file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from distlfm.cluster.queue import send
+from distlfm.cluster.sbatch import BatchScript, Resources
+from distlfm.config import Config, dump
+from distlfm.errors import UsageError
+from distlfm.pipeline.submit_check import Setting, checked
+from distlfm.pipeline.submit_jobs import JobNote, add_note, jobs_folder, jobs_of, new_name
+from distlfm.store.files import put_all, remove, storing
+from distlfm.store.lock import holder
+
+RAY, ARRAY, MPI, DDP = (f"distlfm.launch.{name}" for name in ("ray_cluster", "array", "mpi_group", "ddp"))
+CPUS = {RAY: 8, DDP: 8, ARRAY: 1, MPI: 1}
+"""Of a task, unless it is said: Ray has one task a node, which uses all of them."""
+
+SITE_VARIABLE, SITE_FILE = "DISTLFM_SITE", Path("slurm/site.sh")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that is ready to be sent. run: the folder or store that it works on."""
+
+    verb: str
+    run: Path
+    config: Config
+    script: BatchScript
+    name: str
+
+    @property
+    def text(self) -> str:
+        return self.script.text()
+
+
+def plan(
+    verb: str,
+    config: Path,
+    overrides: Sequence[str],
+    asked: Resources,
+    *,
+    mpi_ranks: int | None = None,
+    site: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Job:
+    """The job that does a verb: its config is checked, nothing is written. asked.cpus: 0 is as many as are usual.
+
+    mpi_ranks: of a fit whose meshes are divided among so many processes on all of its nodes.
+    """
+    program = _program(verb, asked, mpi_ranks)
+    asked = replace(asked, cpus=asked.cpus or CPUS[program])
+    if program == MPI:
+        assert mpi_ranks is not None
+        asked = replace(asked, tasks_per_node=_each(mpi_ranks, asked.nodes))
+    setting = Setting(tasks=asked.nodes * asked.tasks_per_node, shared=program == RAY, waits=bool(asked.dependency))
+    found: Any = checked(verb, config, overrides, setting)
+    run: Path = found.run.dir
+    folder = jobs_folder(run)
+    name = new_name(folder, verb)
+    script = BatchScript(
+        name=f"distlfm-{verb}",
+        resources=asked,
+        command=(program, verb, str(folder / f"{name}.yaml")),
+        python=sys.executable,
+        folder=Path.cwd(),
+        logs=folder,
+        site=_site(site, os.environ if environment is None else environment),
+        survives=program == RAY,
+    )
+    script.text()  # what it cannot hold is told now
+    return Job(verb, run, found, script, name)
+
+
+def submit(job: Job) -> JobNote:
+    """Queue a job, and note it beside its run. Refused while another one works on the same run or waits to."""
+    if not job.script.resources.dependency:
+        _free(job.run)
+    folder = job.script.logs
+    script, config = folder / f"{job.name}.sbatch", folder / f"{job.name}.yaml"
+    with storing("the job's script", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        put_all({config: dump(job.config).encode(), script: job.text.encode()})
+    try:
+        number = send(script, job.script.site)
+    except BaseException:
+        for file in (script, config):
+            remove(file)
+        with suppress(OSError):  # earlier jobs are in it
+            folder.rmdir()
+        raise
+    note = JobNote(
+        job=number,
+        verb=job.verb,
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        nodes=job.script.resources.nodes,
+        log=str(job.script.log(number)),
+        script=str(script),
+    )
+    add_note(folder, note)
+    return note
+
+
+def _program(verb: str, asked: Resources, mpi_ranks: int | None) -> str:
+    if verb != "fit" and (asked.array or mpi_ranks is not None):
+        option = "--array" if asked.array else "--mpi-ranks"
+        raise UsageError(f"{option} is for fits, not for {verb}.", f"Leave {option} out.")
+    if asked.array and mpi_ranks is not None:
+        raise UsageError("A task of an array is one process.", "Give --array or --mpi-ranks, not both.")
+    if verb != "train" and (asked.gpus or asked.tasks_per_node != 1):
+        option = "--gpus" if asked.gpus else "--tasks"
+        raise UsageError(f"{option} is for trainings, not for {verb}.", f"Leave {option} out; --cpus says how many.")
+    if asked.array:
+        return ARRAY
+    if mpi_ranks is not None:
+        return MPI
+    return DDP if verb == "train" else RAY
+
+
+def _each(ranks: int, nodes: int) -> int:
+    if ranks % nodes:
+        raise UsageError(
+            f"{ranks} ranks cannot be shared evenly by {nodes} nodes.", f"Give a multiple of {nodes} for --mpi-ranks."
+        )
+    return ranks // nodes
+
+
+def _site(given: Path | None, environment: Mapping[str, str]) -> Path | None:
+    """The file that a job sources first: the one that is given, or DISTLFM_SITE, or slurm/site.sh if it is there."""
+    named = given or (Path(environment[SITE_VARIABLE]) if environment.get(SITE_VARIABLE) else None)
+    if named is None:
+        return SITE_FILE.absolute() if SITE_FILE.is_file() else None
+    if not named.is_file():
+        raise UsageError(f"There is no site file {named}.", "slurm/site.example.sh is one to copy and change.")
+    return named.absolute()
+
+
+def _free(run: Path) -> None:
+    """Refuse a run that somebody works on, or that a job waits to work on."""
+    for one in jobs_of(run):
+        if one.state.active:
+            number = one.note.job
+            raise UsageError(
+                f"{one.words}, and it is for {run} too.",
+                f"Wait for it, stop it (scancel {number}), or queue behind it: --dependency afterany:{number}",
+            )
+    driver = holder(run) if run.is_dir() else None
+    if driver is not None:
+        raise UsageError(f"{run} is in use: {driver}.", "Wait until it has finished, or stop it.")

@@ -1,0 +1,90 @@
+"""The jobs of a run: a folder beside it that holds their scripts, configs and logs, and a list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from distlfm.cluster.queue import JobState, job_states
+from distlfm.config import Config
+from distlfm.store.files import storing
+
+SUFFIX, LIST = ".jobs", "jobs.jsonl"
+MOST_SHOWN = 5
+"""Of a run that was often begun anew, the last jobs are of interest."""
+
+
+class JobNote(Config):
+    """A job that was sent. job: its number; time: when, as ISO text; log: where it writes; script: of its folder."""
+
+    job: str
+    verb: str
+    time: str
+    nodes: int
+    log: str
+    script: str
+
+
+@dataclass(frozen=True)
+class RunJob:
+    """A job of a run, and how it is now."""
+
+    note: JobNote
+    state: JobState
+
+    @property
+    def words(self) -> str:
+        return f"job {self.note.job} ({self.note.verb}): {self.state.words}"
+
+    def plain(self) -> dict[str, object]:
+        """As JSON has it."""
+        tasks = {task.id: task.state for task in self.state.tasks}
+        return {**self.note.model_dump(), "active": self.state.active, "states": tasks}
+
+
+def jobs_folder(run: Path) -> Path:
+    """Beside the run, as a store that is generated must begin in an empty folder."""
+    run = run.absolute()
+    return run.with_name(run.name + SUFFIX)
+
+
+def new_name(folder: Path, verb: str) -> str:
+    """The name of the next job's files."""
+    taken = [int(tail) for one in folder.glob(f"{verb}-*.*") if (tail := one.stem.rpartition("-")[2]).isdigit()]
+    return f"{verb}-{max(taken, default=0) + 1}"
+
+
+def add_note(folder: Path, note: JobNote) -> None:
+    """Add a job to the list."""
+    with storing("the list of jobs", folder), (folder / LIST).open("a", encoding="utf-8") as file:
+        file.write(note.model_dump_json() + "\n")
+
+
+def notes_of(run: Path) -> list[JobNote]:
+    """The jobs that were sent for a run, the oldest first. A line that cannot be read is left out."""
+    try:
+        lines = (jobs_folder(run) / LIST).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+    return [note for note in map(_read, lines) if note is not None]
+
+
+def jobs_of(run: Path, most: int = MOST_SHOWN) -> tuple[RunJob, ...]:
+    """The last jobs of a run and how they are."""
+    return with_states(notes_of(run)[-most:])
+
+
+def with_states(notes: Sequence[JobNote]) -> tuple[RunJob, ...]:
+    """Jobs and how they are."""
+    states = job_states([note.job for note in notes])
+    return tuple(RunJob(note, states[note.job]) for note in notes)
+
+
+def _read(line: str) -> JobNote | None:
+    try:
+        return JobNote.model_validate_json(line)
+    except ValidationError:
+        return None
