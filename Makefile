@@ -26,12 +26,13 @@ test: setup-tests  ## the whole test-suite with the real FEniCS, MPI, Ray, Slurm
 check: setup  ## the fast subset for daily work, under 3 minutes
 	@$(PYTEST) -m "not slow" -q -n auto
 
-lint: setup  ## ruff, mypy --strict, import-linter, shell syntax
+lint: setup  ## ruff, mypy --strict, import-linter, shell scripts and Dockerfiles
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports
-	@for script in launch/*.sh tests/release/*.sh .ci/run; do bash -n "$$script" || exit 1; done
+	@$(VENV)/bin/shellcheck launch/*.sh tests/release/*.sh .ci/run
+	@$(VENV)/bin/hadolint docker/Dockerfile docker/Dockerfile.cuda
 
 format: setup  ## rewrite the sources in the house format
 	@$(VENV)/bin/ruff check --fix .

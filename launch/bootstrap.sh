@@ -4,9 +4,12 @@
 #
 #   launch/bootstrap.sh            system packages for running, .venv with every extra
 #   launch/bootstrap.sh --tests    the same, and what the test-suite starts (Slurm, network namespaces, a clean root)
+#   launch/bootstrap.sh --system   system packages for running, and nothing else
+#   launch/bootstrap.sh --image    the environment alone, without what only developers need; pip keeps no cache
 #   launch/bootstrap.sh --lock     resolve the dependencies anew and write constraints.txt
 #
-# It is idempotent: what is there already is left alone. It works as root, or through sudo.
+# It is idempotent: what is there already is left alone. It works as root, or through sudo. DISTLFM_VENV is where the
+# environment goes (.venv), DISTLFM_TORCH_INDEX where torch is taken from, if not from where all other packages are.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 SELF=launch/bootstrap.sh
@@ -42,18 +45,22 @@ install_system() {
 # The system's own Python: legacy FEniCS, PETSc and MPI are built for it and are seen through --system-site-packages.
 make_venv() { "$PYTHON" -m venv --system-site-packages "$1"; }
 
-fingerprint() { cat pyproject.toml constraints.txt "$SELF" | sha256sum | cut -d' ' -f1; }
+fingerprint() { { cat pyproject.toml constraints.txt "$SELF"; echo "$1"; } | sha256sum | cut -d' ' -f1; }
 
-install_python() {
-  local stamp=$VENV/.distlfm-setup wanted
-  wanted=$(fingerprint)
+install_python() {  # install_python EXTRA PIP_OPTION...
+  local extra=$1 stamp=$VENV/.distlfm-setup wanted
+  shift
+  wanted=$(fingerprint "$extra")
   if [ -x "$VENV/bin/distlfm" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] \
       && "$VENV/bin/python" -c 'import distlfm' 2>/dev/null; then
     say "python environment: up to date ($VENV)"; return
   fi
   say "python environment: installing into $VENV (a few minutes the first time)"
   [ -x "$VENV/bin/python" ] || make_venv "$VENV"
-  "$VENV/bin/pip" install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+  local install=("$VENV/bin/pip" install --quiet --disable-pip-version-check -c constraints.txt "$@")
+  # Only torch comes from there: such an index has other packages too, at other versions.
+  if [ -n "${DISTLFM_TORCH_INDEX:-}" ]; then "${install[@]}" --no-deps --index-url "$DISTLFM_TORCH_INDEX" torch; fi
+  "${install[@]}" -e ".[$extra]"
   echo "$wanted" > "$stamp"
 }
 
@@ -76,8 +83,10 @@ write_lock() {
 }
 
 case "${1:-}" in
-  "") install_system "${RUN_PACKAGES[@]}"; install_python ;;
-  --tests) install_system "${RUN_PACKAGES[@]}" "${TEST_PACKAGES[@]}"; install_python ;;
+  "") install_system "${RUN_PACKAGES[@]}"; install_python all ;;
+  --tests) install_system "${RUN_PACKAGES[@]}" "${TEST_PACKAGES[@]}"; install_python all ;;
+  --system) install_system "${RUN_PACKAGES[@]}" ;;
+  --image) install_python full --no-cache-dir ;;
   --lock) install_system "${RUN_PACKAGES[@]}"; write_lock ;;
-  *) sed -n '2,9p' "$SELF"; exit 2 ;;
+  *) sed -n '2,12p' "$SELF"; exit 2 ;;
 esac
