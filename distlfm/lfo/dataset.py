@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -54,9 +55,9 @@ class Batch:
         """Some of the instances."""
         return Batch(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
         tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "ids"}
-        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
+        return replace(self, **{name: tensor.to(device, dtype) for name, tensor in tensors.items()})
 
 
 class Examples:
@@ -71,10 +72,8 @@ class Examples:
         self.schema = schema or OperatorSchema.of(stores)
         places: list[NDArray[np.intp]] = []
         names: list[str] = []
-        lost = [ABSENT, *(STATUSES[name] for name in FAILED)]
         for i, store in enumerate(stores):
-            status, ids = store.read("status"), store.read("id")
-            kept = np.flatnonzero(~np.isin(status, lost))
+            ids, kept = store.read("id"), kept_rows(store)
             places.append(np.column_stack([np.full_like(kept, i), kept // store.spec.block, kept % store.spec.block]))
             names += [str(ids[row]) for row in kept]
         self.ids = tuple(names)
@@ -90,6 +89,11 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @cached_property
+    def sources(self) -> tuple[str, ...]:
+        """A fingerprint of each store: which instances of which config or data are learned from, wherever it lies."""
+        return tuple(fingerprint(store) for store in self.stores)
 
     def batch(self, indices: Index | Sequence[int], upcoming: Index | None = None) -> Batch:
         """The examples with these numbers, in this order. Shards of `upcoming` ones are read in the background."""
@@ -124,6 +128,19 @@ class Examples:
         which, block = self._shards[shard]
         store = self.stores[which]
         return read_rows(store, self.schema, store.block_range(block))
+
+
+def kept_rows(store: Store) -> Index:
+    """The rows of a store that hold an instance to learn from; failures are left out."""
+    return np.flatnonzero(~np.isin(store.read("status"), [ABSENT, *(STATUSES[name] for name in FAILED)]))
+
+
+def fingerprint(store: Store) -> str:
+    """A hash that tells whether two stores hold the same instances, made from the same config and data."""
+    made_from = [str(store.spec.attributes.get(name)) for name in ("config_hash", "data")]
+    ids = store.read("id")
+    told = "\n".join([*made_from, *(str(ids[row]) for row in kept_rows(store))])
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 class Cache:

@@ -21,7 +21,12 @@ def finish(training: Training) -> Operator:
 
     The coverage in its `training` is that of the validation split, which the calibration has not seen.
     """
-    model, examples, parts, schema = training.best_model().cpu(), training.examples, training.split, training.schema
+    model, examples, parts, schema = (
+        training.best_model().cpu().float(),
+        training.examples,
+        training.split,
+        training.schema,
+    )
     operator = Operator(
         schema, training.config.operator, model, Calibration.none(len(schema.forces), len(schema.parameters))
     )
@@ -31,6 +36,7 @@ def finish(training: Training) -> Operator:
         "history": training.history,
         "step": training.step,
         "seconds": training.seconds,
+        "stores": list(examples.sources),
         "instances": {name: len(getattr(parts, name)) for name in ("train", "validation", "calibration")},
     }
     if len(parts.calibration) >= FEWEST:

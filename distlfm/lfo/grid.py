@@ -6,6 +6,7 @@ Shapes: `B` instances, `P` outputs, `N` observation points.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from distlfm.lfo.schema import GridDim
 
 ON_GRID = 1e-6
 """Of a step: an observation this close to a point of the grid is at it."""
+
+NEAR = 0.75
+"""Of a step: an observation between the points of the grid is told at those which are this near, in each dimension."""
 
 
 def grid_points(dims: Sequence[GridDim]) -> FloatArray:
@@ -57,36 +61,44 @@ def _along(values: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
 def to_grid(
     points: FloatArray, values: FloatArray, mask: BoolArray, dims: Sequence[GridDim], shape: Sequence[int]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Values and mask [P, *shape] of one instance's observations [P, N] at points [N, d], time first."""
-    count = len(values)
+    """Values and mask [P, *shape] of one instance's observations [P, N] at points [N, d], time first.
+
+    Where observations are not at points of the grid, each of them tells of the points near it.
+    """
+    count, exact = len(values), _exact(points, dims, shape)
+    nearest = np.rint(exact).astype(np.intp)
+    if bool((np.abs(exact - nearest) <= ON_GRID).all()):
+        placed, number = np.zeros((count, *shape)), np.zeros((count, *shape))
+        inside = (nearest >= 0).all(-1) & (nearest < np.array(shape)).all(-1)
+        for output in range(count):
+            here = mask[output] & inside
+            np.add.at(number[output], tuple(nearest[here].T), 1.0)
+            np.add.at(placed[output], tuple(nearest[here].T), values[output, here])
+        placed, seen = placed / np.maximum(number, 1), (number > 0).astype(np.float32)
+        return fill(torch.from_numpy(placed), torch.from_numpy(seen), 1).numpy().astype(np.float32), seen
     axes = [dim.points(size) for dim, size in zip(dims, shape, strict=True)]
-    where, on_grid = _indices(points, dims, shape)
+    found = np.zeros((count, *shape), np.float32)
     seen = np.zeros((count, *shape), np.float32)
-    placed = np.zeros((count, *shape), np.float64)
-    inside = (where >= 0).all(-1) & (where < np.array(shape)).all(-1)
-    for output in range(count):
-        here = mask[output] & inside
-        at = tuple(where[here].T)
-        number = np.zeros(shape)
-        np.add.at(number, at, 1.0)
-        np.add.at(placed[output], at, values[output, here])
-        seen[output] = number > 0
-        placed[output] /= np.maximum(number, 1)
-        if not on_grid and mask[output].any():
-            placed[output] = _interpolated(points[mask[output]], values[output, mask[output]], axes)
-    if on_grid:
-        filled = fill(torch.from_numpy(placed), torch.from_numpy(seen), 1).numpy()
-        return filled.astype(np.float32), seen
-    return placed.astype(np.float32), seen
+    for output in np.flatnonzero(mask.any(-1)):
+        found[output] = _interpolated(points[mask[output]], values[output, mask[output]], axes)
+        _mark_near(seen[output], exact[mask[output]])
+    return found, seen
 
 
-def _indices(points: FloatArray, dims: Sequence[GridDim], shape: Sequence[int]) -> tuple[NDArray[np.intp], bool]:
-    """The nearest point of the grid [N, d] to each observation, and whether all are at one."""
+def _exact(points: FloatArray, dims: Sequence[GridDim], shape: Sequence[int]) -> FloatArray:
+    """Observations [N, d] in steps of the grid from its start."""
     start = np.array([dim.start for dim in dims])
     step = np.array([(dim.stop - dim.start) / (size - 1) for dim, size in zip(dims, shape, strict=True)])
-    exact = (points - start) / step
-    nearest = np.rint(exact).astype(np.intp)
-    return nearest, bool((np.abs(exact - nearest) <= ON_GRID).all())
+    found: FloatArray = (points - start) / step
+    return found
+
+
+def _mark_near(seen: NDArray[np.float32], exact: FloatArray) -> None:
+    """Set 1 at all points of the grid that have an observation near them."""
+    for corner in product((0, 1), repeat=seen.ndim):
+        at = np.floor(exact).astype(np.intp) + corner
+        near = (np.abs(exact - at) <= NEAR).all(-1) & (at >= 0).all(-1) & (at < np.array(seen.shape)).all(-1)
+        seen[tuple(at[near].T)] = 1.0
 
 
 def _interpolated(points: FloatArray, values: FloatArray, axes: Sequence[FloatArray]) -> FloatArray:

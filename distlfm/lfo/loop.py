@@ -62,8 +62,8 @@ class Training:
             raise UsageError("No instance is left to train on.", "Give more instances, or smaller split shares.")
         torch.manual_seed(config.loop.seed)
         self.model = FourierOperator(config.operator, schema)
-        fit_normal(self.model.normal, examples, self.split.train)
-        self.model.to(self.ranks.device)
+        fit_normal(self.model.normal, examples, self.split.train, config.augment.missing > 0)
+        self.model.to(self.ranks.device, self._dtype)
         self.average = copy.deepcopy(self.model).requires_grad_(False)
         self._wrapped = self.ranks.wrap(self.model)
         options = config.optimiser
@@ -172,7 +172,7 @@ class Training:
         generator = torch.Generator().manual_seed(options.loop.seed * 1_000_003 + self.step)
         whole = self._augment(self.examples.batch(indices, upcoming), generator)
         count = len(whole)
-        batch = whole.part(self.ranks.share(count)).to(self.ranks.device)
+        batch = whole.part(self.ranks.share(count)).to(self.ranks.device, self._dtype)
         rate = self._rate()
         for group in self.optimiser.param_groups:
             group["lr"] = rate
@@ -236,6 +236,10 @@ class Training:
         """Move the average towards the weights; a young average follows faster."""
         decay = min(self.config.optimiser.ema, (1 + self.step) / (10 + self.step))
         torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - decay)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.float64 if self.config.loop.precision == "float64" else torch.float32
 
     def _precision(self) -> Any:
         wanted = self.config.loop.precision

@@ -47,7 +47,11 @@ class Prediction(NamedTuple):
 
 
 class Normal(nn.Module):
-    """What the training split looks like: means and standard deviations. A part of the model, not learned."""
+    """What the training split looks like: means and standard deviations. A part of the model, not learned.
+
+    holes: 1 if observations are missing in training. Else the network has never seen a hole, and is told of none: it
+    takes interpolated values as they are, in place of an input to which its weights give no meaning.
+    """
 
     value_mean: Tensor
     value_sd: Tensor
@@ -58,6 +62,7 @@ class Normal(nn.Module):
     param_log: Tensor
     param_low: Tensor
     param_high: Tensor
+    holes: Tensor
 
     def __init__(self, outputs: int, forces: int, parameters: int) -> None:
         super().__init__()
@@ -67,6 +72,7 @@ class Normal(nn.Module):
         self.register_buffer("param_log", torch.zeros(parameters))
         self.register_buffer("param_low", torch.full((parameters,), -torch.inf))
         self.register_buffer("param_high", torch.full((parameters,), torch.inf))
+        self.register_buffer("holes", torch.zeros(()))
 
     def standardised(self, params: Tensor) -> Tensor:
         """Parameters [B, K] in the space in which they are learned; some by their logarithm."""
@@ -181,7 +187,7 @@ class FourierOperator(nn.Module):
         told = torch.cat([means, size.log().unsqueeze(-1)], -1)
         parts = [
             self._taken(v),
-            self._taken(mask.to(v)),
+            self._taken(1 - self.normal.holes * (1 - mask.to(v))),
             rough.log() / -math.log(ROUGHNESS) + 1,
             told.view(*told.shape, *wide[1:]).expand(-1, -1, *self.points),
         ]

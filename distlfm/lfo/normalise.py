@@ -15,10 +15,15 @@ MOST = 4096
 SMALLEST = 1e-12
 
 
-def fit_normal(normal: Normal, examples: Examples, train: Index) -> None:
-    """Set a model's normalisation from the training split, or from evenly spaced members of a large one."""
+def fit_normal(normal: Normal, examples: Examples, train: Index, hidden: bool = False) -> None:
+    """Set a model's normalisation from the training split, or from evenly spaced members of a large one.
+
+    hidden: whether observations will be hidden in training.
+    """
     chosen = train[np.unique(np.linspace(0, len(train) - 1, min(MOST, len(train))).astype(int))]
-    set_normal(normal, examples.batch(chosen))
+    batch = examples.batch(chosen)
+    set_normal(normal, batch)
+    normal.holes.fill_(float(hidden or bool((batch.mask < 1).any())))
 
 
 def set_normal(normal: Normal, batch: Batch) -> None:

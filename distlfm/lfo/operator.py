@@ -48,18 +48,24 @@ class Operator:
     def load(cls, path: str | Path) -> Operator:
         """From a checkpoint; nothing in it is executed."""
         content = load_checkpoint(path)
-        schema = OperatorSchema.model_validate(content["schema"])
-        config = OperatorConfig.model_validate(content["operator"])
-        model = FourierOperator(config, schema)
-        model.load_state_dict(content["weights"])
-        return cls(
-            schema=schema,
-            config=config,
-            model=model.eval().requires_grad_(False).settled(),
-            calibration=Calibration.model_validate(content["calibration"]),
-            novelty=Novelty.of(content["novelty"]),
-            training=content["training"],
-        )
+        try:
+            schema = OperatorSchema.model_validate(content["schema"])
+            config = OperatorConfig.model_validate(content["operator"])
+            model = FourierOperator(config, schema)
+            model.load_state_dict(content["weights"])
+            return cls(
+                schema=schema,
+                config=config,
+                model=model.eval().requires_grad_(False).settled(),
+                calibration=Calibration.model_validate(content["calibration"]),
+                novelty=Novelty.of(content["novelty"]),
+                training=content["training"],
+            )
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(
+                f"{path} does not hold the network that its settings describe ({_first_line(error)}).",
+                "It was changed, or written by another distlfm: use that one, or train again.",
+            ) from error
 
     def save(self, path: str | Path) -> Path:
         """Write the checkpoint that `load` reads."""
@@ -233,3 +239,9 @@ class Operator:
             )
         times = one.times[:, None]
         return times if one.positions is None else np.concatenate([times, one.positions], -1)
+
+
+def _first_line(error: Exception) -> str:
+    """What went wrong, in one line: torch lists every weight."""
+    told = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(told[:2])[:200] if told else type(error).__name__

@@ -90,7 +90,9 @@ class Forward:
         values = self.values(params)
         if self.linearity.affine:
             system = extract(self.mechanism, values)
-            return propagate(system, self._panels, force @ self._to_nodes, diagonal=self.linearity.diagonal)
+            panes = self._panels
+            here = Panels(panes.nodes.to(force), panes.weights.to(force), panes.breaks.to(force))
+            return propagate(system, here, force @ self._to_nodes.to(force), diagonal=self.linearity.diagonal)
         return self._runge_kutta(force, values)
 
     @property
@@ -117,7 +119,7 @@ class Forward:
         """The classical rule of order 4, a step between two times of the grid."""
         field = self.mechanism.vector_field
         times = torch.from_numpy(self.schema.dims[0].points()).to(force)
-        here, half = force.unbind(-1), (force @ self._to_halves).unbind(-1)
+        here, half = force.unbind(-1), (force @ self._to_halves.to(force)).unbind(-1)
         y = self.mechanism.initial_state(values).expand(len(force), -1)
         states = [y]
         for i in range(len(times) - 1):

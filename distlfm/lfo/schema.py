@@ -14,7 +14,7 @@ from distlfm.instance import FloatArray
 from distlfm.store import Store, StoreSpec
 from distlfm.store.layout import unit
 
-SCHEMA = 1
+SCHEMA = 2
 """Raised when a checkpoint of the old form can no longer be read by this code."""
 
 CONSTANT = 1e-9

@@ -30,7 +30,7 @@ def score(
     for first in range(0, len(indices), config.loop.batch):
         whole = indices[first : first + config.loop.batch]
         mine = whole[ranks.share(len(whole))]
-        batch = examples.batch(mine).to(ranks.device)
+        batch = examples.batch(mine).to(ranks.device, model.normal.value_sd.dtype)
         prediction = model(batch.values, batch.mask)
         found = losses(prediction, batch, model.normal, config.loss, beta=0.0)
         found["q2"] = force_q2(prediction.force, batch.force)

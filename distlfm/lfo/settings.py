@@ -117,7 +117,8 @@ class SplitConfig(Config):
 
 
 class LoopConfig(Config):
-    """batch: of all ranks together. precision: `auto` is bfloat16 on a GPU that has it, else float32.
+    """batch: of all ranks together. precision: `auto` is bfloat16 on a GPU that has it, else float32; `float64` is slow
+    and leaves next to nothing to rounding, for comparing runs.
 
     memory: megabytes of examples that are kept after their first reading. validate_every: epochs.
     """
@@ -125,7 +126,7 @@ class LoopConfig(Config):
     epochs: int = Field(default=60, ge=1)
     batch: int = Field(default=64, ge=1)
     seed: int = Field(default=0, ge=0)
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     memory: PositiveFloat = 2000.0
     validate_every: int = Field(default=1, ge=1)
 

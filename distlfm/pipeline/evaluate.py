@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from distlfm.config import apply_overrides, build, dump, fingerprint, read_yaml
-from distlfm.errors import UsageError
+from distlfm.errors import DistlfmError, UsageError
 from distlfm.inference.metrics import Figures
 from distlfm.inference.tally import Tally
 from distlfm.instance import Instance
 from distlfm.lfo import Operator, split
+from distlfm.lfo.dataset import fingerprint as fingerprint_of
+from distlfm.lfo.dataset import kept_rows
 from distlfm.lfo.settings import SplitConfig
 from distlfm.pipeline.evaluate_fine import resolutions
 from distlfm.pipeline.fit import versions
@@ -27,8 +29,7 @@ from distlfm.pipeline.rundir import CONFIG, REPORT, begin, write_config, write_s
 from distlfm.report.lfo_page import Example, Resolutions, Scores, evaluation_page
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.threads import torch_threads
-from distlfm.store import STATUSES, Store, find_store
-from distlfm.store.layout import ABSENT, FAILED
+from distlfm.store import Store, find_store
 from distlfm.store.observed import unpack
 
 SINGLES = 20
@@ -52,6 +53,7 @@ class Evaluation:
     speed: dict[str, float] = field(default_factory=dict)
     examples: list[Example] = field(default_factory=list)
     fine: list[Resolutions] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
 
     @property
     def overall(self) -> dict[str, Any]:
@@ -71,6 +73,7 @@ class Evaluation:
             "novelty": novelty_of(list(self.rows)),
             "speed": self.speed,
             "super_resolution": [{"id": one.instance.id, **one.figures} for one in self.fine],
+            "notices": self.notices,
             "failures": self.tally.failures,
             "set_aside": self.tally.set_aside,
             "checkpoint": self.checkpoint,
@@ -133,7 +136,11 @@ def scored(config: EvaluateConfig, reporter: Reporter) -> Evaluation:
             **_single(operator, store, chosen),
         }
         found.examples = _examples(found, store, chosen, config.run)
-        found.fine = resolutions(operator, store)
+        try:
+            found.fine = resolutions(operator, store)
+        except DistlfmError as error:  # the scores stand without it
+            found.notices.append(f"Super-resolution was left out: {error}")
+            reporter.warn(found.notices[-1])
     return found
 
 
@@ -163,8 +170,10 @@ def with_answers(store: Store, start: int, stop: int) -> list[Instance]:
     return unpack(store.spec, {name: store.read(name, start, stop) for name in names})
 
 
-def trained_on(checkpoint: Path, store: Store) -> bool:
-    """Whether an operator learned from a store, as far as the config beside the checkpoint tells."""
+def trained_on(operator: Operator, checkpoint: Path, store: Store) -> bool:
+    """Whether an operator learned from a store: it keeps fingerprints, and the config beside it may tell the place."""
+    if fingerprint_of(store) in operator.training.get("stores", []):
+        return True
     config = checkpoint.parent / CONFIG
     if not config.is_file():
         return False
@@ -185,10 +194,9 @@ def find_or_none(path: Path) -> Path | None:
 
 def _chosen(config: EvaluateConfig, checkpoint: Path, operator: Operator, store: Store) -> tuple[list[int], str]:
     """Rows to look at, and in words which these are."""
-    lost = [ABSENT, *(STATUSES[name] for name in FAILED)]
-    rows = np.flatnonzero(~np.isin(store.read("status"), lost))
+    rows = kept_rows(store)
     which = "all of them"
-    if config.part == "held_out" and trained_on(checkpoint, store):
+    if config.part == "held_out" and trained_on(operator, checkpoint, store):
         settings = SplitConfig.model_validate(operator.training["settings"]["split"])
         ids = store.read("id")[rows]
         rows = rows[split([str(name) for name in ids], settings).validation]

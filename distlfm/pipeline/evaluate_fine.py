@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from distlfm.config import build
-from distlfm.errors import DistlfmError
 from distlfm.instance import Instance
 from distlfm.lfo import Answer, Operator
 from distlfm.pipeline.generate import generate
@@ -28,16 +27,13 @@ FRESH = 715_517
 def resolutions(operator: Operator, store: Store, count: int = COUNT) -> list[Resolutions]:
     """Fresh instances of a generated store's config, asked on the trained grid and on one twice as fine.
 
-    Nothing for a fitted store, nor where the config cannot be drawn from here (a plugin that is not there, say).
+    Nothing for a fitted store. Raises a DistlfmError where the config cannot be drawn from here (a plugin that is not
+    there, say).
     """
-    config = store.spec.attributes.get("config", {})
     if store.spec.kind != "generate":
         return []
-    try:
-        fine = fresh(config, operator, count)
-        return [_both(operator, one) for one in fine]
-    except DistlfmError:
-        return []
+    fine = fresh(store.spec.attributes.get("config", {}), operator, count)
+    return [_both(operator, one) for one in fine]
 
 
 def fresh(config: dict[str, object], operator: Operator, count: int) -> list[Instance]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from distlfm.lfo import (
     finish,
     save_checkpoint,
 )
+from distlfm.lfo.dataset import fingerprint
 from distlfm.lfo.schema import SCHEMA, OperatorSchema
 from distlfm.store import Store
 
@@ -146,6 +148,33 @@ def test_files_of_other_versions_are_refused(operator: Operator, tmp_path: Path)
     torch.save({**content, "version": SCHEMA + 1}, path)
     with pytest.raises(UsageError, match=f"has version {SCHEMA + 1}"):
         Operator.load(path)
+
+
+def test_weights_of_another_network_are_refused_with_a_sentence(operator: Operator, tmp_path: Path) -> None:
+    path = operator.save(tmp_path / "operator.pt")
+    content = torch.load(path, weights_only=True)
+    wider = {**content["operator"], "width": 20}
+    for name, changed in (("wider", {"operator": wider}), ("nameless", {"schema": {}}), ("odd", {"novelty": {"a": 1}})):
+        torch.save({**content, **changed}, tmp_path / f"{name}.pt")
+        with pytest.raises(UsageError, match=f"{name}.pt does not hold the network that its settings describe") as told:
+            Operator.load(tmp_path / f"{name}.pt")
+        assert len(str(told.value)) < 500
+
+
+def test_an_operator_keeps_the_fingerprints_of_its_stores(operator: Operator, store: Store, tmp_path: Path) -> None:
+    assert operator.training["stores"] == [fingerprint(store)]
+    assert fingerprint(make_store(tmp_path / "copy", count=120)) == fingerprint(store)
+    assert fingerprint(make_store(tmp_path / "fewer", count=119)) != fingerprint(store)
+
+
+def test_who_never_saw_a_hole_is_told_of_none(operator: Operator, instances: list[Instance]) -> None:
+    values, mask = operator.arrays(instances[:1], (33,))
+    holes = mask.clone()
+    holes[..., 5:9] = 0
+    assert torch.equal(operator.predict(values, holes).force, operator.predict(values, mask).force)
+    model = copy.deepcopy(operator.model)
+    model.normal.holes.fill_(1.0)
+    assert not torch.equal(model(values, holes).force, model(values, mask).force)
 
 
 def test_files_of_something_else_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import lfo_toy
@@ -61,6 +62,30 @@ def test_what_the_operator_learned_from_is_not_judged(tmp_path: Path) -> None:
     assert "validation split" in found.what
     assert len(evaluate(run, store, ["part=all"]).rows) == 160
     assert len(evaluate(run, fresh_genes()).rows) == 24
+
+
+def test_a_store_that_was_learned_from_is_known_wherever_it_and_the_operator_lie(tmp_path: Path) -> None:
+    checkpoint, store = genes()
+    shutil.copytree(store, tmp_path / "moved.zarr")
+    found = evaluate(checkpoint, tmp_path / "moved.zarr")
+    assert "validation split" in found.what
+    assert len(found.rows) < 40
+
+
+def test_what_cannot_be_drawn_anew_is_told_and_the_scores_stand(tmp_path: Path) -> None:
+    checkpoint, _ = genes()
+    store = Store.open(fresh_genes())
+    config = store.spec.attributes["config"]
+    odd = {**config, "mechanism": {**config["mechanism"], "kind": "of_a_plugin"}}
+    spec = store.spec.model_copy(update={"attributes": {**store.spec.attributes, "config": odd}})
+    other = Store.create(tmp_path / "odd.zarr", spec)
+    other.write_block(0, {name: store.read(name) for name in store.variables}, [{"id": "a"}] * spec.instances)
+    found = evaluate(checkpoint, other.path)
+    assert found.fine == []
+    assert found.overall["mean"]["latent_q2"] is not None
+    (notice,) = found.overall["notices"]
+    assert "Super-resolution was left out" in notice
+    assert "of_a_plugin" in notice
 
 
 def test_limit_takes_evenly_spaced_instances() -> None:
