@@ -70,7 +70,8 @@ PARTITIONS = """PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE St
 PartitionName=urgent Nodes={nodes} MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 BOX = """hostname "$1"; mount --bind "$2/hosts" /etc/hosts; ip link set lo up; shift 2
-if [ "$1" = bridge ]; then ip link add br0 type bridge; else until ip link show veth0 >/dev/null 2>&1; do sleep 0.01; done; fi
+[ "$1" != bridge ] || ip link add br0 type bridge
+until ip link show "$3" >/dev/null 2>&1; do sleep 0.01; done
 ip addr add "$2/24" dev "$3"; ip link set "$3" up; shift 3
 "$@" & wait $!; while :; do sleep 3600 & wait $!; done
 """
@@ -128,7 +129,7 @@ class Cluster:
 
     def stop(self) -> None:
         """End everything; what jobs have left behind too."""
-        for name in [name for name in reversed(self._boxes)]:
+        for name in list(reversed(self._boxes)):
             self.kill_node(name)
 
     def wait_idle(self) -> None:

@@ -14,13 +14,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from distlfm.errors import MissingExtra, UsageError
 from distlfm.optional import install_line
 from distlfm.runtime.environment import scrubbed_mpi_environment
 
 LauncherName = Literal["auto", "python", "mpirun", "srun"]
+LAUNCHER = "DISTLFM_MPI_LAUNCHER"
+"""Environment variable that says what `auto` is for several ranks: mpirun or srun."""
+
 RANK_MODULE = "distlfm.solvers.fem.rank"
 POLL_SECONDS = 0.02
 TERM_SECONDS = 2.0  # mpirun gives its ranks one second between asking and killing
@@ -54,12 +57,12 @@ class Plan:
 
 
 def plan_launch(ranks: int, launcher: LauncherName, environment: Mapping[str, str]) -> Plan:
-    """How to start so many ranks. `auto`: one without a launcher, several by mpirun; by srun, inside a Slurm job of
-    several nodes, when they are more than this node's cores."""
+    """How to start so many ranks. `auto`: one without a launcher, several as the environment asks for; otherwise by
+    mpirun, and by srun, inside a Slurm job of several nodes, when they are more than this node's cores."""
     kind = launcher
     if kind == "auto":
         spread = int(environment.get("SLURM_JOB_NUM_NODES", "1")) > 1 and ranks > len(os.sched_getaffinity(0))
-        kind = "python" if ranks == 1 else "srun" if spread else "mpirun"
+        kind = "python" if ranks == 1 else _asked(environment) or ("srun" if spread else "mpirun")
     if kind == "python":
         if ranks != 1:
             raise UsageError(f"Without a launcher there is one rank, not {ranks}.", "Use mpirun or srun.")
@@ -80,6 +83,13 @@ def plan_launch(ranks: int, launcher: LauncherName, environment: Mapping[str, st
     # --overlap: the job's cores are already given to the step that this process runs in.
     prefix = (found, "--overlap", "--mpi=pmix", "--label", "--kill-on-bad-exit=1", "-n", str(ranks))
     return Plan("srun", prefix, scrubbed_mpi_environment(environment, local=False))
+
+
+def _asked(environment: Mapping[str, str]) -> LauncherName | None:
+    name = environment.get(LAUNCHER, "")
+    if name not in ("", "mpirun", "srun"):
+        raise UsageError(f"{LAUNCHER} is {name!r}.", "Set it to mpirun or srun, or leave it out.")
+    return cast(LauncherName, name) if name else None
 
 
 def reachable_address(environment: Mapping[str, str]) -> str:

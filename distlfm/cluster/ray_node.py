@@ -1,0 +1,165 @@
+"""One node's Ray, for as long as its standard input is open; a process that `ray_hosts` starts.
+
+The first line of the input says what to be, the token among it, so that no command line and no file ever has it. One
+line of output says where it listens. When the input ends, this node's Ray ends: however its starter went, and whether
+srun, ssh or nothing is between them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from distlfm.cluster.machine import MEBIBYTE, object_store_bytes, usable_cpus
+from distlfm.cluster.network import free_port, own_address
+from distlfm.cluster.ray_session import INNER, PRIVATE, STRAY
+from distlfm.cluster.ray_surroundings import guarded, private_directory
+from distlfm.errors import DistlfmError, WorkError
+
+START_SECONDS = 90.0
+LOOK_SECONDS = 0.1
+TAIL = 1500
+"""Characters of Ray's last words that are shown."""
+
+RAY = "import sys; from ray.scripts.scripts import main; sys.exit(main())"
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a node is told. address: of the head; empty for the head itself, which listens at `port` or above.
+
+    peers: hosts that must be able to reach it. interface: the network to use, chosen by the peers if empty. scratch:
+    where its files go. cpus: how many to offer; all that it may use if it is 0.
+    """
+
+    token: str
+    address: str = ""
+    port: int = 0
+    peers: tuple[str, ...] = ()
+    interface: str = ""
+    scratch: str = ""
+    cpus: int = 0
+
+    def line(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+@dataclass(frozen=True)
+class Up:
+    """What a node says when its Ray was started. folder: where Ray's own logs are while it runs."""
+
+    host: str
+    address: str
+    cpus: int
+    gpus: int
+    folder: str
+
+
+def main() -> int:
+    """Be a node of Ray until the input ends."""
+    # Slurm's warning may reach every process of a step. What was ignored stays so in all that Ray starts.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        orders = Orders(**json.loads(sys.stdin.readline()))
+        if orders.scratch:
+            os.environ["TMPDIR"] = orders.scratch
+        with private_directory() as directory, guarded(directory):
+            (directory / INNER).mkdir()
+            serve(orders, directory / INNER)
+    except DistlfmError as error:
+        sys.stderr.write(f"{socket.gethostname()}: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def serve(orders: Orders, directory: Path) -> None:
+    """Start Ray, say so, and wait. `guarded` ends it: Ray's own way takes longer, and spares some of its children."""
+    host = own_address(orders.peers, orders.interface)
+    port = free_port(orders.port) if not orders.address else 0
+    up = Up(
+        host=socket.gethostname(),
+        address=orders.address or f"{host}:{port}",
+        cpus=orders.cpus or usable_cpus(),
+        gpus=_number("SLURM_GPUS_ON_NODE"),
+        folder=str(directory),
+    )
+    log = directory / "start.log"
+    environment = {name: value for name, value in os.environ.items() if name not in STRAY}
+    environment |= PRIVATE | {"RAY_AUTH_TOKEN": orders.token}
+    with log.open("wb") as file:
+        ray = subprocess.Popen(
+            [sys.executable, "-c", RAY, *arguments(up, host, port)],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+    if not orders.address:
+        _await_head(ray, host, port, log)
+    sys.stdout.write(json.dumps(asdict(up)) + "\n")
+    sys.stdout.flush()
+    while not select.select([sys.stdin], [], [], LOOK_SECONDS)[0]:
+        if ray.poll() is not None:
+            raise WorkError(f"Ray has ended. Its last words: {_tail(log)}", "Its logs are gone with it.")
+
+
+def arguments(up: Up, host: str, port: int) -> Sequence[str]:
+    """What `ray start` is told: what it may use of the node, and ports that two jobs on a node do not share."""
+    given = [
+        "start",
+        "--block",
+        f"--node-ip-address={host}",
+        f"--temp-dir={up.folder}",
+        f"--num-cpus={up.cpus}",
+        f"--num-gpus={up.gpus}",
+        f"--object-store-memory={object_store_bytes()}",
+        "--min-worker-port=0",
+        "--max-worker-port=0",
+        "--disable-usage-stats",
+    ]
+    if memory := _number("SLURM_MEM_PER_NODE") * MEBIBYTE:
+        given.append(f"--memory={max(MEBIBYTE, memory - object_store_bytes())}")
+    if not port:
+        return [*given, f"--address={up.address}"]
+    given += ["--head", f"--port={port}", "--include-dashboard=false"]
+    if find_spec("grpc") is not None:  # Ray then offers one more server, at a port that all would share
+        given.append(f"--ray-client-server-port={free_port(port + 1)}")
+    return given
+
+
+def _await_head(ray: subprocess.Popen[bytes], host: str, port: int, log: Path) -> None:
+    until = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            socket.create_connection((host, port), 1.0).close()
+            return
+        except OSError:
+            if ray.poll() is not None or time.monotonic() > until:
+                raise WorkError(f"Ray did not start at {host}:{port}. Its last words: {_tail(log)}") from None
+        if select.select([sys.stdin], [], [], LOOK_SECONDS)[0]:
+            return
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else 0
+
+
+def _tail(log: Path) -> str:
+    return " ".join(log.read_text(encoding="utf-8", errors="replace").split())[-TAIL:] or "none"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""The allocation of a Slurm job, as its environment tells: which nodes, how many tasks, the how-many-th attempt."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from distlfm.errors import UsageError
+
+FIRST_PORT, PORTS = 20000, 10000
+"""Where a job's Ray listens: the port follows from the job's number, so that two jobs on a node seldom meet."""
+
+SITE = ("PYTHON", "SCRATCH", "INTERFACE", "REQUEUE", "MPI_LAUNCHER")
+"""What a site may set, each with the prefix DISTLFM_; slurm/site.example.sh says what for."""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What Slurm gave a job. job: as people write it, `17`, or `12_3` for a task of an array.
+
+    number: Slurm's own number of this job or task. nodes: their names, the batch script's own first. tasks: how many a
+    step has unless it says otherwise. restarts: how often the job was begun before.
+    """
+
+    job: str
+    number: int
+    nodes: tuple[str, ...]
+    tasks: int = 1
+    restarts: int = 0
+
+    @property
+    def port(self) -> int:
+        return FIRST_PORT + self.number % PORTS
+
+    @property
+    def words(self) -> str:
+        count = f"{len(self.nodes)} node{'s' if len(self.nodes) > 1 else ''}"
+        again = f", begun for the {self.restarts + 1}. time" if self.restarts else ""
+        return f"job {self.job} on {count} ({','.join(self.nodes)}){again}"
+
+
+def find_allocation(environment: Mapping[str, str]) -> Allocation | None:
+    """The job that this process belongs to; None outside of Slurm."""
+    number = environment.get("SLURM_JOB_ID", "")
+    if not number.isdigit():
+        return None
+    nodes = expand_hosts(environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST", ""))
+    tasks = environment.get("SLURM_NTASKS", "")
+    restarts = environment.get("SLURM_RESTART_COUNT", "")
+    return Allocation(
+        job=job_name(environment),
+        number=int(number),
+        nodes=nodes,
+        tasks=int(tasks) if tasks.isdigit() else 1,
+        restarts=int(restarts) if restarts.isdigit() else 0,
+    )
+
+
+def job_name(environment: Mapping[str, str]) -> str:
+    """The job's number, as `squeue` shows it; empty outside of Slurm."""
+    array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID", "")
+
+
+def expand_hosts(names: str) -> tuple[str, ...]:
+    """The hosts of a list as Slurm writes it: of `gpu[08-10,12],login` five."""
+    hosts: list[str] = []
+    for word in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", names):
+        parts = re.split(r"\[([^\]]*)\]", word.strip())
+        choices = [[part] if place % 2 == 0 else list(_numbers(part, names)) for place, part in enumerate(parts)]
+        hosts += ["".join(chosen) for chosen in itertools.product(*choices)]
+    if not hosts or not all(hosts):
+        raise UsageError(f"The list of hosts is {names!r}, which names none.", "Write it as host1,host2 or node[1-4].")
+    return tuple(dict.fromkeys(hosts))
+
+
+def _numbers(ranges: str, names: str) -> list[str]:
+    """Of `08-10,12` the four numbers, with their leading zeros."""
+    found: list[str] = []
+    for part in ranges.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise UsageError(f"The list of hosts {names!r} has a range {part!r}.", "Write ranges as [1-4] or [01,03].")
+        found += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
+    return found
+
+
+@dataclass(frozen=True)
+class Share:
+    """One part of several, counted from 1."""
+
+    part: int
+    parts: int
+
+    def __str__(self) -> str:
+        return f"{self.part}/{self.parts}"
+
+
+def array_share(environment: Mapping[str, str]) -> Share:
+    """Which part of the work a task of an array has: the how-many-th of its tasks it is."""
+    told = [environment.get(f"SLURM_ARRAY_TASK_{name}", "") for name in ("ID", "MIN", "MAX", "COUNT", "STEP")]
+    if not all(text.isdigit() for text in told[:4]):
+        raise UsageError("This is no task of a Slurm array.", "Submit it with sbatch --array=0-15.")
+    task, first, last, count = (int(text) for text in told[:4])
+    step = int(told[4]) if told[4].isdigit() else 1
+    place = (task - first) // step
+    if (last - first) // step + 1 != count or (task - first) % step:
+        raise UsageError(
+            f"The array from {first} to {last} has {count} tasks, with holes between them.",
+            "Number the tasks without holes: --array=0-15. What is done already is not done again.",
+        )
+    return Share(place + 1, count)

@@ -1,0 +1,61 @@
+"""Train with several processes: one rank a task of a Slurm job, or the ranks that torchrun, srun or mpirun have started.
+
+    python -m distlfm.launch.ddp train CONFIG …
+
+In a job's batch script it starts the ranks as one step. A process that a launcher has started already finds its own
+place (`distlfm.cluster.ranks`) and is one rank; without Slurm and any launcher it is one process, or `--workers` many.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from distlfm.cluster.ranks import find_place
+from distlfm.cluster.slurm import Allocation
+from distlfm.launch.preempt import JobLog, launch, parser, verb_command, verb_of
+
+VERBS = ("train", "resume")
+
+
+def step_command(allocation: Allocation, words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The step whose tasks are the ranks. A rank that fails ends the others, which would wait for it."""
+    python = shlex.split(environment.get("DISTLFM_PYTHON", "")) or [sys.executable]
+    step = ["srun", f"--ntasks={allocation.tasks}", "--mpi=none", "--kill-on-bad-exit=1"]
+    cpus = environment.get("SLURM_CPUS_PER_TASK", "")
+    if cpus.isdigit():  # a step does not inherit it from its job
+        step.append(f"--cpus-per-task={cpus}")
+    return [*step, *python, "-m", "distlfm", *words]
+
+
+def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Ranks talk over the interface that the site names."""
+    found = dict(environment)
+    if interface := environment.get("DISTLFM_INTERFACE"):
+        found |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Be one rank, or start them."""
+    options = parser("ddp", "Train with one process a task of this job, or as one of a launcher's processes.")
+    words = verb_of(options.parse_args(arguments), options, VERBS)
+    if find_place(os.environ).world > 1:
+        command = verb_command(words)
+        os.execve(command[0], command, rank_environment(os.environ))  # noqa: S606 (a rank is one process)
+
+    def work(log: JobLog) -> int:
+        allocation = log.allocation
+        if allocation is None:
+            return log.run(verb_command(words))
+        log.reporter.say(f"{allocation.tasks} ranks")
+        return log.run(step_command(allocation, words, os.environ), rank_environment(os.environ))
+
+    launch(work)
+
+
+if __name__ == "__main__":
+    main()
