@@ -1,0 +1,132 @@
+"""What a site has spent of its patients' privacy, on its own disk. What is not written here first is not done.
+
+A line is on the disk before the work that it pays for begins, so that a crash can only have paid too much.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field, PositiveFloat, ValidationError
+
+from distlfm.config import Config
+from distlfm.errors import WorkError
+from distlfm.federated.accountant import ORDERS, epsilon, rdp
+from distlfm.store.files import flush, storing
+
+START = "0" * 64
+
+
+class BudgetSpent(WorkError):
+    """The site's privacy budget does not pay for what is asked."""
+
+
+class Charge(Config):
+    """One line: `steps` steps of noise `noise` with sampling `rate`. before: the digest of the line before."""
+
+    what: str
+    run: str
+    noise: PositiveFloat
+    rate: float = Field(gt=0.0, le=1.0)
+    steps: int = Field(ge=1)
+    time: str
+    before: str
+
+
+class Ledger:
+    """The charges of a site, and its budget (ε, δ), which no message can change."""
+
+    def __init__(self, path: Path, budget: float, delta: float) -> None:
+        self.path, self.budget, self.delta = path, budget, delta
+
+    @property
+    def charges(self) -> list[Charge]:
+        """All lines; a ledger that was cut or changed is refused, as it can no longer say what was spent."""
+        if not self.path.exists():
+            return []
+        found, before = [], START
+        text = self.path.read_text(encoding="utf-8")
+        for number, line in enumerate(text.splitlines(), 1):
+            try:
+                one = Charge.model_validate_json(line)
+            except ValidationError:
+                raise self._broken(number) from None
+            if one.before != before:
+                raise self._broken(number)
+            found.append(one)
+            before = _digest(line)
+        return found
+
+    @property
+    def spent(self) -> float:
+        """ε of all charges together."""
+        return self._total(self.charges)
+
+    def charge(self, what: str, *, noise: float, rate: float, steps: int, run: str = "") -> float:
+        """Pay before the work; returns ε so far. Raises BudgetSpent, and writes nothing, if that is too much."""
+        with self._locked():
+            known = self.charges
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            before = START if not known else _digest(self.path.read_text(encoding="utf-8").splitlines()[-1])
+            new = Charge(what=what, run=run, noise=noise, rate=rate, steps=steps, time=now, before=before)
+            total = self._total([*known, new])
+            if total > self.budget:
+                raise BudgetSpent(
+                    f"The privacy budget of this site does not pay for that: ε would be {total:.3f} of "
+                    f"{self.budget:g}.",
+                    "Whoever is responsible for the patients' data decides about the budget, in the site's settings.",
+                )
+            self._append(new)
+            return total
+
+    def affords(self, *, noise: float, rate: float, steps: int) -> bool:
+        """Whether a charge would be taken."""
+        now = Charge(what="", run="", noise=noise, rate=rate, steps=steps, time="", before="")
+        return self._total([*self.charges, now]) <= self.budget
+
+    def _total(self, charges: list[Charge]) -> float:
+        divergence = np.zeros(len(ORDERS))
+        for one in charges:
+            divergence = divergence + rdp(one.noise, one.rate, one.steps)
+        return epsilon(divergence, self.delta)
+
+    def _append(self, one: Charge) -> None:
+        line = json.dumps(one.model_dump(mode="json"), sort_keys=True) + "\n"
+        with storing("the privacy ledger", self.path.parent):
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(descriptor, line.encode())
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            flush(self.path.parent)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Several processes of a site may be at work: reading and writing belong together."""
+        with storing("the privacy ledger", self.path.parent):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _broken(self, number: int) -> WorkError:
+        return WorkError(
+            f"The privacy ledger {self.path} was changed or is damaged at line {number}.",
+            "Restore it from a backup: without it nobody knows what was spent, and the site answers nothing.",
+        )
+
+
+def _digest(line: str) -> str:
+    return hashlib.sha256(line.encode()).hexdigest()

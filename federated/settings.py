@@ -1,0 +1,138 @@
+"""What can be chosen in a federation: what a round asks, how rounds are joined, and what a site keeps to itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from distlfm.config import Config
+
+
+class RoundTask(Config):
+    """What one round asks of a site. Privacy is no part of it: that is the site's own.
+
+    kind: `pairs` learns from the site's fits; `physics` needs none, as the prediction, solved forward, must give what
+    was observed. steps: of `batch` windows each; batch 0 takes all of them. mu: weight of FedProx's proximal term.
+    clip: the longest gradient of a step, for stability; it protects nobody.
+    adapter: only few weights at the end of the network are tuned, which differential privacy can bear; see `adapter`.
+    shared: patterns of the weights that travel. local: of those that are tuned and stay at the site (its own heads).
+    """
+
+    kind: Literal["pairs", "physics"] = "pairs"
+    steps: int = Field(default=20, ge=1)
+    batch: int = Field(default=32, ge=0)
+    optimiser: Literal["sgd", "adam"] = "adam"
+    lr: PositiveFloat = 5e-4
+    beta: float = Field(default=0.5, ge=0.0, le=1.0)
+    mu: NonNegativeFloat = 0.0
+    seed: int = Field(default=0, ge=0)
+    adapter: Literal["none", "head", "shift"] = "none"
+    clip: PositiveFloat | None = 1.0
+    shared: tuple[str, ...] = ("*",)
+    local: tuple[str, ...] = ()
+
+
+class FedAvgConfig(Config):
+    """The weighted mean of the sites' models is the next one."""
+
+    kind: Literal["fedavg"] = "fedavg"
+
+
+class FedProxConfig(Config):
+    """FedAvg, and sites pay mu / 2 · ‖w − w_global‖² for leaving the common model (Li et al. 2020)."""
+
+    kind: Literal["fedprox"] = "fedprox"
+    mu: PositiveFloat = 0.01
+
+
+class FedAdamConfig(Config):
+    """Adam at the server, on the mean update (Reddi et al. 2021)."""
+
+    kind: Literal["fedadam"] = "fedadam"
+    lr: PositiveFloat = 1e-3
+    beta_1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    beta_2: float = Field(default=0.99, ge=0.0, lt=1.0)
+    tau: PositiveFloat = 1e-3
+
+
+StrategyConfig = Annotated[FedAvgConfig | FedProxConfig | FedAdamConfig, Field(discriminator="kind")]
+
+
+class ProgrammeConfig(Config):
+    """What whoever starts a run asks for: rounds of tuning, or one question.
+
+    operator: the checkpoint that all begin with, on the coordinator's machine; sites have their own copy of it.
+    min_sites: fewer, at the start or at the end of a round, make no model. deadline: seconds that a round may take,
+    waiting for sites among them. lost: rounds in a row that may fail before the run gives up.
+    secure: masks; without them only a simulation runs. question: of `query`, see `questions`.
+    """
+
+    verb: Literal["programme"] = "programme"
+    kind: Literal["rounds", "query"] = "rounds"
+    operator: Path | None = None
+    rounds: int = Field(default=5, ge=1)
+    strategy: StrategyConfig = FedAvgConfig()
+    task: RoundTask = RoundTask()
+    evaluate: bool = True
+    min_sites: int = Field(default=3, ge=2)
+    deadline: PositiveFloat = 600.0
+    lost: int = Field(default=3, ge=0)
+    secure: bool = True
+    question: str = ""
+
+    @model_validator(mode="after")
+    def _asks(self) -> ProgrammeConfig:
+        if self.kind == "query" and not self.question:
+            raise ValueError("question: say what is asked")
+        return self
+
+    def round_task(self, number: int) -> RoundTask:
+        """The task of a round: FedProx's weight is the strategy's, and each round draws other batches."""
+        mu = self.strategy.mu if isinstance(self.strategy, FedProxConfig) else self.task.mu
+        return self.task.model_copy(update={"mu": mu, "seed": self.task.seed + number})
+
+
+class PrivacyConfig(Config):
+    """Differential privacy of a site; the unit is a patient with all windows.
+
+    epsilon, delta: all that may ever be spent. mechanism: `patients` clips and noises each patient's gradient in each
+    step, and tunes an adapter; `update` clips the whole update of a round to `clip` and noises that.
+    noise: standard deviation of the noise, in units of `clip`. sample: share of the patients that a step sees.
+    bound: most that a patient's figure counts in a question; figures: noise of these, in units of the bound.
+    """
+
+    epsilon: PositiveFloat
+    delta: float = Field(default=1e-5, gt=0.0, lt=1.0)
+    mechanism: Literal["patients", "update"] = "patients"
+    noise: PositiveFloat = 2.0
+    clip: PositiveFloat = 1.0
+    sample: float = Field(default=0.5, gt=0.0, le=1.0)
+    bound: PositiveFloat = 10.0
+    figures: PositiveFloat = 20.0
+
+
+class SiteConfig(Config):
+    """A site's own settings, in its site.yaml; no message changes them.
+
+    fit: the content of a config of `distlfm fit`, whose data section says where the patients' records are; or `store`:
+    pairs that are there already. windows, patients: the most that are taken of a patient, and of these.
+    test: share of the patients that are never learned from, but measure the model. seed: of that choice.
+    """
+
+    name: str
+    fit: dict[str, Any] | None = None
+    store: Path | None = None
+    windows: int | None = Field(default=None, ge=1)
+    patients: int | None = Field(default=None, ge=1)
+    test: float = Field(default=0.3, ge=0.0, lt=1.0)
+    seed: int = 0
+    threads: int = Field(default=1, ge=1)
+    privacy: PrivacyConfig | None = None
+
+    @model_validator(mode="after")
+    def _has_patients(self) -> SiteConfig:
+        if (self.fit is None) == (self.store is None):
+            raise ValueError("give either fit (a config of distlfm fit) or store")
+        return self

@@ -1,0 +1,106 @@
+"""A site's patients: their records cut into windows and fitted, into the site's own store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from distlfm.config import build
+from distlfm.data import ColumnMap, catalog, read
+from distlfm.data.prepare import windows
+from distlfm.errors import UsageError
+from distlfm.federated.settings import SiteConfig
+from distlfm.instance import Instance
+from distlfm.lfo import Batch, Operator
+from distlfm.pipeline.fit import fit
+from distlfm.pipeline.settings import DataConfig, FitConfig
+from distlfm.runtime.reporting import Reporter
+from distlfm.store import Store, find_store
+
+FITS = "fits"
+GROUP = "/"
+"""Between a patient's name and the number of a window."""
+
+
+def patient_of(name: str) -> str:
+    """The patient of a window."""
+    return name.split(GROUP)[0]
+
+
+def site_store(folder: Path, config: SiteConfig) -> Store:
+    """The pairs of a site that was prepared."""
+    if config.store is not None:
+        return Store.open(find_store(folder / config.store))
+    if not (folder / FITS).is_dir():
+        raise UsageError(f"The site {config.name} has no fits of its patients yet.", "Prepare the site first.")
+    return Store.open(find_store(folder / FITS))
+
+
+def fit_patients(folder: Path, config: SiteConfig, reporter: Reporter) -> Store:
+    """Fit all windows of the site's patients; what was fitted before is kept."""
+    if config.store is not None:
+        return site_store(folder, config)
+    assert config.fit is not None
+    chosen = build(FitConfig, config.fit, source=f"fit of the site {config.name}")
+    instances = records(chosen.data, config.windows, config.patients)
+    # The windows are cut already; where they came from changes no number.
+    data = DataConfig(
+        stride=chosen.data.stride,
+        fraction=chosen.data.fraction,
+        split_seed=chosen.data.split_seed,
+        scale=chosen.data.scale,
+    )
+    run = chosen.run.model_copy(update={"dir": folder / FITS})
+    fit(chosen.model_copy(update={"data": data, "run": run}), data=instances, reporter=reporter)
+    return site_store(folder, config)
+
+
+def records(data: DataConfig, most_windows: int | None = None, most_patients: int | None = None) -> list[Instance]:
+    """The windows of some patients, in the order of the data."""
+    if data.path is not None:
+        found: Sequence[Instance] = read(data.path, data.columns or _columns(data)).instances
+    elif data.dataset is not None:
+        found = catalog.load(data.dataset, data.columns).instances
+    else:
+        raise UsageError("It is not said where the patients' records are.", "Set data.path or data.dataset in fit.")
+    if data.only:
+        found = [one for one in found if one.id in data.only]
+    found = found[:most_patients]
+    if data.window is not None:
+        found = list(windows(found, data.window))
+    if most_windows is not None:
+        counts: Counter[str] = Counter()
+        kept = []
+        for one in found:
+            counts[patient_of(one.id)] += 1
+            if counts[patient_of(one.id)] <= most_windows:
+                kept.append(one)
+        found = kept
+    return list(found)
+
+
+def _columns(data: DataConfig) -> ColumnMap | None:
+    return None if data.dataset is None else catalog.dataset(data.dataset).column_map
+
+
+def unlabelled(operator: Operator, instances: Sequence[Instance]) -> Batch:
+    """Windows as they were observed, with no force or parameters known."""
+    shape = operator.schema.shape
+    values, mask = operator.arrays(instances, shape)
+    count = len(instances)
+    force = torch.full((count, len(operator.schema.forces), *shape), torch.nan)
+    params = torch.full((count, len(operator.schema.parameters)), torch.nan)
+    return Batch(
+        values=values,
+        mask=mask,
+        force=force,
+        force_var=force,
+        params=params,
+        params_var=params,
+        clean=torch.full_like(values, torch.nan),
+        noise=torch.full(values.shape[:2], torch.nan),
+        ids=tuple(one.id for one in instances),
+    )

@@ -1,0 +1,247 @@
+"""What a site does with its own patients: fit them, tune the operator on them, measure it, keep its own copy.
+
+Everything is in the site's folder: site.yaml, model/base.pt (the operator that all begin with), fits/ (its own pairs),
+cohort.json, ledger.jsonl, model/local.pt (weights that stay here) and model/operator.pt (what its clinicians ask).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distlfm.config import build, dump, load
+from distlfm.errors import UsageError
+from distlfm.federated.adapter import adapter_names
+from distlfm.federated.codec import Codec, Vector, chosen, weights_digest
+from distlfm.federated.cohort import Cohort, groups
+from distlfm.federated.figures import LABELLED, UNLABELLED, means, patient_figures
+from distlfm.federated.ledger import Ledger
+from distlfm.federated.privacy import private_mean, private_update, refuse_whole, tune_privately
+from distlfm.federated.settings import PrivacyConfig, RoundTask, SiteConfig
+from distlfm.federated.site_data import fit_patients, records, site_store, unlabelled
+from distlfm.federated.tune import tune
+from distlfm.lfo import Batch, Examples, FourierOperator, Operator, load_checkpoint, save_checkpoint
+from distlfm.pipeline.settings import FitConfig
+from distlfm.runtime.reporting import Reporter, Silent
+from distlfm.runtime.threads import torch_threads
+from distlfm.store.files import put_quickly, storing
+
+SETTINGS, LEDGER = "site.yaml", "ledger.jsonl"
+BASE, OWN, LOCAL = "model/base.pt", "model/operator.pt", "model/local.pt"
+LOCAL_KIND = "distlfm local weights"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What leaves a site after a round, before it is masked: the shared weights [D] and numbers about them."""
+
+    vector: Vector
+    num_examples: int
+    metrics: dict[str, float]
+
+
+def open_operator(path: Path) -> Operator:
+    """An operator whose weights may change; a loaded one keeps products of them."""
+    found = Operator.load(path)
+    model = FourierOperator(found.config, found.schema)
+    model.load_state_dict(found.model.state_dict())
+    return replace(found, model=model.eval().requires_grad_(False))
+
+
+def codec_of(model: FourierOperator, task: RoundTask) -> Codec:
+    """What of a model travels in a task."""
+    if task.adapter == "none":
+        return Codec(model, task.shared, task.local)
+    return Codec(model, adapter_names(model, task.adapter), task.local)
+
+
+def make_site(folder: Path, config: SiteConfig, operator: Operator) -> Site:
+    """A new site's folder, or the same settings written again."""
+    with storing(SETTINGS, folder):
+        (folder / "model").mkdir(parents=True, exist_ok=True)
+        put_quickly(folder / SETTINGS, dump(config).encode())
+    operator.save(folder / BASE)
+    return Site(folder)
+
+
+class Site:
+    """A site, from its folder. budget: ε and δ of the site's policy, which take the place of site.yaml's own."""
+
+    def __init__(self, folder: Path, budget: tuple[float, float] | None = None) -> None:
+        self.folder = Path(folder)
+        self.config = load(SiteConfig, self.folder / SETTINGS)
+        self.privacy = self.config.privacy
+        if budget is not None:
+            told = {} if self.privacy is None else self.privacy.model_dump()
+            self.privacy = build(PrivacyConfig, {**told, "epsilon": budget[0], "delta": budget[1]})
+
+    @cached_property
+    def base(self) -> Operator:
+        """The operator that all began with."""
+        return open_operator(self.folder / BASE)
+
+    @cached_property
+    def digest(self) -> str:
+        return weights_digest(self.base.model)
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """What was spent; None where there is no budget."""
+        if self.privacy is None:
+            return None
+        return Ledger(self.folder / LEDGER, self.privacy.epsilon, self.privacy.delta)
+
+    def prepare(self, reporter: Reporter | None = None) -> None:
+        """Fit the site's patients into its own store."""
+        with torch_threads(self.config.threads):
+            fit_patients(self.folder, self.config, reporter or Silent())
+
+    @cached_property
+    def _labelled(self) -> Batch:
+        store = site_store(self.folder, self.config)
+        examples = Examples([store], self.base.schema)
+        return examples.batch(range(len(examples)))
+
+    @cached_property
+    def _unlabelled(self) -> Batch:
+        """The records alone: nothing was fitted, or the fits are left aside."""
+        if self.config.fit is None:
+            known = self._labelled
+            force, params = (torch.full_like(one, torch.nan) for one in (known.force, known.params))
+            return replace(known, force=force, params=params)
+        data = build(FitConfig, self.config.fit, source=f"fit of the site {self.config.name}").data
+        return unlabelled(self.base, records(data, self.config.windows, self.config.patients))
+
+    def windows(self, kind: str = "pairs", part: str = "train") -> Batch:
+        """The windows of the patients that are learned from (`train`) or that measure (`test`)."""
+        whole = self._unlabelled if kind == "physics" else self._labelled
+        cohort = Cohort.open(self.folder, whole.ids, self.config.test, self.config.seed)
+        rows = cohort.rows(whole.ids, cohort.train if part == "train" else cohort.test)
+        if not len(rows):
+            raise UsageError(f"The site {self.config.name} has no windows to {part}.", "Give it more patients.")
+        return Batch(
+            **{name: value[rows] for name, value in vars(whole).items() if name != "ids"},
+            ids=tuple(whole.ids[i] for i in rows),
+        )
+
+    def train(self, vector: Vector, task: RoundTask, run: str = "", evaluate: bool = False) -> Trained:
+        """Tune from the weights that came. With a budget all steps are paid for first, or nothing is done.
+
+        The figures, if asked for, are of the model that came, on patients it was never tuned on.
+        """
+        operator = open_operator(self.folder / BASE)
+        codec = codec_of(operator.model, task)
+        self._place(operator, codec, vector, task)
+        batch = self.windows(task.kind)
+        figures = self._figures(operator, task.kind, run) if evaluate else {}
+        names = [*codec.names, *self._tuned_here(operator, task)]
+        with torch_threads(self.config.threads):
+            if self.privacy is None:
+                tuned = tune(operator, names, codec.names, batch, task)
+                self._keep(operator, codec, tuned.weights)
+                sent = codec.encode(operator.model.state_dict())
+                return Trained(sent, len(batch), {"train_loss": tuned.loss, **figures})
+            sent = self._privately(operator, codec, vector, batch, task, run)
+        # How many patients a site has is taken as public; what their records are is not.
+        return Trained(sent, len(groups(batch.ids)), figures)
+
+    def _privately(
+        self, operator: Operator, codec: Codec, vector: Vector, batch: Batch, task: RoundTask, run: str
+    ) -> Vector:
+        """The new shared weights, of which the noise is part; weights that stay here are left alone."""
+        privacy, ledger = self.privacy, self.ledger
+        assert privacy is not None
+        assert ledger is not None
+        if privacy.mechanism == "patients":
+            if task.adapter == "none":
+                refuse_whole()
+            ledger.charge("train", noise=privacy.noise, rate=privacy.sample, steps=task.steps, run=run)
+            tune_privately(operator, codec.names, codec.names, batch, task, privacy)
+            self._keep(operator, codec, {})
+            return codec.encode(operator.model.state_dict())
+        # Two updates within the same ball are at most two radii apart.
+        ledger.charge("update", noise=privacy.noise / 2, rate=1.0, steps=1, run=run)
+        tune(operator, codec.names, codec.names, batch, task)
+        sent = private_update(vector, codec.encode(operator.model.state_dict()), privacy.clip, privacy.noise)
+        self._keep(operator, codec, {})
+        return sent
+
+    def evaluate(self, vector: Vector, task: RoundTask, run: str = "") -> tuple[dict[str, float], int]:
+        """Figures of a model on the site's held-out patients, and how many of these there are."""
+        operator = open_operator(self.folder / BASE)
+        codec = codec_of(operator.model, task)
+        self._place(operator, codec, vector, task)
+        return self._figures(operator, task.kind, run), self._num_patients(task.kind)
+
+    def statistics(self, run: str = "") -> tuple[dict[str, float], int]:
+        """Figures of the cohort: level and spread of the first output, share of values missing."""
+        batch = self.windows("physics", "train")
+        seen = torch.where(batch.mask > 0, batch.values, torch.full_like(batch.values, torch.nan))[:, 0].flatten(1)
+        normal = self.base.model.normal
+        level = (torch.nanmean(seen, 1) - normal.value_mean[0]) / normal.value_sd[0]
+        spread = (seen - torch.nanmean(seen, 1, keepdim=True)).square().nanmean(1).sqrt() / normal.value_sd[0]
+        missing = 1 - batch.mask.flatten(1).mean(1)
+        told = {"level": level, "spread": spread, "missing": missing}
+        rows = list(groups(batch.ids).values())
+        each = {key: np.array([float(value[one].mean()) for one in rows]) for key, value in told.items()}
+        return self._told(each, "statistics", run), len(rows)
+
+    def personalise(self, vector: Vector, task: RoundTask) -> Path:
+        """Tune the common model further on the site's own patients, for its clinicians alone. Nothing of it leaves."""
+        operator = open_operator(self.folder / BASE)
+        codec = codec_of(operator.model, task)
+        self._place(operator, codec, vector, task)
+        names = [*codec.names, *self._tuned_here(operator, task)]
+        with torch_threads(self.config.threads):
+            tune(operator, names, codec.names, self.windows(task.kind), task)
+        return operator.save(self.folder / OWN)
+
+    def operator(self) -> Operator:
+        """What clinicians of the site ask: its personalised copy, or the base before there is one."""
+        own = self.folder / OWN
+        return Operator.load(own if own.exists() else self.folder / BASE)
+
+    def _num_patients(self, kind: str) -> int:
+        return len(groups(self.windows(kind, "test").ids))
+
+    def _figures(self, operator: Operator, kind: str, run: str) -> dict[str, float]:
+        names = LABELLED if kind == "pairs" else UNLABELLED
+        return self._told(patient_figures(operator, self.windows(kind, "test"), names), "figures", run)
+
+    def _told(self, each: Mapping[str, Vector], what: str, run: str) -> dict[str, float]:
+        """Means over patients; with a budget they have noise, and are paid for first."""
+        if self.privacy is None:
+            return means(each)
+        ledger = self.ledger
+        assert ledger is not None
+        ledger.charge(what, noise=self.privacy.figures, rate=1.0, steps=len(each), run=run)
+        return {name: private_mean(values, self.privacy) for name, values in each.items()}
+
+    def _tuned_here(self, operator: Operator, task: RoundTask) -> tuple[str, ...]:
+        return chosen([name for name, _ in operator.model.named_parameters()], task.local)
+
+    def _place(self, operator: Operator, codec: Codec, vector: Vector, task: RoundTask) -> None:
+        """Put the weights that came into the model, and those that stay here."""
+        codec.load(operator.model, vector)
+        path = self.folder / LOCAL
+        wanted = self._tuned_here(operator, task)
+        if wanted and path.exists() and self.privacy is None:  # no noise is in them
+            kept: dict[str, Tensor] = load_checkpoint(path, LOCAL_KIND)["weights"]
+            own = dict(operator.model.named_parameters())
+            with torch.no_grad():
+                for name in wanted:
+                    if name in kept:
+                        own[name].copy_(kept[name])
+
+    def _keep(self, operator: Operator, codec: Codec, weights: Mapping[str, Tensor]) -> None:
+        """Write the weights that stay here, and the site's own operator."""
+        local = {name: weight for name, weight in weights.items() if name not in codec.names}
+        if local:
+            save_checkpoint(self.folder / LOCAL, {"weights": local}, LOCAL_KIND)
+        operator.save(self.folder / OWN)

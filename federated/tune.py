@@ -1,0 +1,122 @@
+"""Fine-tuning at a site, without noise: some steps of a round's task from the weights that came.
+
+Shapes: `B` windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from distlfm.errors import WorkError
+from distlfm.federated.adapter import Tail
+from distlfm.federated.settings import RoundTask
+from distlfm.lfo import Batch, LossConfig, Operator, Prediction
+from distlfm.lfo.loss import losses, reconstruction
+from distlfm.lfo.physics import Forward
+
+PLAIN = LossConfig(beta=0.0)
+
+
+class Objective:
+    """The loss [B] of a prediction, as a task asks for it; the operator's calibration is part of its answers."""
+
+    def __init__(self, operator: Operator, task: RoundTask) -> None:
+        self.operator, self.beta = operator, task.beta
+        self.forward = Forward(operator.schema) if task.kind == "physics" else None
+
+    def __call__(self, prediction: Prediction, batch: Batch) -> Tensor:
+        normal = self.operator.model.normal
+        if self.forward is not None:
+            return reconstruction(prediction, batch, normal, self.forward)
+        ready = self.operator.calibration.apply(prediction)
+        return losses(ready, batch, normal, PLAIN, self.beta)["total"]
+
+
+@dataclass
+class Tuned:
+    """weights by name, and the mean loss of the last step before it was taken."""
+
+    weights: dict[str, Tensor]
+    loss: float
+
+
+def tune(operator: Operator, names: Sequence[str], near: Sequence[str], batch: Batch, task: RoundTask) -> Tuned:
+    """Tune the named weights of the operator's model, in place. near: those that the proximal term holds back."""
+    model, objective = operator.model, Objective(operator, task)
+    own = dict(model.named_parameters())
+    weights = {name: own[name].requires_grad_(True) for name in names}
+    if task.adapter == "none":
+
+        def loss_of(rows: Tensor) -> Tensor:
+            part = rows_of(batch, rows)
+            return objective(model(part.values, part.mask), part)
+    else:
+        tail = Tail(model)
+        seen, grid = tail.features(batch.values, batch.mask), tuple(batch.values.shape[2:])
+
+        def loss_of(rows: Tensor) -> Tensor:
+            some = type(seen)(**{name: one[rows] for name, one in seen.tensors().items()})
+            return objective(tail.predict(weights, some, grid), rows_of(batch, rows))
+
+    try:
+        loss = descend(weights, near, loss_of, len(batch), task)
+    finally:
+        model.requires_grad_(False)
+    return Tuned({name: one.detach() for name, one in weights.items()}, loss)
+
+
+def descend(
+    weights: Mapping[str, Tensor], near: Sequence[str], loss_of: Callable[[Tensor], Tensor], count: int, task: RoundTask
+) -> float:
+    """The steps of a task on leaf tensors, in place; the mean loss of the last batch before its step."""
+    start = {name: weights[name].detach().clone() for name in near}
+    step = optimiser_of(list(weights.values()), task)
+    generator = torch.Generator().manual_seed(task.seed)
+    size = min(task.batch or count, count)
+    order, loss = torch.empty(0, dtype=torch.long), float("nan")
+    for _ in range(task.steps):
+        if len(order) < size:
+            order = torch.cat([order, torch.randperm(count, generator=generator)])
+        rows, order = order[:size], order[size:]
+        step.zero_grad(set_to_none=True)
+        mean = loss_of(rows).mean()
+        mean.backward()
+        hold_back(weights, start, task.mu)
+        if task.clip is not None:
+            torch.nn.utils.clip_grad_norm_(list(weights.values()), task.clip)
+        step.step()
+        loss = float(mean)
+    if not all(bool(torch.isfinite(one).all()) for one in weights.values()):
+        raise WorkError("The tuned weights are not finite.", "Lower task.lr.")
+    return loss
+
+
+def hold_back(weights: Mapping[str, Tensor], start: Mapping[str, Tensor], mu: float) -> None:
+    """Add the gradient of mu / 2 · ‖w − w_global‖², the term of FedProx."""
+    if mu:
+        for name, origin in start.items():
+            grad = weights[name].grad
+            assert grad is not None
+            grad.add_(weights[name].detach() - origin, alpha=mu)
+
+
+def optimiser_of(weights: list[Tensor], task: RoundTask) -> torch.optim.Optimizer:
+    """A new optimiser; nothing of it outlives a round."""
+    if task.optimiser == "sgd":
+        return torch.optim.SGD(weights, lr=task.lr)
+    return torch.optim.Adam(weights, lr=task.lr)
+
+
+def rows_of(batch: Batch, rows: Tensor) -> Batch:
+    """Some windows of a batch."""
+    at = rows.tolist()
+    tensors = {name: getattr(batch, name)[rows] for name in TENSORS}
+    return Batch(**tensors, ids=tuple(batch.ids[i] for i in at))
+
+
+TENSORS = ("values", "mask", "force", "force_var", "params", "params_var", "clean", "noise")
+"""The fields of a batch that hold a row a window."""
