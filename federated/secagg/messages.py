@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -21,6 +21,12 @@ Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 Share = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * SHARE_BYTES}}}$")]
 Box = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * (2 * SHARE_BYTES + 16)}}}$")]
+Part = tuple[
+    Annotated[str, Field(max_length=200)],
+    Literal["weight", "metric", "difference", "array"],
+    Annotated[str, Field(pattern=r"^(float|int|uint|complex)(8|16|32|64|128)$")],
+    Annotated[tuple[Annotated[int, Field(ge=0, le=2**40)], ...], Field(max_length=16)],
+]
 Sites = Annotated[tuple[SiteName, ...], Field(max_length=MAX_SITES)]
 
 
@@ -157,8 +163,8 @@ class Reveal(Said):
 class Fields(Said):
     """The public form of a masked vector: its parts in order, as (name, kind, dtype, shape)."""
 
-    parts: Annotated[tuple[tuple[str, str, str, tuple[int, ...]], ...], Field(max_length=100_000)]
     session: Hex32
+    parts: Annotated[tuple[Part, ...], Field(min_length=1, max_length=100_000)]
 
 
 def agreement(roster: Roster, masking: frozenset[str], survivors: frozenset[str]) -> bytes:

@@ -1,0 +1,136 @@
+"""A log in which every line holds the hash of the line before: who asked what, and what left.
+
+Whoever changes, removes or adds a line in the middle breaks the chain. A cut at the end shows only against a head that
+was noted elsewhere, so the head is worth printing now and then. Facts are sizes, names and digests, never values.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from distlfm.errors import UsageError
+from distlfm.store.files import storing
+
+START = "0" * 64
+Fact = str | int | float | bool | None | Sequence[str]
+
+
+class AuditLog:
+    """Lines are appended one after the other, by as many processes as there are."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, event: str, run: str, **facts: Fact) -> str:
+        """One more line; it is on the disk when this returns. Gives the new head."""
+        with storing("the audit log", self.path.parent), self._open() as file:
+            number, head = _tail(file)
+            line: dict[str, Any] = {
+                "number": number,
+                "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "run": run,
+                "event": event,
+                **({"facts": facts} if facts else {}),
+                "before": head,
+            }
+            line["hash"] = _hash(line)
+            file.seek(0, os.SEEK_END)
+            file.write(json.dumps(line, sort_keys=True).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+            return str(line["hash"])
+
+    @contextmanager
+    def _open(self) -> Iterator[BinaryIO]:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+
+
+def _tail(file: BinaryIO) -> tuple[int, str]:
+    """Number and hash for the next line to go on from. A line that a crash cut short is ended, and stays as a flaw."""
+    size = file.seek(0, os.SEEK_END)
+    if size == 0:
+        return 0, START
+    reach = 4096
+    while True:
+        file.seek(max(0, size - reach))
+        lines = file.read().split(b"\n")
+        if lines[-1]:
+            file.write(b"\n")
+            lines.append(b"")
+        whole = lines if reach >= size else lines[1:]
+        for line in reversed(whole):
+            entry = _parsed(line)
+            if entry is not None:
+                return int(entry["number"]) + 1, str(entry["hash"])
+        if reach >= size:
+            return 0, START
+        reach *= 4
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """entries: all lines that could be read. head: hash of the last one. flaws: sentences, none if the chain holds."""
+
+    entries: list[dict[str, Any]]
+    head: str
+    flaws: list[str]
+
+
+def verify(path: Path, head: str | None = None) -> AuditReport:
+    """Read a log and follow its chain; with `head`, a hash noted earlier, also see whether that line is still there."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UsageError(f"Cannot read the audit log {path}: {error.strerror}.", "Give the path of one.") from None
+    entries: list[dict[str, Any]] = []
+    flaws: list[str] = []
+    before = START
+    for row, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        entry = _parsed(line)
+        if entry is None:
+            flaws.append(f"Line {row} is no entry.")
+            continue
+        if entry["hash"] != _hash({key: value for key, value in entry.items() if key != "hash"}):
+            flaws.append(f"Line {row} was changed.")
+        elif entry["before"] != before or entry["number"] != len(entries):
+            flaws.append(f"Line {row} does not follow the one before: lines are missing, added or in another order.")
+        before = str(entry["hash"])
+        entries.append(entry)
+    if head is not None and head not in {entry["hash"] for entry in entries}:
+        flaws.append("The line with the given hash is no longer there: the log was cut or written anew.")
+    return AuditReport(entries, before, flaws)
+
+
+def entries_of(report: AuditReport, run: str) -> list[dict[str, Any]]:
+    """What a log says about one run."""
+    return [entry for entry in report.entries if entry["run"] == run]
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    wanted = {"number": int, "time": str, "run": str, "event": str, "before": str, "hash": str}
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(key), kind) for key, kind in wanted.items()):
+        return None
+    return entry
+
+
+def _hash(line: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(line, sort_keys=True).encode()).hexdigest()

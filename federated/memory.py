@@ -1,0 +1,136 @@
+"""What a site remembers between messages, each of which may be handled by a new process.
+
+Files that only the owner reads, changed under one lock and replaced whole. Never a site's values: only the secrets of
+the masks while a sum is under way, which sums were answered, and what was used up today.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import Field, ValidationError
+
+from distlfm.config import Config
+from distlfm.federated.refused import Reason, Refused
+from distlfm.federated.secagg.member import MemberState
+from distlfm.store.files import flush, storing
+
+FORGET_SECONDS = 24 * 3600.0
+"""Secrets of a sum that was never finished are removed after this time."""
+
+ANSWERED = 10_000
+"""So many answered requests are remembered."""
+
+
+class Usage(Config):
+    """What was used on a UTC day."""
+
+    day: str = ""
+    queries: int = 0
+    bytes: int = 0
+
+
+class Answered(Config):
+    """Requests whose sum was unmasked: digest of the request → digest of the list of sites in the sum."""
+
+    sums: dict[str, str] = Field(default_factory=dict)
+
+
+Kept = TypeVar("Kept", bound=Config)
+
+
+class Memory:
+    """The folder of a site's state."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "secagg"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else reads or changes the memory meanwhile: two processes cannot both take the same step."""
+        with storing("the site's state", self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def state(self, run: str) -> MemberState:
+        """What is known of the sum under way in a run; refused if there is none."""
+        try:
+            return MemberState.model_validate_json(self._sum(run).read_bytes())
+        except FileNotFoundError:
+            raise Refused(Reason.STAGE, "No sum is under way in this run.") from None
+        except ValidationError:
+            raise Refused(Reason.STAGE, "What was remembered of this sum cannot be read.") from None
+
+    def keep(self, run: str, state: MemberState) -> None:
+        """Replace what is known of the sum under way; the secrets that are not in `state` are gone."""
+        self._put(self._sum(run), state.model_dump_json().encode())
+
+    def forget(self, run: str) -> None:
+        """The sum is over."""
+        self._sum(run).unlink(missing_ok=True)
+        flush(self._folder)
+
+    def forget_old(self) -> None:
+        """Remove what is left of sums that were never finished."""
+        for path in self._folder.glob("sum-*.json"):
+            if time.time() - path.stat().st_mtime > FORGET_SECONDS:
+                path.unlink(missing_ok=True)
+
+    def use(self, limit: Usage, *, queries: int = 0, bytes_: int = 0) -> None:
+        """Count what is about to be used; refused, and not counted, beyond the limits of a day."""
+        day = datetime.now(UTC).date().isoformat()
+        used = self._read(Usage, "usage.json")
+        used = used if used.day == day else Usage(day=day)
+        if queries and used.queries + queries > limit.queries:
+            raise Refused(Reason.QUERIES, f"{limit.queries} a day.")
+        if used.bytes + bytes_ > limit.bytes:
+            raise Refused(Reason.BYTES, f"{limit.bytes} a day.")
+        used = Usage(day=day, queries=used.queries + queries, bytes=used.bytes + bytes_)
+        self._put(self._folder / "usage.json", used.model_dump_json().encode())
+
+    def check_answered(self, request: str, sites: str) -> None:
+        """Refuse a request that was answered with other sites before: the difference would be what one site said."""
+        if self._read(Answered, "answered.json").sums.get(request, sites) != sites:
+            raise Refused(Reason.REPEATED, "The difference of the two sums would show single sites.")
+
+    def answer(self, request: str, sites: str) -> None:
+        """Note that a request is answered with these sites."""
+        self.check_answered(request, sites)
+        answered = self._read(Answered, "answered.json").sums
+        kept = [(known, by) for known, by in answered.items() if known != request][-(ANSWERED - 1) :]
+        self._put(
+            self._folder / "answered.json", Answered(sums=dict([*kept, (request, sites)])).model_dump_json().encode()
+        )
+
+    def _sum(self, run: str) -> Path:
+        return self._folder / f"sum-{run}.json"
+
+    def _read(self, kind: type[Kept], name: str) -> Kept:
+        try:
+            return kind.model_validate_json((self._folder / name).read_bytes())
+        except FileNotFoundError:
+            return kind()
+
+    def _put(self, path: Path, content: bytes) -> None:
+        draft = path.with_name(f".{path.name}.part")
+        with storing("the site's state", self._folder):
+            draft.unlink(missing_ok=True)
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+            flush(self._folder)
