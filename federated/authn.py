@@ -1,0 +1,95 @@
+"""Who may start runs: holders of an admin token. The link keeps digests of tokens, never the tokens.
+
+Flower's own link asks nobody: whoever reached its port could start runs. This plugin is put into it instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from flwr.common.constant import ACCESS_TOKEN_KEY, NOOP_FLWR_AID
+from flwr.supercore.auth.typing import AccountAuthCredentials, AccountAuthLoginDetails, AccountInfo
+from flwr.supercore.error import ApiErrorCode, FlowerError
+from flwr.superlink.auth_plugin import ControlAuthnPlugin
+
+from distlfm.errors import UsageError
+from distlfm.federated.homes import check_secret
+
+TOKEN_BYTES = 32
+
+
+def make_token() -> str:
+    """A new token: 43 characters that nobody can guess."""
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def token_digest(token: str) -> str:
+    """What the link keeps. A token has 256 bits of chance, so a plain hash is enough."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def read_token(path: Path) -> str:
+    """The token in a file that nobody else can read."""
+    token = check_secret(path).read_text(encoding="utf-8").strip()
+    if not token:
+        raise UsageError(f"{path} is empty.", "Ask the coordinator for an admin token.")
+    return token
+
+
+def read_digests(path: Path) -> dict[str, str]:
+    """Digests by holder; empty if the file is broken, so that nobody gets in."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(name): str(digest) for name, digest in content.items()} if isinstance(content, dict) else {}
+
+
+class TokenPlugin(ControlAuthnPlugin):
+    """Lets a request in if its bearer token has one of the digests; they are read anew each time.
+
+    refused: called for a request that is not let in, for the audit log.
+    """
+
+    def __init__(self, digests: Callable[[], Mapping[str, str]], refused: Callable[[], None]) -> None:
+        self._digests, self._refused = digests, refused
+
+    def validate_tokens_in_metadata(
+        self, metadata: Sequence[tuple[str, str | bytes]]
+    ) -> tuple[bool, AccountInfo | None]:
+        """Whether to let in, and as whom."""
+        holder = self._holder(metadata)
+        if holder is None:
+            self._refused()
+            return False, None
+        # Flower's open version knows one account, and asks for its id; the name is ours.
+        return True, AccountInfo(flwr_aid=NOOP_FLWR_AID, account_name=holder)
+
+    def _holder(self, metadata: Sequence[tuple[str, str | bytes]]) -> str | None:
+        given = [value for key, value in metadata if key == ACCESS_TOKEN_KEY]
+        if len(given) != 1 or not isinstance(given[0], str):
+            return None
+        mine = token_digest(given[0])
+        found = [name for name, digest in self._digests().items() if hmac.compare_digest(mine, digest)]
+        return found[0] if found else None
+
+    def get_login_details(self) -> AccountAuthLoginDetails | None:
+        """There is no login: tokens are handed over by the coordinator."""
+        return None
+
+    def get_auth_tokens(self, device_code: str) -> AccountAuthCredentials | None:
+        """No token is ever given out by the link."""
+        del device_code
+        raise FlowerError(ApiErrorCode.NO_ACCOUNT_AUTH, "Tokens are handed over by the coordinator.")
+
+    def refresh_tokens(
+        self, metadata: Sequence[tuple[str, str | bytes]]
+    ) -> tuple[Sequence[tuple[str, str | bytes]] | None, AccountInfo | None]:
+        """Tokens are not refreshed."""
+        del metadata
+        return None, None

@@ -1,0 +1,75 @@
+"""The app bundle that travels through Flower: two text files that point at the installed package, and no code.
+
+Link and sites each build it themselves, and accept only one whose files are the same as their own. So nobody can send
+code to a site: not an outsider, not the link, not whoever holds an admin token; and a site with another version of the
+package refuses instead of guessing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from importlib import resources
+
+from distlfm.errors import DistlfmError
+from distlfm.optional import require
+from distlfm.version import __version__
+
+MOST_BYTES = 65_536
+"""More than this, packed or unpacked, is not even opened; our own is a few kilobytes."""
+_PLACEHOLDER = 'version = "0.0.0"'
+
+
+class ForeignBundle(DistlfmError):
+    """A bundle that is not the one which the installed package builds. The cause names no content of it."""
+
+
+def build() -> bytes:
+    """Our own bundle, a zip file in Flower's form."""
+    flower = require("flwr.cli.build", "federated")
+    folder = resources.files("distlfm.federated") / "app"
+    settings = (folder / "pyproject.toml").read_text(encoding="utf-8")
+    assert settings.count(_PLACEHOLDER) == 1
+    settings = settings.replace(_PLACEHOLDER, f'version = "{__version__}"')
+    files = {"pyproject.toml": settings.encode(), "README.md": (folder / "README.md").read_bytes()}
+    content: bytes = flower.build_fab_from_files(files)[0]
+    return content
+
+
+def check(content: bytes) -> None:
+    """Accept a bundle whose files have the names and bytes of ours, or raise ForeignBundle.
+
+    Files are compared, not the packed bytes: those depend on the version of zlib.
+    """
+    found, ours = _files(content), _files(build())
+    strange = sorted(found.keys() - ours.keys())
+    if strange:
+        raise ForeignBundle(f"The app bundle has {len(strange)} files that ours has not.", "Bundles carry no code.")
+    if found.keys() != ours.keys():
+        raise ForeignBundle("The app bundle lacks a file.", _ASK)
+    if found != ours:
+        raise ForeignBundle(f"The app bundle differs from that of the installed distlfm {__version__}.", _ASK)
+
+
+_ASK = "Install the same version of distlfm on the link and at all sites."
+
+
+def digest(content: bytes) -> str:
+    """Of a bundle's files, whatever packed them."""
+    text = "".join(f"{name} {hashlib.sha256(data).hexdigest()}\n" for name, data in sorted(_files(content).items()))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _files(content: bytes) -> dict[str, bytes]:
+    if len(content) > MOST_BYTES:
+        raise ForeignBundle("The app bundle is too large to be ours.", "Bundles carry no code.")
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            entries = archive.infolist()
+            names = [entry.filename for entry in entries]
+            if len(set(names)) != len(names) or sum(entry.file_size for entry in entries) > MOST_BYTES:
+                raise ForeignBundle("The app bundle is not as ours is packed.", "Bundles carry no code.")
+            return {entry.filename: archive.read(entry) for entry in entries}
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
+        raise ForeignBundle("The app bundle cannot be read.", _ASK) from error

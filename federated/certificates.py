@@ -1,0 +1,94 @@
+"""The federation's own certificate authority, and the link's server certificate."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from distlfm.federated.homes import LinkHome, write_secret
+
+CA_DAYS = 3650
+SERVER_DAYS = 397
+"""The longest that browsers and auditors accept."""
+BACKDATE = timedelta(minutes=5)
+"""For sites whose clock is a little behind."""
+
+
+def make_certificates(home: LinkHome, federation: str, hosts: Sequence[str]) -> None:
+    """Make ca.pem, ca.key, server.pem and server.key. hosts: names and addresses that the certificate holds (SANs)."""
+    ca_key, key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{federation} certificate authority")])
+    now = datetime.now(UTC)
+    ca = (
+        _builder(authority, authority, ca_key.public_key(), now, CA_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA384())
+    )
+    server = (
+        _builder(
+            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])]),
+            authority,
+            key.public_key(),
+            now,
+            SERVER_DAYS,
+        )
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA384())
+    )
+    write_secret(home.ca_key, _private(ca_key))
+    write_secret(home.key, _private(key))
+    home.ca.write_bytes(ca.public_bytes(serialization.Encoding.PEM))
+    home.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, days: int
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATE)
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )

@@ -1,0 +1,62 @@
+"""What we change in Flower 1.41, all in one place. Its version is pinned, and a test holds it to these names.
+
+Nothing here is changed in a process that serves anything else: only in those that `superlink`, `supernode` and `tasks`
+start.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from flwr.app.error import Error
+from flwr.supercore import heartbeat
+from flwr.supercore.retry import http_retry
+from flwr.supercore.superexec import run_superexec
+from flwr.supernode import fleet_http_connection, start_client_internal
+from flwr.supernode.runtime import run_clientapp
+
+LONGEST_RETRY_SECONDS = 3
+NO_DATA = "The site could not do this; its own log says why."
+
+
+def retry_soon() -> None:
+    """Come back soon after a restart of the link: Flower waits up to 20 s between two tries."""
+    _put(http_retry, "MAX_RETRY_DELAY", LONGEST_RETRY_SECONDS)
+
+
+def beat_every(seconds: float) -> None:
+    """Shorter heartbeats: a lost site is noticed, and a restarted one let in, after twice as long."""
+    _put(heartbeat, "HEARTBEAT_DEFAULT_INTERVAL", seconds)
+    _put(fleet_http_connection, "HEARTBEAT_DEFAULT_INTERVAL", seconds)
+
+
+def leave_bundles_to_us() -> None:
+    """Flower asks for signatures that only its own hub can make. We compare the files; see `supernode.BundleCheck`,
+    without whose mark Flower does not even come to ask this."""
+    _put(start_client_internal, "_verify_fab", lambda *_: True)
+
+
+def run_tasks_with(executor: object) -> None:
+    """Our executor instead of one that writes tokens on command lines."""
+    _put(run_superexec, "get_executor", lambda *_, **__: executor)
+
+
+def reach_sites_with(grid: type) -> None:
+    """Another way of the ServerApp to the sites."""
+    _put(import_module("flwr.superlink.runtime.run_serverapp"), "HttpGrid", grid)  # its package hides the module
+
+
+def send_errors_without_data() -> None:
+    """Flower sends the words of an exception to the link, and they may hold a patient's values."""
+    _put(run_clientapp, "Error", _without_data)
+
+
+def _without_data(code: int, reason: str | None = None) -> Error:
+    del reason
+    return Error(code=code, reason=NO_DATA)
+
+
+def _put(module: Any, name: str, value: object) -> None:
+    assert hasattr(module, name), f"{module.__name__} has no {name}: this is not Flower 1.41"
+    setattr(module, name, value)

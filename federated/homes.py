@@ -1,0 +1,237 @@
+"""The folder of a role: where a coordinator's and a site's keys, settings, logs and state lie.
+
+Folders are readable by their owner alone (0700), and so is every secret in them (0600).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from distlfm.config import Config, dump, load
+from distlfm.errors import UsageError
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+"""Names of sites and runs: they become names of files, and stand in logs."""
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def check_name(name: str) -> str:
+    """The name itself, or a refusal."""
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is no name of a site or run.", "Use up to 40 small letters, digits and hyphens, such as ward-3."
+        )
+    return name
+
+
+class LinkConfig(Config):
+    """link.yaml: where the coordinator listens, and under which names it is known."""
+
+    federation: str = "federation"
+    bind: str = "127.0.0.1"
+    """Address that the link listens on. The default is reached from this machine alone."""
+    host: str = "127.0.0.1"
+    """Name or address under which the sites reach it; the server's certificate holds it."""
+    port: int = Field(8443, ge=1, le=65535)
+    sites: tuple[str, ...] = ()
+
+    @field_validator("federation")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        return check_name(value)
+
+
+class NodeConfig(Config):
+    """node.yaml: how a site reaches its coordinator."""
+
+    federation: str
+    name: str
+    host: str
+    port: int = Field(ge=1, le=65535)
+    runtime_port: int = Field(0, ge=0, le=65535)
+    """Port on 127.0.0.1 between the site's own processes; 0 takes a free one."""
+    heartbeat: float = Field(10.0, ge=10.0, le=1800.0)
+    """Seconds. A site that was silent for twice as long counts as lost."""
+
+    @property
+    def address(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Home:
+    """What both roles have."""
+
+    path: Path
+
+    @property
+    def ca(self) -> Path:
+        return self.path / "ca.pem"
+
+    @property
+    def secret(self) -> Path:
+        """Shared by the processes of this role on this machine; whoever lacks it gets no task."""
+        return self.path / "superexec.secret"
+
+    @property
+    def audit(self) -> Path:
+        return self.path / "audit.jsonl"
+
+    @property
+    def state(self) -> Path:
+        return self.path / "state"
+
+    @property
+    def status(self) -> Path:
+        return self.state / "status.json"
+
+    @property
+    def flower(self) -> Path:
+        """FLWR_HOME."""
+        return self.state / "flower"
+
+    def log(self, process: str) -> Path:
+        return self.state / f"{process}.log"
+
+
+@dataclass(frozen=True)
+class LinkHome(Home):
+    """The coordinator's folder."""
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "link.yaml"
+
+    @property
+    def ca_key(self) -> Path:
+        """Signs server certificates; needed by `provision` alone, so it may be kept elsewhere afterwards."""
+        return self.path / "ca.key"
+
+    @property
+    def certificate(self) -> Path:
+        return self.path / "server.pem"
+
+    @property
+    def key(self) -> Path:
+        return self.path / "server.key"
+
+    @property
+    def tokens(self) -> Path:
+        """Digests of the admin tokens, by their holder's name."""
+        return self.path / "tokens.json"
+
+    @property
+    def admin_token(self) -> Path:
+        return self.path / "admin.token"
+
+    @property
+    def roster(self) -> Path:
+        """Public keys of the sites, and who was revoked."""
+        return self.path / "roster.json"
+
+    @property
+    def peers(self) -> Path:
+        return self.path / "peers.json"
+
+    @property
+    def kits(self) -> Path:
+        return self.path / "kits"
+
+    @property
+    def database(self) -> Path:
+        return self.state / "link.db"
+
+    @property
+    def runs(self) -> Path:
+        return self.path / "runs"
+
+    def config(self) -> LinkConfig:
+        if not self.config_file.exists():
+            raise UsageError(
+                f"{self.path} is no coordinator's folder: it has no link.yaml.",
+                "Make one: distlfm federated provision link FOLDER --sites a,b,c",
+            )
+        return load(LinkConfig, self.config_file)
+
+
+@dataclass(frozen=True)
+class SiteHome(Home):
+    """A site's folder."""
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "node.yaml"
+
+    @property
+    def node_key(self) -> Path:
+        return self.path / "node.key"
+
+    @property
+    def node_public(self) -> Path:
+        return self.path / "node.pub"
+
+    @property
+    def signing_key(self) -> Path:
+        return self.path / "signing.key"
+
+    @property
+    def policy(self) -> Path:
+        return self.path / "policy.yaml"
+
+    @property
+    def node(self) -> Path:
+        """Says which process the link has let in."""
+        return self.state / "node.json"
+
+    def config(self) -> NodeConfig:
+        if not self.config_file.exists():
+            raise UsageError(
+                f"{self.path} is no site's folder: it has no node.yaml.",
+                "Make one from the coordinator's kit: distlfm federated provision site KIT FOLDER",
+            )
+        return load(NodeConfig, self.config_file)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder that only its owner can enter; an existing one is closed to others."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.chmod(0o700)
+    except OSError as error:
+        raise UsageError(f"Cannot make the folder {path}: {error.strerror}.", "Choose another place.") from None
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Write a new file with mode 0600 from its first byte on. An existing one is never replaced."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise UsageError(
+            f"{path} is there already, and keys are not replaced.", "Choose another folder, or move the old one away."
+        ) from None
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def check_secret(path: Path) -> Path:
+    """A secret that is there and that nobody else can read, or a refusal."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        raise UsageError(f"There is no {path}.", "Make it with: distlfm federated provision") from None
+    if mode & 0o077:
+        raise UsageError(f"{path} can be read by others.", f"Close it: chmod 600 {path}")
+    return path
+
+
+def write_config(path: Path, config: Config) -> None:
+    """A role's settings as YAML."""
+    path.write_text(dump(config), encoding="utf-8")

@@ -1,0 +1,88 @@
+"""The coordinator: Flower's SuperLink and its task runner, kept running."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from distlfm.errors import UsageError
+from distlfm.federated.homes import LOOPBACK, Home, LinkConfig, LinkHome, check_secret, make_folder
+from distlfm.federated.processes import Program, Supervisor, environment, is_listening
+from distlfm.optional import require
+from distlfm.runtime.reporting import Reporter, Silent
+from distlfm.runtime.signals import Stop
+
+PLAIN_TEXT = (
+    "--insecure: plain text and no node keys. Every process of this machine can read the models, pose as a site and "
+    "answer for it. For trials with generated data only."
+)
+
+
+def serve_link(
+    folder: Path, reporter: Reporter | None = None, *, insecure: bool = False, stop: Stop | None = None
+) -> None:
+    """Serve until a signal or `stop` asks for the end. insecure: without TLS and node keys, on loopback only."""
+    require("flwr", "federated")
+    home, reporter = LinkHome(folder.resolve()), reporter or Silent()
+    config = home.config()
+    if insecure:
+        refuse_unless_loopback(config.bind)
+        reporter.warn(PLAIN_TEXT)
+    for secret in (home.secret, home.tokens, *(() if insecure else (home.key,))):
+        check_secret(secret)
+    with only_one(home), stop or Stop() as asked:
+        if is_listening(config.bind, config.port):
+            raise UsageError(
+                f"Port {config.port} of {config.bind} is taken.", f"End what uses it, or change {home.config_file}."
+            )
+        scheme = "http" if insecure else "https"
+        reporter.say(f"link of {config.federation}: {scheme}://{config.host}:{config.port}, log in {home.state}")
+        Supervisor(home, programs(home, config, insecure=insecure), reporter).run(asked)
+
+
+def programs(home: LinkHome, config: LinkConfig, *, insecure: bool) -> list[Program]:
+    """What a link runs."""
+    local = "127.0.0.1" if config.bind in (*LOOPBACK, "0.0.0.0", "::") else config.bind  # noqa: S104
+    flags = ("--insecure",) if insecure else ()
+    around = environment(home, DISTLFM_LINK_HOME=str(home.path))
+    return [
+        Program(
+            "superlink",
+            "distlfm.federated.superlink",
+            (str(home.path), *flags),
+            around,
+            home.log("superlink"),
+            lambda: is_listening(config.bind, config.port),
+        ),
+        Program(
+            "tasks",
+            "distlfm.federated.tasks",
+            ("link", str(home.path), f"{local}:{config.port}", *flags),
+            around,
+            home.log("tasks"),
+        ),
+    ]
+
+
+def refuse_unless_loopback(host: str) -> None:
+    """Plain text never leaves the machine."""
+    if host not in LOOPBACK:
+        raise UsageError(
+            f"--insecure is for this machine alone, and the address is {host}.",
+            "Leave --insecure out: TLS and node keys are made by `distlfm federated provision`.",
+        )
+
+
+@contextmanager
+def only_one(home: Home) -> Iterator[None]:
+    """Two supervisors in one folder would take each other's ports and logs."""
+    make_folder(home.state)
+    make_folder(home.flower)
+    with (home.state / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{home.path} is being served already.", "End that process first.") from None
+        yield

@@ -1,0 +1,286 @@
+"""Making the roles: the coordinator's folder, a site's folder, and how they come to know each other's public keys.
+
+coordinator: make_link → a kit for each site          (addresses and the CA's certificate; nothing secret)
+site:        make_site → a file of public keys         (the private ones are made here and stay here)
+coordinator: enrol     → peers.json                    (every site's public signing key)
+site:        pin       → the policy names its peers    (after the fingerprints were compared by telephone)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from distlfm.config import Config, Model, build
+from distlfm.errors import UsageError
+from distlfm.federated.audit import AuditLog
+from distlfm.federated.authn import make_token, read_digests, token_digest
+from distlfm.federated.certificates import make_certificates
+from distlfm.federated.homes import (
+    LinkConfig,
+    LinkHome,
+    NodeConfig,
+    SiteHome,
+    check_name,
+    make_folder,
+    write_config,
+    write_secret,
+)
+from distlfm.federated.identity import (
+    check_signing_public,
+    fingerprint,
+    make_node_key,
+    make_signing_key,
+)
+from distlfm.federated.policy import load_policy
+from distlfm.federated.roster import Entry, read_roster, write_roster
+from distlfm.federated.secagg.keys import is_signed, load_signing_key, public_hex, sign
+from distlfm.federated.templates import policy_text, site_text
+from distlfm.store.files import put_all
+from distlfm.version import __version__
+
+SECRET_BYTES = 32
+_LABEL = "public keys of a site"
+_ALWAYS = ("127.0.0.1", "localhost")
+"""The link's own processes reach it so, whatever the sites call it."""
+
+
+class Kit(Config):
+    """What a site gets from the coordinator. Nothing in it is secret."""
+
+    kind: Literal["distlfm-kit"] = "distlfm-kit"
+    federation: str
+    site: str
+    host: str
+    port: int = Field(ge=1, le=65535)
+    package: str
+    ca: str
+
+
+class PublicKeys(Config):
+    """What the coordinator gets from a site. The proof shows that the site holds the signing key."""
+
+    kind: Literal["distlfm-site"] = "distlfm-site"
+    federation: str
+    site: str
+    node: str
+    signing: str
+    proof: str
+
+    def signed(self) -> bytes:
+        return f"{self.federation}\n{self.site}\n{self.node}".encode()
+
+
+class Peers(Config):
+    """What every site gets at last: the signing keys of all."""
+
+    kind: Literal["distlfm-peers"] = "distlfm-peers"
+    federation: str
+    peers: dict[str, str]
+
+
+def make_link(path: Path, config: LinkConfig, hosts: Sequence[str] = ()) -> list[Path]:
+    """Make a coordinator's folder. Gives the kits, one a site. hosts: further names in the certificate."""
+    names = [check_name(name) for name in config.sites]
+    if len(set(names)) != len(names) or len(names) < 3:
+        raise UsageError(
+            f"{len(set(names))} different sites are given.",
+            "A federation has three or more: with two, each could take its own share from the sum.",
+        )
+    home = LinkHome(path)
+    if home.config_file.exists():
+        raise UsageError(f"{path} is a coordinator's folder already.", "Choose another one.")
+    for folder in (path, home.state, home.flower, home.kits, home.runs):
+        make_folder(folder)
+    bound = () if config.bind in ("0.0.0.0", "::") else (config.bind,)  # noqa: S104
+    make_certificates(home, config.federation, list(dict.fromkeys((config.host, *hosts, *bound, *_ALWAYS))))
+    write_secret(home.secret, secrets.token_bytes(SECRET_BYTES))
+    write_config(home.config_file, config)
+    add_token(path, "admin")
+    for name in names:
+        kit = Kit(
+            federation=config.federation,
+            site=name,
+            host=config.host,
+            port=config.port,
+            package=__version__,
+            ca=home.ca.read_text(encoding="ascii"),
+        )
+        _write(home.kits / f"{name}.kit.json", kit)
+    AuditLog(home.audit).append("provisioned", "", federation=config.federation, sites=names)
+    return [home.kits / f"{name}.kit.json" for name in names]
+
+
+def make_site(kit_file: Path, path: Path) -> Path:
+    """Make a site's folder from its kit. Gives the file of public keys, to be sent to the coordinator."""
+    kit = _read(Kit, kit_file)
+    if kit.package != __version__:
+        raise UsageError(
+            f"The kit is for distlfm {kit.package}, and {__version__} is installed.",
+            f'Install that version: pip install "distlfm[federated]=={kit.package}"',
+        )
+    home = SiteHome(path)
+    if home.config_file.exists():
+        raise UsageError(f"{path} is a site's folder already.", "Choose another one.")
+    for folder in (path, home.state, home.flower):
+        make_folder(folder)
+    signing, node = make_signing_key(home), make_node_key(home)
+    write_secret(home.secret, secrets.token_bytes(SECRET_BYTES))
+    home.ca.write_text(kit.ca, encoding="ascii")
+    config = NodeConfig(federation=kit.federation, name=check_name(kit.site), host=kit.host, port=kit.port)
+    write_config(home.config_file, config)
+    if not home.policy.exists():
+        home.policy.write_text(policy_text(kit.site, __version__), encoding="utf-8")
+    if not (path / "site.yaml").exists():
+        (path / "site.yaml").write_text(site_text(kit.site), encoding="utf-8")
+    keys = PublicKeys(federation=kit.federation, site=kit.site, node=node, signing=signing, proof="")
+    proof = sign(load_signing_key(home.signing_key), _LABEL, keys.signed())
+    public = path / f"{kit.site}.public.json"
+    _write(public, keys.model_copy(update={"proof": proof}))
+    AuditLog(home.audit).append("provisioned", "", federation=kit.federation, signing=signing)
+    return public
+
+
+def enrol(path: Path, files: Sequence[Path]) -> str:
+    """Take sites' public keys into the roster, and write peers.json. Gives the fingerprint of all signing keys."""
+    home = LinkHome(path)
+    config, roster = home.config(), read_roster(home.roster)
+    sites = dict(roster.sites)
+    for file in files:
+        keys = _read(PublicKeys, file)
+        if keys.federation != config.federation or keys.site not in config.sites:
+            raise UsageError(
+                f"{file} is of site {keys.site!r} in {keys.federation!r}, which is not expected here.",
+                f"Expected are: {', '.join(config.sites)}.",
+            )
+        if not is_signed(check_signing_public(keys.signing), keys.proof, _LABEL, keys.signed()):
+            raise UsageError(f"{file} was changed since the site wrote it.", "Ask the site for it again.")
+        entry, known = Entry(node=keys.node, signing=keys.signing), sites.get(keys.site)
+        if known is not None and known.status == "active" and known != entry:
+            raise UsageError(
+                f"Site {keys.site} is enrolled with other keys.",
+                f"If it has really made new ones: distlfm federated provision revoke {path} {keys.site}",
+            )
+        sites[keys.site] = entry
+    _distinct(sites)
+    write_roster(home.roster, roster.model_copy(update={"sites": sites}))
+    return _write_peers(home, config)
+
+
+def revoke(path: Path, site: str) -> str:
+    """Shut a site out; a running link does so within a second. Gives the fingerprint of the keys that are left."""
+    home = LinkHome(path)
+    config, roster = home.config(), read_roster(home.roster)
+    if site not in roster.sites:
+        raise UsageError(f"There is no site {site!r}.", f"Enrolled are: {', '.join(roster.sites) or 'none'}.")
+    gone = roster.sites[site].model_copy(update={"status": "revoked"})
+    write_roster(home.roster, roster.model_copy(update={"sites": {**roster.sites, site: gone}}))
+    AuditLog(home.audit).append("revoke", "", site=site)
+    return _write_peers(home, config)
+
+
+def add_token(path: Path, holder: str) -> Path:
+    """Make an admin token for somebody, in a file to be handed over. The link keeps its digest alone."""
+    home = LinkHome(path)
+    file = path / f"{check_name(holder)}.token"
+    token = make_token()
+    write_secret(file, token.encode())
+    _write_digests(home, read_digests(home.tokens) | {holder: token_digest(token)})
+    AuditLog(home.audit).append("token made", "", holder=holder)
+    return file
+
+
+def drop_token(path: Path, holder: str) -> None:
+    """Let a token open nothing any more; a running link follows at once."""
+    home = LinkHome(path)
+    digests = read_digests(home.tokens)
+    if holder not in digests:
+        raise UsageError(f"There is no token of {holder!r}.", f"There are: {', '.join(digests) or 'none'}.")
+    _write_digests(home, {name: digest for name, digest in digests.items() if name != holder})
+    AuditLog(home.audit).append("token dropped", "", holder=holder)
+
+
+def pin(path: Path, peers_file: Path, *, replace: bool = False) -> str:
+    """Write the sites' signing keys into the policy. Gives their fingerprint, to be compared with the other sites'.
+
+    A key that was pinned before is changed only with `replace`: a link that could change it could pose as a site.
+    """
+    home, peers = SiteHome(path), _read(Peers, peers_file)
+    config, policy = home.config(), load_policy(home.policy)
+    if peers.federation != config.federation:
+        raise UsageError(f"{peers_file} is of another federation, {peers.federation!r}.", "Ask for the right file.")
+    for name, key in peers.peers.items():
+        check_name(name)
+        check_signing_public(key)
+        if name == config.name and key != public_hex(load_signing_key(home.signing_key)):
+            raise UsageError(
+                f"{peers_file} has another key for this site than signing.key is.",
+                "Do not use it: somebody may be posing as this site. Tell the coordinator and the other sites.",
+            )
+        if not replace and policy.peers.get(name, key) != key:
+            raise UsageError(
+                f"{peers_file} has another key for {name} than is pinned.",
+                f"Ask {name} by telephone whether it made a new key; if so, add --replace.",
+            )
+    if config.name not in peers.peers:
+        raise UsageError(f"{peers_file} does not have this site, {config.name}.", "Ask the coordinator to enrol it.")
+    text = home.policy.read_text(encoding="utf-8")
+    lines = "".join(f"  {name}: {key!r}\n" for name, key in sorted(peers.peers.items()))
+    kept = re.split(r"^peers:", text, maxsplit=1, flags=re.MULTILINE)[0]
+    put_all({home.policy: f"{kept}peers:\n{lines}".encode()})
+    told = peers_fingerprint(peers.peers)
+    AuditLog(home.audit).append("peers pinned", "", peers=sorted(peers.peers), fingerprint=told)
+    return told
+
+
+def make_local(path: Path, config: LinkConfig) -> tuple[LinkHome, dict[str, SiteHome]]:
+    """A whole federation on this machine, for trials: `link` and `sites/NAME`, enrolled and pinned."""
+    kits = make_link(path / "link", config)
+    homes = {name: SiteHome(path / "sites" / name) for name in config.sites}
+    enrol(path / "link", [make_site(kit, home.path) for kit, home in zip(kits, homes.values(), strict=True)])
+    for home in homes.values():
+        pin(home.path, LinkHome(path / "link").peers)
+    return LinkHome(path / "link"), homes
+
+
+def peers_fingerprint(peers: Mapping[str, str]) -> str:
+    """The same at all sites, or somebody was told another key."""
+    return fingerprint("".join(f"{name} {key}\n" for name, key in sorted(peers.items())))
+
+
+def _distinct(sites: Mapping[str, Entry]) -> None:
+    for what in ("node", "signing"):
+        keys = [getattr(entry, what) for entry in sites.values()]
+        if len(set(keys)) != len(keys):
+            raise UsageError(f"Two sites have the same {what} key.", "Each site must make its own.")
+
+
+def _write_peers(home: LinkHome, config: LinkConfig) -> str:
+    peers = {name: entry.signing for name, entry in sorted(read_roster(home.roster).active().items())}
+    _write(home.peers, Peers(federation=config.federation, peers=peers))
+    return peers_fingerprint(peers)
+
+
+def _write_digests(home: LinkHome, digests: Mapping[str, str]) -> None:
+    put_all({home.tokens: json.dumps(dict(digests)).encode()})
+    home.tokens.chmod(0o600)
+
+
+def _write(path: Path, content: Config) -> None:
+    put_all({path: (json.dumps(content.model_dump(), indent=2) + "\n").encode()})
+
+
+def _read(model: type[Model], path: Path) -> Model:
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"Cannot read {path}: {error}.", "Give the file that the other side sent.") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is no file of a federation.", "Give the file that the other side sent.")
+    return build(model, content, source=str(path))

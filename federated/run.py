@@ -1,0 +1,56 @@
+"""Starting a round programme, and waiting for what it brings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from distlfm.config import Config
+from distlfm.errors import WorkError
+from distlfm.federated.control import Connection, Control
+from distlfm.federated.homes import check_name
+from distlfm.runtime.reporting import Reporter, Silent
+
+RESULT = "DISTLFM-RESULT "
+"""Begins the line of the ServerApp's log that holds what the run brought, as JSON."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """run: Flower's id, the same in all audit logs. content: what the ServerApp said at its end."""
+
+    run: int
+    content: dict[str, Any]
+
+
+def run_programme(programme: Config, name: str, connection: Connection, reporter: Reporter | None = None) -> RunResult:
+    """Start a programme under a name, say what happens, and give its result. The same name goes on with a stopped run.
+
+    programme: what the coordinator's ServerApp understands. Raises WorkError if the run fails.
+    """
+    check_name(name)
+    reporter = reporter or Silent()
+    found: dict[str, Any] = {}
+
+    def line(text: str) -> None:
+        _, marker, rest = text.partition(RESULT)
+        if marker:
+            found.update(json.loads(rest))
+        elif text.strip():
+            reporter.say(text)
+
+    with Control(connection) as control:
+        run = control.start_run(programme.model_dump(mode="json"), name)
+        reporter.say(f"run {run} ({name}) is started")
+        try:
+            state = control.follow(run, line)
+        except KeyboardInterrupt:
+            control.stop_run(run)
+            raise
+    if state["outcome"] != "completed":
+        raise WorkError(
+            f"Run {run} ended as {state['outcome'] or state['state']}: {state['details'] or 'no more is known'}.",
+            f"Mend that; the same command with --name {name} goes on after the last whole round.",
+        )
+    return RunResult(run, found)

@@ -1,0 +1,108 @@
+"""The link's server: Flower's SuperLink behind our gate, with tokens for admins and keys for nodes.
+
+python -m distlfm.federated.superlink FOLDER [--insecure]
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import uvicorn
+from flwr.common.constant import ISOLATION_MODE_PROCESS, NOOP_FLWR_AID, TRANSPORT_TYPE_GRPC_RERE
+from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
+from flwr.superlink.config_loader import SuperLinkLifespanConfig
+from flwr.superlink.main import create_app
+
+from distlfm.errors import UsageError
+from distlfm.federated.audit import AuditLog
+from distlfm.federated.authn import TokenPlugin, read_digests
+from distlfm.federated.gate import ALLOWED, Gate
+from distlfm.federated.homes import LinkHome, check_secret
+from distlfm.federated.processes import end_with_supervisor
+from distlfm.federated.refusals import Refusals
+from distlfm.federated.roster import FOLLOW_SECONDS, follow, read_roster
+
+KEYLESS = frozenset({"/v1/fleet/register-node", "/v1/fleet/unregister-node"})
+"""Without TLS Flower has no node keys, and nodes register themselves."""
+
+
+def flower_config(home: LinkHome, plugin: TokenPlugin, *, insecure: bool) -> SuperLinkLifespanConfig:
+    """Flower's settings: process isolation with a secret, node keys, and a database on the disk."""
+    config = home.config()
+    ca, certificate, key = home.ca, home.certificate, home.key
+    certificates = None if insecure else (ca.read_bytes(), certificate.read_bytes(), check_secret(key).read_bytes())
+    return SuperLinkLifespanConfig(
+        control_address="127.0.0.1:0",
+        health_server_address=None,
+        host=config.bind,
+        port=config.port,
+        insecure=insecure,
+        certificates=certificates,
+        superexec_auth_secret=check_secret(home.secret).read_bytes(),
+        authn_plugin=plugin,
+        event_log_plugin=None,
+        fleet_event_log_plugin=None,
+        enable_event_log=False,
+        artifact_provider=None,
+        enable_supernode_auth=not insecure,
+        fleet_api_type=TRANSPORT_TYPE_GRPC_RERE,
+        fleet_api_address=None,
+        simulation=False,
+        ssl_ca_certfile=None if insecure else str(ca),
+        ssl_certfile=None if insecure else str(certificate),
+        ssl_keyfile=None if insecure else str(key),
+        database=str(home.database),
+        isolation=ISOLATION_MODE_PROCESS,
+        runtime_dependency_install=False,
+    )
+
+
+def main(folder: str, *flags: str) -> None:
+    """Serve until the supervisor ends."""
+    os.umask(0o077)
+    end_with_supervisor()
+    home, insecure = LinkHome(Path(folder)), "--insecure" in flags
+    audit = AuditLog(home.audit)
+    refusals = Refusals(audit)
+    plugin = TokenPlugin(lambda: read_digests(home.tokens), lambda: refusals("control", "no admin token"))
+    config = flower_config(home, plugin, insecure=insecure)
+    app = create_app(config, SuperLinkLifespan)
+    if not insecure:
+        threading.Thread(target=_follow, args=(home, app.state.linkstate_factory.state(), audit), daemon=True).start()
+    allowed = ALLOWED | KEYLESS if insecure else ALLOWED
+    gate = Gate(app, allowed, refusals)
+    audit.append("link started", "", port=config.port, insecure=insecure)
+    uvicorn.run(
+        gate,
+        host=config.host,
+        port=config.port,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        workers=1,
+    )
+
+
+def _follow(home: LinkHome, state: object, audit: AuditLog) -> None:
+    """Watch the roster. A file that cannot be read changes nothing: neither lets in nor shuts out."""
+    seen: int | None = None
+    while True:
+        try:
+            now = home.roster.stat().st_mtime_ns if home.roster.exists() else 0
+            if now != seen:
+                for what, site in follow(state, read_roster(home.roster), NOOP_FLWR_AID):
+                    audit.append(what, "", site=site)
+                seen = now
+        except UsageError as error:
+            sys.stderr.write(f"{error}\n")
+        time.sleep(FOLLOW_SECONDS)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

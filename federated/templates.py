@@ -1,0 +1,59 @@
+"""What a new site finds in its folder: a policy and settings, with a line about each choice."""
+
+from __future__ import annotations
+
+POLICY = """\
+# What this site allows. It is read for every message; nobody else can change it.
+site: {site}
+# The version of distlfm that all sites agreed on.
+package: {package}
+# Kinds of message that are answered. query.* are the federation's questions; take the line away to answer none.
+allowed:
+  - train
+  - evaluate
+  - query.*
+# Fewest sites in a sum, at its start and at its end: nobody learns a sum over fewer.
+min_cohort: 3
+# Fewest patients' windows behind an answer.
+min_examples: 5
+# Kinds of message that all sites answer together or not at all, so that no two answers differ by one site.
+fixed_cohort:
+  - query
+# Longest update that leaves (its norm), and noise on it in units of that; null: as it is.
+clip: null
+noise_multiplier: 0.0
+# Privacy budget of this site's patients (differential privacy); null: masking alone.
+epsilon: null
+delta: 1.0e-5
+# Limits of a day (UTC).
+queries_a_day: 20
+bytes_a_day: 2000000000
+# Signing keys of all sites, written by `distlfm federated provision pin`. Keep this the last entry.
+peers: {{}}
+"""
+
+SITE = """\
+# What this site works on. No message changes it.
+name: {site}
+# Either the content of a config of `distlfm fit`, whose data section says where the patients' records are:
+#fit:
+#  verb: fit
+#  data: {{path: /data/patients.csv}}
+#  mechanism: {{kind: …}}
+# or pairs that were made before:
+#store: /data/pairs.zarr
+# Share of the patients that are never learned from, but measure the model:
+#test: 0.3
+# Differential privacy; the unit is a patient with all windows:
+#privacy: {{epsilon: 4.0, delta: 1.0e-5}}
+"""
+
+
+def policy_text(site: str, package: str) -> str:
+    """policy.yaml of a new site."""
+    return POLICY.format(site=site, package=package)
+
+
+def site_text(site: str) -> str:
+    """site.yaml of a new site."""
+    return SITE.format(site=site)
