@@ -64,10 +64,25 @@ class Regressions(nn.Module):
         r = self.regressors
         gram = products[..., :r, :r] + RIDGE * torch.eye(r, dtype=q.dtype, device=q.device)
         right = products[..., :r, r:]
-        coefficients = torch.linalg.solve(gram, right)
+        # Formats for export know products and sums, but not every one of them a solver.
+        solve = eliminated if torch.compiler.is_exporting() else torch.linalg.solve
+        coefficients = solve(gram, right)
         left = (products[..., r, r] - (right * coefficients).sum((-1, -2))).clamp_min(0) + RIDGE
         found = torch.cat([torch.asinh(coefficients.squeeze(-1)), 0.3 * left.log().unsqueeze(-1)], -1)
         return found.flatten(1)
+
+
+def eliminated(matrix: Tensor, right: Tensor) -> Tensor:
+    """The solution [..., r, c] for small positive definite matrices [..., r, r], by Gauss and Jordan, without pivots."""
+    size = matrix.shape[-1]
+    whole = torch.cat([matrix, right], -1)
+    for k in range(size):
+        pivot = whole[..., k : k + 1, :] / whole[..., k : k + 1, k : k + 1]
+        others = torch.ones(size, 1, dtype=whole.dtype, device=whole.device)
+        others[k] = 0
+        kept = whole * others - (whole[..., :, k : k + 1] * others) * pivot
+        whole = kept + (1 - others) * pivot
+    return whole[..., size:]
 
 
 class Stage(nn.Module):

@@ -38,7 +38,7 @@ LARGEST = 65536
 class Program(nn.Module):
     """values, mask [B, P, *grid] → the tensors named in OUTPUTS: forces [B, L, *grid], parameters [B, K]."""
 
-    force_sd: Tensor
+    force_factor: Tensor
     force_width: Tensor
     params_width: Tensor
 
@@ -46,15 +46,15 @@ class Program(nn.Module):
         super().__init__()
         self.model = operator.model
         calibration, wide = operator.calibration, (-1, *(1,) * len(operator.schema.dims))
-        force_sd = torch.tensor([one.sd for one in calibration.forces]).view(wide)
-        self.register_buffer("force_sd", force_sd)
+        # Not named as an output is: ONNX has one name for each thing.
+        self.register_buffer("force_factor", torch.tensor([one.sd for one in calibration.forces]).view(wide))
         self.register_buffer("force_width", torch.tensor([one.width95 for one in calibration.forces]).view(wide))
         params = [one.sd * one.width95 for one in calibration.parameters]
         self.register_buffer("params_width", torch.tensor(params))
 
     def forward(self, values: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         found = self.model(values, mask)
-        sd = (0.5 * found.force_logvar).exp() * self.force_sd
+        sd = (0.5 * found.force_logvar).exp() * self.force_factor
         half = sd * self.force_width
         params = found.params
         params_half = (0.5 * found.params_logvar).exp() * self.params_width

@@ -9,6 +9,7 @@ import torch
 from distlfm.lfo import Batch, GridDim, OperatorConfig, OperatorSchema, calibrate, coverage
 from distlfm.lfo.derivatives import UNIT, local_fit, spline
 from distlfm.lfo.grid import fill, to_grid
+from distlfm.lfo.heads import eliminated
 from distlfm.lfo.loss import gaussian
 from distlfm.lfo.model import FourierOperator, Normal, Prediction
 from distlfm.lfo.physics import Forward
@@ -75,6 +76,13 @@ def test_slopes_are_exact_for_quadratics_ends_included(window: float) -> None:
     assert torch.allclose(value, 1 + 2 * x - 3 * x**2, atol=1e-9)
     assert torch.allclose(slope, UNIT * (2 - 6 * x), atol=1e-9)
     assert torch.allclose(curvature, torch.full_like(x, -6 * UNIT**2), atol=1e-8)
+
+
+def test_elimination_solves_as_the_library_does() -> None:
+    factor = torch.randn(7, 3, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    matrix = factor @ factor.mT + 0.1 * torch.eye(5, dtype=torch.float64)
+    right = factor[..., :2]
+    assert torch.allclose(eliminated(matrix, right), torch.linalg.solve(matrix, right), rtol=1e-9, atol=1e-9)
 
 
 def test_splines_are_of_fourth_order() -> None:
