@@ -19,9 +19,9 @@ demo: setup  ## the main job end to end on this machine, under 5 minutes after t
 	@$(VENV)/bin/distlfm demo --out runs/demo
 
 test: setup-tests  ## the whole test-suite with the real FEniCS, MPI, Ray, Slurm and Flower
-	@echo "[test] fast tests first, on all cores, then one by one those that start real processes"
+	@echo "[test] fast tests first, then those that start real processes, two files side by side"
 	@$(PYTEST) -m "not slow" -q -n auto
-	@$(PYTEST) -m slow -q
+	@$(PYTEST) -m slow -q -n 2 --dist loadgroup
 
 check: setup  ## the fast subset for daily work, under 3 minutes
 	@$(PYTEST) -m "not slow" -q -n auto
