@@ -73,7 +73,7 @@ class Regressions(nn.Module):
 
 
 def eliminated(matrix: Tensor, right: Tensor) -> Tensor:
-    """The solution [..., r, c] for small positive definite matrices [..., r, r], by Gauss and Jordan, without pivots."""
+    """The solution [..., r, c] for small positive definite matrices [..., r, r], by elimination without pivots."""
     size = matrix.shape[-1]
     whole = torch.cat([matrix, right], -1)
     for k in range(size):
