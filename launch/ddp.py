@@ -1,4 +1,4 @@
-"""Train with several processes: one rank a task of a Slurm job, or the ranks that torchrun, srun or mpirun have started.
+"""Train with several processes: a rank for each task of a Slurm job, or those that torchrun, srun or mpirun started.
 
     python -m distlfm.launch.ddp train CONFIG …
 

@@ -20,6 +20,7 @@ from distlfm.runtime.reporting import Reporter
 
 if TYPE_CHECKING:
     from distlfm.pipeline.fit import FitRun
+    from distlfm.pipeline.settings import FitConfig
 
 Executor = Annotated[
     str | None, typer.Option("--executor", help="auto, ray, or serial, which needs no Ray. Short for run.executor.")
@@ -84,11 +85,15 @@ def fit(
     executor: Executor = None,
     workers: Workers = None,
     address: Address = None,
+    part: Annotated[
+        str | None, typer.Option("--part", help="Do this share of the blocks, such as 2/16, beside others with theirs.")
+    ] = None,
 ) -> int:
     """Infer the latent forces of instances, with bands, parameters and a report.
 
-    A large fleet is shared among the cores of this machine by Ray, or among those of a cluster with `--address`. The
-    same command again goes on where it was stopped. Exit code 1 if an instance failed or was set aside. Examples:
+    A large fleet is shared among the cores of this machine by Ray, or among those of a cluster with `--address`; with
+    `--part`, among machines that share a file system. The same command again goes on where it was stopped. Exit code 1
+    if an instance failed or was set aside. Examples:
 
     - `distlfm fit configs/fit/transcription_toy.yaml --data toy.npz --out runs/toy`
 
@@ -101,8 +106,21 @@ def fit(
 
     short = {"data.path": data, "run.dir": out, "mechanism.ranks": mpi_ranks}
     settings = [*(overrides or []), *as_overrides(short), *work_overrides(executor, workers, address)]
+    if part is not None:
+        return _fit_part(load(FitConfig, config, settings), part)
     run = run_fit(load(FitConfig, config, settings), reporter=STATE.reporter)
     return tell(run, STATE.reporter)
+
+
+def _fit_part(config: FitConfig, part: str) -> int:
+    from distlfm.cluster.share import share_of
+    from distlfm.pipeline.fit_part import fit_part
+
+    reporter = STATE.reporter
+    found = fit_part(config, share_of(part), reporter=reporter)
+    reporter.say(f"part {found.share}: {found.count} instances, {found.failed} failed; {found.left} are left to others")
+    told = 0 if found.run is None else tell(found.run, reporter)
+    return 1 if found.failed else told
 
 
 def resume(

@@ -7,13 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from distlfm.cluster.share import Share
 from distlfm.errors import UsageError
+from distlfm.runtime.scheduler import job_name
 
 FIRST_PORT, PORTS = 20000, 10000
 """Where a job's Ray listens: the port follows from the job's number, so that two jobs on a node seldom meet."""
-
-SITE = ("PYTHON", "SCRATCH", "INTERFACE", "REQUEUE", "MPI_LAUNCHER")
-"""What a site may set, each with the prefix DISTLFM_; slurm/site.example.sh says what for."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,6 @@ def find_allocation(environment: Mapping[str, str]) -> Allocation | None:
     )
 
 
-def job_name(environment: Mapping[str, str]) -> str:
-    """The job's number, as `squeue` shows it; empty outside of Slurm."""
-    array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID", "")
-
-
 def expand_hosts(names: str) -> tuple[str, ...]:
     """The hosts of a list as Slurm writes it: of `gpu[08-10,12],login` five."""
     hosts: list[str] = []
@@ -85,17 +78,6 @@ def _numbers(ranges: str, names: str) -> list[str]:
             raise UsageError(f"The list of hosts {names!r} has a range {part!r}.", "Write ranges as [1-4] or [01,03].")
         found += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
     return found
-
-
-@dataclass(frozen=True)
-class Share:
-    """One part of several, counted from 1."""
-
-    part: int
-    parts: int
-
-    def __str__(self) -> str:
-        return f"{self.part}/{self.parts}"
 
 
 def array_share(environment: Mapping[str, str]) -> Share:

@@ -20,12 +20,12 @@ from distlfm.lfo.dataset import fingerprint as fingerprint_of
 from distlfm.lfo.dataset import kept_rows
 from distlfm.lfo.settings import SplitConfig
 from distlfm.pipeline.evaluate_fine import resolutions
-from distlfm.pipeline.fit import versions
 from distlfm.pipeline.query import worth_a_look
 from distlfm.pipeline.query_ask import ask, find_checkpoint, mark
 from distlfm.pipeline.query_figures import Calibration, failed_answer, novelty_of, row_of, true_elements
 from distlfm.pipeline.query_settings import AskConfig, EvaluateConfig
 from distlfm.pipeline.rundir import CONFIG, REPORT, begin, write_config, write_summary
+from distlfm.pipeline.versions import versions
 from distlfm.report.lfo_page import Example, Resolutions, Scores, evaluation_page
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.threads import torch_threads

@@ -11,10 +11,10 @@ from distlfm.config import read_yaml
 from distlfm.errors import UsageError
 from distlfm.lfo import Operator
 from distlfm.pipeline.evaluate import find_or_none, scored
-from distlfm.pipeline.fit import versions
 from distlfm.pipeline.query_ask import OPERATOR, mark
 from distlfm.pipeline.query_settings import EvaluateConfig
 from distlfm.pipeline.rundir import CONFIG, REPORT
+from distlfm.pipeline.versions import versions
 from distlfm.report.lfo_page import training_page
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.store.files import storing

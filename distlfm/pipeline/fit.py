@@ -2,51 +2,28 @@
 
 from __future__ import annotations
 
-import platform
-import shlex
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
+from typing import Any
 
 from distlfm.config import fingerprint, load
 from distlfm.errors import Problem, UsageError, WorkError
 from distlfm.inference.archive import SavedFits
-from distlfm.inference.fit import InferenceConfig, fit_instances, instance_bytes
+from distlfm.inference.fit import fit_instances
 from distlfm.inference.metrics import Figures
-from distlfm.inference.model import Model
 from distlfm.inference.result import Digest, FitResult
-from distlfm.inference.survey import Survey, settled, survey
 from distlfm.inference.tally import Tally, directions_of, figures_of, row_of
 from distlfm.instance import Instance
-from distlfm.pipeline import sources
-from distlfm.pipeline.fit_columns import AXES, grid_part, mesh_of, parameter_part
-from distlfm.pipeline.fit_job import FITS, FitJob, model_with, ranks_of
-from distlfm.pipeline.fleet import Fleet, run_blocks
-from distlfm.pipeline.rundir import CONFIG, begin, refuse_others, same_work, write_config, write_page, write_summary
+from distlfm.pipeline.fit_plan import Prepared, make_plan, open_folder, prepare
+from distlfm.pipeline.fleet import run_blocks
+from distlfm.pipeline.rundir import CONFIG, write_page, write_summary
 from distlfm.pipeline.settings import FitConfig
-from distlfm.pipeline.sources import Source, for_fitting, open_source
+from distlfm.pipeline.sources import for_fitting
+from distlfm.pipeline.versions import versions
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.threads import torch_threads
-from distlfm.store import Store, StoreSpec, driver_lock
-from distlfm.store.find import RUN_STORE, is_store
-from distlfm.version import __version__
-
-BATCH_BYTES = 1_500_000_000
-"""Memory that a block may take; its size follows from it unless run.batch is set."""
-
-LEAST_BATCH, MAX_BATCH = 16, 128
-BLOCKS = 16
-"""A fleet is cut into at least so many blocks, as far as LEAST_BATCH allows: several workers share it, and little is
-lost with one. The number of workers has no say in it, as an answer's last digits depend on the size of its block."""
-
-KEEP_ALL = 256
-"""Fleets up to this size have the whole posterior of every instance kept."""
-
-INPUT = "input"
+from distlfm.store import Store, driver_lock
 
 
 @dataclass
@@ -97,11 +74,6 @@ class FitRun:
         }
 
 
-def versions() -> dict[str, str]:
-    """What made the numbers."""
-    return {"distlfm": __version__, "torch": torch.__version__, "python": platform.python_version()}
-
-
 def fit(
     config: FitConfig | Path | str,
     data: Sequence[Instance] | Path | str | None = None,
@@ -146,154 +118,27 @@ def _fit_here(config: FitConfig, data: Sequence[Instance] | None, reporter: Repo
 
 
 def _fit_in(directory: Path, config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> FitRun:
-    refuse_others(directory, kept(config))
-    if not is_store(directory):
-        sources.refuse_others(directory / INPUT)
-    begin(directory, FITS)
-    directory = directory.resolve()  # workers on other nodes know no relative paths
+    directory = open_folder(directory, config)
     with driver_lock(directory, "fit"):
-        plan = make_plan(config, data, directory / INPUT, reporter)
-        store = open_store(directory / RUN_STORE, config, plan)
-        write_config(directory, kept(config))
-        job = make_job(directory, config, plan, store)
-        again = f"distlfm resume {shlex.quote(str(directory))}"
-        run_blocks(Fleet("fit", job, store, again, directory), config.run, reporter)
-        run = FitRun(config, set_aside=plan.set_aside, store=store, tally=Tally(set_aside=map(str, plan.set_aside)))
-        paths = []
-        for row in run.rows():
-            run.tally.add(row)
-            if row.get("kept"):
-                paths.append(directory / row["kept"])
-        run.results = SavedFits(paths)
-        write_summary(directory, run.rows(), run.overall)
-        write_page(directory, run.tally, _Kept(directory, run.tally.kept), config, run.overall)
-        plan.tidy()
+        work = prepare(directory, config, data, reporter)
+        run_blocks(work.fleet, config.run, reporter)
+        return conclude(work)
+
+
+def conclude(work: Prepared) -> FitRun:
+    """Summary and page of a run whose blocks are all there."""
+    plan, directory, config = work.plan, work.directory, work.config
+    run = FitRun(config, set_aside=plan.set_aside, store=work.store, tally=Tally(set_aside=map(str, plan.set_aside)))
+    paths = []
+    for row in run.rows():
+        run.tally.add(row)
+        if row.get("kept"):
+            paths.append(directory / row["kept"])
+    run.results = SavedFits(paths)
+    write_summary(directory, run.rows(), run.overall)
+    write_page(directory, run.tally, _Kept(directory, run.tally.kept), config, run.overall)
+    plan.tidy()
     return run
-
-
-@dataclass
-class Plan:
-    """What a fit is about to do. costs: of each instance, about."""
-
-    model: Model
-    options: InferenceConfig
-    source: Source
-    found: Survey
-    block: int
-    costs: array[float]
-    set_aside: list[Problem]
-    folder: Path | None
-
-    def tidy(self) -> None:
-        """Remove the copy of the data: the store has what was fitted."""
-        if self.folder is not None:
-            sources.clear_spool(self.folder)
-
-
-def kept(config: FitConfig) -> FitConfig:
-    """The config as a run keeps it: its data are found from any working directory."""
-    if config.data.path is None:
-        return config
-    return config.model_copy(update={"data": config.data.model_copy(update={"path": config.data.path.absolute()})})
-
-
-def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path | None, reporter: Reporter) -> Plan:
-    source, intake = open_source(config.data, data, folder)
-    for notice in intake.notices:
-        reporter.say(f"notice: {notice}")
-    for problem in intake.set_aside:
-        reporter.warn(f"set aside: {problem}")
-    model = model_with(config, source.outputs)
-    found: Survey | None = None
-    noiseless: str | None = None
-    costs = array("d")
-    for piece in source.pieces():
-        chosen = [for_fitting(instance, config.data) for instance in piece]
-        _placed(model, chosen)
-        part = survey(model, piece, chosen, config.inference)
-        found = part if found is None else found.joined(part)
-        costs.extend(float(len(instance.times)) ** 2 for instance in chosen)
-        noiseless = noiseless or next((one.id for one in chosen if one.variance is None), None)
-    assert found is not None
-    if found.variance and noiseless is not None:  # each alone could be fitted, and no block of both
-        raise UsageError(
-            f"Some instances have a noise variance and {noiseless!r} has none.", "Give it for all of them or for none."
-        )
-    options = settled(model, found, config.inference)
-    block = config.run.batch or batch_size(model, found, options)
-    return Plan(model, options, source, found, block, costs, intake.set_aside, folder)
-
-
-def _placed(model: Model, instances: Sequence[Instance]) -> None:
-    """Refuse positions where the mechanism has no space."""
-    placed = None if model.is_field else next((one.id for one in instances if one.positions is not None), None)
-    if placed is not None:
-        raise UsageError(
-            f"{placed!r} was observed at positions, and {model.mechanism.options.kind!r} has no space.",
-            "Choose the mechanism of a field, or leave the positions out.",
-        )
-
-
-def batch_size(model: Model, found: Survey, options: InferenceConfig) -> int:
-    """Instances of a block: as many as fit in BATCH_BYTES, and not so many that there is nothing to share."""
-    room = BATCH_BYTES // instance_bytes(model, found.samples, options)
-    return max(1, min(room, MAX_BATCH, max(LEAST_BATCH, -(-found.count // BLOCKS))))
-
-
-def open_store(path: Path, config: FitConfig, plan: Plan) -> Store:
-    """The store of the run: a new one, or that of an earlier try at the same work."""
-    work = config.work()
-    identity = {
-        "mechanism": config.mechanism["kind"],
-        "config": work.model_dump(mode="json"),
-        "config_hash": fingerprint(work),
-        "data": plan.source.fingerprint,
-    }
-    if (path / "zarr.json").exists():
-        store = Store.open(path)
-        same_work(store, identity, config.run.batch)
-        return store
-    spec = StoreSpec(
-        kind="fit",
-        instances=plan.source.count,
-        block=plan.block,
-        outputs=plan.model.system.outputs,
-        forces=plan.model.system.force_names,
-        samples=plan.found.samples,
-        draws=config.run.draws,
-        variance=plan.found.variance,
-        units=_units(plan),
-        attributes={**identity, "seed": config.run.seed, "versions": versions(), "title": "Latent force fits"},
-        **parameter_part(plan.model),
-        **grid_part(plan.model, plan.options, plan.found),
-    )
-    return Store.create(path, spec, mesh_of(plan.model, plan.options))
-
-
-def _units(plan: Plan) -> dict[str, str]:
-    """Units that the data state."""
-    told = plan.source.read(0, 1)[0].metadata
-    axes = AXES[: plan.model.field.field.num_dims] if plan.model.is_field else ()
-    units = {"time": told.get("time_unit"), **dict.fromkeys(axes, told.get("position_unit"))}
-    units |= dict.fromkeys(plan.model.system.outputs, told.get("value_unit"))
-    return {name: unit for name, unit in units.items() if unit is not None}
-
-
-def make_job(directory: Path, config: FitConfig, plan: Plan, store: Store) -> FitJob:
-    block, costs = store.spec.block, plan.costs
-    ranks = ranks_of(plan.model, plan.options)
-    keep: Literal["all", "few", "none"] = "all" if plan.source.count <= KEEP_ALL else "few"
-    return FitJob(
-        config=config.model_dump(mode="json"),
-        options=plan.options,
-        source=plan.source,
-        run=directory,
-        store=store,
-        keep=keep if config.run.keep == "auto" else config.run.keep,
-        costs=tuple(sum(costs[start : start + block]) for start in range(0, len(costs), block)),
-        cpus=max(ranks, config.run.threads),
-        grouped=ranks > 1,
-    )
 
 
 class _Kept(Mapping[str, FitResult]):

@@ -19,6 +19,7 @@ from typing import Any
 from distlfm.cluster.job import Job
 from distlfm.cluster.pool import BlockDone, BlockRetried, Event, Pool, RowsSetAside, Started, WorkerLost
 from distlfm.cluster.serial import SerialPool
+from distlfm.cluster.share import Share
 from distlfm.errors import Stopped
 from distlfm.pipeline.settings import WorkConfig
 from distlfm.runtime.reporting import Reporter, Task
@@ -27,14 +28,15 @@ from distlfm.store import Store, write_progress
 from distlfm.store.files import storing
 from distlfm.store.layout import FAILED
 
-EVENTS = "events.jsonl"
+EVENTS = "events"
 
 
 @dataclass(frozen=True)
 class Fleet:
     """What is worked on. what: the verb; command: what the user types to go on; folder: where events are written.
 
-    worth: so many blocks are worth the seconds that Ray takes to start, where nobody asks for it.
+    worth: so many blocks are worth the seconds that Ray takes to start, where nobody asks for it. share: what is worked
+    on here, while others work on the rest; all blocks by default.
     """
 
     what: str
@@ -43,12 +45,40 @@ class Fleet:
     command: str
     folder: Path
     worth: int = 2
+    share: Share | None = None
+
+    @property
+    def blocks(self) -> range:
+        """Those that are worked on here."""
+        count = self.store.spec.num_blocks
+        return range(count) if self.share is None else self.share.blocks(count)
+
+    @property
+    def total(self) -> int:
+        """Instances in them."""
+        return sum(len(self.store.block_range(block)) for block in self.blocks)
+
+    @property
+    def events(self) -> Path:
+        """The file of events: each part has its own, as shared file systems mix up lines of several writers."""
+        part = f"-{self.share.part}-of-{self.share.parts}" if self.share else ""
+        return self.folder / f"{EVENTS}{part}.jsonl"
+
+    def missing(self) -> list[int]:
+        """Blocks that are still to be done here."""
+        mine = self.blocks
+        return [block for block in self.store.missing() if block in mine]
+
+    def failed(self) -> int:
+        """Instances without an answer among those that are done here."""
+        mine = self.blocks
+        markers = [marker for block, marker in self.store.markers().items() if block in mine]
+        return sum(marker.statuses.get(name, 0) for marker in markers for name in FAILED)
 
 
 def run_blocks(fleet: Fleet, config: WorkConfig, reporter: Reporter) -> None:
-    """Do every block of the store that is missing. Raises Stopped if a signal ended it before all were done."""
-    store, missing = fleet.store, fleet.store.missing()
-    total = store.spec.instances
+    """Do every block that is missing. Raises Stopped if a signal ended it before all were done."""
+    store, missing, total = fleet.store, fleet.missing(), fleet.total
     left = sum(len(store.block_range(block)) for block in missing)
     if left < total:
         reporter.say(f"{total - left} of {total} instances are there already; {left} are left.")
@@ -64,7 +94,7 @@ def run_blocks(fleet: Fleet, config: WorkConfig, reporter: Reporter) -> None:
         for event in pool.work(fleet.job, missing, stop):
             watch.see(event)
         watch.end()
-    if stop.requested and store.missing():
+    if stop.requested and fleet.missing():
         raise Stopped(watch.done, total, fleet.command, stop.signal or signal.SIGINT)
 
 
@@ -73,7 +103,8 @@ def _pool(fleet: Fleet, num_blocks: int, config: WorkConfig, reporter: Reporter)
     """Who does the work: Ray where it is installed and there is enough to do, else this process."""
     wants_ray = config.executor == "ray" or (config.executor == "auto" and config.address is not None)
     enough = num_blocks >= fleet.worth and config.workers != 1
-    may_ray = config.executor == "auto" and enough and find_spec("ray") is not None
+    alone = fleet.share is None  # whoever has a part of the work has one core of many
+    may_ray = config.executor == "auto" and alone and enough and find_spec("ray") is not None
     if not wants_ray and not may_ray:
         yield SerialPool()
         return
@@ -91,7 +122,7 @@ class _Watch:
 
     def __init__(self, fleet: Fleet, pool: Pool, done: int, task: Task, log: _Log, reporter: Reporter) -> None:
         self.fleet, self.pool, self.task, self.log, self.reporter = fleet, pool, task, log, reporter
-        self.done, self.failed = done, _failed(fleet.store) if done else 0
+        self.done, self.failed = done, fleet.failed() if done else 0
         self._before = done
         self._began = time.monotonic()
         self._running: dict[int, str] = {}
@@ -138,7 +169,7 @@ class _Watch:
         seconds = max(time.monotonic() - self._began, 1e-9)
         state = {
             "done": self.done,
-            "total": self.fleet.store.spec.instances,
+            "total": self.fleet.total,
             "failed": self.failed,
             "rate": (self.done - self._before) / seconds,
             "left_s": None if math.isnan(self._left) else self._left,
@@ -147,13 +178,10 @@ class _Watch:
         }
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.log.write({"time": now, "event": event, **state, **more})
+        if self.fleet.share is not None:  # one file tells of one driver
+            return
         driver = {"host": socket.gethostname(), "pid": os.getpid()}
         write_progress(self.fleet.store.path, {"time": now, "what": self.fleet.what, **driver, **state})
-
-
-def _failed(store: Store) -> int:
-    """Instances without an answer among those that are there."""
-    return sum(marker.statuses.get(name, 0) for marker in store.markers().values() for name in FAILED)
 
 
 class _Log:
@@ -176,7 +204,7 @@ class _Log:
 @contextmanager
 def _log(fleet: Fleet) -> Iterator[_Log]:
     with storing("events", fleet.folder):
-        log = _Log(fleet.folder / EVENTS)
+        log = _Log(fleet.events)
     try:
         yield log
     finally:

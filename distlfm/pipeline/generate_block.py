@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from distlfm.config import fingerprint, nearest
 from distlfm.errors import UsageError
 from distlfm.mechanisms.parameters import Parameter
-from distlfm.pipeline.fit import versions
 from distlfm.pipeline.generate_draws import Draws, Truths
 from distlfm.pipeline.generate_observe import Plan, observe
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.pipeline.simulate import ATTEMPTS
+from distlfm.pipeline.versions import versions
 from distlfm.store import STATUSES, StoreSpec
 from distlfm.store.layout import variables
 

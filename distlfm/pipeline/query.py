@@ -18,7 +18,6 @@ from distlfm.inference.metrics import Figures
 from distlfm.inference.tally import Tally
 from distlfm.instance import Instance
 from distlfm.lfo import Answer, Operator
-from distlfm.pipeline.fit import versions
 from distlfm.pipeline.query_ask import Asked, ask, check_names, find_checkpoint, mark, renamed
 from distlfm.pipeline.query_figures import failed_answer, novelty_of, row_of, true_elements
 from distlfm.pipeline.query_settings import QueryConfig
@@ -26,6 +25,7 @@ from distlfm.pipeline.query_tables import tables
 from distlfm.pipeline.rundir import REPORT, begin, write_config, write_summary
 from distlfm.pipeline.settings import DataConfig
 from distlfm.pipeline.sources import Source, for_fitting, open_source
+from distlfm.pipeline.versions import versions
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.threads import torch_threads
 

@@ -11,7 +11,7 @@ from distlfm.cluster.ranks import Place
 from distlfm.config import Config, apply_overrides, fingerprint, read_yaml
 from distlfm.errors import DataError, UsageError
 from distlfm.pipeline import generate, sources
-from distlfm.pipeline.fit import INPUT, kept
+from distlfm.pipeline.fit_plan import INPUT, kept
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.pipeline.rundir import refuse_others, same_work
 from distlfm.pipeline.settings import FitConfig, WorkConfig

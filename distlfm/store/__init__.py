@@ -2,7 +2,7 @@
 
 from distlfm.store.find import find_store, is_store
 from distlfm.store.layout import SCHEMA, STATUSES, StoreSpec, Variable
-from distlfm.store.lock import Holder, driver_lock, holder
+from distlfm.store.lock import Holder, driver_lock, holder, part_lock, turn
 from distlfm.store.markers import Marker
 from distlfm.store.observed import pack
 from distlfm.store.progress import read_progress, write_progress
@@ -21,6 +21,8 @@ __all__ = [
     "holder",
     "is_store",
     "pack",
+    "part_lock",
     "read_progress",
+    "turn",
     "write_progress",
 ]

@@ -1,4 +1,4 @@
-"""One driver a store. The lock is the kernel's: it is free the moment its holder dies, however it dies."""
+"""One driver a store, or several that have parts of it. Locks are the kernel's: free the moment their holder dies."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from pydantic import ValidationError
 
 from distlfm.config import Config
 from distlfm.errors import UsageError
+from distlfm.runtime.scheduler import job_name
 from distlfm.store.files import storing
 from distlfm.store.find import RUN_STORE
 from distlfm.store.markers import NO_LOCKS
 
-FILE = "lock"
+FILE, PARTS, TURN = "lock", "parts", "turn"
 ATTEMPTS, PAUSE = 5, 0.05
 """Whoever asks for the holder has the lock for an instant; a driver tries this often before it believes it is taken."""
 
@@ -29,42 +30,95 @@ _log = logging.getLogger(__name__)
 
 
 class Holder(Config):
-    """The driver of a store. since: ISO time at which it began."""
+    """The driver of a store. since: ISO time at which it began. job: of the scheduler, if it belongs to one."""
 
     role: str
     host: str
     pid: int
     since: str
+    job: str = ""
 
     def __str__(self) -> str:
-        return f"{self.role} on {self.host}, process {self.pid}, since {self.since}"
+        job = f"job {self.job}, " if self.job else ""
+        return f"{self.role} on {self.host}, {job}process {self.pid}, since {self.since}"
 
 
 @contextmanager
 def driver_lock(store: Path, role: str = "fit") -> Iterator[Holder]:
     """Be the only driver of a store; a second one is refused, and told who is the first."""
-    path = store / FILE
+    with _held(store, store / FILE, role) as me:
+        yield me
+
+
+@contextmanager
+def part_lock(store: Path, share: str, role: str = "fit") -> Iterator[Holder]:
+    """Be the driver of one part, `2/16`, beside those of the others. A driver of the whole is refused meanwhile, as is
+    one of a part of another size: both would do what is in hand here."""
+    folder, name = store / PARTS, share.replace("/", "-of-")
     with storing("the lock", store):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        folder.mkdir(exist_ok=True)
+    with _held(store, store / FILE, role, shared=True), _held(store, folder / name, f"{role}, part {share}") as me:
+        for other in sorted(folder.glob("*-of-*")):
+            who = _holder(other) if other.name.partition("-of-")[2] != name.partition("-of-")[2] else None
+            if who is not None:
+                raise _in_use(store, who)
+        yield me
+
+
+@contextmanager
+def turn(store: Path) -> Iterator[None]:
+    """One part's driver at a time; the others wait here."""
+    with storing("the lock", store):
+        descriptor = os.open(store / PARTS / TURN, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        if not _taken(descriptor, path):
-            raise UsageError(
-                f"{store} is in use: {_read(path) or 'another process holds its lock'}.",
-                "Wait until it has finished, or stop it; `distlfm status` shows what it does.",
-            )
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        holder = Holder(role=role, host=socket.gethostname(), pid=os.getpid(), since=now)
-        with storing("the lock", store):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(holder.model_dump()).encode(), 0)
-        yield holder
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        yield
     finally:
         os.close(descriptor)
 
 
+@contextmanager
+def _held(store: Path, path: Path, role: str, *, shared: bool = False) -> Iterator[Holder]:
+    with storing("the lock", store):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        if not _taken(descriptor, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
+            raise _in_use(store, next(iter(drivers(store)), None))
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        me = Holder(role=role, host=socket.gethostname(), pid=os.getpid(), since=now, job=job_name(os.environ))
+        if not shared:
+            with storing("the lock", store):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps(me.model_dump()).encode(), 0)
+        yield me
+    finally:
+        os.close(descriptor)
+
+
+def _in_use(store: Path, who: Holder | None) -> UsageError:
+    return UsageError(
+        f"{store} is in use: {who or 'another process holds its lock'}.",
+        "Wait until it has finished, or stop it; `distlfm status` shows what it does.",
+    )
+
+
+def drivers(store: Path) -> list[Holder]:
+    """Who works on the store now: its driver, or those of its parts."""
+    found = [_holder(path) for path in (store / FILE, *sorted((store / PARTS).glob("*-of-*")))]
+    return [who for who in found if who is not None]
+
+
 def holder(store: Path) -> Holder | None:
-    """Who drives the store now, or None."""
-    path = store / FILE
+    """Who drives the store now, or the first of those who do; None if nobody does."""
+    return next(iter(drivers(store)), None)
+
+
+def _holder(path: Path) -> Holder | None:
+    """Who has this lock."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -85,11 +139,11 @@ def driver_of(store: Path) -> Holder | None:
     return holder(store) or (holder(store.parent) if store.name == RUN_STORE else None)
 
 
-def _taken(descriptor: int, path: Path) -> bool:
+def _taken(descriptor: int, path: Path, how: int) -> bool:
     """Take the lock if it is free."""
     for _ in range(ATTEMPTS):
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
             time.sleep(PAUSE)

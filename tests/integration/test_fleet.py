@@ -17,7 +17,8 @@ from distlfm.data import read, write_npz
 from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.survey import Survey
-from distlfm.pipeline.fit import FitRun, batch_size, fit
+from distlfm.pipeline.fit import FitRun, fit
+from distlfm.pipeline.fit_plan import batch_size
 from distlfm.pipeline.fit_job import model_with
 from distlfm.pipeline.generate import generate
 from distlfm.pipeline.generate_settings import GenerateConfig

@@ -1,0 +1,197 @@
+"""What a fit is about to do: its data looked through, its blocks settled, its store opened, its job made."""
+
+from __future__ import annotations
+
+import shlex
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from distlfm.config import fingerprint
+from distlfm.errors import Problem, UsageError
+from distlfm.inference.fit import InferenceConfig, instance_bytes
+from distlfm.inference.model import Model
+from distlfm.inference.survey import Survey, settled, survey
+from distlfm.instance import Instance
+from distlfm.pipeline import sources
+from distlfm.pipeline.fit_columns import AXES, grid_part, mesh_of, parameter_part
+from distlfm.pipeline.fit_job import FITS, FitJob, model_with, ranks_of
+from distlfm.pipeline.fleet import Fleet
+from distlfm.pipeline.rundir import begin, refuse_others, same_work, write_config
+from distlfm.pipeline.settings import FitConfig
+from distlfm.pipeline.sources import Source, for_fitting, open_source
+from distlfm.pipeline.versions import versions
+from distlfm.runtime.reporting import Reporter
+from distlfm.store import Store, StoreSpec
+from distlfm.store.find import RUN_STORE, is_store
+
+BATCH_BYTES = 1_500_000_000
+"""Memory that a block may take; its size follows from it unless run.batch is set."""
+
+LEAST_BATCH, MAX_BATCH = 16, 128
+BLOCKS = 16
+"""A fleet is cut into at least so many blocks, as far as LEAST_BATCH allows: several workers share it, and little is
+lost with one. The number of workers has no say in it, as an answer's last digits depend on the size of its block."""
+
+KEEP_ALL = 256
+"""Fleets up to this size have the whole posterior of every instance kept."""
+
+INPUT = "input"
+
+
+@dataclass
+class Plan:
+    """What a fit is about to do. costs: of each instance, about."""
+
+    model: Model
+    options: InferenceConfig
+    source: Source
+    found: Survey
+    block: int
+    costs: array[float]
+    set_aside: list[Problem]
+    folder: Path | None
+
+    def tidy(self) -> None:
+        """Remove the copy of the data: the store has what was fitted."""
+        if self.folder is not None:
+            sources.clear_spool(self.folder)
+
+
+def kept(config: FitConfig) -> FitConfig:
+    """The config as a run keeps it: its data are found from any working directory."""
+    if config.data.path is None:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"path": config.data.path.absolute()})})
+
+
+def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path | None, reporter: Reporter) -> Plan:
+    source, intake = open_source(config.data, data, folder)
+    for notice in intake.notices:
+        reporter.say(f"notice: {notice}")
+    for problem in intake.set_aside:
+        reporter.warn(f"set aside: {problem}")
+    model = model_with(config, source.outputs)
+    found: Survey | None = None
+    noiseless: str | None = None
+    costs = array("d")
+    for piece in source.pieces():
+        chosen = [for_fitting(instance, config.data) for instance in piece]
+        _placed(model, chosen)
+        part = survey(model, piece, chosen, config.inference)
+        found = part if found is None else found.joined(part)
+        costs.extend(float(len(instance.times)) ** 2 for instance in chosen)
+        noiseless = noiseless or next((one.id for one in chosen if one.variance is None), None)
+    assert found is not None
+    if found.variance and noiseless is not None:  # each alone could be fitted, and no block of both
+        raise UsageError(
+            f"Some instances have a noise variance and {noiseless!r} has none.", "Give it for all of them or for none."
+        )
+    options = settled(model, found, config.inference)
+    block = config.run.batch or batch_size(model, found, options)
+    return Plan(model, options, source, found, block, costs, intake.set_aside, folder)
+
+
+def _placed(model: Model, instances: Sequence[Instance]) -> None:
+    """Refuse positions where the mechanism has no space."""
+    placed = None if model.is_field else next((one.id for one in instances if one.positions is not None), None)
+    if placed is not None:
+        raise UsageError(
+            f"{placed!r} was observed at positions, and {model.mechanism.options.kind!r} has no space.",
+            "Choose the mechanism of a field, or leave the positions out.",
+        )
+
+
+def batch_size(model: Model, found: Survey, options: InferenceConfig) -> int:
+    """Instances of a block: as many as fit in BATCH_BYTES, and not so many that there is nothing to share."""
+    room = BATCH_BYTES // instance_bytes(model, found.samples, options)
+    return max(1, min(room, MAX_BATCH, max(LEAST_BATCH, -(-found.count // BLOCKS))))
+
+
+def open_store(path: Path, config: FitConfig, plan: Plan) -> Store:
+    """The store of the run: a new one, or that of an earlier try at the same work."""
+    work = config.work()
+    identity = {
+        "mechanism": config.mechanism["kind"],
+        "config": work.model_dump(mode="json"),
+        "config_hash": fingerprint(work),
+        "data": plan.source.fingerprint,
+    }
+    if (path / "zarr.json").exists():
+        store = Store.open(path)
+        same_work(store, identity, config.run.batch)
+        return store
+    spec = StoreSpec(
+        kind="fit",
+        instances=plan.source.count,
+        block=plan.block,
+        outputs=plan.model.system.outputs,
+        forces=plan.model.system.force_names,
+        samples=plan.found.samples,
+        draws=config.run.draws,
+        variance=plan.found.variance,
+        units=_units(plan),
+        attributes={**identity, "seed": config.run.seed, "versions": versions(), "title": "Latent force fits"},
+        **parameter_part(plan.model),
+        **grid_part(plan.model, plan.options, plan.found),
+    )
+    return Store.create(path, spec, mesh_of(plan.model, plan.options))
+
+
+def _units(plan: Plan) -> dict[str, str]:
+    """Units that the data state."""
+    told = plan.source.read(0, 1)[0].metadata
+    axes = AXES[: plan.model.field.field.num_dims] if plan.model.is_field else ()
+    units = {"time": told.get("time_unit"), **dict.fromkeys(axes, told.get("position_unit"))}
+    units |= dict.fromkeys(plan.model.system.outputs, told.get("value_unit"))
+    return {name: unit for name, unit in units.items() if unit is not None}
+
+
+def make_job(directory: Path, config: FitConfig, plan: Plan, store: Store) -> FitJob:
+    block, costs = store.spec.block, plan.costs
+    ranks = ranks_of(plan.model, plan.options)
+    keep: Literal["all", "few", "none"] = "all" if plan.source.count <= KEEP_ALL else "few"
+    return FitJob(
+        config=config.model_dump(mode="json"),
+        options=plan.options,
+        source=plan.source,
+        run=directory,
+        store=store,
+        keep=keep if config.run.keep == "auto" else config.run.keep,
+        costs=tuple(sum(costs[start : start + block]) for start in range(0, len(costs), block)),
+        cpus=max(ranks, config.run.threads),
+        grouped=ranks > 1,
+    )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that can begin, or go on: all that is made of its config before the first block."""
+
+    directory: Path
+    config: FitConfig
+    plan: Plan
+    store: Store
+    fleet: Fleet
+
+
+def open_folder(directory: Path, config: FitConfig) -> Path:
+    """The folder of a run, made if need be, and refused if somebody else's files are in it; workers on other nodes know
+    no relative paths."""
+    refuse_others(directory, kept(config))
+    if not is_store(directory):
+        sources.refuse_others(directory / INPUT)
+    begin(directory, FITS)
+    return directory.resolve()
+
+
+def prepare(directory: Path, config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> Prepared:
+    """Read the data, open the store, and keep the config. The caller has the lock of the folder."""
+    plan = make_plan(config, data, directory / INPUT, reporter)
+    store = open_store(directory / RUN_STORE, config, plan)
+    write_config(directory, kept(config))
+    job = make_job(directory, config, plan, store)
+    again = f"distlfm resume {shlex.quote(str(directory))}"
+    return Prepared(directory, config, plan, store, Fleet("fit", job, store, again, directory))
