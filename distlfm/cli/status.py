@@ -42,6 +42,6 @@ def status(
     for job in found.jobs:
         reporter.say(f"{job.words}; log: {job.note.log}")
     if found.state == "stopped":
-        lacking = "" if found.blocks_done < found.blocks else "; only its report is missing"
+        lacking = "; only its report is missing" if found.blocks and found.blocks_done == found.blocks else ""
         reporter.say(f"nobody works on it{lacking}; to go on: {found.command}")
     return 1 if found.state == "stopped" else 0

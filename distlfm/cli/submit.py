@@ -28,7 +28,7 @@ def submit(
     cpus: Annotated[int, typer.Option("--cpus", min=0, help="Of each task; 0 is 8, of --array and MPI 1.")] = 0,
     tasks: Annotated[int, typer.Option("--tasks", min=1, help="Of train: processes on each node.")] = 1,
     gpus: Annotated[int, typer.Option("--gpus", min=0, help="Of train: GPUs on each node, a process each.")] = 0,
-    memory: Annotated[str, typer.Option("--memory", help="Of each node, such as 64G.")] = "",
+    memory: Annotated[str, typer.Option("--memory", help="Of each node, such as 64G; else 2G a CPU.")] = "",
     array: Annotated[str, typer.Option("--array", help="Fit in so many jobs without Ray: 16, or 16%4 at once.")] = "",
     mpi_ranks: Annotated[
         int | None, typer.Option("--mpi-ranks", min=1, help="Divide the mesh of a PDE among so many processes.")
@@ -62,7 +62,7 @@ def submit(
         time=time,
         tasks_per_node=gpus or tasks,
         cpus=cpus,
-        gpus=1 if gpus else 0,
+        gpus=gpus,
         memory=memory,
         partition=partition,
         account=account,

@@ -24,8 +24,9 @@ _PLAIN = re.compile(r"[\w./:%@=+,-]*")
 
 @dataclass(frozen=True)
 class Resources:
-    """What a job asks of Slurm. cpus and gpus: of a task; memory: of a node. time: a limit, as Slurm writes it.
+    """What a job asks of Slurm. cpus: of a task; gpus: of a node; memory: of a node, else memory_per_cpu.
 
+    time: a limit, as Slurm writes it.
     array: so many tasks, `16`, or `16%4` for four at once. dependency: a job's number, or as Slurm writes it.
     others: any other option of sbatch, such as `--qos=long`.
     """
@@ -36,6 +37,7 @@ class Resources:
     cpus: int = 1
     gpus: int = 0
     memory: str = ""
+    memory_per_cpu: str = "2G"
     partition: str = ""
     account: str = ""
     array: str = ""
@@ -101,15 +103,19 @@ class BatchScript:
             "ntasks-per-node": str(asked.tasks_per_node),
             "cpus-per-task": str(asked.cpus),
         }
-        if asked.gpus:
-            given["gpus-per-task"] = str(asked.gpus)
+        if asked.memory:
+            given["mem"] = asked.memory
+        else:
+            given["mem-per-cpu"] = asked.memory_per_cpu
+        if asked.gpus:  # of the node: each task sees them all, and takes the one of its number
+            given["gpus-per-node"] = str(asked.gpus)
         if self.survives:
             given["no-kill"] = None
         if asked.array:
             found = _ARRAY.fullmatch(asked.array)
             assert found is not None
             given["array"] = f"0-{int(found['tasks']) - 1}{found['atonce'] or ''}"
-        named = {"mem": asked.memory, "partition": asked.partition, "account": asked.account}
+        named = {"partition": asked.partition, "account": asked.account}
         given |= {name: value for name, value in named.items() if value}
         if asked.dependency:
             given["dependency"] = ",".join(_after(asked.dependency))

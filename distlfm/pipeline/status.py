@@ -25,7 +25,7 @@ class RunStatus:
     """How far a run is. running: instances in hand; driver: who works on it now, if anybody does.
 
     reported: whether its last act, summary and report, is done too. unit: what is counted; a training counts steps.
-    jobs: the last ones that were submitted for it.
+    jobs: the last ones that were submitted for it. begun: whether there is anything of it but jobs.
     """
 
     path: Path
@@ -46,6 +46,7 @@ class RunStatus:
     config_hash: str = ""
     unit: str = "instances"
     jobs: tuple[RunJob, ...] = ()
+    begun: bool = True
 
     @property
     def state(self) -> str:
@@ -57,7 +58,9 @@ class RunStatus:
 
     @property
     def command(self) -> str:
-        """What goes on with it."""
+        """What goes on with it, or begins it."""
+        if not self.begun:
+            return f"distlfm {self.kind} {shlex.quote(self.jobs[-1].note.config)}"
         run = self.path.parent if self.kind == "fit" and self.path.name == RUN_STORE else self.path
         return f"distlfm resume {shlex.quote(str(run))}"
 
@@ -110,5 +113,5 @@ def _without_store(run: Path) -> RunStatus | None:
     """Of a training, a sweep, and a run whose first job has not begun; None if there is nothing at all."""
     jobs, verb = jobs_of(run), verb_of(run)
     if verb not in FIGURES:
-        return RunStatus(run, jobs[-1].note.verb, jobs=jobs) if jobs else None
+        return RunStatus(run, jobs[-1].note.verb, jobs=jobs, begun=False) if jobs else None
     return RunStatus(run, str(verb), driver=holder(run), jobs=jobs, **FIGURES[verb](run))

@@ -24,6 +24,9 @@ RAY, ARRAY, MPI, DDP = (f"distlfm.launch.{name}" for name in ("ray_cluster", "ar
 CPUS = {RAY: 8, DDP: 8, ARRAY: 1, MPI: 1}
 """Of a task, unless it is said: Ray has one task a node, which uses all of them."""
 
+MPI_MEMORY = "4G"
+"""Of a rank: it holds the factors of its part of a mesh."""
+
 SITE_VARIABLE, SITE_FILE = "DISTLFM_SITE", Path("slurm/site.sh")
 
 
@@ -60,14 +63,14 @@ def plan(
     asked = replace(asked, cpus=asked.cpus or CPUS[program])
     if program == MPI:
         assert mpi_ranks is not None
-        asked = replace(asked, tasks_per_node=_each(mpi_ranks, asked.nodes))
+        asked = replace(asked, tasks_per_node=_each(mpi_ranks, asked.nodes), memory_per_cpu=MPI_MEMORY)
     setting = Setting(tasks=asked.nodes * asked.tasks_per_node, shared=program == RAY, waits=bool(asked.dependency))
     found: Any = checked(verb, config, overrides, setting)
     run: Path = found.run.dir
     folder = jobs_folder(run)
     name = new_name(folder, verb)
     script = BatchScript(
-        name=f"distlfm-{verb}",
+        name=f"distlfm-{verb}{'-mpi' if program == MPI else ''}",
         resources=asked,
         command=(program, verb, str(folder / f"{name}.yaml")),
         python=sys.executable,
@@ -102,8 +105,9 @@ def submit(job: Job) -> JobNote:
         verb=job.verb,
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         nodes=job.script.resources.nodes,
-        log=str(job.script.log(number)),
+        config=str(config),
         script=str(script),
+        log=str(job.script.log(number)),
     )
     add_note(folder, note)
     return note

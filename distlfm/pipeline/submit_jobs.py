@@ -18,14 +18,15 @@ MOST_SHOWN = 5
 
 
 class JobNote(Config):
-    """A job that was sent. job: its number; time: when, as ISO text; log: where it writes; script: of its folder."""
+    """A job that was sent. job: its number; time: when, as ISO text; config and script: what it got; log: its log."""
 
     job: str
     verb: str
     time: str
     nodes: int
-    log: str
+    config: str
     script: str
+    log: str
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,46 @@
+"""A user's folder, and stand-ins for Slurm's commands: programs that note how they were called, and answer."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+GENES = "time,gene,value\n0,a,1\n1,a,2\n2,a,3\n0,b,2\n1,b,2\n2,b,1\n"
+FIT = "verb: fit\nmechanism: {kind: transcription}\n"
+GENERATE = "verb: generate\ninstances: 4\npoints: 12\nmechanism: {kind: transcription}\nrun: {block: 2}\n"
+HOUR = ["--time", "1:00:00"]
+OUT = ["--out", "runs/genes"]
+DATA = ["--data", "genes.csv"]
+
+
+def users_folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with configs and data, and a PATH without Slurm."""
+    monkeypatch.chdir(path)
+    (path / "fit.yaml").write_text(FIT)
+    (path / "generate.yaml").write_text(GENERATE)
+    (path / "genes.csv").write_text(GENES)
+    (path / "bin").mkdir()
+    for name in ("bash", "env"):
+        (path / "bin" / name).symlink_to(f"/usr/bin/{name}")
+    monkeypatch.setenv("PATH", str(path / "bin"))
+    monkeypatch.delenv("DISTLFM_SITE", raising=False)
+    return path
+
+
+def command(folder: Path, name: str, answer: str, code: int = 0, stderr: str = "") -> None:
+    """A stand-in for one of Slurm's commands: it notes its arguments and some variables, and answers."""
+    script = folder / "bin" / name
+    script.write_text(
+        "#!/usr/bin/bash\n"
+        f'printf "%s\\n" "$*" >> {shlex.quote(str(folder / f"{name}.called"))}\n'
+        f"env > {shlex.quote(str(folder / f'{name}.environment'))}\n"
+        f"printf %s {shlex.quote(answer)}\nprintf %s {shlex.quote(stderr)} >&2\nexit {code}\n"
+    )
+    script.chmod(0o755)
+
+
+def called(folder: Path, name: str) -> list[str]:
+    path = folder / f"{name}.called"
+    return path.read_text().splitlines() if path.exists() else []

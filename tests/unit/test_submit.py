@@ -1,0 +1,271 @@
+"""`distlfm submit`: the scripts it writes, what it refuses before queueing, and what it notes for `distlfm status`.
+
+Slurm's commands are stand-ins here: small programs on the PATH that note how they were called. The expectations in
+tests/golden/ are what `distlfm submit … --dry-run` prints, with /project for the working directory.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from slurm_stand_ins import DATA, HOUR, OUT, called, command, users_folder
+
+from distlfm.cli import main
+from distlfm.pipeline.generate import generate
+
+PROJECT = Path(__file__).resolve().parents[2]
+GOLDEN = PROJECT / "tests" / "golden"
+TRAIN = str(PROJECT / "configs" / "train" / "transcription.yaml")
+TUNE = str(PROJECT / "configs" / "tune" / "transcription.yaml")
+STORE = ["--data", "stores/genes.zarr"]
+AFTER = ["--dependency"]
+QOS = ["--sbatch=--qos=long", "--sbatch=--mail-type=END"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return users_folder(tmp_path, monkeypatch)
+
+
+def dry(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["submit", *arguments, "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    return shown.out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["submit", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.splitlines()
+    return line
+
+
+# ---- the script ------------------------------------------------------------------------------------------------------
+
+SCRIPTS = {
+    "fit": ["fit", "fit.yaml", *DATA, *OUT, "--nodes", "4", "--cpus", "32", "--memory", "64G", "--time", "2-00:00"],
+    "fit_array": ["fit", "fit.yaml", *DATA, *OUT, "--array", "64%16", "--time", "90", "--partition", "short"],
+    "fit_mpi": ["fit", "fit.yaml", *DATA, *OUT, "--nodes", "2", "--mpi-ranks", "16", *HOUR, "--account", "lab"],
+    "generate": ["generate", "generate.yaml", "--out", "stores/genes.zarr", "--nodes", "2", "--time", "5"],
+    "train": ["train", TRAIN, *STORE, "--out", "runs/operator", *HOUR, *AFTER, "17", "--nodes", "2", "--gpus", "4"],
+    "tune": ["tune", TUNE, *STORE, "--out", "runs/sweep", *HOUR, *AFTER, "afterany:17:18,singleton", *QOS],
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_dry_run_prints_the_recorded_script_and_writes_nothing(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(folder.rglob("*"))
+    shown = dry(capsys, *SCRIPTS[name])
+    shown = shown.replace(str(folder), "/project").replace(sys.executable, "/project/.venv/bin/python")
+    assert shown == (GOLDEN / f"submit_{name}.sbatch").read_text()
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_recorded_scripts_have_no_fault_that_shellcheck_knows(name: str) -> None:
+    checker = Path(sys.executable).parent / "shellcheck"
+    done = subprocess.run([checker, GOLDEN / f"submit_{name}.sbatch"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_recorded_scripts_start_the_programs_of_the_shipped_ones_and_ask_slurm_for_the_same_kinds_of_things(
+    name: str,
+) -> None:
+    recorded, shipped = ((path / file).read_text() for path, file in _pair(name))
+    assert _program(recorded) == _program(shipped)
+    ours, theirs = _options(recorded), _options(shipped)
+    same = ("job-name", "open-mode", "requeue", "no-kill")
+    assert [ours.get(option) for option in same] == [theirs.get(option) for option in same]
+    assert ours["output"].rpartition("/")[2] == theirs["output"]
+    assert {"nodes", "time", "signal", "cpus-per-task"} <= ours.keys() & theirs.keys()
+
+
+def _pair(name: str) -> list[tuple[Path, str]]:
+    return [(GOLDEN, f"submit_{name}.sbatch"), (PROJECT / "slurm", f"{name}.sbatch")]
+
+
+def _program(script: str) -> list[str]:
+    """Module and verb that a script starts."""
+    (line,) = (line for line in script.splitlines() if line.startswith("exec "))
+    return line.split(" -m ")[1].split()[:2]
+
+
+def _options(script: str) -> dict[str, str]:
+    found = (line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH "))
+    return {name: value for name, _, value in (option.partition("=") for option in found)}
+
+
+def test_the_site_file_is_sourced_before_the_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "slurm").mkdir()
+    (folder / "slurm" / "site.sh").write_text("")
+    (folder / "my site.sh").write_text("")
+    call = ["fit", "fit.yaml", *DATA, *OUT, *HOUR]
+    assert f"\n. {folder}/slurm/site.sh\nexec " in dry(capsys, *call)
+    assert f"\n. '{folder}/my site.sh'\nexec " in dry(capsys, *call, "--site", "my site.sh")
+    assert "There is no site file other.sh." in refused(capsys, *call, "--site", "other.sh")
+
+
+def test_names_with_spaces_and_signs_stay_whole_in_the_script(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = dry(capsys, "fit", "fit.yaml", *DATA, "--out", 'runs/50% of "my" genes; $HOME', *HOUR)
+    (output,) = (line for line in text.splitlines() if "--output=" in line)
+    assert output == f'#SBATCH --output="{folder}/runs/50%% of \\"my\\" genes; $HOME.jobs/%x-%j.log"'
+    (program,) = (line for line in text.splitlines() if line.startswith("exec "))
+    config = f'{folder}/runs/50% of "my" genes; $HOME.jobs/fit-1.yaml'
+    echo = program.replace("exec ", "printf '%s\\n' ")
+    done = subprocess.run(["bash", "-c", echo], capture_output=True, text=True, check=True, env={"PATH": "/usr/bin"})
+    assert done.stdout.splitlines() == [sys.executable, "-m", "distlfm.launch.ray_cluster", "fit", config]
+
+
+def test_python_of_a_site_may_be_several_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = dry(capsys, "fit", "fit.yaml", *DATA, *OUT, *HOUR)
+    (program,) = (line for line in text.splitlines() if line.startswith("exec "))
+    environment = {"PATH": "/usr/bin", "DISTLFM_PYTHON": "apptainer exec image.sif python3"}
+    echo = program.replace("exec ", "printf '%s\\n' ")
+    done = subprocess.run(["bash", "-c", echo], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines()[:5] == ["apptainer", "exec", "image.sif", "python3", "-m"]
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["evaluate", "fit.yaml", *OUT, *HOUR], "'evaluate' cannot be submitted."),
+        (["train", "fit.yaml", *OUT, *HOUR], "fit.yaml is a config of `distlfm fit`. Submit it as fit"),
+        (["fit", "none.yaml", *OUT, *HOUR], "There is no config file none.yaml."),
+        (["fit", "fit.yaml", *DATA, *HOUR], "It is not said where the results go."),
+        (["fit", "fit.yaml", *OUT, *HOUR], "No data are named."),
+        (["fit", "fit.yaml", "--data", "none.csv", *OUT, *HOUR], "none.csv"),
+        (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "run.sed=1"], "Did you mean 'run.seed'"),
+        (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "run.executor=serial"], "run.executor is serial"),
+        (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "run.address=auto"], "a job starts a Ray of its own"),
+        (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--array", "2", "--nodes", "2"], "Leave --nodes out."),
+        (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--array", "0"], "--array '0' is no number of tasks."),
+        (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--array", "2", "--mpi-ranks", "2"], "not both"),
+        (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--nodes", "2", "--mpi-ranks", "3"], "a multiple of 2"),
+        (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--gpus", "1"], "--gpus is for trainings, not for fit."),
+        (["fit", "fit.yaml", *DATA, *OUT, "--time", "soon"], "--time 'soon' is no time."),
+        (["fit", "fit.yaml", *DATA, *OUT, "--time", "0"], "--time '0' is no time."),
+        (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--memory", "much"], "--memory 'much' is no amount"),
+        (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--dependency", "tomorrow"], "is none that Slurm knows"),
+        (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--sbatch=--output=x"], "--output is set already."),
+        (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--sbatch=rm -rf"], "'rm -rf' is no option of sbatch."),
+        (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--partition", "a\nb"], "no batch script can hold"),
+        (["generate", "generate.yaml", *DATA, *OUT, *HOUR], "--data genes.csv is one too many for generate."),
+        (["generate", "generate.yaml", *OUT, *HOUR, "--array", "2"], "--array is for fits, not for generate."),
+        (["generate", "generate.yaml", "--out", "bin", *HOUR], "bin is not empty."),
+        (["train", TRAIN, *OUT, *HOUR, "data.stores=[]"], "It is not said what to learn from."),
+        (["train", TRAIN, *OUT, *HOUR, "--data", "none.zarr"], "none.zarr"),
+        (["train", TRAIN, *OUT, *HOUR, "--tasks", "2", "run.launcher=ray"], "run.launcher is ray"),
+        (["tune", TUNE, *OUT, *HOUR, "--data", "none.zarr"], "none.zarr"),
+    ],
+)
+def test_what_a_job_would_refuse_is_refused_before_it_is_queued(
+    arguments: list[str], sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(folder, "sbatch", "17\n")
+    before = sorted(folder.rglob("*"))
+    assert sentence in refused(capsys, *arguments)
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_data_that_cannot_be_read_are_told_before_the_job_is_queued(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "genes.csv").write_text("time,gene,value\n0,a,one\n1,a,two\n")
+    assert "genes.csv" in refused(capsys, "fit", "fit.yaml", *DATA, *OUT, *HOUR)
+
+
+def test_data_of_a_job_that_waits_for_another_need_not_be_there(capsys: pytest.CaptureFixture[str]) -> None:
+    text = dry(capsys, "fit", "fit.yaml", "--data", "later.zarr", *OUT, *HOUR, "--dependency", "17")
+    assert "#SBATCH --dependency=afterok:17\n" in text
+
+
+def test_a_store_that_was_begun_with_other_settings_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generate("generate.yaml", ["run.dir=genes.zarr", "run.executor=serial"])
+    told = refused(capsys, "generate", "generate.yaml", "--out", "genes.zarr", *HOUR, "points=13")
+    assert "was begun with points=12, and it is 13 now" in told
+    assert "--nodes=1" in dry(capsys, "generate", "generate.yaml", "--out", "genes.zarr", *HOUR)
+
+
+def test_without_slurm_a_sentence_says_so_and_nothing_is_left(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(folder.rglob("*"))
+    told = refused(capsys, "fit", "fit.yaml", *DATA, "--out", "genes", *HOUR)
+    assert told.startswith("distlfm: There is no Slurm here: sbatch is not on the PATH.")
+    assert "--dry-run" in told
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_what_sbatch_refuses_is_told_in_its_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = "sbatch: error: invalid partition specified: short\nsbatch: error: Batch job submission failed\n"
+    command(folder, "sbatch", "", 1, said)
+    assert main(["submit", "fit", "fit.yaml", *DATA, "--out", "genes", *HOUR]) == 1
+    assert "invalid partition specified: short; Batch job submission failed. " in capsys.readouterr().err
+    assert not (folder / "genes.jobs").exists()
+
+
+# ---- what is queued --------------------------------------------------------------------------------------------------
+
+
+def test_a_job_gets_the_config_that_was_checked_and_the_user_how_to_follow_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(folder, "sbatch", "17;cluster\n")
+    command(folder, "squeue", "17|RUNNING|1:02|None|n[1-2]\n")
+    assert main(["submit", "fit", "fit.yaml", "run.seed=3", *DATA, *OUT, "--nodes", "2", *HOUR]) == 0
+    jobs = folder / "runs" / "genes.jobs"
+    assert capsys.readouterr().out.splitlines() == [
+        "job 17: fit on 2 nodes, for 1:00:00 at most",
+        f"script: {jobs}/fit-1.sbatch",
+        f"log: {jobs}/distlfm-fit-17.log",
+        "to follow it: distlfm status runs/genes; to stop it: scancel 17",
+    ]
+    assert called(folder, "sbatch") == [f"--parsable {jobs}/fit-1.sbatch"]
+    kept = yaml.safe_load((jobs / "fit-1.yaml").read_text())
+    assert kept["run"]["seed"] == 3
+    assert kept["run"]["dir"] == str(folder / "runs" / "genes")
+    assert kept["data"]["path"] == str(folder / "genes.csv")
+    assert f"ray_cluster fit {jobs}/fit-1.yaml" in (jobs / "fit-1.sbatch").read_text()
+
+
+def test_sbatch_sees_what_the_site_file_sets_and_nothing_of_a_surrounding_job(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command(folder, "sbatch", "17\n")
+    (folder / "site.sh").write_text("export SBATCH_ACCOUNT=lab\necho modules are loaded\n")
+    for name, value in {"SLURM_NNODES": "9", "SLURM_JOB_ID": "5", "SLURM_CONF": "/etc/slurm.conf"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["submit", "fit", "fit.yaml", *DATA, *OUT, *HOUR, "--site", "site.sh"]) == 0
+    seen = dict(line.split("=", 1) for line in (folder / "sbatch.environment").read_text().splitlines() if "=" in line)
+    assert seen["SBATCH_ACCOUNT"] == "lab"
+    assert {name for name in seen if name.startswith("SLURM_")} == {"SLURM_CONF"}
+
+
+@pytest.mark.parametrize(("state", "again"), [("PENDING", 2), ("RUNNING", 2), ("COMPLETED", 0), ("FAILED", 0)])
+def test_a_second_job_for_a_run_is_refused_while_the_first_waits_or_runs(
+    state: str, again: int, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(folder, "sbatch", "17\n")
+    command(folder, "squeue", f"17|{state}|0:00|Priority|\n")
+    call = ["submit", "fit", "fit.yaml", *DATA, *OUT, *HOUR]
+    assert main(call) == 0
+    assert main(call) == again
+    told = capsys.readouterr().err
+    assert ("--dependency afterany:17" in told) == bool(again)
+    assert main([*call, "--dependency", "afterany:17"]) == 0
+    numbers = [1, 2] if again else [1, 2, 3]
+    assert sorted(one.name for one in (folder / "runs" / "genes.jobs").glob("*.sbatch")) == [
+        f"fit-{number}.sbatch" for number in numbers
+    ]
