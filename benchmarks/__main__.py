@@ -15,7 +15,7 @@ import torch
 
 import benchmarks
 
-HELPERS = {"__main__", "goals", "reference"}
+HELPERS = {"__main__", "goals", "lfo_shared", "reference"}
 
 
 def names() -> dict[str, str]:

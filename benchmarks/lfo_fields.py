@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.goals import at_most
-from benchmarks.lfo_transcription import generated, learned, quickly, scored
+from benchmarks.lfo_shared import FRESH, TRAINING, Workshop, scored
 from distlfm.instance import FloatArray, Instance
 from distlfm.lfo import Operator
 from distlfm.store import Store
 
-INSTANCES, FRESH = 1500, 128
+INSTANCES, OTHERS = 1500, 128
 FINE = 81
-SETTINGS: dict[str, Any] = {
-    "operator": {"points": 24, "modes": 8, "width": 32, "slopes": [0.05, 0.1]},
-    "loss": {"parameters": 2.0},
-    "optimiser": {"lr": 3e-3},
-    "loop": {"epochs": 10, "batch": 16},
-}
 
 
 def run(quick: bool = False) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        store = generated("reaction_diffusion", root / "training", quickly(quick, INSTANCES), 0)
-        settings = {**SETTINGS, "loop": {**SETTINGS["loop"], "epochs": 1}} if quick else SETTINGS
-        return figures(learned([store], settings), root, quick)
-
-
-def figures(operator: Operator, folder: Path, quick: bool) -> dict[str, Any]:
     """The same draws are seen at both resolutions. Parameters are compared for the same fields without noise.
 
     With noise, four times as many observations say more, and estimates move by that too: this is told beside it.
     """
-    count = quickly(quick, FRESH)
-    coarse = generated("reaction_diffusion", folder / "coarse", count, 777)
+    shop = Workshop(quick)
+    store = shop.generated("reaction_diffusion", "fields-train", INSTANCES, TRAINING)
+    operator = shop.operator("reaction_diffusion", "fields", store)
+    coarse = shop.generated("reaction_diffusion", "fields-coarse", OTHERS, FRESH)
     grid = [f"points={FINE}", f"places={FINE}"]
-    fine = generated("reaction_diffusion", folder / "fine", count, 777, grid)
+    fine = shop.generated("reaction_diffusion", "fields-fine", OTHERS, FRESH, grid)
     at_trained, at_fine = scored(operator, coarse.instances()), scored(operator, fine.instances())
     clean, noisy = changes(operator, fine, noise=False), changes(operator, fine, noise=True)
     told = {
@@ -59,6 +45,7 @@ def figures(operator: Operator, folder: Path, quick: bool) -> dict[str, Any]:
         "at 81 x 81": at_fine,
         "change of parameters, without noise": clean,
         "change of parameters, each second observation against all, with noise": noisy,
+        "training": {key: operator.training[key] for key in ("seconds", "best", "coverage", "instances")},
     }
 
 

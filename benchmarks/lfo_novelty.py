@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.goals import at_least
-from benchmarks.lfo_transcription import generated, quickly, trained
+from benchmarks.lfo_shared import CALM, Workshop
+from benchmarks.lfo_transcription import trained
 from distlfm.instance import Instance
 from distlfm.lfo import Operator
 
@@ -21,22 +20,18 @@ LATER = 30
 
 
 def run(quick: bool = False) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        operator = trained(Path(folder), quick=quick)
-        return figures(operator, Path(folder), quick)
-
-
-def figures(operator: Operator, folder: Path, quick: bool) -> dict[str, Any]:
-    count = quickly(quick, COUNT)
-    usual = generated("transcription", folder / "usual", count, 4242).instances()
+    shop = Workshop(quick)
+    operator = trained(shop)
+    usual = shop.generated("transcription", "genes-usual", COUNT, CALM).instances()
     longer = [f"stop={11.0 + LATER * 0.1:g}", f"points={111 + LATER}"]
-    late = generated("transcription", folder / "late", count, 4343, longer).instances()
-    random = np.random.default_rng(0)
+    late = shop.generated("transcription", "genes-late", COUNT, CALM + 1, longer).instances()
+    random = np.random.default_rng(CALM)
     kinds = {
         "other mechanism": [oscillating(one, random) for one in usual],
         "10 x amplitude": [replace(one, values=10 * one.values) for one in usual],
         "pure noise": [noisy(one, random) for one in usual],
-        "shifted time": [replace(one, times=one.times + LATER * 0.1) for one in usual],
+        "shifted time, by its clock": [replace(one, times=one.times + LATER * 0.1) for one in usual],
+        "shifted time, a late start whose clock says nothing of it": [shifted(one) for one in late],
     }
     ordinary = scores(operator, usual)
     found = {
@@ -46,10 +41,21 @@ def figures(operator: Operator, folder: Path, quick: bool) -> dict[str, Any]:
     return {
         "figures": found,
         "false alarms": float((ordinary > 1).mean()),
-        "AUROC of a late start whose clock says nothing of it": auroc(
-            scores(operator, [shifted(one) for one in late]), ordinary
-        ),
+        "median score": {"usual": float(np.median(ordinary)), **thinner(operator, usual, random)},
     }
+
+
+def thinner(operator: Operator, usual: Sequence[Instance], random: np.random.Generator) -> dict[str, float]:
+    """Median scores of usual instances of which fewer points, at other times than those of the grid, were observed."""
+    found = {}
+    for count in (100, 50, 25, 12):
+        them = []
+        for one in usual:
+            times = np.sort(random.uniform(one.times[0], one.times[-1], count))
+            values = np.stack([np.interp(times, one.times, row) for row in one.values])
+            them.append(Instance(one.id, one.outputs, times, values, np.ones(values.shape, bool)))
+        found[f"{count} irregular times"] = float(np.median(scores(operator, them)))
+    return found
 
 
 def scores(operator: Operator, instances: Sequence[Instance]) -> np.ndarray:

@@ -1,8 +1,16 @@
-"""Answers a second of an operator, against a fit of the same instance, and training steps against another library's."""
+"""Answers a second of an operator, against a fit of the same instance, and training steps against another library's.
+
+The other library is a dependency of this benchmark alone (the extra `bench`). It is kept apart from the environment,
+which it would change, and without most of what it asks for:
+
+    pip install --no-deps --target .cache/bench neuraloperator==2.0.0 tensorly==0.10.0 tensorly-torch==0.5.0 \\
+        opt-einsum==3.4.0
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,44 +22,57 @@ import torch
 
 from benchmarks.generate import one_core
 from benchmarks.goals import at_least, at_most
-from benchmarks.lfo_transcription import SETTINGS, generated, quickly
+from benchmarks.lfo_shared import TRAINING, Workshop, say
 from benchmarks.reference import EPOCHS, fit_reference
-from distlfm.config import build, load
+from distlfm.config import load
 from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.instance import Instance
-from distlfm.lfo import Examples, LoopConfig, Operator, OperatorConfig, Training, TrainSettings, finish
+from distlfm.lfo import Examples, Operator, Training, TrainSettings, finish
 from distlfm.lfo.loss import losses
 from distlfm.pipeline.fit_job import model_of
 from distlfm.pipeline.settings import FitConfig
+from distlfm.pipeline.train_settings import TrainConfig
 
-LAYERS, WIDTH, MODES, BATCH = 4, 48, 12, 64
 TOGETHER = 512
 REPEATS = 30
-FIT = Path("configs/fit/transcription_toy.yaml")
+FIT, TRAIN = Path("configs/fit/transcription_toy.yaml"), Path("configs/train/transcription.yaml")
+PACKAGES = Path(".cache/bench")
+"""Where neuraloperator is, if it is."""
 
 
 def run(quick: bool = False) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder, one_core():
-        store = generated("transcription", Path(folder) / "store", quickly(quick, TOGETHER), 5)
-        examples = Examples([store])
-        settings = build(TrainSettings, {**SETTINGS, "loop": {"epochs": 1, "batch": 64}})
-        training = Training(settings, examples.schema, examples)  # speed does not depend on the weights
-        training.run()
-        operator = Operator.load(finish(training).save(Path(folder) / "operator.pt"))
-        instances = [one.blind() for one in store.instances()]
+    with one_core():
+        examples = Examples([Workshop(quick).generated("transcription", "genes-speed", TOGETHER, TRAINING)])
+        operator = untrained(examples)
+        instances = [one.blind() for one in examples.stores[0].instances()]
         found = query_figures(operator, instances, quick)
         steps = step_figures(examples, quick)
     return {"figures": {**found.pop("figures"), **steps.pop("figures")}, **found, **steps}
 
 
+def shipped(*more: str) -> TrainSettings:
+    return load(TrainConfig, TRAIN, more).settings
+
+
+def untrained(examples: Examples) -> Operator:
+    """The shipped operator after one epoch: its speed does not depend on the weights."""
+    training = Training(shipped("loop.epochs=1"), examples.schema, examples)
+    training.run()
+    with tempfile.TemporaryDirectory() as folder:
+        return Operator.load(finish(training).save(Path(folder) / "operator.pt"))
+
+
 def query_figures(operator: Operator, instances: list[Instance], quick: bool) -> dict[str, Any]:
-    one = best(lambda: operator(instances[0]), REPEATS)
-    many = best(lambda: operator(instances), 5) / len(instances)
+    one = fastest({"one": lambda: operator(instances[0])}, REPEATS)["one"]
+    many = fastest({"many": lambda: operator(instances)}, 5)["many"] / len(instances)
+    say(f"a query takes {1e3 * one:.2f} ms, or {1e3 * many:.3f} ms among {len(instances)}; now fits of one instance")
     epochs = 7 if quick else EPOCHS // 10
-    reference = best(lambda: fit_reference(instances[0], instances[0].times, epochs), 1) * EPOCHS / epochs
+    begun = time.perf_counter()
+    fit_reference(instances[0], instances[0].times, epochs)
+    reference = (time.perf_counter() - begun) * EPOCHS / epochs
     model, options = model_of(load(FitConfig, FIT), instances[:1]), InferenceConfig()
-    fast = best(lambda: fit_instances(model, instances[:1], options), 1)
-    batched = best(lambda: fit_instances(model, instances[:16], options), 1) / 16
+    ours = fastest({"fit": lambda: fit_instances(model, instances[:1], options)}, 2)["fit"]
+    batched = fastest({"fit": lambda: fit_instances(model, instances[:16], options)}, 2)["fit"] / 16
     return {
         "figures": {
             "query of one instance, ms": at_most(1e3 * one, 5.0),
@@ -59,55 +80,68 @@ def query_figures(operator: Operator, instances: list[Instance], quick: bool) ->
             "batched query against the reference fit, times faster": at_least(reference / many, 1e4),
         },
         "one query against the reference fit, times faster": reference / one,
-        "one query against our own fit of one, times faster": fast / one,
+        "one query against our own fit of one, times faster": ours / one,
         "batched query against our own fit in a batch of 16, times faster": batched / many,
         "seconds of the reference fit": reference,
-        "seconds of our own fit of one": fast,
+        "seconds of our own fit of one": ours,
     }
 
 
 def step_figures(examples: Examples, quick: bool) -> dict[str, Any]:
     """Samples a second of whole training steps, forward to optimiser, on the data's grid and on the network's own."""
-    batch = examples.batch(np.arange(min(BATCH, len(examples))))
-    repeats = 3 if quick else 15
-    rates = {}
-    for name, points in (("on the data's grid", None), ("as shipped", 48)):
-        config = TrainSettings(
-            operator=OperatorConfig(layers=LAYERS, width=WIDTH, modes=MODES, points=points),
-            loop=LoopConfig(batch=BATCH),
-        )
-        training = Training(config, examples.schema, examples)
-
-        def step(training: Training = training) -> None:
-            training.optimiser.zero_grad(set_to_none=True)
-            found = losses(
-                training.model(batch.values, batch.mask), batch, training.model.normal, training.config.loss, 0.5
-            )
-            found["total"].mean().backward()
-            torch.nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
-            training.optimiser.step()
-
-        rates[name] = len(batch) / best(step, repeats)
-    told: dict[str, Any] = {"figures": {}, "samples a second": rates}
-    if importlib.util.find_spec("neuralop") is None:
-        told["neuraloperator"] = "not installed: pip install 'distlfm[bench]'"
-        return told
-    rates["neuraloperator"] = len(batch) / best(neuraloperator_step(batch.values, batch.force), repeats)
-    told["figures"] = {
-        "training step, samples a second over neuraloperator's": at_least(
-            rates["as shipped"] / rates["neuraloperator"], 1.3
-        )
+    settings = shipped()
+    batch = examples.batch(np.arange(min(settings.loop.batch, len(examples))))
+    steps = {
+        "on the data's grid": our_step(examples, shipped("operator.points=null")),
+        "as shipped": our_step(examples, settings),
     }
-    told["the same with the network on the data's grid"] = rates["on the data's grid"] / rates["neuraloperator"]
+    if PACKAGES.is_dir():
+        sys.path.append(str(PACKAGES.resolve()))
+    there = importlib.util.find_spec("neuralop") is not None
+    if there:
+        sizes = (settings.operator.layers, settings.operator.width, settings.operator.modes_of(1)[0])
+        steps["neuraloperator"] = its_step(batch.values, batch.force, *sizes)
+        steps["neuraloperator, without channel MLP"] = its_step(
+            batch.values, batch.force, *sizes, use_channel_mlp=False
+        )
+    rates = {name: len(batch) / seconds for name, seconds in fastest(steps, 3 if quick else 15).items()}
+    told: dict[str, Any] = {"figures": {}, "samples a second": rates}
+    if not there:
+        told["neuraloperator"] = "not installed: see the head of benchmarks/lfo_speed.py"
+        return told
+    told["figures"] = {
+        f"training step {ours}, samples a second over neuraloperator's": at_least(
+            rates[ours] / rates["neuraloperator"], 1.3
+        )
+        for ours in ("as shipped", "on the data's grid")
+    }
     return told
 
 
-def neuraloperator_step(values: torch.Tensor, force: torch.Tensor) -> Callable[[], None]:
-    """A step of its FNO with as many layers, channels and modes, on the same data and for a mean squared error."""
+def our_step(examples: Examples, settings: TrainSettings) -> Callable[[], None]:
+    """A step of forces and parameters, with their variances."""
+    training = Training(settings, examples.schema, examples)
+    batch = examples.batch(np.arange(min(settings.loop.batch, len(examples))))
+
+    def step() -> None:
+        training.optimiser.zero_grad(set_to_none=True)
+        found = losses(training.model(batch.values, batch.mask), batch, training.model.normal, settings.loss, 0.5)
+        found["total"].mean().backward()
+        torch.nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
+        training.optimiser.step()
+
+    return step
+
+
+def its_step(
+    values: torch.Tensor, force: torch.Tensor, layers: int, width: int, modes: int, **more: Any
+) -> Callable[[], None]:
+    """A step of its FNO with as many layers, channels and modes, on the same data, for the force's squared error."""
     from neuralop.models import FNO
 
-    modes = 2 * MODES - 2  # it counts negative ones too
-    model = FNO(n_modes=(modes,), in_channels=values.shape[1], out_channels=2, hidden_channels=WIDTH, n_layers=LAYERS)
+    both = 2 * modes - 2  # it counts negative ones too
+    channels = values.shape[1]
+    model = FNO(n_modes=(both,), in_channels=channels, out_channels=2, hidden_channels=width, n_layers=layers, **more)
     optimiser = torch.optim.AdamW(model.parameters(), 1e-3)
 
     def step() -> None:
@@ -119,13 +153,14 @@ def neuraloperator_step(values: torch.Tensor, force: torch.Tensor) -> Callable[[
     return step
 
 
-def best(work: Callable[[], object], repeats: int) -> float:
-    """Seconds of the fastest of some repeats, after one to warm up if there are several."""
-    if repeats > 1:
+def fastest(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Seconds of the fastest of some repeats of each, in turn, after one to warm up."""
+    found: dict[str, float] = dict.fromkeys(works, float("inf"))
+    for work in works.values():
         work()
-    found = []
     for _ in range(repeats):
-        begun = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - begun)
-    return min(found)
+        for name, work in works.items():
+            begun = time.perf_counter()
+            work()
+            found[name] = min(found[name], time.perf_counter() - begun)
+    return found

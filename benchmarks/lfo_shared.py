@@ -1,0 +1,159 @@
+"""What the operator's benchmarks share: stores, fits and operators of the shipped configs, and progress on stderr.
+
+They are kept in runs/benchmarks/lfo, in a folder that is named after the code and the configs: a part that is run
+again, or another one, takes what this very code has made, and a benchmark that was killed goes on. Remove it to begin
+anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distlfm.config import load
+from distlfm.inference.metrics import q2
+from distlfm.instance import Instance
+from distlfm.lfo import Answer, Operator
+from distlfm.pipeline.evaluate import with_answers
+from distlfm.pipeline.fit import fit
+from distlfm.pipeline.generate import generate
+from distlfm.pipeline.generate_settings import GenerateConfig
+from distlfm.pipeline.train import train
+from distlfm.runtime.reporting import Plain
+from distlfm.store import Store, find_store
+
+RUNS = Path("runs/benchmarks/lfo")
+CODE = ("equations", "gp", "inference", "lfo", "mechanisms", "solvers", "pipeline/generate*.py", "pipeline/fit*.py")
+TRAINING, FRESH, CALM = 61_803, 27_182, 14_142
+"""Seeds of what is learned from, of what is scored, and of what is held against strange things. None was used to choose
+anything."""
+
+_begun = time.monotonic()
+
+
+def say(text: str) -> None:
+    print(f"[{time.monotonic() - _begun:6.0f} s] {text}", file=sys.stderr, flush=True)
+
+
+def made_by() -> str:
+    """A hash of the code and configs that stores and operators follow from."""
+    told = hashlib.sha256()
+    folders = [path for name in CODE for path in Path("distlfm").glob(name)]
+    files = [file for path in folders for file in ([path] if path.is_file() else path.rglob("*.py"))]
+    for file in sorted([*files, *Path("configs").rglob("*.yaml")]):
+        told.update(file.read_bytes())
+    return told.hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Makes stores, fits and operators, each once."""
+
+    quick: bool
+
+    @property
+    def folder(self) -> Path:
+        return RUNS / f"{made_by()}{'-quick' if self.quick else ''}"
+
+    def few(self, count: int) -> int:
+        """A tenth of a count, for trying."""
+        return max(40, count // 10) if self.quick else count
+
+    def generated(self, name: str, label: str, count: int, seed: int, more: Sequence[str] = ()) -> Store:
+        """A store of the shipped config `name`."""
+        path = self.folder / f"{label}.zarr"
+        overrides = [f"instances={self.few(count)}", f"seed={seed}", f"run.dir={path}", "run.executor=serial", *more]
+        if not path.exists():
+            say(f"{label}: {self.few(count)} instances of configs/generate/{name}.yaml")
+        return generate(load(GenerateConfig, Path(f"configs/generate/{name}.yaml"), overrides))
+
+    def fitted(self, label: str, data: Path | None = None, more: Sequence[str] = ()) -> Store:
+        """The store of a fleet of glucose fits."""
+        folder = self.folder / label
+        if not (folder / "summary.json").exists():
+            say(f"{label}: fits of {data or 'the reference data'} by configs/fit/glucose.yaml")
+        where = [f"run.dir={folder}", "run.executor=serial"]
+        fit(Path("configs/fit/glucose.yaml"), data, [*where, *more], Plain(sys.stderr))
+        return Store.open(find_store(folder))
+
+    def operator(self, name: str, label: str, store: Store, more: Sequence[str] = ()) -> Operator:
+        """An operator of the shipped config `name`; the validation split chooses its weights."""
+        folder = self.folder / label
+        epochs = ["loop.epochs=3"] if self.quick else []
+        overrides = [f"data.stores={json.dumps([str(store.path)])}", f"run.dir={folder}", "run.log_every=1000", *epochs]
+        if not (folder / "summary.json").exists():
+            say(f"{label}: a training by configs/train/{name}.yaml")
+        found = train(Path(f"configs/train/{name}.yaml"), [*overrides, *more], Plain(sys.stderr))
+        say(f"{label}: {found.summary['seconds']:.0f} s of training, best {_short(found.summary['best'])}")
+        return found.operator
+
+
+def _short(best: dict[str, Any] | None) -> str:
+    return f"epoch {best['epoch']}, validation Q² {best['validation_q2']:.4f}" if best else "unknown"
+
+
+def scored(operator: Operator, instances: Sequence[Instance]) -> dict[str, Any]:
+    """The figures of a fit, for an operator's answers to instances whose truth is known."""
+    answers = operator([one.blind() for one in instances])
+    every = [_one(operator, answer, one) for answer, one in zip(answers, instances, strict=True)]
+    found: dict[str, Any] = {name: float(np.mean([one[name] for one in every])) for name in every[0]}
+    latent = [one["latent Q²"] for one in every]
+    found["latent Q², median and 5 %"] = [float(np.quantile(latent, share)) for share in (0.5, 0.05)]
+    found["instances"] = len(every)
+    return found
+
+
+def _one(operator: Operator, answer: Answer, one: Instance) -> dict[str, float]:
+    truth = one.truth
+    assert truth is not None
+    assert truth.force is not None
+    here = answer.at(truth.times, truth.positions)
+    found = {"latent Q²": q2(here["mean"], truth.force)}
+    for level in (68, 95):
+        inside = (truth.force >= here[f"lower{level}"]) & (truth.force <= here[f"upper{level}"])
+        found[f"{level} % coverage"] = float(inside.mean())
+    known = {**operator.schema.fixed, **{estimate.name: estimate.mean for estimate in answer.parameters}}
+    kinds = {estimate.name: estimate.kind for estimate in answer.parameters}
+    errors: dict[str, list[float]] = {}
+    for name, values in truth.parameters.items():
+        labels = [f"{name}[{output}]" for output in one.outputs] if len(values) > 1 else [name]
+        if kinds.get(labels[-1]) == "mechanism":
+            errors[name] = [abs(known[label] - value) for label, value in zip(labels, np.ravel(values), strict=True)]
+    found["sum of parameter errors"] = float(sum(np.mean(each) for each in errors.values()))
+    found |= {f"error of {name}": float(np.mean(each)) for name, each in errors.items()}
+    found["novelty above 1"] = float(answer.novelty > 1)
+    return found
+
+
+def agreement(operator: Operator, fits: Store) -> dict[str, float]:
+    """How an operator's forces correlate with those of fits, at the times that were observed of each instance.
+
+    Mean and 5 % of the correlations of instances, and the correlation of all their points together.
+    """
+    instances = [one for one in with_answers(fits, 0, fits.spec.instances) if one.truth is not None]
+    answers = operator([one.blind() for one in instances])
+    mine, theirs, alone, strange = [], [], [], []
+    for one, answer in zip(instances, answers, strict=True):
+        truth = one.truth
+        assert truth is not None
+        assert truth.force is not None
+        there = np.isfinite(truth.force[0]) & (truth.times >= one.times[0]) & (truth.times <= one.times[-1])
+        mine.append(answer.at(truth.times[there])["mean"][0])
+        theirs.append(truth.force[0, there])
+        alone.append(float(np.corrcoef(mine[-1], theirs[-1])[0, 1]))
+        strange.append(answer.novelty > 1)
+    return {
+        "r, mean of instances": float(np.mean(alone)),
+        "r, 5 % of instances": float(np.quantile(alone, 0.05)),
+        "r, all points together": float(np.corrcoef(np.concatenate(mine), np.concatenate(theirs))[0, 1]),
+        "instances": len(alone),
+        "unlike the training data": float(np.mean(strange)),
+    }
