@@ -29,7 +29,10 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class SumReport:
-    """How a secure sum went. dropped: reason by node. seconds: by stage. failure: why there was no sum, or empty."""
+    """How a secure sum went. dropped: reason by node. seconds: by stage. failure: why there was no sum, or empty.
+
+    sent, received: bytes of arrays and protocol messages, seen from the server.
+    """
 
     purpose: str
     cohort: tuple[str, ...] = ()
@@ -37,6 +40,8 @@ class SumReport:
     dropped: dict[int, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     failure: str = ""
+    sent: int = 0
+    received: int = 0
 
 
 class Exchange:
@@ -113,6 +118,8 @@ class Exchange:
             arrived = {
                 reply.metadata.src_node_id: reply for reply in self._inner.send_and_receive(messages, timeout=timeout)
             }
+        self.report.sent += sum(_size(content) for content in contents.values())
+        self.report.received += sum(_size(reply.content) for reply in arrived.values() if reply.has_content())
         for node in contents:
             if node not in arrived:
                 self.report.dropped[node] = LOST
@@ -150,3 +157,9 @@ def _vector(reply: Message) -> Words | None:
     except (ValueError, TypeError, EOFError):
         return None
     return vector if vector.dtype == np.uint64 and vector.ndim == 1 else None
+
+
+def _size(content: RecordDict) -> int:
+    arrays = sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    configs = [value for record in content.config_records.values() for value in record.values()]
+    return arrays + sum(len(value) for value in configs if isinstance(value, (bytes, str)))

@@ -17,6 +17,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 
 from distlfm.cluster.failure import failure_of
+from distlfm.errors import StorageError
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.ledger import BudgetSpent
 from distlfm.federated.memory import Memory, Usage
@@ -62,11 +63,19 @@ def secure_mod(message: Message, context: Context, call_next: ClientAppCallable)
             Reason.FAILED,
             {**facts, "reason": Reason.FAILED.name, "kind": failure.kind, "at": failure.where},
         )
-    if audit is None:
-        logging.getLogger(__name__).error("A message could not be answered: %s", facts)
-    else:
-        audit.append("refused", run, **facts)
+    _note(audit, run, facts)
     return Message(Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=reason.value), reply_to=message)
+
+
+def _note(audit: AuditLog | None, run: str, facts: dict[str, str]) -> None:
+    """Log a refusal; where that fails, the server still learns nothing but the reason."""
+    try:
+        if audit is not None:
+            audit.append("refused", run, **facts)
+            return
+    except StorageError as error:
+        facts = {**facts, "log": error.cause}
+    logging.getLogger(__name__).error("A message was refused: %s", facts)
 
 
 def _stage_of(message: Message) -> str:

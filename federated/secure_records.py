@@ -77,12 +77,19 @@ def flatten(
         else:
             parts.append((name, "array", str(number.dtype), number.shape))
             values.append(flat)
-    if clip is not None and moved:
-        norm = math.sqrt(sum(float(part @ part) for part in moved))
-        if norm > clip:
-            for part in moved:
-                part *= clip / norm
+    if clip is not None:
+        if any(kind == "array" for _, kind, _, _ in parts):
+            raise Refused(Reason.REQUEST, "The policy clips updates, and the request lacks what they would start from.")
+        _clip(moved, clip)
     return tuple(parts), np.concatenate(values) * float(weight)
+
+
+def _clip(moved: list[FloatArray], clip: float) -> None:
+    """Shorten the update, in place, to the policy's norm; one that is not finite is refused later, by its range."""
+    norm = math.sqrt(sum(float(part @ part) for part in moved))
+    if norm > clip:
+        for part in moved:
+            part *= clip / norm
 
 
 def bits_of(fields: Fields) -> Bits:
