@@ -26,7 +26,8 @@ def encode(values: FloatArray, fraction_bits: Bits, count: int) -> Words:
 
     Raises OutOfRange for what is not finite or too large: modulo 2^64 it would come back as another number.
     """
-    scaled = np.rint(np.ldexp(values, fraction_bits))
+    with np.errstate(over="ignore"):  # what overflows is refused below
+        scaled = np.rint(np.ldexp(values, fraction_bits))
     # The largest float below the limit: the limit itself may be rounded up to a float that does not fit.
     bound = np.nextafter(float((2**63 - 1) // count), 0.0)
     if not bool(np.all(np.abs(scaled) <= bound)):  # false for NaN too
