@@ -85,8 +85,9 @@ class Normal(nn.Module):
 
     def physical(self, z: Tensor) -> Tensor:
         """The inverse."""
-        x = z * self.param_sd + self.param_mean
-        return torch.where(self.param_log > 0, x.exp(), x)
+        x, logs = z * self.param_sd + self.param_mean, self.param_log > 0
+        # A large x that is no logarithm must not overflow: its gradient would be 0 · ∞.
+        return torch.where(logs, torch.where(logs, x, torch.zeros_like(x)).exp(), x)
 
 
 class FourierLayer(nn.Module):

@@ -161,6 +161,18 @@ def test_calibration_brings_coverage_to_what_is_promised(wrong: float) -> None:
     assert fresh["parameters_68"] == pytest.approx(0.68, abs=0.05)
 
 
+def test_large_parameters_that_are_no_logarithms_have_a_gradient() -> None:
+    normal = Normal(1, 1, 2)
+    normal.param_log.copy_(torch.tensor([0.0, 1.0]))
+    normal.param_mean.copy_(torch.tensor([120.0, -4.0]))
+    z = torch.zeros(1, 2, requires_grad=True)
+    found = normal.physical(z)
+    found.sum().backward()
+    assert z.grad is not None
+    assert torch.allclose(found, torch.tensor([[120.0, float(np.exp(-4.0))]]))
+    assert torch.allclose(z.grad, torch.tensor([[1.0, float(np.exp(-4.0))]]))
+
+
 def test_a_fits_variance_widens_what_is_learned() -> None:
     """The best log-variance for a target with a variance of its own is the sum of that and of the squared error."""
     logvar = torch.linspace(-3, 3, 6001)
