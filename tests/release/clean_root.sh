@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Proves that the set-up is complete: a minimal Debian 12 is made in a temporary directory, the committed state (HEAD) is
-# put into it, `make setup` runs there as on a new machine, and what it installed is checked.
+# put into it, `make setup` runs there as on a new machine, and what it installed is checked. Then the steps of
+# docker/Dockerfile run there too, as no container engine is needed to know that they work.
 #
 # It needs root, for the mounts. They live in a mount and process namespace of their own, so that nothing stays mounted
 # and no process stays alive, whatever happens. What the network needs here is carried over: name service,
@@ -14,6 +15,7 @@ PROJECT=$(dirname "$SELF")/../..
 SUITE=bookworm
 WORK=/distlfm   # where the project lies inside the clean root
 MAY_BE_MISSING=cuda,slurm
+IMAGE_VENV=/opt/venv
 ROOT_GB=8       # more than the root takes
 
 say() { printf '[clean-root] %s\n' "$*"; }
@@ -85,6 +87,12 @@ inside() {
   step "make setup once more, which finds all in place" in_root "make setup | tee /tmp/again && grep -q 'all there' /tmp/again && grep -q 'up to date' /tmp/again"
   step "every module, every pinned version" in_root ".venv/bin/python tests/release/check_installed.py > /tmp/installed || { cat /tmp/installed; exit 1; }; head -n 1 /tmp/installed"
   step "distlfm doctor" in_root ".venv/bin/distlfm doctor --json > /tmp/doctor.json || true; .venv/bin/python tests/release/check_doctor.py /tmp/doctor.json $MAY_BE_MISSING"
+  in_root "rm -rf .venv"  # two environments would be twice as large
+  local command
+  while IFS= read -r command; do
+    step "the image's: $command" in_root "export TORCH_INDEX= DISTLFM_VENV=$IMAGE_VENV; $command"
+  done < <(sed -n 's/^RUN //p' "$root$WORK/docker/Dockerfile")
+  step "distlfm in the image" as_image_user "distlfm --version && distlfm doctor --json > doctor.json || true; python $WORK/tests/release/check_doctor.py doctor.json $MAY_BE_MISSING"
   say "the root takes $(du -sxm "$root" | cut -f1) MB"
 }
 
@@ -165,8 +173,14 @@ in_root() {
     chroot "$root" /bin/bash -euo pipefail -c "cd $WORK && $1" < /dev/null
 }
 
+# What an image starts as: its user, in its folder, with its path and no other variable.
+as_image_user() {
+  chroot --userspec=1000:1000 "$root" /usr/bin/env -i PATH=$IMAGE_VENV/bin:/usr/bin:/bin HOME=/home/distlfm \
+    /bin/bash -euo pipefail -c "cd /work && $1" < /dev/null
+}
+
 case "${1:-}" in
   "") outside ;;
   --inside) inside "$2" ;;
-  *) sed -n '2,10p' "$SELF"; exit 2 ;;
+  *) sed -n '2,11p' "$SELF"; exit 2 ;;
 esac
