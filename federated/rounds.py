@@ -5,22 +5,33 @@ from __future__ import annotations
 import io
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from numpy.typing import NDArray
 
 from distlfm.config import fingerprint
 from distlfm.errors import UsageError, WorkError
 from distlfm.federated.codec import Codec, Vector, weights_digest
 from distlfm.federated.settings import ProgrammeConfig
-from distlfm.federated.strategy import SHARED, SITES, TooFewSites, make_strategy, moments, restore, survivors
+from distlfm.federated.strategy import (
+    SHARED,
+    SITES,
+    WEIGHT,
+    TooFewSites,
+    make_strategy,
+    moments,
+    restore,
+    survivors,
+    wait_for_sites,
+)
 from distlfm.lfo import Operator
 from distlfm.store.files import put_all, storing
 
@@ -97,9 +108,10 @@ def run_rounds(
     state = keeper.load() or State(0, codec.encode(operator.model.state_dict()))
     strategy = make_strategy(programme)
     restore(strategy, state.memory)
-    lost = 0
+    lost = attempts = 0
     while state.done < programme.rounds:
-        line = _round(grid, strategy, programme, state, base, run)
+        attempts += 1
+        line = _round(grid, strategy, programme, state, {"base": base, "run": run, "attempt": attempts})
         if on_round is not None:
             on_round(line)
         if line["sites"] < programme.min_sites:
@@ -116,17 +128,13 @@ def run_rounds(
     return state
 
 
-def _round(grid: Grid, strategy: FedAvg, programme: ProgrammeConfig, state: State, base: str, run: str) -> Line:
+def _round(
+    grid: Grid, strategy: FedAvg, programme: ProgrammeConfig, state: State, told: Mapping[str, str | int]
+) -> Line:
     """One round; the state moves on if it was not lost."""
     begun, number = time.monotonic(), state.done + 1
-    config = ConfigRecord(
-        {
-            "task": programme.round_task(number).model_dump_json(),
-            "base": base,
-            "run": run,
-            "evaluate": programme.evaluate,
-        }
-    )
+    task = programme.round_task(number).model_dump_json()
+    config = ConfigRecord({"task": task, "evaluate": programme.evaluate, **told})
     arrays = ArrayRecord({SHARED: Array(state.vector)})
     messages = strategy.configure_train(number, arrays, config, grid)
     left = max(1.0, programme.deadline - (time.monotonic() - begun))
@@ -138,10 +146,35 @@ def _round(grid: Grid, strategy: FedAvg, programme: ProgrammeConfig, state: Stat
         vector = np.asarray(joined[SHARED].numpy(), np.float64)
         if not np.isfinite(vector).all():
             raise WorkError(f"The weights of round {number} are not finite.", "Lower task.lr, and start another run.")
-        told = {} if metrics is None else {key: value for key, value in metrics.items() if key != SITES}
-        line |= {"seconds": time.monotonic() - begun, **told}
+        figures = {} if metrics is None else {key: value for key, value in metrics.items() if key != SITES}
+        line |= {"seconds": time.monotonic() - begun, **figures}
         state.done, state.vector, state.memory = number, vector, moments(strategy)
         state.history.append(line)
     else:
         line["sites"] = min(sites, programme.min_sites - 1)
     return line
+
+
+def ask(grid: Grid, operator: Operator, codec: Codec, programme: ProgrammeConfig, folder: Path, run: str) -> Line:
+    """One question to all sites, answered as a secure sum: means over the federation's patients.
+
+    The model that is asked about is that of the folder's rounds, if there are some, else the operator itself.
+    """
+    base = weights_digest(operator.model)
+    state = Keeper(folder, programme, base, codec).load() if (folder / STATE).exists() else None
+    vector = codec.encode(operator.model.state_dict()) if state is None else state.vector
+    config = ConfigRecord({"task": programme.task.model_dump_json(), "base": base, "run": run})
+    record = RecordDict({"arrays": ArrayRecord({SHARED: Array(vector)}), "config": config})
+    nodes = wait_for_sites(grid, programme.min_sites, programme.deadline)
+    messages = [Message(record, node, f"query.{programme.question}") for node in nodes]
+    replies = list(grid.send_and_receive(messages, timeout=programme.deadline))
+    sites = survivors(replies)
+    if sites < programme.min_sites:
+        reasons = sorted({str(reply.error.reason) for reply in replies if reply.has_error()})
+        raise TooFewSites(
+            f"The question {programme.question!r} was answered by {sites} of at least {programme.min_sites} sites: "
+            f"{'; '.join(reasons) or 'no reason is known'}.",
+            "See the sites' audit logs.",
+        )
+    figures = aggregate_metricrecords([reply.content for reply in replies if not reply.has_error()], WEIGHT)
+    return {"question": programme.question, "sites": sites, **{k: v for k, v in figures.items() if k != SITES}}

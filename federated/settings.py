@@ -66,7 +66,7 @@ class ProgrammeConfig(Config):
     operator: the checkpoint that all begin with, on the coordinator's machine; sites have their own copy of it.
     min_sites: fewer, at the start or at the end of a round, make no model. deadline: seconds that a round may take,
     waiting for sites among them. lost: rounds in a row that may fail before the run gives up.
-    secure: masks; without them only a simulation runs. question: of `query`, see `questions`.
+    question: of `query`: `model` (how good the model is) or `cohort` (what the patients are like).
     """
 
     verb: Literal["programme"] = "programme"
@@ -79,8 +79,7 @@ class ProgrammeConfig(Config):
     min_sites: int = Field(default=3, ge=2)
     deadline: PositiveFloat = 600.0
     lost: int = Field(default=3, ge=0)
-    secure: bool = True
-    question: str = ""
+    question: Literal["", "model", "cohort"] = ""
 
     @model_validator(mode="after")
     def _asks(self) -> ProgrammeConfig:

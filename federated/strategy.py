@@ -78,8 +78,9 @@ def survivors(replies: Iterable[Message]) -> int:
     for reply in replies:
         if reply.has_error():
             continue
-        told = next(iter(reply.content.metric_records.values()), {})
-        count += round(float(told[SITES])) if SITES in told else 1
+        told = next(iter(reply.content.metric_records.values()), None)
+        sites = None if told is None else told.get(SITES)
+        count += round(sites) if isinstance(sites, int | float) else 1
     return count
 
 

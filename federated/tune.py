@@ -89,7 +89,7 @@ def descend(
         if task.clip is not None:
             torch.nn.utils.clip_grad_norm_(list(weights.values()), task.clip)
         step.step()
-        loss = float(mean)
+        loss = float(mean.detach())
     if not all(bool(torch.isfinite(one).all()) for one in weights.values()):
         raise WorkError("The tuned weights are not finite.", "Lower task.lr.")
     return loss

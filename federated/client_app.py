@@ -1,0 +1,121 @@
+"""A site's Flower app: it answers rounds and questions from the site's own folder, within the site's own policy.
+
+All messages pass `secure_mod` first; what these functions return is masked before it leaves. Most messages of a secure
+sum never get here, so everything large is imported when it is needed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from distlfm.federated.policy import SitePolicy, policy_of
+from distlfm.federated.refused import Reason, Refused
+from distlfm.federated.secure_mod import secure_mod
+
+if TYPE_CHECKING:
+    from distlfm.federated.codec import Vector
+    from distlfm.federated.settings import RoundTask
+    from distlfm.federated.site_work import Site
+
+ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
+SHARED, WEIGHT = "shared", "num-examples"
+
+app = ClientApp(mods=[secure_mod])
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """One round: the weights that came, tuned on the site's patients."""
+    policy, site = policy_of(context), site_of(context)
+    config, vector = config_of(message), vector_of(message)
+    check_base(site, config)
+    done = site.train(vector, task_of(config), run=str(context.run_id), evaluate=bool(config.get("evaluate", False)))
+    sent = hardened(policy, vector, done.vector)
+    arrays = ArrayRecord({SHARED: Array(sent)})
+    return answer(message, done.metrics, done.num_examples, {ARRAYS: arrays})
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Figures of the model that came, on patients that nobody tunes on."""
+    return evaluated(message, context)
+
+
+@app.query("model")
+def question_model(message: Message, context: Context) -> Message:
+    """How good the model that came is for the federation's patients: loss, error, coverage."""
+    return evaluated(message, context)
+
+
+@app.query("cohort")
+def question_cohort(message: Message, context: Context) -> Message:
+    """What the federation's patients are like: level, spread, share of missing values."""
+    figures, count = site_of(context).statistics(run=str(context.run_id))
+    return answer(message, figures, count)
+
+
+def evaluated(message: Message, context: Context) -> Message:
+    """Figures of the model that came, on patients that nobody tunes on."""
+    site, config = site_of(context), config_of(message)
+    check_base(site, config)
+    figures, count = site.evaluate(vector_of(message), task_of(config), run=str(context.run_id))
+    return answer(message, figures, count)
+
+
+def site_of(context: Context) -> Site:
+    """The site of this process, with its policy's budget."""
+    from distlfm.federated.site_work import Site
+
+    policy = policy_of(context)
+    budget = None if policy.epsilon is None else (policy.epsilon, policy.delta)
+    return Site(Path(str(context.node_config["site"])), budget)
+
+
+def config_of(message: Message) -> ConfigRecord:
+    return message.content.config_records[CONFIG]
+
+
+def task_of(config: ConfigRecord) -> RoundTask:
+    """What is asked; a site understands only its own package's words."""
+    from pydantic import ValidationError
+
+    from distlfm.federated.settings import RoundTask
+
+    try:
+        return RoundTask.model_validate_json(str(config["task"]))
+    except (ValidationError, KeyError):
+        raise Refused(Reason.MALFORMED, "The task is none of this package.") from None
+
+
+def vector_of(message: Message) -> Vector:
+    """The weights that came, [D]."""
+    import numpy as np
+
+    return np.asarray(message.content.array_records[ARRAYS][SHARED].numpy(), np.float64)
+
+
+def check_base(site: Site, config: ConfigRecord) -> None:
+    """Both ends must mean the same operator: with another, its weights would be noise."""
+    if config.get("base") != site.digest:
+        raise Refused(Reason.MALFORMED, "The coordinator's operator is not the one of this site.")
+
+
+def hardened(policy: SitePolicy, before: Vector, after: Vector) -> Vector:
+    """Clip and noise the update as the policy says, on top of whatever the site's own work did."""
+    if policy.clip is None or not policy.noise_multiplier:
+        return after
+    from distlfm.federated.privacy import private_update
+
+    return private_update(before, after, policy.clip, policy.noise_multiplier)
+
+
+def answer(
+    message: Message, figures: dict[str, float], count: int, more: dict[str, ArrayRecord] | None = None
+) -> Message:
+    """A reply in the form that strategies expect."""
+    metrics = MetricRecord({WEIGHT: float(count), **figures})
+    return Message(RecordDict({**(more or {}), METRICS: metrics}), reply_to=message)

@@ -1,0 +1,125 @@
+"""What a federation is worth: the same tuning by each site alone, by all together, and on all data in one place.
+
+All of it is measured on patients that nobody learns from. Only a simulation can do this: sites do not see each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from distlfm.federated.codec import Vector
+from distlfm.federated.figures import LABELLED, UNLABELLED, patient_figures
+from distlfm.federated.settings import ProgrammeConfig
+from distlfm.federated.site_work import BASE, Site, codec_of, open_operator
+from distlfm.federated.tune import tune
+from distlfm.lfo import Batch, Operator
+from distlfm.runtime.threads import torch_threads
+
+Scores = dict[str, dict[str, NDArray[np.float64]]]
+"""By site, then by figure: a number a held-out patient."""
+
+
+@dataclass
+class Comparison:
+    """base: before any tuning. local: the model of each site alone, by that site. federated, pooled: one model.
+
+    personal: the common model, tuned further by each site for itself; on the site's own patients.
+    """
+
+    base: Scores
+    local: dict[str, Scores]
+    federated: Scores
+    pooled: Scores
+    personal: Scores
+
+
+def tuned_alone(site: Site, programme: ProgrammeConfig) -> Operator:
+    """As many rounds as the federation has, with no other site; nothing leaves, so there is no noise."""
+    operator = open_operator(site.folder / BASE)
+    batch = site.windows(programme.task.kind)
+    for number in range(1, programme.rounds + 1):
+        _tune(operator, batch, programme, number)
+    return operator
+
+
+def tuned_pooled(sites: Sequence[Site], programme: ProgrammeConfig) -> Operator:
+    """All patients in one place; each step sees as many windows as all sites together see in one of theirs."""
+    operator = open_operator(sites[0].folder / BASE)
+    whole = joined([site.windows(programme.task.kind) for site in sites])
+    task = programme.task.model_copy(update={"batch": programme.task.batch * len(sites)})
+    wide = programme.model_copy(update={"task": task})
+    for number in range(1, programme.rounds + 1):
+        _tune(operator, whole, wide, number)
+    return operator
+
+
+def _tune(operator: Operator, batch: Batch, programme: ProgrammeConfig, number: int) -> None:
+    task = programme.round_task(number).model_copy(update={"mu": 0.0})
+    names = codec_of(operator.model, task).names
+    tune(operator, names, names, batch, task)
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Windows of several sites as one batch; the sites' names keep patients apart."""
+    tensors = {
+        field.name: torch.cat([getattr(one, field.name) for one in batches])
+        for field in fields(batches[0])
+        if field.name != "ids"
+    }
+    ids = tuple(f"{number}:{name}" for number, one in enumerate(batches) for name in one.ids)
+    return Batch(**tensors, ids=ids)
+
+
+def scores(operator: Operator, sites: Mapping[str, Site], kind: str) -> Scores:
+    """Figures of a model for the held-out patients of each site."""
+    names = LABELLED if kind == "pairs" else UNLABELLED
+    return {name: patient_figures(operator, site.windows(kind, "test"), names) for name, site in sites.items()}
+
+
+def compare(sites: Mapping[str, Site], programme: ProgrammeConfig, vector: Vector, personal: int) -> Comparison:
+    """Tune and measure all of it; `vector` is what the federation found."""
+    kind = programme.task.kind
+    first = next(iter(sites.values()))
+    base, common = open_operator(first.folder / BASE), open_operator(first.folder / BASE)
+    codec_of(common.model, programme.task).load(common.model, vector)
+    own: Scores = {}
+    with torch_threads(first.config.threads):
+        for name, site in sites.items():
+            if personal:
+                operator = open_operator(_personal(site, programme, vector, personal))
+                own |= scores(operator, {name: site}, kind)
+        return Comparison(
+            base=scores(base, sites, kind),
+            local={name: scores(tuned_alone(site, programme), sites, kind) for name, site in sites.items()},
+            federated=scores(common, sites, kind),
+            pooled=scores(tuned_pooled(list(sites.values()), programme), sites, kind),
+            personal=own,
+        )
+
+
+def _personal(site: Site, programme: ProgrammeConfig, vector: Vector, steps: int) -> Path:
+    task = programme.round_task(programme.rounds + 1).model_copy(update={"steps": steps})
+    return site.personalise(vector, task)
+
+
+def others(found: Scores, site: str, figure: str) -> float:
+    """The mean of a figure over the held-out patients of all other sites."""
+    return float(np.nanmean(np.concatenate([values[figure] for name, values in found.items() if name != site])))
+
+
+def everybody(found: Scores, figure: str) -> float:
+    """The mean over the held-out patients of all sites."""
+    return float(np.nanmean(np.concatenate([values[figure] for values in found.values()])))
+
+
+def gain_share(comparison: Comparison, figure: str) -> float:
+    """How much of what pooling would gain the federation gains; 1 is all of it."""
+    base = everybody(comparison.base, figure)
+    pooled = base - everybody(comparison.pooled, figure)
+    return (base - everybody(comparison.federated, figure)) / pooled if pooled else float("nan")

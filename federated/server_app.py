@@ -1,0 +1,89 @@
+"""The coordinator's Flower app: the rounds of a programme, or one question, over secure sums.
+
+It holds the common model and sums; it never sees one site's weights, counts or figures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from logging import INFO
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.common.logger import log
+from flwr.serverapp import Grid, ServerApp
+
+from distlfm.errors import UsageError
+from distlfm.federated.settings import ProgrammeConfig
+
+HOME = "DISTLFM_LINK_HOME"
+RESULT, OPERATOR = "result.json", "operator.pt"
+RUNS = "runs"
+MARK = "DISTLFM-RESULT"
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run what the run's settings ask for; the result is in the run's folder and in one line of the log."""
+    from distlfm.federated.audit import AuditLog
+    from distlfm.federated.secure_grid import SecureGrid
+
+    programme = programme_of(str(context.run_config["programme"]))
+    home = Path(os.environ[HOME])
+    folder = home / RUNS / str(context.run_config["run-name"])
+    audit = AuditLog(home / "audit.jsonl")
+    safe = SecureGrid(grid, min_sites=programme.min_sites, peers=peers_of(home), audit=audit)
+    result = perform(safe, programme, folder, str(context.run_id))
+    log(INFO, "%s %s", MARK, json.dumps(result))
+
+
+def programme_of(text: str) -> ProgrammeConfig:
+    """From JSON text, or from the path of a file."""
+    from distlfm.config import build, load
+
+    if text.lstrip().startswith("{"):
+        return build(ProgrammeConfig, json.loads(text), source="programme")
+    return load(ProgrammeConfig, Path(text))
+
+
+def peers_of(home: Path) -> dict[str, str] | None:
+    """The sites' public keys, where the coordinator has a list of them."""
+    path = home / "peers.json"
+    if not path.exists():
+        return None
+    told = json.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, str] = told.get("peers", told)
+    return found
+
+
+def perform(grid: Grid, programme: ProgrammeConfig, folder: Path, run: str) -> dict[str, Any]:
+    """All rounds, or the question; what they brought."""
+    from distlfm.federated.rounds import ask, run_rounds
+    from distlfm.federated.site_work import codec_of, open_operator
+    from distlfm.store.files import put_all, storing
+
+    if programme.operator is None:
+        raise UsageError("It is not said which operator is tuned.", "Set operator: a checkpoint of `distlfm train`.")
+    operator = open_operator(programme.operator)
+    codec = codec_of(operator.model, programme.task)
+    if programme.kind == "query":
+        result = ask(grid, operator, codec, programme, folder, run)
+    else:
+        state = run_rounds(grid, operator, codec, programme, folder, run, lambda line: log(INFO, "%s", words(line)))
+        codec.load(operator.model, state.vector)
+        operator.save(folder / OPERATOR)
+        result = {"rounds": state.done, "history": state.history, "operator": str(folder / OPERATOR)}
+    with storing(RESULT, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        put_all({folder / RESULT: f"{json.dumps(result, indent=2)}\n".encode()})
+    return result
+
+
+def words(line: dict[str, Any]) -> str:
+    """A round in a line of the log."""
+    told = [f"{key} {value:.4g}" for key, value in line.items() if isinstance(value, float) and key != "seconds"]
+    return f"round {line['round']}: {line['sites']} sites" + (f", {', '.join(told)}" if told else ", lost")

@@ -1,0 +1,183 @@
+"""`distlfm federated simulate`: a whole federation in one process, and what it is worth.
+
+Messages are those of real sites, masks and all, through Flower's own serialisation; only the network is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flwr.app.user_config import UserConfig
+
+from distlfm.config import fingerprint
+from distlfm.errors import UsageError
+from distlfm.federated.audit import AuditLog
+from distlfm.federated.client_app import app
+from distlfm.federated.compare import Comparison, Scores, compare, everybody, gain_share, others
+from distlfm.federated.local_grid import LocalGrid
+from distlfm.federated.picture import draw
+from distlfm.federated.policy import POLICY
+from distlfm.federated.rounds import Line, State, run_rounds
+from distlfm.federated.secure_grid import SecureGrid
+from distlfm.federated.server_app import OPERATOR
+from distlfm.federated.simulate_settings import FederatedConfig, read_config
+from distlfm.federated.simulate_sites import base_operator, make_sites, uses_datasets
+from distlfm.federated.site_work import Site, codec_of
+from distlfm.lfo import Operator
+from distlfm.pipeline.rundir import CONFIG, SUMMARY, begin
+from distlfm.pipeline.train_work import keep_config
+from distlfm.runtime.reporting import Reporter, Silent
+from distlfm.runtime.threads import torch_threads
+from distlfm.store import driver_lock
+from distlfm.store.files import put_quickly, storing
+
+PICTURE = "sites.svg"
+RUN = 1
+"""Of a simulation there is one run, the same whenever it goes on."""
+
+
+def simulate(
+    config: FederatedConfig | Path | str,
+    overrides: Sequence[str] = (),
+    out: Path | None = None,
+    reporter: Reporter | None = None,
+) -> dict[str, Any]:
+    """Make the sites, run the programme, compare; what is returned is in summary.json. A killed run goes on.
+
+    local, federated, pooled: by site, the loss on held-out patients of all *other* sites, of the model that the site
+    tuned alone, of the federation's, and of that tuned on everybody's data. epsilon: spent by site, null without a
+    budget. bytes: all that went over the wire, both ways.
+    """
+    if not isinstance(config, FederatedConfig):
+        config = read_config(Path(config), tuple(overrides))
+    if out is not None:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"dir": out})})
+    if config.run.dir is None:
+        raise UsageError("It is not said where the simulation goes.", "Give --out DIR, or set run.dir in the config.")
+    reporter, folder = reporter or Silent(), config.run.dir.resolve()
+    begin(folder)
+    _same_work(folder, config)
+    with driver_lock(folder, "federated simulate"), torch_threads(config.run.threads):
+        keep_config(folder, config)
+        operator = base_operator(config, folder, reporter)
+        sites = make_sites(config, operator, folder, reporter)
+        state = run_sites(config, operator, sites, folder / "rounds", reporter)
+        codec = codec_of(operator.model, config.programme.task)
+        codec.load(operator.model, state.vector)
+        operator.save(folder / OPERATOR)
+        found = compare(sites, config.programme, state.vector, config.personal)
+        told = summary(config, sites, state, found)
+        with storing(SUMMARY, folder):
+            put_quickly(folder / SUMMARY, f"{json.dumps(told, indent=2)}\n".encode())
+            draw(told, folder / PICTURE)
+    _tell(told, reporter)
+    return told
+
+
+def run_sites(
+    config: FederatedConfig, operator: Operator, sites: Mapping[str, Site], folder: Path, reporter: Reporter
+) -> State:
+    """The rounds, over secure sums on the recorded wire."""
+    nodes: dict[int, UserConfig] = {
+        number: {"site": str(site.folder), "name": name, "policy": str(site.folder / POLICY)}
+        for number, (name, site) in enumerate(sites.items(), 1)
+    }
+    wire = LocalGrid(app, nodes, run_id=RUN)
+    folder.mkdir(parents=True, exist_ok=True)
+    grid = SecureGrid(wire, min_sites=config.programme.min_sites, audit=AuditLog(folder / "audit.jsonl"))
+    with reporter.task("rounds", config.programme.rounds) as task, quiet_flower():
+
+        def after(line: Line) -> None:
+            line["bytes"] = wire.bytes_sent + wire.bytes_received
+            wire.wire.clear()
+            task.advance(1, f"loss {line['loss']:.3f}" if "loss" in line else "")
+
+        codec = codec_of(operator.model, config.programme.task)
+        return run_rounds(grid, operator, codec, config.programme, folder, str(RUN), after)
+
+
+@contextmanager
+def quiet_flower() -> Iterator[None]:
+    """Flower's own lines about each round are left out; its warnings are not."""
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def summary(config: FederatedConfig, sites: Mapping[str, Site], state: State, found: Comparison) -> dict[str, Any]:
+    """What summary.json says."""
+    figure = "loss" if config.programme.task.kind == "pairs" else "reconstruction"
+    names = list(sites)
+
+    def elsewhere(one: Scores) -> dict[str, float]:
+        return {name: others(one, name, figure) for name in names}
+
+    return {
+        "local": {name: others(found.local[name], name, figure) for name in names},
+        "federated": elsewhere(found.federated),
+        "pooled": elsewhere(found.pooled),
+        "base": elsewhere(found.base),
+        "epsilon": {name: _spent(site) for name, site in sites.items()},
+        "rounds": state.done,
+        "bytes": sum(int(line.get("bytes", 0)) for line in state.history),
+        "figure": f"{figure} on held-out patients of the other sites; less is better",
+        "gain_share": gain_share(found, figure),
+        "own": {
+            "local": {name: everybody({name: found.local[name][name]}, figure) for name in names},
+            "federated": {name: everybody({name: found.federated[name]}, figure) for name in names},
+            "pooled": {name: everybody({name: found.pooled[name]}, figure) for name in names},
+            "base": {name: everybody({name: found.base[name]}, figure) for name in names},
+            "personal": {name: everybody({name: values}, figure) for name, values in found.personal.items()},
+        },
+        "everybody": {
+            model: {key: everybody(one, key) for key in next(iter(one.values()))}
+            for model, one in (("base", found.base), ("federated", found.federated), ("pooled", found.pooled))
+        },
+        "patients": {name: len(values[figure]) for name, values in found.base.items()},
+        "data": "reference sets" if uses_datasets(config) else "generated",
+        "strategy": config.programme.strategy.kind,
+        "history": state.history,
+        "config_hash": fingerprint(config.work()),
+    }
+
+
+def _spent(site: Site) -> float | None:
+    ledger = site.ledger
+    return None if ledger is None else ledger.spent
+
+
+def _same_work(folder: Path, config: FederatedConfig) -> None:
+    """Refuse a folder of another simulation."""
+    path = folder / CONFIG
+    if path.exists() and fingerprint(read_config(path).work()) != fingerprint(config.work()):
+        raise UsageError(f"{folder} holds another simulation.", "Choose another --out directory.")
+    if not path.exists() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty, and no simulation.", "Choose another --out directory.")
+
+
+def _tell(told: Mapping[str, Any], reporter: Reporter) -> None:
+    rows = [
+        [name, *(f"{told[model][name]:.3f}" for model in ("base", "local", "federated", "pooled")), _budget(told, name)]
+        for name in told["local"]
+    ]
+    reporter.table(
+        "Loss on the other sites' held-out patients", ["site", "base", "alone", "federated", "pooled", "ε"], rows
+    )
+    reporter.say(
+        f"{told['rounds']} rounds, {told['bytes'] / 1e6:.1f} MB; the federation has "
+        f"{100 * told['gain_share']:.0f} % of what pooling all data would gain"
+    )
+
+
+def _budget(told: Mapping[str, Any], name: str) -> str:
+    spent = told["epsilon"][name]
+    return "–" if spent is None else f"{spent:.2f}"
