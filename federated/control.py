@@ -29,7 +29,7 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from distlfm.errors import UsageError, WorkError
 from distlfm.federated import bundle
 from distlfm.federated.authn import read_token
-from distlfm.federated.homes import LOOPBACK, LinkHome
+from distlfm.federated.homes import LOOPBACK, LinkHome, refuse_unless_loopback
 
 PATIENCE_SECONDS = 120.0
 """How long a link may be away, for a restart, before whoever follows a run gives up."""
@@ -56,6 +56,18 @@ def connection_of(folder: Path, *, token_file: Path | None = None, insecure: boo
     local = "127.0.0.1" if config.bind in (*LOOPBACK, "0.0.0.0", "::") else config.bind  # noqa: S104
     token = read_token(token_file or home.admin_token)
     return Connection(local, config.port, None if insecure else home.ca, token)
+
+
+def connection_to(server: str, ca: Path | None, token_file: Path | None, *, insecure: bool = False) -> Connection:
+    """From an address HOST:PORT, the federation's certificate and a file with a token."""
+    host, colon, port = server.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise UsageError(f"{server!r} is no address.", "Write HOST:PORT, such as link.example.org:8443.")
+    if token_file is None or (ca is None and not insecure):
+        raise UsageError("A link elsewhere needs --ca and --token.", "Ask the coordinator for both files.")
+    if insecure:
+        refuse_unless_loopback(host)
+    return Connection(host.strip("[]"), int(port), None if insecure else ca, read_token(token_file))
 
 
 class _Bearer:

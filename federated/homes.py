@@ -30,6 +30,15 @@ def check_name(name: str) -> str:
     return name
 
 
+def refuse_unless_loopback(host: str) -> None:
+    """Plain text never leaves the machine."""
+    if host not in LOOPBACK:
+        raise UsageError(
+            f"--insecure is for this machine alone, and the address is {host}.",
+            "Leave --insecure out: TLS and node keys are made by `distlfm federated provision`.",
+        )
+
+
 class LinkConfig(Config):
     """link.yaml: where the coordinator listens, and under which names it is known."""
 

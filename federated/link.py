@@ -8,7 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from distlfm.errors import UsageError
-from distlfm.federated.homes import LOOPBACK, Home, LinkConfig, LinkHome, check_secret, make_folder
+from distlfm.federated.homes import (
+    LOOPBACK,
+    Home,
+    LinkConfig,
+    LinkHome,
+    check_secret,
+    make_folder,
+    refuse_unless_loopback,
+)
 from distlfm.federated.processes import Program, Supervisor, environment, is_listening
 from distlfm.optional import require
 from distlfm.runtime.reporting import Reporter, Silent
@@ -64,15 +72,6 @@ def programs(home: LinkHome, config: LinkConfig, *, insecure: bool) -> list[Prog
             home.log("tasks"),
         ),
     ]
-
-
-def refuse_unless_loopback(host: str) -> None:
-    """Plain text never leaves the machine."""
-    if host not in LOOPBACK:
-        raise UsageError(
-            f"--insecure is for this machine alone, and the address is {host}.",
-            "Leave --insecure out: TLS and node keys are made by `distlfm federated provision`.",
-        )
 
 
 @contextmanager

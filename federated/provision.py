@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -117,8 +118,11 @@ def make_link(path: Path, config: LinkConfig, hosts: Sequence[str] = ()) -> list
     return [home.kits / f"{name}.kit.json" for name in names]
 
 
-def make_site(kit_file: Path, path: Path) -> Path:
-    """Make a site's folder from its kit. Gives the file of public keys, to be sent to the coordinator."""
+def make_site(kit_file: Path, path: Path, operator: Path | None = None) -> Path:
+    """Make a site's folder from its kit. Gives the file of public keys, to be sent to the coordinator.
+
+    operator: the checkpoint that all begin with, copied into the folder.
+    """
     kit = _read(Kit, kit_file)
     if kit.package != __version__:
         raise UsageError(
@@ -139,6 +143,9 @@ def make_site(kit_file: Path, path: Path) -> Path:
         home.policy.write_text(policy_text(kit.site, __version__), encoding="utf-8")
     if not (path / "site.yaml").exists():
         (path / "site.yaml").write_text(site_text(kit.site), encoding="utf-8")
+    if operator is not None:
+        make_folder(path / "model")
+        shutil.copyfile(operator, path / "model" / "base.pt")
     keys = PublicKeys(federation=kit.federation, site=kit.site, node=node, signing=signing, proof="")
     proof = sign(load_signing_key(home.signing_key), _LABEL, keys.signed())
     public = path / f"{kit.site}.public.json"
@@ -239,11 +246,12 @@ def pin(path: Path, peers_file: Path, *, replace: bool = False) -> str:
     return told
 
 
-def make_local(path: Path, config: LinkConfig) -> tuple[LinkHome, dict[str, SiteHome]]:
+def make_local(path: Path, config: LinkConfig, operator: Path | None = None) -> tuple[LinkHome, dict[str, SiteHome]]:
     """A whole federation on this machine, for trials: `link` and `sites/NAME`, enrolled and pinned."""
     kits = make_link(path / "link", config)
     homes = {name: SiteHome(path / "sites" / name) for name in config.sites}
-    enrol(path / "link", [make_site(kit, home.path) for kit, home in zip(kits, homes.values(), strict=True)])
+    made = [make_site(kit, home.path, operator) for kit, home in zip(kits, homes.values(), strict=True)]
+    enrol(path / "link", made)
     for home in homes.values():
         pin(home.path, LinkHome(path / "link").peers)
     return LinkHome(path / "link"), homes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,9 @@ from distlfm.runtime.reporting import Reporter, Silent
 
 RESULT = "DISTLFM-RESULT "
 """Begins the line of the ServerApp's log that holds what the run brought, as JSON."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_LEVEL = re.compile(r"^\s*(INFO|WARNING|ERROR)\s*:\s*")
+_INSTALLED = "Successfully installed "
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,8 @@ def run_programme(programme: Config, name: str, connection: Connection, reporter
         _, marker, rest = text.partition(RESULT)
         if marker:
             found.update(json.loads(rest))
-        elif text.strip():
-            reporter.say(text)
+        elif (words := plain(text)) and not words.startswith(_INSTALLED):
+            reporter.say(words)
 
     with Control(connection) as control:
         run = control.start_run(programme.model_dump(mode="json"), name)
@@ -54,3 +58,8 @@ def run_programme(programme: Config, name: str, connection: Connection, reporter
             f"Mend that; the same command with --name {name} goes on after the last whole round.",
         )
     return RunResult(run, found)
+
+
+def plain(text: str) -> str:
+    """A line of Flower's log without colours and level."""
+    return _LEVEL.sub("", _COLOURS.sub("", text)).strip()

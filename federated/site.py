@@ -7,11 +7,13 @@ import socket
 import ssl
 from pathlib import Path
 
+from distlfm.config import load
 from distlfm.errors import UsageError, WorkError
-from distlfm.federated.homes import NodeConfig, SiteHome, check_secret
-from distlfm.federated.link import PLAIN_TEXT, only_one, refuse_unless_loopback
+from distlfm.federated.homes import NodeConfig, SiteHome, check_secret, refuse_unless_loopback
+from distlfm.federated.link import PLAIN_TEXT, only_one
 from distlfm.federated.policy import load_policy
 from distlfm.federated.processes import Program, Supervisor, environment
+from distlfm.federated.settings import SiteConfig
 from distlfm.optional import require
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.signals import Stop
@@ -32,6 +34,7 @@ def serve_site(
             f"The policy pins {len(policy.peers)} sites and wants {policy.min_cohort} in a sum.",
             f"Pin the others: distlfm federated provision pin {folder} peers.json",
         )
+    _check_work(folder, reporter)
     if insecure:
         refuse_unless_loopback(config.host)
         reporter.warn(PLAIN_TEXT)
@@ -42,6 +45,15 @@ def serve_site(
             check_link(config, home.ca, reporter)
         reporter.say(f"site {config.name} of {config.federation}, link {config.address}, log in {home.state}")
         Supervisor(home, programs(home, config, insecure=insecure), reporter).run(asked)
+
+
+def _check_work(folder: Path, reporter: Reporter) -> None:
+    """Say now what a round would stumble over."""
+    config = load(SiteConfig, folder / "site.yaml")
+    if not (folder / "model" / "base.pt").exists():
+        raise UsageError(f"There is no {folder / 'model' / 'base.pt'}.", "Copy the federation's first operator there.")
+    if config.fit is not None and not (folder / "fits").exists():
+        reporter.warn(f"patients are not fitted, which most programmes need: distlfm federated prepare {folder}")
 
 
 def programs(home: SiteHome, config: NodeConfig, *, insecure: bool) -> list[Program]:

@@ -13,7 +13,7 @@ from typing import Annotated
 import click
 import typer
 
-from distlfm.cli import config, data, doctor, fit, generate, query, status, store, submit, train
+from distlfm.cli import config, data, doctor, federated, fit, generate, query, status, store, submit, train
 from distlfm.cli.state import STATE, group, start
 from distlfm.errors import DistlfmError
 from distlfm.version import __version__
@@ -49,6 +49,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(config.app, name="config")
 app.add_typer(store.app, name="store")
 app.add_typer(query.app, name="operator")
+app.add_typer(federated.app, name="federated")
 
 
 def _version(wanted: bool) -> None:

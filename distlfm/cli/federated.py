@@ -1,0 +1,220 @@
+"""`distlfm federated`: sites tune and ask a common operator; patients' data stay home."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from distlfm.cli import federated_provision
+from distlfm.cli.fit import Overrides, as_overrides
+from distlfm.cli.state import STATE, group
+from distlfm.config import load
+from distlfm.errors import UsageError
+
+if TYPE_CHECKING:
+    from distlfm.federated.control import Connection
+
+app = group("Tune and ask a common operator over several sites. Patients' data stay at their site.")
+app.add_typer(federated_provision.app, name="provision")
+
+Folder = Annotated[Path, typer.Argument(help="The role's folder, made by `provision`.")]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Plain text and no node keys, on this machine only: any process here can read models and pose as a site.",
+    ),
+]
+Link = Annotated[Path | None, typer.Option("--link", help="The coordinator's folder, on its machine.")]
+Server = Annotated[str | None, typer.Option("--server", help="HOST:PORT of a link elsewhere; with --ca and --token.")]
+Ca = Annotated[Path | None, typer.Option("--ca", help="The federation's ca.pem.")]
+Token = Annotated[Path | None, typer.Option("--token", help="File with an admin token; admin.token of --link.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, for machines.")]
+
+
+@app.command("link")
+def link(folder: Folder, insecure: Insecure = False) -> None:
+    """Serve as coordinator until Ctrl-C; what ends by itself is started again.
+
+    Example: `distlfm federated link federation/link`
+    """
+    from distlfm.federated.link import serve_link
+
+    serve_link(folder, STATE.reporter, insecure=insecure)
+
+
+@app.command("prepare")
+def prepare(folder: Folder) -> None:
+    """Fit the site's own patients into its own store, as its site.yaml says. Nothing leaves.
+
+    Example: `distlfm federated prepare federation/sites/north`
+    """
+    from distlfm.federated.site_work import Site
+
+    Site(folder).prepare(STATE.reporter)
+    STATE.reporter.say(f"the patients of {folder} are fitted")
+
+
+@app.command("site")
+def site(folder: Folder, insecure: Insecure = False) -> None:
+    """Serve as a site until Ctrl-C, within the policy in its folder; a link that is away is waited for.
+
+    Example: `distlfm federated site federation/sites/north`
+    """
+    from distlfm.federated.site import serve_site
+
+    serve_site(folder, STATE.reporter, insecure=insecure)
+
+
+@app.command("run")
+def run(
+    config: Annotated[Path, typer.Argument(help="A programme, such as configs/federated/programme.yaml.")],
+    overrides: Overrides = None,
+    name: Annotated[str, typer.Option("--name", help="Of the run; the same name goes on with a stopped one.")] = "run",
+    link: Link = None,
+    server: Server = None,
+    ca: Ca = None,
+    token: Token = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start a programme of rounds at a running link, follow it, and say what it brought. Needs an admin token.
+
+    Examples:
+
+    - `distlfm federated run programme.yaml --link federation/link --name first`
+
+    - `distlfm federated run programme.yaml --server link.example.org:8443 --ca ca.pem --token me.token`
+    """
+    from distlfm.federated.run import run_programme
+    from distlfm.federated.settings import ProgrammeConfig
+
+    programme = load(ProgrammeConfig, config, overrides or [])
+    result = run_programme(programme, name, _connection(link, server, ca, token, insecure), STATE.reporter)
+    _tell(result.content | {"run": str(result.run)}, as_json)
+
+
+@app.command("query")
+def query(
+    what: Annotated[str, typer.Argument(help="With --site: data of patients. Else a question: model or cohort.")],
+    overrides: Overrides = None,
+    site: Annotated[Path | None, typer.Option("--site", help="Ask this site's own model; nothing leaves.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="With --site: where the answers go.")] = None,
+    programme: Annotated[
+        Path | None, typer.Option("--programme", help="Of the federation's question: which operator is meant.")
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="The run whose model is asked about.")] = "run",
+    link: Link = None,
+    server: Server = None,
+    ca: Ca = None,
+    token: Token = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> int:
+    """Ask a site's own model about its patients, or all sites together about the federation's.
+
+    Examples:
+
+    - `distlfm federated query patient.csv --site federation/sites/north --out answers`
+
+    - `distlfm federated query cohort --programme programme.yaml --link federation/link`
+    """
+    from distlfm.federated.query import ask_federation, ask_site
+
+    if site is not None:
+        from distlfm.cli.query import tell
+
+        settings = [*(overrides or []), *as_overrides({"run.dir": out})]
+        return tell(ask_site(site, what, settings, STATE.reporter), STATE.reporter)
+    if programme is None:
+        raise UsageError("It is not said who is asked.", "Give --site FOLDER, or --programme CONFIG and --link FOLDER.")
+    from distlfm.federated.settings import ProgrammeConfig
+
+    asked = load(ProgrammeConfig, programme, overrides or [])
+    connection = _connection(link, server, ca, token, insecure)
+    result = ask_federation(asked, what, name, connection, STATE.reporter)
+    _tell(result.content | {"run": str(result.run)}, as_json)
+    return 0
+
+
+@app.command("status")
+def status(folder: Folder, insecure: Insecure = False, as_json: AsJson = False) -> int:
+    """Say how a link or a site is: processes, sites, runs, privacy spent. Exit code 1 if it does not run.
+
+    Example: `distlfm federated status federation/link`
+    """
+    from distlfm.federated.status import status as look
+
+    told = look(folder, insecure=insecure)
+    _tell(told, as_json)
+    return 0 if told["state"] == "running" else 1
+
+
+@app.command("simulate")
+def simulate(
+    config: Annotated[Path, typer.Argument(help="A config file, such as configs/federated/glucose.yaml.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The folder for sites, rounds and summary.json.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a whole federation in this process, with the same messages, masks and policies; no network.
+
+    Example: `distlfm federated simulate configs/federated/glucose.yaml --out runs/federation`
+    """
+    from distlfm.federated.simulate import simulate as run_simulate
+
+    _tell(run_simulate(config, overrides or [], out, STATE.reporter), as_json)
+
+
+@app.command("audit")
+def audit(
+    log: Annotated[Path, typer.Argument(help="A role's folder, or its audit.jsonl.")],
+    run: Annotated[str | None, typer.Option("--run", help="Only what belongs to this run.")] = None,
+    head: Annotated[str | None, typer.Option("--head", help="A hash noted earlier: is that line still there?")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Show an audit log and check that nobody changed it. Exit code 1 if somebody did.
+
+    Example: `distlfm federated audit federation/sites/north --run 1234`
+    """
+    from distlfm.federated.audit import entries_of, verify
+
+    report = verify(log / "audit.jsonl" if log.is_dir() else log, head)
+    entries = report.entries if run is None else entries_of(report, run)
+    if as_json:
+        typer.echo(json.dumps({"entries": entries, "head": report.head, "flaws": report.flaws}))
+        return 1 if report.flaws else 0
+    rows = [[entry["time"], entry["run"] or "–", entry["event"], _facts(entry.get("facts", {}))] for entry in entries]
+    STATE.reporter.table("", ("time", "run", "event", "facts"), rows)
+    for flaw in report.flaws:
+        STATE.reporter.warn(flaw)
+    STATE.reporter.say(f"head: {report.head}" if not report.flaws else "the log does not hold together")
+    return 1 if report.flaws else 0
+
+
+def _facts(facts: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in facts.items())
+
+
+def _tell(content: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(content))
+        return
+    rows = [[key, value if isinstance(value, str) else json.dumps(value)] for key, value in content.items()]
+    STATE.reporter.table("", ("what", "value"), rows)
+
+
+def _connection(
+    link: Path | None, server: str | None, ca: Path | None, token: Path | None, insecure: bool
+) -> Connection:
+    from distlfm.federated.control import connection_of, connection_to
+
+    if (link is None) == (server is None):
+        raise UsageError("It is not said which link is meant.", "Give --link FOLDER, or --server HOST:PORT.")
+    if link is not None:
+        return connection_of(link, token_file=token, insecure=insecure)
+    assert server is not None
+    return connection_to(server, ca, token, insecure=insecure)
