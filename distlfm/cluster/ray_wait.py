@@ -8,14 +8,16 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from typing import Any
+
+from distlfm.optional import require
 
 LOOK_SECONDS = 0.1
 
 
 def main(address: str, wanted: int, patience: float) -> None:
     """Look until so many nodes are there, or for so many seconds."""
-    import ray
-
+    ray: Any = require("ray", extra="ray")
     until = time.monotonic() + patience
     ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
     while True:

@@ -135,7 +135,7 @@ class Cluster:
     def wait_idle(self) -> None:
         """Until every node waits for work."""
         query = ("sinfo", "-h", "-N", "-p", "main", "-t", "idle", "-o", "%N")
-        _until(lambda: set(self.ask(*query).split()) == set(self.nodes), "idle nodes", self._describe)
+        _until(lambda: set(self.ask(*query).split()) == set(self.nodes), "idle nodes", self.describe)
 
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A command on the controller's machine, as somebody at the login node types it."""
@@ -169,7 +169,13 @@ class Cluster:
 
         _until(lambda: not left(), "quiet nodes", lambda: str(left()), seconds)
 
-    def _describe(self) -> str:
+    @property
+    def dead(self) -> list[str]:
+        """Nodes without power."""
+        return [name for name in self.nodes if name not in self._boxes]
+
+    def describe(self) -> str:
+        """How it is, for a failed test."""
         told = [self.ask("sinfo", "-N", "-l"), self.ask("squeue", "-a", "-l")]
         for log in ("slurmctld.log", *(f"{name}.box" for name in self._boxes)):
             if (self.folder / log).exists():

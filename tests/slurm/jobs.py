@@ -1,0 +1,90 @@
+"""Jobs of the virtual cluster: submitted as a user does, watched, and read afterwards."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+
+from cluster import Cluster
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "slurm"
+SMALL = ("--cpus-per-task=1", "--mem-per-cpu=0")
+"""The virtual nodes are small."""
+
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "OUT_OF_MEMORY"}
+LOOK_SECONDS = 0.1
+
+SITE = """export DISTLFM_PYTHON={python}
+# More ranks than cores: none may spin, and none may be bound.
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_mpi_yield_when_idle=1
+"""
+
+
+class Job:
+    """One job, or one task of an array."""
+
+    def __init__(self, cluster: Cluster, name: str, log: Path) -> None:
+        self.cluster, self.name, self.log = cluster, name, log
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else "(no log)"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What Slurm says of it."""
+        told = self.cluster.ask("scontrol", "show", "job", "-o", self.name)
+        return dict(re.findall(r"(\w+)=(\S*)", told))
+
+    @property
+    def state(self) -> str:
+        return self.facts.get("JobState", "?")
+
+    def wait(self, seconds: float = 200.0) -> str:
+        """Wait for its end; gives its last state."""
+        return self.wait_for(ENDED, seconds)
+
+    def wait_for(self, states: set[str], seconds: float = 200.0) -> str:
+        until = time.monotonic() + seconds
+        while (state := self.state) not in states:
+            assert time.monotonic() < until, f"{state} after {seconds:g} s:\n{self.cluster.describe()}\n{self.text}"
+            time.sleep(LOOK_SECONDS)
+        return state
+
+    @property
+    def code(self) -> int:
+        """The exit code of its script."""
+        return int(self.facts["ExitCode"].partition(":")[0])
+
+    @property
+    def restarts(self) -> int:
+        return int(self.facts["Restarts"])
+
+
+class Queue:
+    """Where jobs go; their logs are in `folder`."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        self.site = folder / "site.sh"
+        self.site.write_text(SITE.format(python=sys.executable))
+
+    def submit(self, script: str, *arguments: str | Path, options: tuple[str, ...] = ()) -> Job:
+        """Send slurm/SCRIPT.sbatch with arguments."""
+        number = self._send(*options, str(SCRIPTS / f"{script}.sbatch"), *map(str, arguments))
+        return Job(self.cluster, number, self.folder / f"{number}.log")
+
+    def array(self, script: str, tasks: int, *arguments: str | Path) -> list[Job]:
+        """The tasks of an array."""
+        log = f"--output={self.folder}/%A_%a.log"
+        number = self._send(f"--array=0-{tasks - 1}", log, str(SCRIPTS / f"{script}.sbatch"), *map(str, arguments))
+        names = [f"{number}_{task}" for task in range(tasks)]
+        return [Job(self.cluster, name, self.folder / f"{name}.log") for name in names]
+
+    def _send(self, *words: str) -> str:
+        site = f"--export=ALL,DISTLFM_SITE={self.site}"
+        done = self.cluster.run("sbatch", "--parsable", f"--output={self.folder}/%j.log", *SMALL, site, *words)
+        return done.stdout.strip()
