@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.goals import at_least
 from benchmarks.lfo_shared import CALM, Workshop
 from benchmarks.lfo_transcription import trained
-from distlfm.instance import Instance
+from distlfm.instance import FloatArray, Instance
 from distlfm.lfo import Operator
 
 COUNT = 300
@@ -58,11 +58,11 @@ def thinner(operator: Operator, usual: Sequence[Instance], random: np.random.Gen
     return found
 
 
-def scores(operator: Operator, instances: Sequence[Instance]) -> np.ndarray:
+def scores(operator: Operator, instances: Sequence[Instance]) -> FloatArray:
     return np.array([answer.novelty for answer in operator(list(instances))])
 
 
-def auroc(strange: np.ndarray, usual: np.ndarray) -> float:
+def auroc(strange: FloatArray, usual: FloatArray) -> float:
     """The chance that a strange instance scores above a usual one."""
     return float((strange[:, None] > usual).mean() + 0.5 * (strange[:, None] == usual).mean())
 

@@ -1,8 +1,8 @@
 """What the operator's benchmarks share: stores, fits and operators of the shipped configs, and progress on stderr.
 
-They are kept in runs/benchmarks/lfo, in a folder that is named after the code and the configs: a part that is run
+They are kept in runs/benchmarks/lfo, in folders that are named after the code and the configs: a part that is run
 again, or another one, takes what this very code has made, and a benchmark that was killed goes on. Remove it to begin
-anew.
+anew. Of a training the weights are kept; calibration and novelty score are made anew each time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,24 @@ import numpy as np
 from distlfm.config import load
 from distlfm.inference.metrics import q2
 from distlfm.instance import Instance
-from distlfm.lfo import Answer, Operator
+from distlfm.lfo import Answer, Examples, Operator, Training, finish, load_checkpoint
+from distlfm.lfo.checkpoint import TRAINING as TRAINING_STATE
 from distlfm.pipeline.evaluate import with_answers
 from distlfm.pipeline.fit import fit
 from distlfm.pipeline.generate import generate
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.pipeline.train import train
+from distlfm.pipeline.train_work import CHECKPOINTS, LAST
 from distlfm.runtime.reporting import Plain
 from distlfm.store import Store, find_store
 
 RUNS = Path("runs/benchmarks/lfo")
-CODE = ("equations", "gp", "inference", "lfo", "mechanisms", "solvers", "pipeline/generate*.py", "pipeline/fit*.py")
+DATA = ("equations", "gp", "inference", "mechanisms", "solvers", "pipeline/generate*.py")
+"""What stores and fits follow from."""
+
+AFTERWARDS = {"__init__", "answer", "calibrate", "checkpoint", "explain", "finish", "novelty", "operator"}
+"""Modules of distlfm.lfo that change no weight."""
+
 TRAINING, FRESH, CALM = 61_803, 27_182, 14_142
 """Seeds of what is learned from, of what is scored, and of what is held against strange things. None was used to choose
 anything."""
@@ -43,14 +51,21 @@ def say(text: str) -> None:
     print(f"[{time.monotonic() - _begun:6.0f} s] {text}", file=sys.stderr, flush=True)
 
 
-def made_by() -> str:
-    """A hash of the code and configs that stores and operators follow from."""
-    told = hashlib.sha256()
-    folders = [path for name in CODE for path in Path("distlfm").glob(name)]
+@cache
+def made_by(*more: Path) -> str:
+    """A hash of the code that stores and fits follow from, and of other files."""
+    folders = [path for name in DATA for path in Path("distlfm").glob(name)]
     files = [file for path in folders for file in ([path] if path.is_file() else path.rglob("*.py"))]
-    for file in sorted([*files, *Path("configs").rglob("*.yaml")]):
+    told = hashlib.sha256()
+    for file in [*sorted(files), *more]:
         told.update(file.read_bytes())
-    return told.hexdigest()[:12]
+    return told.hexdigest()[:10]
+
+
+def learned_by(config: Path) -> str:
+    """The same, with the code and the config of a training."""
+    code = sorted(file for file in Path("distlfm/lfo").glob("*.py") if file.stem not in AFTERWARDS)
+    return made_by(*code, config)
 
 
 @dataclass(frozen=True)
@@ -59,9 +74,8 @@ class Workshop:
 
     quick: bool
 
-    @property
-    def folder(self) -> Path:
-        return RUNS / f"{made_by()}{'-quick' if self.quick else ''}"
+    def place(self, label: str, key: str) -> Path:
+        return RUNS / "made" / f"{label}-{key}{'-quick' if self.quick else ''}"
 
     def few(self, count: int) -> int:
         """A tenth of a count, for trying."""
@@ -69,31 +83,36 @@ class Workshop:
 
     def generated(self, name: str, label: str, count: int, seed: int, more: Sequence[str] = ()) -> Store:
         """A store of the shipped config `name`."""
-        path = self.folder / f"{label}.zarr"
+        config = Path(f"configs/generate/{name}.yaml")
+        path = self.place(label, made_by(config))
         overrides = [f"instances={self.few(count)}", f"seed={seed}", f"run.dir={path}", "run.executor=serial", *more]
         if not path.exists():
-            say(f"{label}: {self.few(count)} instances of configs/generate/{name}.yaml")
-        return generate(load(GenerateConfig, Path(f"configs/generate/{name}.yaml"), overrides))
+            say(f"{label}: {self.few(count)} instances of {config}")
+        return generate(load(GenerateConfig, config, overrides))
 
     def fitted(self, label: str, data: Path | None = None, more: Sequence[str] = ()) -> Store:
         """The store of a fleet of glucose fits."""
-        folder = self.folder / label
+        config = Path("configs/fit/glucose.yaml")
+        folder = self.place(label, made_by(config))
         if not (folder / "summary.json").exists():
-            say(f"{label}: fits of {data or 'the reference data'} by configs/fit/glucose.yaml")
-        where = [f"run.dir={folder}", "run.executor=serial"]
-        fit(Path("configs/fit/glucose.yaml"), data, [*where, *more], Plain(sys.stderr))
+            say(f"{label}: fits of {data or 'the reference data'} by {config}")
+            fit(config, data, [f"run.dir={folder}", "run.executor=serial", *more], Plain(sys.stderr))
         return Store.open(find_store(folder))
 
     def operator(self, name: str, label: str, store: Store, more: Sequence[str] = ()) -> Operator:
         """An operator of the shipped config `name`; the validation split chooses its weights."""
-        folder = self.folder / label
+        config = Path(f"configs/train/{name}.yaml")
+        folder = self.place(label, learned_by(config))
         epochs = ["loop.epochs=3"] if self.quick else []
         overrides = [f"data.stores={json.dumps([str(store.path)])}", f"run.dir={folder}", "run.log_every=1000", *epochs]
         if not (folder / "summary.json").exists():
-            say(f"{label}: a training by configs/train/{name}.yaml")
-        found = train(Path(f"configs/train/{name}.yaml"), [*overrides, *more], Plain(sys.stderr))
+            say(f"{label}: a training by {config}")
+        found = train(config, [*overrides, *more], Plain(sys.stderr))
         say(f"{label}: {found.summary['seconds']:.0f} s of training, best {_short(found.summary['best'])}")
-        return found.operator
+        examples = Examples([store])
+        training = Training(found.config.settings, examples.schema, examples)
+        training.load_state_dict(load_checkpoint(folder / CHECKPOINTS / LAST, TRAINING_STATE)["training"])
+        return finish(training)
 
 
 def _short(best: dict[str, Any] | None) -> str:
