@@ -20,6 +20,7 @@ from flwr.superlink.main import create_app
 from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.authn import TokenPlugin, read_digests
+from distlfm.federated.events import ControlEvents
 from distlfm.federated.gate import ALLOWED, Gate
 from distlfm.federated.homes import LinkHome, check_secret
 from distlfm.federated.processes import end_with_supervisor
@@ -30,7 +31,9 @@ KEYLESS = frozenset({"/v1/fleet/register-node", "/v1/fleet/unregister-node"})
 """Without TLS Flower has no node keys, and nodes register themselves."""
 
 
-def flower_config(home: LinkHome, plugin: TokenPlugin, *, insecure: bool) -> SuperLinkLifespanConfig:
+def flower_config(
+    home: LinkHome, plugin: TokenPlugin, events: ControlEvents, *, insecure: bool
+) -> SuperLinkLifespanConfig:
     """Flower's settings: process isolation with a secret, node keys, and a database on the disk."""
     config = home.config()
     ca, certificate, key = home.ca, home.certificate, home.key
@@ -44,7 +47,7 @@ def flower_config(home: LinkHome, plugin: TokenPlugin, *, insecure: bool) -> Sup
         certificates=certificates,
         superexec_auth_secret=check_secret(home.secret).read_bytes(),
         authn_plugin=plugin,
-        event_log_plugin=None,
+        event_log_plugin=events,
         fleet_event_log_plugin=None,
         enable_event_log=False,
         artifact_provider=None,
@@ -69,7 +72,7 @@ def main(folder: str, *flags: str) -> None:
     audit = AuditLog(home.audit)
     refusals = Refusals(audit)
     plugin = TokenPlugin(lambda: read_digests(home.tokens), lambda: refusals("control", "no admin token"))
-    config = flower_config(home, plugin, insecure=insecure)
+    config = flower_config(home, plugin, ControlEvents(audit), insecure=insecure)
     app = create_app(config, SuperLinkLifespan)
     if not insecure:
         threading.Thread(target=_follow, args=(home, app.state.linkstate_factory.state(), audit), daemon=True).start()
