@@ -9,11 +9,12 @@ which it would change, and without most of what it asks for:
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +138,13 @@ def its_step(
     values: torch.Tensor, force: torch.Tensor, layers: int, width: int, modes: int, **more: Any
 ) -> Callable[[], None]:
     """A step of its FNO with as many layers, channels and modes, on the same data, for the force's squared error."""
-    from neuralop.models import FNO
+    network = importlib.import_module("neuralop.models").FNO
 
     both = 2 * modes - 2  # it counts negative ones too
     channels = values.shape[1]
-    model = FNO(n_modes=(both,), in_channels=channels, out_channels=2, hidden_channels=width, n_layers=layers, **more)
+    model = network(
+        n_modes=(both,), in_channels=channels, out_channels=2, hidden_channels=width, n_layers=layers, **more
+    )
     optimiser = torch.optim.AdamW(model.parameters(), 1e-3)
 
     def step() -> None:
@@ -153,7 +156,7 @@ def its_step(
     return step
 
 
-def fastest(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+def fastest(works: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
     """Seconds of the fastest of some repeats of each, in turn, after one to warm up."""
     found: dict[str, float] = dict.fromkeys(works, float("inf"))
     for work in works.values():
