@@ -1,0 +1,345 @@
+"""The site decides: what is outside its policy or outside the protocol is refused and logged, whatever is sent."""
+
+from __future__ import annotations
+
+import json
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from secure_sites import NAMES, ask, local_grid, make_sites, mean_over, name_of, request, step_of
+
+from distlfm.federated.audit import verify
+from distlfm.federated.ledger import BudgetSpent
+from distlfm.federated.local_grid import LocalGrid
+from distlfm.federated.refused import Reason
+from distlfm.federated.secagg.messages import Call, Consents, Survivors
+from distlfm.federated.secure_grid import SecureGrid
+from distlfm.federated.secure_mod import BODY, RECORD, STAGE, secure_mod
+
+
+def _stage(message: Message) -> str:
+    record = message.content.config_records.get(RECORD) if message.has_content() else None
+    return str(record[STAGE]) if record is not None else ""
+
+
+def _said(stage: str, body: bytes) -> RecordDict:
+    return RecordDict({RECORD: ConfigRecord({STAGE: stage, BODY: body})})
+
+
+def _refusals(folder: Path, name: str = "east") -> list[str]:
+    entries = verify(folder / name / "audit.jsonl").entries
+    return [entry["facts"]["reason"] for entry in entries if entry["event"] == "refused"]
+
+
+def _reasons(replies: list[Message]) -> list[str | None]:
+    return [reply.error.reason for reply in replies]
+
+
+def _answering(metrics: dict[str, Any], *, calls: list[str] | None = None) -> ClientApp:
+    """An app with the same answer everywhere."""
+    app = ClientApp(mods=[secure_mod])
+
+    def answer(message: Message, context: Context) -> Message:
+        if calls is not None:
+            calls.append(name_of(context))
+        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+    app.train()(answer)
+    app.evaluate()(answer)
+    app.query("calibration")(answer)
+    return app
+
+
+def test_a_request_outside_secure_aggregation_is_refused_before_any_work(tmp_path: Path) -> None:
+    calls: list[str] = []
+    inner = LocalGrid(_answering({"num-examples": 10.0}, calls=calls), make_sites(tmp_path))
+    for kind in ("train", "evaluate", "query.calibration"):
+        assert _reasons(ask(inner, request(), kind)) == [Reason.UNMASKED.value] * 4
+    assert calls == []
+    assert _refusals(tmp_path) == ["UNMASKED"] * 3
+
+
+def test_a_request_cannot_be_slipped_into_another_stage(tmp_path: Path) -> None:
+    calls: list[str] = []
+    inner = LocalGrid(_answering({"num-examples": 10.0}, calls=calls), make_sites(tmp_path))
+    slipped = RecordDict({**request(), **_said("keys", Call(run="1", purpose="train").to_bytes())})
+    assert _reasons(ask(inner, slipped)) == [Reason.MALFORMED.value] * 4
+    assert _reasons(ask(inner, RecordDict({**request(), **_said("anything", b"")}))) == [Reason.UNMASKED.value] * 4
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "reason"),
+    [
+        ({"allowed": ["evaluate"]}, "train", Reason.MESSAGE),
+        ({"allowed": ["query.loss"]}, "query.calibration", Reason.MESSAGE),
+        ({"package": "9.9.9"}, "train", Reason.PACKAGE),
+        ({"min_cohort": 5}, "train", Reason.COHORT),
+        ({"min_examples": 100}, "train", Reason.EXAMPLES),
+        ({"queries_a_day": 0}, "query.calibration", Reason.QUERIES),
+        ({"bytes_a_day": 100}, "train", Reason.BYTES),
+    ],
+)
+def test_what_the_policy_does_not_allow_is_refused_and_logged(
+    tmp_path: Path, settings: dict[str, Any], kind: str, reason: Reason
+) -> None:
+    grid = SecureGrid(local_grid(make_sites(tmp_path, **settings)))
+    replies = ask(grid, request(), kind)
+    assert all(reply.has_error() for reply in replies)
+    assert set(grid.reports[0].dropped.values()) == {reason.value}
+    assert reason.name in _refusals(tmp_path)
+
+
+def test_a_site_with_too_few_examples_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
+    nodes = make_sites(tmp_path, min_examples=20)
+    grid = SecureGrid(local_grid(nodes))
+    ask(grid, request())
+    assert grid.reports[0].survivors == ("east", "south", "west")
+    assert grid.reports[0].dropped == {2: Reason.EXAMPLES.value}
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), 1e12])
+def test_a_value_that_the_sum_cannot_hold_never_leaves(tmp_path: Path, loss: float) -> None:
+    grid = SecureGrid(LocalGrid(_answering({"num-examples": 10.0, "loss": loss}), make_sites(tmp_path)))
+    ask(grid, request(), "evaluate")
+    assert set(grid.reports[0].dropped.values()) == {Reason.RANGE.value}
+
+
+@pytest.mark.parametrize("count", [0.0, -3.0, float("nan")])
+def test_an_answer_without_examples_never_leaves(tmp_path: Path, count: float) -> None:
+    grid = SecureGrid(LocalGrid(_answering({"num-examples": count}), make_sites(tmp_path)))
+    ask(grid, request(), "evaluate")
+    assert set(grid.reports[0].dropped.values()) == {Reason.EXAMPLES.value}
+
+
+def test_a_spent_privacy_budget_is_a_refusal(tmp_path: Path) -> None:
+    app = ClientApp(mods=[secure_mod])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        raise BudgetSpent("2.9 of 3.0 are spent by patient-4711.")
+
+    grid = SecureGrid(LocalGrid(app, make_sites(tmp_path)))
+    ask(grid, request())
+    assert set(grid.reports[0].dropped.values()) == {Reason.BUDGET.value}
+
+
+def test_updates_are_clipped_to_the_policys_norm(tmp_path: Path) -> None:
+    clip = 0.01
+    content = ask(SecureGrid(local_grid(make_sites(tmp_path, clip=clip))), request())[0].content
+    moved = content["arrays"]["shared"].numpy() - request()["arrays"]["shared"].numpy()
+    clipped = {name: step_of(name, 20) * clip / np.linalg.norm(step_of(name, 20)) for name in NAMES}
+    assert all(np.linalg.norm(step_of(name, 20)) > clip for name in NAMES)
+    assert np.allclose(moved, mean_over(NAMES, clipped), rtol=0, atol=1e-12)
+
+
+def test_what_cannot_be_clipped_is_refused(tmp_path: Path) -> None:
+    """Without weights to start from, an answer would be no update, and no norm would bind it."""
+    app = ClientApp(mods=[secure_mod])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        arrays = ArrayRecord({"shared": Array(np.full(20, 1e5))})
+        return Message(RecordDict({"arrays": arrays, "m": MetricRecord({"num-examples": 10.0})}), reply_to=message)
+
+    grid = SecureGrid(LocalGrid(app, make_sites(tmp_path, clip=1.0)))
+    ask(grid, RecordDict({"config": ConfigRecord({"server-round": 1})}))
+    assert set(grid.reports[0].dropped.values()) == {Reason.REQUEST.value}
+
+
+def test_queries_of_a_day_are_counted_across_runs_and_processes(tmp_path: Path) -> None:
+    nodes = make_sites(tmp_path, queries_a_day=2)
+    reports = []
+    for run in (1, 2, 3):
+        grid = SecureGrid(LocalGrid(_answering({"num-examples": 10.0}), nodes, run_id=run))
+        ask(grid, RecordDict(), "query.calibration")
+        reports.append(grid.reports[0])
+    assert [len(report.survivors) for report in reports] == [4, 4, 0]
+    assert set(reports[2].dropped.values()) == {Reason.QUERIES.value}
+
+
+def test_a_question_is_answered_by_all_sites_or_by_none(tmp_path: Path) -> None:
+    """Two answers that differ by one site would tell what that site said."""
+
+    def lose(message: Message) -> Message | None:
+        return None if message.metadata.dst_node_id == 2 else message
+
+    nodes = make_sites(tmp_path)
+    whole = SecureGrid(local_grid(nodes))
+    assert ask(whole, RecordDict(), "query.calibration")[0].content["metrics"]["num-sites"] == 4.0
+    part = SecureGrid(local_grid(nodes, on_request=lose))
+    assert all(reply.has_error() for reply in ask(part, RecordDict(), "query.calibration"))
+    assert "COHORT_FIXED" in _refusals(tmp_path)
+
+
+def test_one_request_is_not_summed_over_two_different_sets_of_sites(tmp_path: Path) -> None:
+    nodes = make_sites(tmp_path)
+
+    def lose(message: Message) -> Message | None:
+        return None if message.metadata.dst_node_id == 2 else message
+
+    assert len(ask(SecureGrid(local_grid(nodes)), request())) == 1
+    part = SecureGrid(local_grid(nodes, on_request=lose))
+    assert all(reply.has_error() for reply in ask(part, request()))
+    assert _refusals(tmp_path) == ["REPEATED"]
+    assert ask(SecureGrid(local_grid(nodes)), request())[0].content["metrics"]["num-sites"] == 4.0
+    assert ask(SecureGrid(local_grid(nodes, on_request=lose)), request(round_=2))[0].has_content()
+
+
+def test_a_site_that_gets_other_weights_than_its_peers_refuses_them(tmp_path: Path) -> None:
+    def tamper(message: Message) -> Message:
+        if message.metadata.dst_node_id == 1 and _stage(message) == "mask":
+            weights = message.content["arrays"]["shared"].numpy()
+            message.content = RecordDict({**message.content, "arrays": ArrayRecord({"shared": Array(weights + 1e-9)})})
+        return message
+
+    grid = SecureGrid(local_grid(make_sites(tmp_path), on_request=tamper))
+    ask(grid, request())
+    assert grid.reports[0].survivors == ("north", "south", "west")
+    assert grid.reports[0].dropped == {1: Reason.REQUEST.value}
+
+
+@pytest.mark.parametrize("stage", ["shares", "mask", "consent", "unmask"])
+def test_no_message_of_a_sum_is_answered_twice(tmp_path: Path, stage: str) -> None:
+    kept: dict[int, Message] = {}
+    answers: list[Message] = []
+
+    def copy(message: Message) -> Message:
+        if _stage(message) == stage and message.metadata.dst_node_id == 1:
+            kept[1] = Message(RecordDict(dict(message.content)), 1, message.metadata.message_type)
+        return message
+
+    inner = local_grid(make_sites(tmp_path), on_request=copy)
+    ask(SecureGrid(inner), request())
+    inner.on_request = None
+    answers += inner.send_and_receive([kept[1]])
+    assert _reasons(answers) == [Reason.STAGE.value]
+
+
+def test_a_site_answers_no_stage_that_it_has_not_reached(tmp_path: Path) -> None:
+    inner = local_grid(make_sites(tmp_path))
+    session = "ab" * 32
+    early = {
+        "consent": Survivors(session=session, sites=NAMES).to_bytes(),
+        "unmask": Consents(session=session, signatures={}).to_bytes(),
+    }
+    for stage, body in early.items():
+        assert _reasons(ask(inner, _said(stage, body))) == [Reason.STAGE.value] * 4
+    ask(inner, _said("keys", Call(run="7", purpose="train").to_bytes()))
+    for stage, body in early.items():
+        assert _reasons(ask(inner, _said(stage, body))) == [Reason.STAGE.value] * 4
+
+
+def test_a_sum_does_not_change_its_purpose_on_the_way(tmp_path: Path) -> None:
+    """Or what the policy allows for evaluation could be opened as training."""
+
+    def rename(message: Message) -> Message:
+        if _stage(message) == "mask":
+            message.metadata.message_type = "evaluate"
+        return message
+
+    grid = SecureGrid(local_grid(make_sites(tmp_path), on_request=rename))
+    ask(grid, request())
+    assert set(grid.reports[0].dropped.values()) == {Reason.STAGE.value}
+
+
+def test_of_two_processes_with_the_same_message_one_works(tmp_path: Path) -> None:
+    kept: list[Message] = []
+    inner = local_grid(make_sites(tmp_path), on_request=lambda message: _catch(message, kept))
+    ask(SecureGrid(inner), request())
+    worked, barrier = [], threading.Barrier(4)
+
+    def call_next(message: Message, context: Context) -> Message:
+        worked.append(1)
+        metrics = MetricRecord({"num-examples": 10.0})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    replies: list[Message] = []
+
+    def handle() -> None:
+        message = Message(RecordDict(dict(kept[0].content)), 1, "train")
+        context = Context(7, 1, {"policy": str(tmp_path / "east" / "policy.yaml")}, RecordDict(), {})
+        barrier.wait()
+        replies.append(secure_mod(message, context, call_next))
+
+    threads = [threading.Thread(target=handle) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(worked) == 1
+    assert sorted(reply.has_content() for reply in replies) == [False, False, False, True]
+
+
+def _catch(message: Message, kept: list[Message]) -> Message | None:
+    """Keep back the first site's message of the stage with work."""
+    if message.metadata.dst_node_id == 1 and _stage(message) == "mask":
+        kept.append(message)
+        return None
+    return message
+
+
+def test_what_a_site_remembers_is_its_own_and_holds_no_values(tmp_path: Path) -> None:
+    """After the vector has left, the secrets of its masks are gone from the disk too."""
+    stages: dict[str, dict[str, Any]] = {}
+
+    def look(message: Message) -> Message:
+        if message.metadata.src_node_id == 1:
+            file = tmp_path / "east" / "state" / "secagg" / "sum-7.json"
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+            stages[_stage(message)] = json.loads(file.read_text())
+        return message
+
+    ask(SecureGrid(local_grid(make_sites(tmp_path), on_reply=look)), request())
+    assert stages["shares"]["seed"]
+    assert stages["shares"]["mask_secret"]
+    for stage in ("mask", "consent"):
+        assert not stages[stage]["seed"]
+        assert not stages[stage]["mask_secret"]
+        assert not stages[stage]["channel_secret"]
+    assert stages["unmask"]["stage"] == "advertised"
+    assert stages["unmask"]["shares"] == {}
+    assert stat.S_IMODE((tmp_path / "east" / "state" / "secagg").stat().st_mode) == 0o700
+
+
+def test_a_signing_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:
+    nodes = make_sites(tmp_path)
+    (tmp_path / "north" / "signing.key").chmod(0o644)
+    grid = SecureGrid(local_grid(nodes))
+    ask(grid, request())
+    assert grid.reports[0].survivors == ("east", "south", "west")
+    assert grid.reports[0].dropped == {2: Reason.FAILED.value}
+
+
+def test_a_site_that_pins_another_key_for_a_peer_does_not_sum_with_it(tmp_path: Path) -> None:
+    nodes = make_sites(tmp_path)
+    file = tmp_path / "east" / "policy.yaml"
+    policy = yaml.safe_load(file.read_text())
+    policy["peers"]["west"] = "ab" * 32
+    file.write_text(yaml.safe_dump(policy))
+    grid = SecureGrid(local_grid(nodes))
+    ask(grid, request())
+    assert grid.reports[0].survivors == ("north", "south", "west")
+    assert grid.reports[0].dropped == {1: Reason.KEY.value}
+
+
+def test_a_node_without_a_policy_answers_nothing(tmp_path: Path) -> None:
+    nodes = {**make_sites(tmp_path), 2: {}}
+    grid = SecureGrid(local_grid(nodes))
+    ask(grid, request())
+    assert grid.reports[0].survivors == ("east", "south", "west")
+
+
+def test_two_nodes_with_one_name_are_not_two_sites(tmp_path: Path) -> None:
+    nodes = make_sites(tmp_path)
+    grid = SecureGrid(local_grid({**nodes, 5: nodes[1]}))
+    ask(grid, request())
+    assert "another node has the same name" in grid.reports[0].dropped.values()
+    assert grid.reports[0].survivors == ("north", "south", "west")
