@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
+from functools import cache
 from importlib import resources
 
 from distlfm.errors import DistlfmError
@@ -25,6 +26,7 @@ class ForeignBundle(DistlfmError):
     """A bundle that is not the one which the installed package builds. The cause names no content of it."""
 
 
+@cache
 def build() -> bytes:
     """Our own bundle, a zip file in Flower's form."""
     flower = require("flwr.cli.build", "federated")

@@ -1,0 +1,88 @@
+"""Tokens, refusals in the log, and the roster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from flwr.common.constant import ACCESS_TOKEN_KEY
+from flwr.supercore.error import FlowerError
+
+from distlfm.errors import UsageError
+from distlfm.federated import refusals
+from distlfm.federated.audit import AuditLog, verify
+from distlfm.federated.authn import TokenPlugin, make_token, read_digests, token_digest
+from distlfm.federated.homes import check_name, refuse_unless_loopback
+from distlfm.federated.refusals import Refusals
+from distlfm.federated.roster import read_roster
+from distlfm.federated.run import plain
+
+
+def let_in(token: str | None, digests: dict[str, str]) -> tuple[str | None, int]:
+    """Holder's name, and how often it was refused."""
+    refused: list[int] = []
+    metadata = [] if token is None else [(ACCESS_TOKEN_KEY, token)]
+    valid, account = TokenPlugin(lambda: digests, lambda: refused.append(1)).validate_tokens_in_metadata(metadata)
+    assert valid == (account is not None)
+    return (None if account is None else account.account_name), len(refused)
+
+
+def test_only_a_token_whose_digest_is_kept_opens_the_link() -> None:
+    anna, bert = make_token(), make_token()
+    digests = {"anna": token_digest(anna), "bert": token_digest(bert)}
+    assert let_in(bert, digests) == ("bert", 0)
+    for wrong in (None, "", "x", token_digest(anna), make_token(), anna[:-1]):
+        assert let_in(wrong, digests) == (None, 1)
+    assert let_in(anna, {}) == (None, 1)
+
+
+def test_the_link_gives_no_tokens_away() -> None:
+    plugin = TokenPlugin(dict, lambda: None)
+    assert plugin.get_login_details() is None
+    assert plugin.refresh_tokens([(ACCESS_TOKEN_KEY, "x")]) == (None, None)
+    with pytest.raises(FlowerError):
+        plugin.get_auth_tokens("x")
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{", "null"])
+def test_a_broken_file_of_tokens_lets_nobody_in(content: str, tmp_path: Path) -> None:
+    (tmp_path / "tokens.json").write_text(content)
+    assert read_digests(tmp_path / "tokens.json") == {}
+
+
+def test_refusals_cannot_fill_the_disk_and_none_is_uncounted(tmp_path: Path) -> None:
+    now = 0.0
+    note = Refusals(AuditLog(tmp_path / "audit.jsonl"), lambda: now)
+    for _ in range(refusals.MOST_A_MINUTE + 25):
+        note("/" + "x" * 5000, "not served")
+    now = 61.0
+    note("/docs", "not served")
+    entries = verify(tmp_path / "audit.jsonl").entries
+    assert len(entries) == refusals.MOST_A_MINUTE + 1
+    assert entries[-1]["facts"]["left_out_before"] == "25"
+    assert max(len(entry["facts"]["what"]) for entry in entries) == refusals.LONGEST
+
+
+@pytest.mark.parametrize("name", ["", "North", "a/b", "../a", "-a", "a" * 41, "a b", "a\n"])
+def test_a_name_that_could_be_a_path_or_a_line_is_refused(name: str) -> None:
+    with pytest.raises(UsageError):
+        check_name(name)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.3", "link.example.org", "127.0.0.1.example.org"])
+def test_plain_text_is_refused_on_every_address_but_loopback(host: str) -> None:
+    refuse_unless_loopback("127.0.0.1")
+    with pytest.raises(UsageError, match="this machine alone"):
+        refuse_unless_loopback(host)
+
+
+def test_a_roster_with_a_foreign_kind_of_key_is_refused(tmp_path: Path) -> None:
+    entry = {"node": "ssh-ed25519 AAAA", "signing": "ab" * 32}
+    (tmp_path / "roster.json").write_text(json.dumps({"sites": {"north": entry}}))
+    with pytest.raises(UsageError, match="P-384"):
+        read_roster(tmp_path / "roster.json")
+
+
+def test_flowers_log_lines_lose_their_colours_and_level() -> None:
+    assert plain("\x1b[92mINFO \x1b[0m:      round 1: 4 sites") == "round 1: 4 sites"

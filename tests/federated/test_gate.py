@@ -1,0 +1,99 @@
+"""The link's outer door lets in what a federation needs, and nothing else of Flower."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableMapping
+from typing import Any
+
+import pytest
+from fastapi.routing import iter_route_contexts
+from flwr.proto.control_pb2 import StartRunRequest
+from flwr.proto.fab_pb2 import Fab
+from flwr.superlink.main import create_app
+from test_bundle import FOREIGN
+
+from distlfm.federated import bundle
+from distlfm.federated.gate import ALLOWED, MOST_START_BYTES, START_RUN, Gate
+
+
+class Inside:
+    """What is behind the door: notes what came in."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        message = await receive()
+        self.bodies.append(message["body"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def knock(
+    path: str, *parts: bytes, method: str = "POST", kind: str = "http"
+) -> tuple[int, Inside, list[tuple[str, str]]]:
+    """Status, what came in, and what was noted as refused."""
+    inside, refused, sent = Inside(), [], []
+    waiting = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+    waiting.append({"type": "http.request", "body": b"", "more_body": False})
+
+    async def receive() -> MutableMapping[str, Any]:
+        return waiting.pop(0)
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    gate = Gate(inside, ALLOWED, lambda what, why: refused.append((what, why)))
+    asyncio.run(gate({"type": kind, "path": path, "method": method}, receive, send))
+    return (sent[0]["status"] if sent else 0), inside, refused
+
+
+def start(content: bytes, **more: Any) -> bytes:
+    return StartRunRequest(fab=Fab(hash_str="x", content=content), **more).SerializeToString()
+
+
+def test_every_path_that_is_let_in_is_one_of_flowers_and_most_of_flowers_are_not() -> None:
+    served = {getattr(found.route, "path", "") for found in iter_route_contexts(create_app().routes)}
+    assert served >= ALLOWED
+    closed = {path for path in served if path.startswith("/v1/")} - ALLOWED
+    assert {"/v1/control/register-node", "/v1/fleet/register-node", "/v1/runtime/create-task"} <= closed
+    assert len(closed) > len(ALLOWED)
+
+
+@pytest.mark.parametrize(
+    "path", ["/docs", "/openapi.json", "/v1/control/register-node", "/v1/runtime/responses", "/v1/control/start-run/"]
+)
+def test_a_path_is_closed(path: str) -> None:
+    status, inside, refused = knock(path, b"x")
+    assert (status, inside.bodies) == (403, [])
+    assert refused == [(path, "this request is not served")]
+
+
+def test_other_methods_and_sockets_are_closed() -> None:
+    assert knock(START_RUN, method="GET")[0] == 403
+    status, inside, refused = knock(START_RUN, kind="websocket")
+    assert (status, inside.bodies, len(refused)) == (0, [], 1)
+
+
+def test_a_run_of_our_own_bundle_comes_in_whole() -> None:
+    body = start(bundle.build())
+    status, inside, refused = knock(START_RUN, body[:100], body[100:])
+    assert (status, inside.bodies, refused) == (200, [body], [])
+
+
+@pytest.mark.parametrize("which", FOREIGN)
+def test_a_run_with_another_bundle_stays_outside(which: str) -> None:
+    status, inside, refused = knock(START_RUN, start(FOREIGN[which]))
+    assert (status, inside.bodies, len(refused)) == (403, [], 1)
+
+
+@pytest.mark.parametrize("more", [{"app_spec": "@somebody/app"}, {"user_prompt": "go"}, {"connector_ids": [1]}])
+def test_a_run_that_asks_flower_to_fetch_something_stays_outside(more: dict[str, Any]) -> None:
+    status, inside, _ = knock(START_RUN, start(bundle.build(), **more))
+    assert (status, inside.bodies) == (403, [])
+
+
+def test_a_request_without_end_is_cut_off() -> None:
+    status, inside, refused = knock(START_RUN, *[b"x" * MOST_START_BYTES] * 3)
+    assert (status, inside.bodies, refused) == (403, [], [(START_RUN, "the request is too large")])

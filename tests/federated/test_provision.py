@@ -1,0 +1,175 @@
+"""Roles come to know each other without a secret leaving its place."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import stat
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from distlfm.errors import UsageError
+from distlfm.federated.authn import read_digests, read_token, token_digest
+from distlfm.federated.homes import LinkConfig, LinkHome, SiteHome, check_secret
+from distlfm.federated.policy import load_policy
+from distlfm.federated.provision import (
+    add_token,
+    drop_token,
+    enrol,
+    make_link,
+    make_local,
+    make_site,
+    peers_fingerprint,
+    pin,
+    revoke,
+)
+from distlfm.federated.roster import read_roster
+from distlfm.federated.secagg.keys import load_signing_key, public_hex
+
+SITES = ("north", "south", "west")
+CONFIG = LinkConfig(federation="glucose", host="link.example.org", port=9443, sites=SITES)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[LinkHome, dict[str, SiteHome]]:
+    return make_local(tmp_path_factory.mktemp("federation"), CONFIG)
+
+
+def _change(path: Path, **values: object) -> Path:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    return path
+
+
+def test_secrets_are_closed_and_each_is_in_its_own_folder_only(made: tuple[LinkHome, dict[str, SiteHome]]) -> None:
+    link, sites = made
+    homes = [link.path, *(site.path for site in sites.values())]
+    secret = {
+        path: path.read_bytes()
+        for home in homes
+        for path in home.rglob("*")
+        if path.suffix in (".key", ".secret", ".token")
+    }
+    assert len(secret) == 4 + 3 * len(SITES)  # CA, server, secret, token; node, signing, secret
+    assert len(set(secret.values())) == len(secret)
+    for path, content in secret.items():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        elsewhere = [other for home in homes for other in home.rglob("*") if other.is_file() and other != path]
+        assert not [other for other in elsewhere if content.strip() in other.read_bytes()]
+    assert {stat.S_IMODE(home.stat().st_mode) for home in homes} == {0o700}
+
+
+def test_what_travels_between_the_roles_holds_no_private_key(made: tuple[LinkHome, dict[str, SiteHome]]) -> None:
+    link, sites = made
+    travels = [*link.kits.iterdir(), link.peers, *(site.path / f"{name}.public.json" for name, site in sites.items())]
+    assert len(travels) == 2 * len(SITES) + 1
+    for path in travels:
+        assert "PRIVATE" not in path.read_text()
+
+
+def test_the_server_certificate_holds_every_name_and_cannot_sign_others(
+    made: tuple[LinkHome, dict[str, SiteHome]],
+) -> None:
+    link, _ = made
+    certificate = x509.load_pem_x509_certificate(link.certificate.read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["link.example.org", "localhost"]
+    assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+    assert certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca is False
+    authority = x509.load_pem_x509_certificate(link.ca.read_bytes())
+    certificate.verify_directly_issued_by(authority)
+    assert ssl.create_default_context(cafile=str(link.ca)).get_ca_certs()[0]["issuer"]
+
+
+def test_every_site_pins_the_same_keys_and_keeps_its_policys_words(
+    made: tuple[LinkHome, dict[str, SiteHome]],
+) -> None:
+    _, sites = made
+    keys = {name: public_hex(load_signing_key(site.signing_key)) for name, site in sites.items()}
+    for name, site in sites.items():
+        policy = load_policy(site.policy)
+        assert (policy.site, policy.peers) == (name, keys)
+        assert "# Fewest sites in a sum" in site.policy.read_text()
+
+
+def test_public_keys_that_were_changed_on_the_way_are_refused(tmp_path: Path) -> None:
+    kits = make_link(tmp_path / "link", CONFIG)
+    mine, other = (make_site(kits[i], tmp_path / SITES[i]) for i in (0, 1))
+    strange = json.loads(other.read_text())
+    for change in ({"node": strange["node"]}, {"signing": strange["signing"]}, {"proof": strange["proof"]}):
+        copy = tmp_path / "copy.json"
+        copy.write_bytes(mine.read_bytes())
+        with pytest.raises(UsageError, match="changed since the site wrote it"):
+            enrol(tmp_path / "link", [_change(copy, **change)])
+    assert read_roster(LinkHome(tmp_path / "link").roster).sites == {}
+
+
+def test_a_site_that_nobody_expects_and_a_second_key_for_one_are_not_enrolled(tmp_path: Path) -> None:
+    kits = make_link(tmp_path / "link", CONFIG)
+    enrol(tmp_path / "link", [make_site(kits[0], tmp_path / "first")])
+    second = make_site(kits[0], tmp_path / "second")
+    with pytest.raises(UsageError, match="enrolled with other keys"):
+        enrol(tmp_path / "link", [second])
+    stranger = make_site(_change(kits[1], site="stranger"), tmp_path / "stranger")
+    with pytest.raises(UsageError, match="not expected here"):
+        enrol(tmp_path / "link", [stranger])
+    revoke(tmp_path / "link", "north")
+    enrol(tmp_path / "link", [second])
+    assert list(read_roster(LinkHome(tmp_path / "link").roster).active()) == ["north"]
+
+
+def test_a_coordinator_cannot_put_its_own_key_in_a_sites_place(tmp_path: Path) -> None:
+    link, sites = make_local(tmp_path, CONFIG)
+    north, forged = sites["north"].path, "ab" * 32
+    peers = json.loads(link.peers.read_text())["peers"]
+    changed = tmp_path / "peers.json"
+    for name, message in (("north", "posing as this site"), ("south", "than is pinned")):
+        changed.write_bytes(link.peers.read_bytes())
+        _change(changed, peers={**peers, name: forged})
+        with pytest.raises(UsageError, match=message):
+            pin(north, changed)
+    assert load_policy(north).peers == peers
+    assert (
+        pin(north, changed, replace=True) == peers_fingerprint({**peers, "south": forged}) != peers_fingerprint(peers)
+    )
+
+
+def test_two_sites_are_no_federation(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="three or more"):
+        make_link(tmp_path / "link", CONFIG.model_copy(update={"sites": ("north", "south")}))
+
+
+def test_a_kit_of_another_version_is_refused(tmp_path: Path) -> None:
+    kit = make_link(tmp_path / "link", CONFIG)[0]
+    with pytest.raises(UsageError, match=r"pip install .*==9\.9"):
+        make_site(_change(kit, package="9.9"), tmp_path / "north")
+    assert not (tmp_path / "north").exists()
+
+
+def test_keys_are_never_replaced(tmp_path: Path) -> None:
+    kit = make_link(tmp_path / "link", CONFIG)[0]
+    make_site(kit, tmp_path / "north")
+    before = (tmp_path / "north" / "signing.key").read_bytes()
+    (tmp_path / "north" / "node.yaml").unlink()
+    with pytest.raises(UsageError, match="not replaced"):
+        make_site(kit, tmp_path / "north")
+    assert (tmp_path / "north" / "signing.key").read_bytes() == before
+
+
+def test_the_link_keeps_digests_of_tokens_and_forgets_a_dropped_one(tmp_path: Path) -> None:
+    make_link(tmp_path, CONFIG)
+    home = LinkHome(tmp_path)
+    token = read_token(add_token(tmp_path, "anna"))
+    assert read_digests(home.tokens)["anna"] == token_digest(token)
+    assert token not in home.tokens.read_text() + home.audit.read_text()
+    drop_token(tmp_path, "anna")
+    assert list(read_digests(home.tokens)) == ["admin"]
+
+
+def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    make_link(tmp_path, CONFIG)
+    token = LinkHome(tmp_path).admin_token
+    token.chmod(0o640)
+    with pytest.raises(UsageError, match="chmod 600"):
+        check_secret(token)
