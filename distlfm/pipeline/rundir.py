@@ -13,12 +13,13 @@ from distlfm.config import Config, dump
 from distlfm.errors import UsageError
 from distlfm.inference.result import FitResult
 from distlfm.inference.tally import Row, Tally, figures_of
+from distlfm.pipeline.run_files import CONFIG as CONFIG
+from distlfm.pipeline.run_files import REPORT as REPORT
+from distlfm.pipeline.run_files import SUMMARY as SUMMARY
 from distlfm.report.fit_report import fit_page
 from distlfm.store import Store
 from distlfm.store.files import storing
 from distlfm.store.find import RUN_STORE, is_store
-
-CONFIG, SUMMARY, REPORT = "config.yaml", "summary.json", "report.html"
 
 
 def begin(directory: Path, *folders: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distlfm.pipeline.rundir import REPORT
+from distlfm.pipeline.run_files import REPORT
 from distlfm.pipeline.status_training import sweep_figures, training_figures, verb_of
 from distlfm.pipeline.submit_jobs import RunJob, jobs_of
 from distlfm.store import Holder, Store, find_store, is_store, read_progress

@@ -1,4 +1,7 @@
-"""How far a training or a sweep is, and a run that has not begun: from small files, like any other status."""
+"""How far a training or a sweep is: from small files, like any other status.
+
+What they are called is imported when it is needed: with it comes all that trains.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from distlfm.config import read_yaml
+from distlfm.pipeline.run_files import CONFIG, SUMMARY
 from distlfm.pipeline.train_log import METRICS, lines
-from distlfm.pipeline.train_work import CONFIG, OPERATOR, SUMMARY
-from distlfm.pipeline.tune import BEST, FAILED, RUNNING, TRIALS
 
 
 def verb_of(run: Path) -> str | None:
@@ -20,6 +22,8 @@ def verb_of(run: Path) -> str | None:
 
 def training_figures(run: Path) -> dict[str, Any]:
     """Steps done and to do, from metrics.jsonl."""
+    from distlfm.pipeline.train_work import OPERATOR
+
     told = list(lines(run / METRICS)) if (run / METRICS).exists() else []
     return {
         "unit": "steps",
@@ -31,6 +35,8 @@ def training_figures(run: Path) -> dict[str, Any]:
 
 def sweep_figures(run: Path) -> dict[str, Any]:
     """Trials done and to do, from trials.json."""
+    from distlfm.pipeline.tune import BEST, FAILED, RUNNING, TRIALS
+
     try:
         states = [one["status"] for one in json.loads((run / TRIALS).read_text(encoding="utf-8"))["trials"]]
     except FileNotFoundError:

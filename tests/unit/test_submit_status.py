@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,12 @@ def test_a_damaged_list_of_jobs_costs_only_the_damaged_line(folder: Path, capsys
 def test_a_folder_without_run_and_jobs_has_no_status(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "bin"]) == 2
     assert "bin is no store" in capsys.readouterr().err
+
+
+def test_looking_at_a_run_loads_nothing_that_computes() -> None:
+    program = "import sys, distlfm.pipeline.status; print({'torch', 'ray', 'matplotlib'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 # ---- trainings and sweeps --------------------------------------------------------------------------------------------

@@ -1,0 +1,5 @@
+"""The files that every run has, by name: apart, so that whoever only looks at a run loads nothing that computes."""
+
+from __future__ import annotations
+
+CONFIG, SUMMARY, REPORT = "config.yaml", "summary.json", "report.html"
