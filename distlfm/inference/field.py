@@ -18,6 +18,9 @@ from distlfm.inference.whitened import Asked, Compared, WhitenedMarginal, noise_
 from distlfm.mechanisms.parameters import Values
 from distlfm.solvers.field.engine import TimeGrid
 
+EXACT = 1e-12
+"""Share of the largest number of its kind below which one is nought."""
+
 
 class FieldGaussian(WhitenedMarginal):
     """y = offset + columns · w + noise, so w is Gaussian given the data, and everything else is linear in w."""
@@ -43,7 +46,9 @@ class FieldGaussian(WhitenedMarginal):
         data = self.observations.rows(rows)
         found = self.map.columns(values, rows, self.places)
         noise = noise_of(self.model, values, data)
-        return Compared(data.values[:, 0] - found.offset, found.columns, found.slack, noise, data.mask[:, 0])
+        residual = data.values[:, 0] - found.offset
+        mask = data.mask[:, 0] & ~given(residual, found.columns, data.values[:, 0])
+        return Compared(residual, found.columns, found.slack, noise, mask)
 
     def fitted(self, z: Tensor, rows: Tensor) -> Tensor:
         """Outputs at the observed points given z [A, n], [A, T]."""
@@ -57,6 +62,16 @@ class FieldGaussian(WhitenedMarginal):
         which = torch.zeros_like(rows) if shared else torch.arange(len(rows))
         found = longer.columns(values, which, places)
         return Asked(found.offset, found.columns, found.slack, *longer.force_columns(values, query))
+
+
+def given(residual: Tensor, columns: Tensor, values: Tensor) -> Tensor:
+    """Points that repeat a boundary or initial condition, [A, T]: no force moves them, and nothing is left to explain.
+
+    Nobody measured them, so they tell nothing of the noise, which they would make too small.
+    """
+    moved = columns.detach().abs().amax(-1)
+    left = residual.detach().abs()
+    return (moved <= EXACT * moved.amax(-1, keepdim=True)) & (left <= EXACT * values.abs().amax(-1, keepdim=True))
 
 
 def reaching(grid: TimeGrid, until: float) -> TimeGrid:

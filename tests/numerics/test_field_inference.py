@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -233,3 +234,28 @@ def test_held_back_points_are_never_among_those_fitted() -> None:
     assert part.truth.measured
     other = whole.sampled(0.3, seed=6)
     assert not np.array_equal(other.times, part.times)
+
+
+def test_points_that_repeat_a_condition_are_no_measurements() -> None:
+    """Zeros at the boundary and at the start, where the equation says zero, change neither evidence nor noise."""
+    owner = model()
+    inner = instance(3)
+    random = np.random.default_rng(4)
+    times, places = np.append(random.uniform(0.1, 0.8, 6), [0.0, 0.0]), np.array([0.0, 1.0] * 3 + [0.4, 0.75])
+    padded = replace(
+        inner,
+        times=np.append(inner.times, times),
+        values=np.append(inner.values, np.zeros((1, 8)), 1),
+        mask=np.ones((1, len(inner.times) + 8), bool),
+        positions=np.append(inner.positions, places[:, None], 0),
+    )
+    z = torch.linspace(-1.0, 1.0, owner.space.num_free, dtype=torch.float64)[None]
+    rows = torch.zeros(1, dtype=torch.int64)
+    bare, given = (
+        FieldGaussian(owner, collate([one], ("output",)), full_rank(owner)).log_marginal(z, rows)
+        for one in (inner, padded)
+    )
+    torch.testing.assert_close(given, bare, rtol=1e-9, atol=1e-9)
+    noisy = replace(padded, values=padded.values + 1e-3 * (padded.values == 0))
+    measured = FieldGaussian(owner, collate([noisy], ("output",)), full_rank(owner)).log_marginal(z, rows)
+    assert abs(float(measured - bare)) > 1.0, "what was measured at the boundary does count"
