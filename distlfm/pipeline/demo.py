@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +64,20 @@ SQUARE = 48
 """Cells along a side of the mesh that is divided."""
 
 
-def run(out: Path, reporter: Reporter) -> int:
-    """Play the acts; the exit code is 1 if one of them failed."""
+Act = tuple[str, Callable[[], str]]
+"""A title, and what plays it and says in one line what it showed."""
+
+
+def run(out: Path, reporter: Reporter, more: Sequence[Act] = ()) -> int:
+    """Play the acts, then `more` of them; the exit code is 1 if one of them failed."""
     out.mkdir(parents=True, exist_ok=True)
     data = out / "instances.npz"
-    acts: list[tuple[str, Callable[[], str]]] = [
+    acts: list[Act] = [
         ("simulate genes driven by a hidden transcription factor", lambda: _simulate(data)),
         ("infer the factor from the genes", lambda: _fit(data, out / "fit", reporter)),
         ("infer what drives a field, through an equation that FEniCS assembles", lambda: _field(out / "field")),
         ("solve it and its gradient on a mesh divided between two MPI processes", _divided),
+        *more,
     ]
     failed = 0
     for number, (title, act) in enumerate(acts, 1):
