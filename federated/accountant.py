@@ -59,7 +59,7 @@ def noise_for(target: float, delta: float, rate: float, steps: int) -> float:
         low, high = high, 2 * high
         if high > 1e6:
             raise UsageError(f"No noise keeps ε below {target:g}.", "Ask for a larger ε, or for fewer steps.")
-    for _ in range(60):
+    for _ in range(30):
         middle = (low + high) / 2
         if epsilon(rdp(middle, rate, steps), delta) > target:
             low = middle

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from distlfm.federated.cohort import groups
 from distlfm.federated.tune import PLAIN
-from distlfm.lfo import Batch, Operator
+from distlfm.lfo import Batch, Operator, Prediction
 from distlfm.lfo.loss import losses, reconstruction
+from distlfm.lfo.operator import TOGETHER
 from distlfm.lfo.physics import Forward
 from distlfm.lfo.score import force_q2
 
@@ -30,7 +31,7 @@ UNLABELLED = ("reconstruction",)
 def window_figures(operator: Operator, batch: Batch, names: tuple[str, ...]) -> dict[str, Tensor]:
     """Each figure of each window, [B]. loss: the likelihood of the fit's forces and parameters; less is better."""
     model = operator.model
-    ready = operator.predict(batch.values, batch.mask)
+    ready = _ready(operator, batch)
     found: dict[str, Tensor] = {}
     if set(names) & set(LABELLED):
         parts = losses(ready, batch, model.normal, PLAIN, 0.0)
@@ -62,3 +63,10 @@ def patient_figures(operator: Operator, batch: Batch, names: tuple[str, ...]) ->
 def means(figures: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
     """Over patients."""
     return {name: float(np.nanmean(values)) for name, values in figures.items()}
+
+
+def _ready(operator: Operator, batch: Batch) -> Prediction:
+    """The calibrated prediction; tables that the network keeps may serve gradients later, so no inference mode."""
+    pairs = zip(batch.values.split(TOGETHER), batch.mask.split(TOGETHER), strict=True)
+    pieces = [operator.calibration.apply(operator.model(values, mask)) for values, mask in pairs]
+    return Prediction(*(torch.cat(one) for one in zip(*pieces, strict=True)))

@@ -49,12 +49,9 @@ class Ledger:
 
     @property
     def charges(self) -> list[Charge]:
-        """All lines; a ledger that was cut or changed is refused, as it can no longer say what was spent."""
-        if not self.path.exists():
-            return []
+        """All lines; a ledger that was changed is refused, as it can no longer say what was spent."""
         found, before = [], START
-        text = self.path.read_text(encoding="utf-8")
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(self._lines(), 1):
             try:
                 one = Charge.model_validate_json(line)
             except ValidationError:
@@ -75,7 +72,7 @@ class Ledger:
         with self._locked():
             known = self.charges
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            before = START if not known else _digest(self.path.read_text(encoding="utf-8").splitlines()[-1])
+            before = START if not known else _digest(self._lines()[-1])
             new = Charge(what=what, run=run, noise=noise, rate=rate, steps=steps, time=now, before=before)
             total = self._total([*known, new])
             if total > self.budget:
@@ -98,11 +95,19 @@ class Ledger:
             divergence = divergence + rdp(one.noise, one.rate, one.steps)
         return epsilon(divergence, self.delta)
 
+    def _lines(self) -> list[str]:
+        """Whole lines. One without an end was being written when the site died, so its work had not begun."""
+        if not self.path.exists():
+            return []
+        return self.path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+
     def _append(self, one: Charge) -> None:
+        whole = sum(len(known.encode()) + 1 for known in self._lines())
         line = json.dumps(one.model_dump(mode="json"), sort_keys=True) + "\n"
         with storing("the privacy ledger", self.path.parent):
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
+                os.ftruncate(descriptor, whole)
                 os.write(descriptor, line.encode())
                 os.fsync(descriptor)
             finally:

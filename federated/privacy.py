@@ -21,7 +21,7 @@ from distlfm.errors import UsageError, WorkError
 from distlfm.federated.adapter import Features, Tail
 from distlfm.federated.cohort import groups
 from distlfm.federated.settings import PrivacyConfig, RoundTask
-from distlfm.federated.tune import TENSORS, Objective, Tuned, hold_back, optimiser_of
+from distlfm.federated.tune import TENSORS, Descent, Objective, Tuned, hold_back
 from distlfm.lfo import Batch, Operator
 
 Random = np.random.Generator
@@ -65,7 +65,7 @@ def tune_privately(
     weights = {name: own[name].detach().clone().requires_grad_(True) for name in names}
     start = {name: weights[name].detach().clone() for name in near}
     gradients = PatientGradients(operator, batch, task)
-    step = optimiser_of(list(weights.values()), task)
+    descent = Descent(list(weights.values()), task)
     expected = privacy.sample * gradients.num_patients
     for _ in range(task.steps):
         taken = np.flatnonzero(random.random(gradients.num_patients) < privacy.sample)
@@ -75,7 +75,7 @@ def tune_privately(
         for one, part in zip(weights.values(), parts, strict=True):
             one.grad = part.reshape(one.shape).clone()
         hold_back(weights, start, task.mu)
-        step.step()
+        descent.step()
     found = {name: one.detach() for name, one in weights.items()}
     if not all(bool(torch.isfinite(one).all()) for one in found.values()):
         raise WorkError("The tuned weights are not finite.", "Lower task.lr.")
@@ -107,6 +107,9 @@ class PatientGradients:
         seen = self._tail.features(batch.values, batch.mask).tensors()
         self._seen = {name: one[at] for name, one in seen.items()}
         self._batch = {name: getattr(batch, name)[at] for name in TENSORS}
+        # Tables that are made when first needed cannot be made inside of a transformation.
+        one = {name: value[0] for name, value in self._seen.items()}, {n: v[0] for n, v in self._batch.items()}
+        self._loss({}, *one, self._share[0])
         self._each: Callable[..., dict[str, Tensor]] = vmap(grad(self._loss), in_dims=(None, 0, 0, 0))
 
     def __call__(self, weights: Mapping[str, Tensor], patients: NDArray[np.intp]) -> Tensor:

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flwr.app.user_config import UserConfig
-
 from distlfm.config import fingerprint
 from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog
@@ -21,12 +19,11 @@ from distlfm.federated.client_app import app
 from distlfm.federated.compare import Comparison, Scores, compare, everybody, gain_share, others
 from distlfm.federated.local_grid import LocalGrid
 from distlfm.federated.picture import draw
-from distlfm.federated.policy import POLICY
 from distlfm.federated.rounds import Line, State, run_rounds
 from distlfm.federated.secure_grid import SecureGrid
 from distlfm.federated.server_app import OPERATOR
 from distlfm.federated.simulate_settings import FederatedConfig, read_config
-from distlfm.federated.simulate_sites import base_operator, make_sites, uses_datasets
+from distlfm.federated.simulate_sites import base_operator, make_sites, nodes_of, uses_datasets
 from distlfm.federated.site_work import Site, codec_of
 from distlfm.lfo import Operator
 from distlfm.pipeline.rundir import CONFIG, SUMMARY, begin
@@ -83,11 +80,7 @@ def run_sites(
     config: FederatedConfig, operator: Operator, sites: Mapping[str, Site], folder: Path, reporter: Reporter
 ) -> State:
     """The rounds, over secure sums on the recorded wire."""
-    nodes: dict[int, UserConfig] = {
-        number: {"site": str(site.folder), "name": name, "policy": str(site.folder / POLICY)}
-        for number, (name, site) in enumerate(sites.items(), 1)
-    }
-    wire = LocalGrid(app, nodes, run_id=RUN)
+    wire = LocalGrid(app, nodes_of(sites), run_id=RUN)
     folder.mkdir(parents=True, exist_ok=True)
     grid = SecureGrid(wire, min_sites=config.programme.min_sites, audit=AuditLog(folder / "audit.jsonl"))
     with reporter.task("rounds", config.programme.rounds) as task, quiet_flower():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from flwr.app.user_config import UserConfig
 
 from distlfm.config import apply_overrides, build, dump, read_yaml
 from distlfm.data import catalog
@@ -64,14 +67,28 @@ def make_sites(config: FederatedConfig, operator: Operator, folder: Path, report
         if real:
             reporter.say(f"{one.name}: its patients are fitted")
         found[one.name].prepare(reporter)
-    keys = {name: _key(SiteHome(site.folder)) for name, site in found.items()}
-    for name, site in found.items():
-        budget = {} if config.privacy is None else {"epsilon": config.privacy.epsilon, "delta": config.privacy.delta}
+    budget = None if config.privacy is None else (config.privacy.epsilon, config.privacy.delta)
+    pin_all(found, config.programme.min_sites, budget)
+    return found
+
+
+def pin_all(sites: Mapping[str, Site], min_cohort: int, budget: tuple[float, float] | None = None) -> None:
+    """Make each site's signing key, and a policy that knows the keys of all."""
+    keys = {name: _key(SiteHome(site.folder)) for name, site in sites.items()}
+    epsilon, delta = budget or (None, 1e-5)
+    for name, site in sites.items():
         policy = SitePolicy(
-            site=name, peers=keys, min_cohort=config.programme.min_sites, bytes_a_day=BYTES_A_DAY, **budget
+            site=name, peers=keys, min_cohort=min_cohort, bytes_a_day=BYTES_A_DAY, epsilon=epsilon, delta=delta
         )
         put_quickly(site.folder / POLICY, dump(policy).encode())
-    return found
+
+
+def nodes_of(sites: Mapping[str, Site]) -> dict[int, UserConfig]:
+    """What the nodes of a local grid are told: where their folder and policy are."""
+    return {
+        number: {"site": str(site.folder), "name": name, "policy": str(site.folder / POLICY)}
+        for number, (name, site) in enumerate(sites.items(), 1)
+    }
 
 
 def _fitted(config: FederatedConfig, site: SimulatedSite) -> dict[str, Any]:

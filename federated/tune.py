@@ -20,6 +20,9 @@ from distlfm.lfo.physics import Forward
 
 PLAIN = LossConfig(beta=0.0)
 
+ADAM, TINY = (0.9, 0.999), 1e-8
+"""Of Kingma and Ba (2015)."""
+
 
 class Objective:
     """The loss [B] of a prediction, as a task asks for it; the operator's calibration is part of its answers."""
@@ -74,7 +77,7 @@ def descend(
 ) -> float:
     """The steps of a task on leaf tensors, in place; the mean loss of the last batch before its step."""
     start = {name: weights[name].detach().clone() for name in near}
-    step = optimiser_of(list(weights.values()), task)
+    descent = Descent(list(weights.values()), task)
     generator = torch.Generator().manual_seed(task.seed)
     size = min(task.batch or count, count)
     order, loss = torch.empty(0, dtype=torch.long), float("nan")
@@ -82,13 +85,13 @@ def descend(
         if len(order) < size:
             order = torch.cat([order, torch.randperm(count, generator=generator)])
         rows, order = order[:size], order[size:]
-        step.zero_grad(set_to_none=True)
+        descent.forget()
         mean = loss_of(rows).mean()
         mean.backward()
         hold_back(weights, start, task.mu)
         if task.clip is not None:
             torch.nn.utils.clip_grad_norm_(list(weights.values()), task.clip)
-        step.step()
+        descent.step()
         loss = float(mean.detach())
     if not all(bool(torch.isfinite(one).all()) for one in weights.values()):
         raise WorkError("The tuned weights are not finite.", "Lower task.lr.")
@@ -104,11 +107,36 @@ def hold_back(weights: Mapping[str, Tensor], start: Mapping[str, Tensor], mu: fl
             grad.add_(weights[name].detach() - origin, alpha=mu)
 
 
-def optimiser_of(weights: list[Tensor], task: RoundTask) -> torch.optim.Optimizer:
-    """A new optimiser; nothing of it outlives a round."""
-    if task.optimiser == "sgd":
-        return torch.optim.SGD(weights, lr=task.lr)
-    return torch.optim.Adam(weights, lr=task.lr)
+class Descent:
+    """Steps of gradient descent or Adam on leaf tensors, in place; nothing of it outlives a round.
+
+    torch's own optimisers import its compiler, which takes seconds in each of a site's short-lived processes.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], task: RoundTask) -> None:
+        self.weights, self.task, self.number = list(weights), task, 0
+        self.first = [torch.zeros_like(one) for one in self.weights]
+        self.second = [torch.zeros_like(one) for one in self.weights]
+
+    def forget(self) -> None:
+        """The gradients of the last step."""
+        for one in self.weights:
+            one.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """By the gradients that the weights hold."""
+        self.number += 1
+        for one, first, second in zip(self.weights, self.first, self.second, strict=True):
+            grad = one.grad
+            assert grad is not None
+            if self.task.optimiser == "sgd":
+                one.sub_(grad, alpha=self.task.lr)
+                continue
+            first.lerp_(grad, 1 - ADAM[0])
+            second.lerp_(grad.square(), 1 - ADAM[1])
+            size = (second / (1 - ADAM[1] ** self.number)).sqrt_().add_(TINY)
+            one.addcdiv_(first, size, value=-self.task.lr / (1 - ADAM[0] ** self.number))
 
 
 def rows_of(batch: Batch, rows: Tensor) -> Batch:

@@ -1,0 +1,1 @@
+../unit/lfo_toy.py

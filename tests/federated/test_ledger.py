@@ -1,0 +1,108 @@
+"""What is spent of the patients' privacy, and that it stays spent."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from distlfm.errors import WorkError
+from distlfm.federated.accountant import ORDERS, epsilon, noise_for, rdp
+from distlfm.federated.ledger import BudgetSpent, Ledger
+
+
+def test_the_divergence_is_the_published_one() -> None:
+    # Rate 0.1, noise 2, 10 steps, order 5: 0.07737, a value that TensorFlow Privacy is tested with.
+    assert rdp(2.0, 0.1, 10)[ORDERS.index(5)] == pytest.approx(0.07737, abs=1e-5)
+
+
+@pytest.mark.parametrize(("noise", "rate", "order"), [(1.5, 0.3, 4), (0.8, 0.05, 3), (3.0, 0.9, 8)])
+def test_the_divergence_is_that_of_the_integral(noise: float, rate: float, order: int) -> None:
+    def integrand(x: float) -> float:
+        low = norm.pdf(x, 0, noise)
+        mixed = (1 - rate) * low + rate * norm.pdf(x, 1, noise)
+        return float(low * (mixed / low) ** order) if low > 0 else 0.0
+
+    value, _ = quad(integrand, -12 * noise, 12 * noise + order, limit=400)
+    assert rdp(noise, rate, 1)[ORDERS.index(order)] == pytest.approx(math.log(value) / (order - 1), rel=1e-6)
+
+
+def test_the_plain_gaussian_mechanism_is_not_above_its_classical_bound() -> None:
+    delta = 1e-5
+    for noise in (5.0, 10.0, 20.0):
+        classical = math.sqrt(2 * math.log(1.25 / delta)) / noise
+        assert 0.5 * classical < epsilon(rdp(noise, 1.0, 1), delta) <= classical
+
+
+def test_the_noise_for_a_budget_spends_just_that() -> None:
+    noise = noise_for(2.0, 1e-5, 0.5, 100)
+    spent = epsilon(rdp(noise, 0.5, 100), 1e-5)
+    assert 1.99 < spent <= 2.0
+
+
+def test_nothing_spent_is_zero() -> None:
+    assert epsilon(np.zeros(len(ORDERS)), 1e-5) == 0.0
+
+
+def test_a_charge_is_on_the_disk_and_adds_up(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl", budget=10.0, delta=1e-5)
+    first = ledger.charge("train", noise=4.0, rate=0.5, steps=10, run="7")
+    second = ledger.charge("figures", noise=10.0, rate=1.0, steps=3, run="7")
+    again = Ledger(tmp_path / "ledger.jsonl", budget=10.0, delta=1e-5)
+    assert 0 < first < second == again.spent
+    assert second == pytest.approx(epsilon(rdp(4.0, 0.5, 10) + rdp(10.0, 1.0, 3), 1e-5))
+    assert [one.what for one in again.charges] == ["train", "figures"]
+    assert (tmp_path / "ledger.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_the_budget_does_not_pay_for_is_refused_after_a_restart_too(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path, budget=1.0, delta=1e-5)
+    while ledger.affords(noise=5.0, rate=0.5, steps=5):
+        ledger.charge("train", noise=5.0, rate=0.5, steps=5)
+    before = path.read_bytes()
+    for restarted in (ledger, Ledger(path, budget=1.0, delta=1e-5)):
+        with pytest.raises(BudgetSpent, match="privacy budget"):
+            restarted.charge("train", noise=5.0, rate=0.5, steps=5)
+    assert path.read_bytes() == before
+    assert 0.5 < Ledger(path, budget=1.0, delta=1e-5).spent <= 1.0
+
+
+def test_many_processes_together_spend_no_more_than_the_budget(tmp_path: Path) -> None:
+    def charge(number: int) -> bool:
+        try:
+            Ledger(tmp_path / "ledger.jsonl", 1.0, 1e-5).charge("train", noise=5.0, rate=0.5, steps=5, run=str(number))
+        except BudgetSpent:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(charge, range(24)))
+    ledger = Ledger(tmp_path / "ledger.jsonl", 1.0, 1e-5)
+    assert ledger.spent <= 1.0
+    assert len(ledger.charges) == sum(taken) < 24
+
+
+def test_a_changed_line_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path, 10.0, 1e-5)
+    for _ in range(3):
+        ledger.charge("train", noise=5.0, rate=0.5, steps=5)
+    path.write_text(path.read_text().replace('"noise": 5.0', '"noise": 50.0', 1))
+    with pytest.raises(WorkError, match="line 2"):
+        ledger.charge("train", noise=5.0, rate=0.5, steps=5)
+
+
+def test_a_line_that_was_cut_by_a_crash_is_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path, 10.0, 1e-5)
+    ledger.charge("train", noise=5.0, rate=0.5, steps=5)
+    with path.open("a") as file:
+        file.write('{"what": "train", "noi')
+    ledger.charge("train", noise=5.0, rate=0.5, steps=5)
+    assert [one.steps for one in ledger.charges] == [5, 5]

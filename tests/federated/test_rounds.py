@@ -1,0 +1,232 @@
+"""Rounds over secure sums: what the sites' models become."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from site_toy import make_federation, make_grid, make_programme
+
+from distlfm.errors import UsageError
+from distlfm.federated.compare import joined
+from distlfm.federated.rounds import State, ask, run_rounds
+from distlfm.federated.secure_grid import SecureGrid
+from distlfm.federated.server_app import perform, programme_of
+from distlfm.federated.settings import PrivacyConfig, ProgrammeConfig
+from distlfm.federated.site_work import Site, codec_of, open_operator
+from distlfm.federated.strategy import TooFewSites, wait_for_sites
+from distlfm.federated.tune import tune
+from distlfm.lfo import Operator
+
+
+def run(operator: Operator, sites: dict[str, Site], programme: ProgrammeConfig, folder: Path, **more: object) -> State:
+    grid = SecureGrid(make_grid(sites), min_sites=programme.min_sites)
+    codec = codec_of(operator.model, programme.task)
+    return run_rounds(grid, operator, codec, programme, folder, on_round=more.get("on_round"))  # type: ignore[arg-type]
+
+
+def test_one_full_batch_step_of_equal_shards_is_the_step_of_all_data(tmp_path: Path) -> None:
+    operator, sites = make_federation(tmp_path)
+    programme = make_programme(rounds=1, task={"steps": 1, "lr": 0.05})
+    found = run(operator, sites, programme, tmp_path / "run").vector
+    central = open_operator(next(iter(sites.values())).folder / "model/base.pt")
+    codec = codec_of(central.model, programme.task)
+    before = codec.encode(central.model.state_dict())
+    whole = joined([site.windows() for site in sites.values()])
+    assert len(whole) == 36
+    tune(central, codec.names, codec.names, whole, programme.round_task(1))
+    expected = codec.encode(central.model.state_dict())
+    assert np.abs(expected - before).max() > 1e-3
+    assert np.abs(found - expected).max() <= 1e-6
+
+
+def test_unequal_shards_count_by_their_windows(tmp_path: Path) -> None:
+    operator, sites = make_federation(tmp_path, counts=(8, 12, 16, 24))
+    programme = make_programme(rounds=1, task={"steps": 1})
+    found = run(operator, sites, programme, tmp_path / "run").vector
+    codec = codec_of(operator.model, programme.task)
+    before = codec.encode(operator.model.state_dict())
+    alone = [Site(site.folder).train(before, programme.round_task(1)) for site in sites.values()]
+    counts = [one.num_examples for one in alone]
+    assert counts == [6, 9, 12, 18]
+    expected = np.average([one.vector for one in alone], axis=0, weights=counts)
+    assert np.abs(found - expected).max() <= 1e-6 * np.abs(expected - before).max() + 1e-9
+
+
+def test_adam_at_the_server_is_adam_on_the_mean_update(tmp_path: Path) -> None:
+    operator, sites = make_federation(tmp_path)
+    mean = run(operator, sites, make_programme(rounds=1), tmp_path / "mean").vector
+    told = {"kind": "fedadam", "lr": 0.01, "tau": 1e-3}
+    found = run(operator, sites, make_programme(rounds=1, strategy=told), tmp_path / "adam").vector
+    codec = codec_of(operator.model, make_programme().task)
+    before = codec.encode(operator.model.state_dict())
+    change = mean - before
+    first, second = 0.1 * change, 0.01 * change**2
+    # Flower counts rounds from one, and corrects the bias with one more.
+    rate = 0.01 * np.sqrt(1 - 0.99**2) / (1 - 0.9**2)
+    assert np.allclose(found, before + rate * first / (np.sqrt(second) + 1e-3), atol=1e-9)
+
+
+@pytest.mark.slow
+def test_a_proximal_term_holds_sites_near_the_common_model(tmp_path: Path) -> None:
+    operator, sites = make_federation(tmp_path)
+    task = {"steps": 10, "lr": 0.02}
+    codec = codec_of(operator.model, make_programme().task)
+    before = codec.encode(operator.model.state_dict())
+    free = run(operator, sites, make_programme(rounds=1, task=task), tmp_path / "free").vector
+    held = make_programme(rounds=1, task=task, strategy={"kind": "fedprox", "mu": 20.0})
+    near = run(operator, sites, held, tmp_path / "held").vector
+    assert np.linalg.norm(near - before) < 0.7 * np.linalg.norm(free - before)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    operator, sites = make_federation(tmp_path)
+    programme = make_programme(rounds=3, strategy={"kind": "fedadam", "lr": 0.01})
+    whole = run(operator, sites, programme, tmp_path / "whole").vector
+
+    def die(line: dict[str, object]) -> None:
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(operator, sites, programme, tmp_path / "killed", on_round=die)
+    assert json.loads((tmp_path / "killed" / "state.json").read_text())["done"] == 1
+    again = run(operator, sites, programme, tmp_path / "killed")
+    assert again.done == 3
+    assert [line["round"] for line in again.history] == [1, 2, 3]
+    assert np.array_equal(again.vector, whole)
+
+
+def test_a_folder_of_another_programme_is_refused(tmp_path: Path) -> None:
+    operator, sites = make_federation(tmp_path)
+    run(operator, sites, make_programme(rounds=1), tmp_path / "run")
+    with pytest.raises(UsageError, match="another programme"):
+        run(operator, sites, make_programme(rounds=1, task={"lr": 0.5}), tmp_path / "run")
+    assert run(operator, sites, make_programme(rounds=2), tmp_path / "run").done == 2
+
+
+@pytest.mark.parametrize("lost", [2, 3])
+def test_too_few_survivors_never_become_the_common_model(tmp_path: Path, lost: int) -> None:
+    operator, sites = make_federation(tmp_path)
+
+    def drop(reply: Message) -> Message | None:
+        return None if reply.metadata.src_node_id <= lost else reply
+
+    programme = make_programme(lost=1)
+    grid = SecureGrid(make_grid(sites, on_reply=drop), min_sites=3)
+    codec = codec_of(operator.model, programme.task)
+    lines: list[dict[str, object]] = []
+    with pytest.raises(TooFewSites, match="was lost 2 times"):
+        run_rounds(grid, operator, codec, programme, tmp_path / "run", on_round=lines.append)
+    assert [line["round"] for line in lines] == [1, 1]
+    assert not (tmp_path / "run" / "state.json").exists()
+
+
+def test_one_site_of_four_may_be_lost(tmp_path: Path) -> None:
+    operator, sites = make_federation(tmp_path)
+
+    def drop(reply: Message) -> Message | None:
+        return None if reply.metadata.src_node_id == 2 else reply
+
+    programme = make_programme(rounds=1)
+    grid = SecureGrid(make_grid(sites, on_reply=drop), min_sites=3)
+    codec = codec_of(operator.model, programme.task)
+    found = run_rounds(grid, operator, codec, programme, tmp_path / "run")
+    assert found.history[0]["sites"] == 3
+    left = [Site(site.folder) for name, site in sites.items() if name != "north"]
+    before = codec.encode(operator.model.state_dict())
+    expected = np.mean([site.train(before, programme.round_task(1)).vector for site in left], axis=0)
+    assert np.abs(found.vector - expected).max() <= 1e-6
+
+
+def test_a_server_does_not_wait_for_ever(tmp_path: Path) -> None:
+    _, sites = make_federation(tmp_path, counts=(8, 8))
+    with pytest.raises(TooFewSites, match="Only 2 of at least 3"):
+        wait_for_sites(make_grid(sites), 3, 0.05)
+
+
+def test_sites_with_another_operator_refuse(tmp_path: Path) -> None:
+    operator, sites = make_federation(tmp_path)
+    other = open_operator(next(iter(sites.values())).folder / "model/base.pt")
+    other.model.normal.value_mean.add_(1.0)
+    with pytest.raises(TooFewSites):
+        run(other, sites, make_programme(lost=0), tmp_path / "run")
+    assert run(operator, sites, make_programme(rounds=1), tmp_path / "right").done == 1
+
+
+def test_figures_of_a_round_are_means_over_the_federation(tmp_path: Path) -> None:
+    operator, sites = make_federation(tmp_path, counts=(8, 12, 16, 24))
+    programme = make_programme(rounds=1)
+    line = run(operator, sites, programme, tmp_path / "run").history[0]
+    codec = codec_of(operator.model, programme.task)
+    before = codec.encode(operator.model.state_dict())
+    figures = [site.evaluate(before, programme.task)[0]["loss"] for site in sites.values()]
+    weights = [len(site.windows()) for site in sites.values()]
+    assert line["loss"] == pytest.approx(np.average(figures, weights=weights), abs=1e-6)
+    assert set(line) == {
+        "round", "sites", "seconds", "train_loss", "loss", "force_loss", "force_q2", "coverage_95", "parameter_error"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("question", ["model", "cohort"])
+def test_a_question_is_answered_as_a_mean_over_all_patients(tmp_path: Path, question: str) -> None:
+    operator, sites = make_federation(tmp_path, counts=(20, 28, 24, 20))
+    programme = make_programme(kind="query", question=question)
+    codec = codec_of(operator.model, programme.task)
+    found = ask(SecureGrid(make_grid(sites), min_sites=3), operator, codec, programme, tmp_path / "run", "1")
+    before = codec.encode(operator.model.state_dict())
+    each = [
+        site.evaluate(before, programme.task) if question == "model" else site.statistics() for site in sites.values()
+    ]
+    for name in each[0][0]:
+        expected = np.average([figures[name] for figures, _ in each], weights=[count for _, count in each])
+        assert found[name] == pytest.approx(expected, abs=1e-6), name
+    assert found["sites"] == 4
+
+
+def test_a_question_with_a_site_missing_is_not_answered(tmp_path: Path) -> None:
+    operator, sites = make_federation(tmp_path, counts=(20, 20, 20, 20))
+    programme = make_programme(kind="query", question="cohort")
+    codec = codec_of(operator.model, programme.task)
+
+    def drop(reply: Message) -> Message | None:
+        return None if reply.metadata.src_node_id == 4 else reply
+
+    with pytest.raises(TooFewSites, match="cohort"):
+        ask(SecureGrid(make_grid(sites, drop), min_sites=3), operator, codec, programme, tmp_path / "run", "1")
+
+
+@pytest.mark.slow
+def test_spent_budgets_end_a_run_and_the_model_stays_that_of_the_last_paid_round(tmp_path: Path) -> None:
+    privacy = PrivacyConfig(epsilon=4.0, noise=2.0, sample=0.5)
+    operator, sites = make_federation(tmp_path, privacy=privacy)
+    task = {"steps": 3, "adapter": "shift"}
+    programme = make_programme(rounds=50, lost=0, evaluate=False, task=task)
+    with pytest.raises(TooFewSites):
+        run(operator, sites, programme, tmp_path / "run")
+    done = json.loads((tmp_path / "run" / "state.json").read_text())["done"]
+    assert 1 <= done < 50
+    for site in sites.values():
+        ledger = Site(site.folder).ledger
+        assert ledger is not None
+        assert len(ledger.charges) == done
+        assert ledger.spent <= 4.0
+    with pytest.raises(TooFewSites):  # the same after a restart of everything
+        run(operator, sites, programme, tmp_path / "run")
+
+
+def test_the_server_app_keeps_operator_and_result(tmp_path: Path) -> None:
+    operator, sites = make_federation(tmp_path)
+    operator.save(tmp_path / "base.pt")
+    text = make_programme(rounds=1, operator=str(tmp_path / "base.pt")).model_dump_json()
+    programme = programme_of(text)
+    result = perform(SecureGrid(make_grid(sites), min_sites=3), programme, tmp_path / "run", "1")
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
+    tuned = Operator.load(tmp_path / "run" / "operator.pt")
+    codec = codec_of(tuned.model, programme.task)
+    with np.load(tmp_path / "run" / "round-0001.npz") as held:
+        assert np.allclose(codec.encode(tuned.model.state_dict()), held["shared"], atol=1e-7)

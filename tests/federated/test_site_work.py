@@ -1,0 +1,215 @@
+"""What a site does with its own patients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lfo_toy import make_store
+from site_toy import make_batch, make_federation, make_operator
+
+from distlfm.errors import UsageError
+from distlfm.federated.codec import Vector, weights_digest
+from distlfm.federated.cohort import Cohort
+from distlfm.federated.ledger import BudgetSpent
+from distlfm.federated.settings import PrivacyConfig, RoundTask, SiteConfig
+from distlfm.federated.site_work import LOCAL, OWN, Site, codec_of, make_site, open_operator
+from distlfm.federated.tune import descend, tune
+from distlfm.lfo import Operator
+
+FEW = RoundTask(steps=3, batch=0, lr=1e-3)
+HEADS = FEW.model_copy(update={"local": ("second.estimate.*",)})
+
+
+def started(site: Site, task: RoundTask) -> Vector:
+    return codec_of(site.base.model, task).encode(site.base.model.state_dict())
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return make_federation(tmp_path, counts=(12,))[1]["east"]
+
+
+def test_tuning_makes_the_loss_of_the_patients_smaller(site: Site) -> None:
+    task = RoundTask(steps=30, batch=0, lr=3e-3)
+    first = site.train(started(site, task), task.model_copy(update={"steps": 1}))
+    last = site.train(started(site, task), task)
+    assert last.metrics["train_loss"] < first.metrics["train_loss"] - 0.05
+    assert last.num_examples == 9  # of twelve patients three measure
+
+
+def test_the_same_round_gives_the_same_weights(site: Site) -> None:
+    found = [site.train(started(site, FEW), FEW).vector for _ in range(2)]
+    assert np.array_equal(*found)
+
+
+def test_own_heads_stay_at_the_site_and_are_used_again(site: Site) -> None:
+    vector = started(site, HEADS)
+    sent = site.train(vector, HEADS)
+    assert len(sent.vector) == len(vector) < len(started(site, FEW))
+    kept = torch.load(site.folder / LOCAL, weights_only=True)["weights"]
+    assert set(kept) == {"second.estimate.weight", "second.estimate.bias"}
+    assert not torch.equal(kept["second.estimate.bias"], site.base.model.get_parameter("second.estimate.bias"))
+    without = Site(site.folder)
+    figures, _ = without.evaluate(vector, HEADS)
+    (site.folder / LOCAL).unlink()
+    assert Site(site.folder).evaluate(vector, HEADS)[0]["loss"] != figures["loss"]
+
+
+def test_what_rides_along_with_the_weights_is_that_of_the_generated_set(site: Site) -> None:
+    site.train(started(site, FEW), FEW)
+    base, own = site.base, Operator.load(site.folder / OWN)
+    for name, buffer in base.model.named_buffers():
+        assert torch.equal(buffer, dict(own.model.named_buffers())[name]), name
+    assert own.calibration == base.calibration
+    assert own.schema == base.schema
+    assert weights_digest(own.model) != weights_digest(base.model)
+
+
+def test_a_patient_is_learned_from_or_measures_never_both(site: Site) -> None:
+    train, test = set(site.windows(part="train").ids), set(site.windows(part="test").ids)
+    assert train
+    assert test
+    assert not train & test
+    assert len(train | test) == 12
+
+
+def test_windows_of_a_patient_stay_together() -> None:
+    ids = [f"p{i}/{j}" for i in range(10) for j in range(3)]
+    cohort = Cohort.choose(sorted({name.split("/")[0] for name in ids}), 0.3, 0)
+    rows = cohort.rows(ids, cohort.test)
+    assert len(cohort.test) == 3
+    assert len(rows) == 9
+
+
+def test_a_patient_who_comes_later_changes_no_answer(tmp_path: Path) -> None:
+    operator = make_operator(make_store(tmp_path / "base.zarr", 16))
+    make_store(tmp_path / "site" / "few.zarr", 10)
+    make_store(tmp_path / "site" / "more.zarr", 14)  # the same ten and four others
+    config = SiteConfig(name="east", store=Path("few.zarr"))
+    before, count = make_site(tmp_path / "site", config, operator).statistics()
+    later = make_site(tmp_path / "site", config.model_copy(update={"store": Path("more.zarr")}), operator)
+    found, again = later.statistics()
+    assert again == count
+    assert set(later.windows(part="train").ids) < {f"toy-{i}" for i in range(10)}
+    assert found.keys() == before.keys()
+
+
+def test_a_cohort_whose_patients_are_gone_is_refused(tmp_path: Path) -> None:
+    Cohort.open(tmp_path, ["a/0", "b/0", "c/0"], 0.3, 0)
+    with pytest.raises(UsageError, match="no fit any more"):
+        Cohort.open(tmp_path, ["a/0", "b/0"], 0.3, 0)
+
+
+def test_without_a_single_label_the_equation_teaches(site: Site) -> None:
+    task = RoundTask(kind="physics", steps=30, batch=0, lr=3e-3)
+    assert bool(torch.isnan(site.windows("physics").force).all())
+    before, _ = site.evaluate(started(site, task), task)
+    after, _ = site.evaluate(site.train(started(site, task), task).vector, task)
+    assert after["reconstruction"] < 0.8 * before["reconstruction"]
+
+
+def test_the_proximal_term_is_a_square() -> None:
+    weights = {"w": torch.tensor([1.0, -2.0], requires_grad=True)}
+    task = RoundTask(steps=2, batch=0, optimiser="sgd", lr=0.1, mu=3.0, clip=None)
+    descend(weights, ["w"], lambda rows: weights["w"].sum() * torch.ones(len(rows)), 4, task)
+    # w1 = w0 − lr; then the gradient is 1 + mu (w1 − w0) = 1 − mu lr.
+    expected = torch.tensor([1.0, -2.0]) - 0.1 - 0.1 * (1 - 3.0 * 0.1)
+    assert torch.allclose(weights["w"].detach(), expected)
+
+
+def test_steps_are_those_of_torch(tmp_path: Path) -> None:
+    for optimiser, reference in (("sgd", torch.optim.SGD), ("adam", torch.optim.Adam)):
+        (ours, theirs) = (torch.tensor([1.0, 2.0, 3.0], requires_grad=True) for _ in range(2))
+        task = RoundTask.model_validate({"steps": 7, "batch": 0, "lr": 0.05, "clip": None, "optimiser": optimiser})
+        descend({"w": ours}, [], lambda rows, w=ours: w.pow(4).sum() * torch.ones(len(rows)), 3, task)
+        stepper = reference([theirs], lr=0.05)
+        for _ in range(7):
+            stepper.zero_grad()
+            theirs.pow(4).sum().backward()
+            stepper.step()
+        assert torch.allclose(ours.detach(), theirs.detach(), atol=1e-6)
+
+
+def test_an_adapter_tuned_by_its_features_is_the_network_tuned(tmp_path: Path) -> None:
+    operator, batch = make_batch(tmp_path, (2, 2, 2))
+    operator.save(tmp_path / "base.pt")
+    other = open_operator(tmp_path / "base.pt")
+    task = RoundTask(steps=3, batch=0, lr=0.01, optimiser="sgd", adapter="head", clip=None)
+    names = codec_of(operator.model, task).names
+    by_features = tune(operator, names, names, batch, task).weights
+    whole = tune(other, names, names, batch, task.model_copy(update={"adapter": "none"})).weights
+    for name in names:
+        assert torch.allclose(by_features[name], whole[name], rtol=1e-4, atol=1e-6)
+
+
+def test_a_spent_budget_stops_the_site_after_a_restart_too(tmp_path: Path) -> None:
+    privacy = PrivacyConfig(epsilon=3.0, noise=2.0, sample=0.5)
+    site = make_federation(tmp_path, counts=(12,), privacy=privacy)[1]["east"]
+    task = RoundTask(steps=4, adapter="shift", lr=1e-3)
+    vector, ledger, rounds = started(site, task), Site(site.folder).ledger, 0
+    assert ledger is not None
+    while ledger.affords(noise=2.0, rate=0.5, steps=4):
+        vector, rounds = site.train(vector, task).vector, rounds + 1
+    with pytest.raises(BudgetSpent):
+        site.train(vector, task)
+    assert rounds > 0
+    assert ledger.spent <= 3.0
+    assert len(ledger.charges) == rounds
+    own = (site.folder / OWN).read_bytes()
+    with pytest.raises(BudgetSpent):
+        Site(site.folder).train(vector, task)
+    assert (site.folder / OWN).read_bytes() == own
+
+
+def test_questions_are_paid_for_too(tmp_path: Path) -> None:
+    privacy = PrivacyConfig(epsilon=1.0, figures=30.0)
+    site = make_federation(tmp_path, counts=(12,), privacy=privacy)[1]["east"]
+    task = RoundTask(adapter="shift")
+    told = [site.evaluate(started(site, task), task)[0]["loss"], site.statistics()[0]["level"]]
+    ledger = site.ledger
+    assert ledger is not None
+    assert [one.what for one in ledger.charges] == ["figures", "statistics"]
+    while ledger.affords(noise=30.0, rate=1.0, steps=3):
+        told.append(site.statistics()[0]["level"])
+    with pytest.raises(BudgetSpent):
+        site.statistics()
+    assert len(set(told)) == len(told)
+
+
+def test_an_update_with_noise_pays_for_twice_its_length(tmp_path: Path) -> None:
+    privacy = PrivacyConfig(epsilon=50.0, mechanism="update", noise=2.0, clip=0.1)
+    site = make_federation(tmp_path, counts=(12,), privacy=privacy)[1]["east"]
+    sent = site.train(started(site, FEW), FEW)
+    ledger = site.ledger
+    assert ledger is not None
+    assert [(one.what, one.noise, one.rate) for one in ledger.charges] == [("update", 1.0, 1.0)]
+    change = sent.vector - started(site, FEW)
+    assert float(change.std()) == pytest.approx(0.2, rel=0.1)
+    assert "train_loss" not in sent.metrics
+
+
+def test_a_site_with_a_budget_refuses_to_tune_the_whole_network_and_pays_nothing(tmp_path: Path) -> None:
+    site = make_federation(tmp_path, counts=(12,), privacy=PrivacyConfig(epsilon=5.0))[1]["east"]
+    with pytest.raises(UsageError, match="whole network"):
+        site.train(started(site, FEW), FEW)
+    ledger = site.ledger
+    assert ledger is not None
+    assert ledger.charges == []
+
+
+def test_the_policys_budget_takes_the_place_of_the_sites_own(site: Site) -> None:
+    assert site.ledger is None
+    strict = Site(site.folder, budget=(0.5, 1e-6)).ledger
+    assert strict is not None
+    assert (strict.budget, strict.delta) == (0.5, 1e-6)
+
+
+def test_a_personal_copy_is_better_for_the_sites_own_and_is_what_clinicians_ask(site: Site) -> None:
+    vector = started(site, FEW)
+    path = site.personalise(vector, RoundTask(steps=30, batch=0, lr=3e-3))
+    assert path == site.folder / OWN
+    assert weights_digest(site.operator().model) == weights_digest(Operator.load(path).model)
+    assert weights_digest(site.operator().model) != site.digest
