@@ -22,7 +22,7 @@ from typing import Literal
 
 from distlfm.cluster.network import LOOPBACK
 from distlfm.cluster.paths import import_environment
-from distlfm.cluster.ray_node import START_SECONDS, Orders, Up
+from distlfm.cluster.ray_node import END, START_SECONDS, Orders, Up
 from distlfm.cluster.ray_session import STRAY
 from distlfm.errors import WorkError
 from distlfm.runtime.reporting import Reporter
@@ -104,6 +104,9 @@ class Node:
     def release(self) -> None:
         """Let it end."""
         assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.write(END)
+            self.process.stdin.flush()
         with contextlib.suppress(OSError):
             self.process.stdin.close()
 

@@ -2,7 +2,8 @@
 
 The first line of the input says what to be, the token among it, so that no command line and no file ever has it. One
 line of output says where it listens. When the input ends, this node's Ray ends: however its starter went, and whether
-srun, ssh or nothing is between them.
+srun, ssh or nothing is between them. An end that is meant is said in a line before; without, the starter's machine may
+be gone.
 """
 
 from __future__ import annotations
@@ -24,10 +25,15 @@ from distlfm.cluster.machine import MEBIBYTE, object_store_bytes, usable_cpus
 from distlfm.cluster.network import free_port, own_address
 from distlfm.cluster.ray_session import INNER, PRIVATE, STRAY
 from distlfm.cluster.ray_surroundings import guarded, private_directory
+from distlfm.cluster.slurm_watch import look_after
 from distlfm.errors import DistlfmError, WorkError
+
+END = b"end\n"
+"""What the starter says before it closes the input."""
 
 START_SECONDS = 90.0
 LOOK_SECONDS = 0.1
+CONNECT_SECONDS = 2.0
 TAIL = 1500
 """Characters of Ray's last words that are shown."""
 
@@ -72,20 +78,25 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        orders = Orders(**json.loads(sys.stdin.readline()))
+        orders = Orders(**json.loads(_line(sys.stdin.fileno())))
         if orders.scratch:
             os.environ["TMPDIR"] = orders.scratch
         with private_directory() as directory, guarded(directory):
             (directory / INNER).mkdir()
-            serve(orders, directory / INNER)
+            meant = serve(orders, directory / INNER)
+        if not meant:
+            _after_the_head(orders)
     except DistlfmError as error:
         sys.stderr.write(f"{socket.gethostname()}: {error}\n")
         return error.exit_code
     return 0
 
 
-def serve(orders: Orders, directory: Path) -> None:
-    """Start Ray, say so, and wait. `guarded` ends it: Ray's own way takes longer, and spares some of its children."""
+def serve(orders: Orders, directory: Path) -> bool:
+    """Start Ray, say so, and wait for the end; gives whether it is meant.
+
+    `guarded` ends Ray: its own way takes longer, and spares some of its children.
+    """
     host = own_address(orders.peers, orders.interface)
     port = free_port(orders.port) if not orders.address else 0
     up = Up(
@@ -112,7 +123,24 @@ def serve(orders: Orders, directory: Path) -> None:
     sys.stdout.flush()
     while not select.select([sys.stdin], [], [], LOOK_SECONDS)[0]:
         if ray.poll() is not None:
+            if orders.address and not _answers(orders.address):
+                return False
             raise WorkError(f"Ray has ended. Its last words: {_tail(log)}", "Its logs are gone with it.")
+    return os.read(sys.stdin.fileno(), len(END)) == END
+
+
+def _after_the_head(orders: Orders) -> None:
+    """This node of a Slurm job has lost the one that led it."""
+    job, me = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURMD_NODENAME", "")
+    if orders.address and job and me and look_after(job, orders.peers[0], me, _pause):
+        sys.stderr.write(f"{me}: {orders.peers[0]} is lost; job {job} is queued again\n")
+
+
+def _pause(seconds: float) -> bool:
+    """Wait; says whether the starter is there after all, and means the end."""
+    time.sleep(seconds)
+    ready = select.select([sys.stdin], [], [], 0)[0]
+    return bool(ready) and os.read(sys.stdin.fileno(), len(END)) == END
 
 
 def arguments(up: Up, host: str, port: int) -> Sequence[str]:
@@ -141,15 +169,28 @@ def arguments(up: Up, host: str, port: int) -> Sequence[str]:
 
 def _await_head(ray: subprocess.Popen[bytes], host: str, port: int, log: Path) -> None:
     until = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            socket.create_connection((host, port), 1.0).close()
-            return
-        except OSError:
-            if ray.poll() is not None or time.monotonic() > until:
-                raise WorkError(f"Ray did not start at {host}:{port}. Its last words: {_tail(log)}") from None
+    while not _answers(f"{host}:{port}"):
+        if ray.poll() is not None or time.monotonic() > until:
+            raise WorkError(f"Ray did not start at {host}:{port}. Its last words: {_tail(log)}")
         if select.select([sys.stdin], [], [], LOOK_SECONDS)[0]:
             return
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def _line(descriptor: int) -> bytes:
+    """The first line, and nothing beyond it, which `select` would not see any more."""
+    text = b""
+    while not text.endswith(b"\n") and (one := os.read(descriptor, 1)):
+        text += one
+    return text
 
 
 def _number(name: str) -> int:

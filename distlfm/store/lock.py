@@ -26,6 +26,10 @@ FILE, PARTS, TURN = "lock", "parts", "turn"
 ATTEMPTS, PAUSE = 5, 0.05
 """Whoever asks for the holder has the lock for an instant; a driver tries this often before it believes it is taken."""
 
+OWN_SECONDS = 180.0
+"""A file server may believe for so long that a machine which has died still has its locks: a job that is begun again
+waits for those of its own earlier attempt."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -86,10 +90,13 @@ def _held(store: Path, path: Path, role: str, *, shared: bool = False) -> Iterat
     with storing("the lock", store):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        if not _taken(descriptor, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
-            raise _in_use(store, next(iter(drivers(store)), None))
+        job, until = job_name(os.environ), time.monotonic() + OWN_SECONDS
+        while not _taken(descriptor, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
+            who = holder(store)
+            if who is None or not job or who.job != job or time.monotonic() > until:
+                raise _in_use(store, who)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        me = Holder(role=role, host=socket.gethostname(), pid=os.getpid(), since=now, job=job_name(os.environ))
+        me = Holder(role=role, host=socket.gethostname(), pid=os.getpid(), since=now, job=job)
         if not shared:
             with storing("the lock", store):
                 os.ftruncate(descriptor, 0)
