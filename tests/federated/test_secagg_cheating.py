@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secagg import member
 from distlfm.federated.secagg.gatherer import Gatherer
-from distlfm.federated.secagg.keys import new_secret, public_of
+from distlfm.federated.secagg.keys import new_secret, public_of, sign
 from distlfm.federated.secagg.messages import Advert, Call, Consents, Delivery, Roster, Survivors
 from distlfm.federated.secagg.rules import Rules, threshold_of
 
@@ -84,6 +84,22 @@ def test_keys_of_another_run_are_refused() -> None:
     other = member.advertise(sites["north"].rules, sites["north"].key, "8").advert
     with refused(Reason.KEY):
         sites["east"].share(_roster({**adverts, "north": other}))
+
+
+def test_a_roster_of_another_run_is_refused() -> None:
+    sites = members()
+    with refused(Reason.KEY):
+        sites["east"].share(_roster(_advertised(sites), run="8"))
+
+
+def test_one_key_under_two_names_is_refused() -> None:
+    """North signs south's mask key as its own: it would share masks with itself through south."""
+    sites = members()
+    adverts = _advertised(sites)
+    copied = adverts["north"].model_copy(update={"mask_key": adverts["south"].mask_key})
+    signed = copied.model_copy(update={"signature": sign(sites["north"].key, Advert.label, copied.signed())})
+    with refused(Reason.KEY):
+        sites["east"].share(_roster({**adverts, "north": signed}))
 
 
 def test_a_roster_without_the_keys_that_the_site_gave_last_is_refused() -> None:
