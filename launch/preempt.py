@@ -34,6 +34,10 @@ PASSED_ON = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WARNED = (TRY_AGAIN, 128 + signal.SIGINT, -signal.SIGUSR1, 128 + signal.SIGUSR1)
 """How a verb ends that was warned: as it should, warned twice, or before it listened."""
 
+COMPLETE = "DISTLFM_COMPLETE"
+"""Names a run in the environment: if it is complete, though some instances failed, the job counts as done. Those that
+wait for it may then begin."""
+
 REQUEUE_SECONDS = 30.0
 
 
@@ -131,11 +135,22 @@ def launch(work: Callable[[JobLog], int]) -> NoReturn:
         except DistlfmError as error:
             sys.stderr.write(f"distlfm: {error}\n")
             code = error.exit_code
+        if code == 1 and _complete(os.environ.get(COMPLETE)):
+            reporter.warn("some instances failed, and all are accounted for: what comes next may begin")
+            code = 0
         reporter.say(f"ended with exit code {code} after {time.monotonic() - began:.0f} s")
         sys.stdout.flush()
         if code == TRY_AGAIN and allocation is not None:
             requeue(allocation, reporter)
     sys.exit(code)
+
+
+def _complete(run: str | None) -> bool:
+    """Is there a run, and nothing left to do in it?"""
+    if not run:
+        return False
+    environment = {**os.environ, **import_environment()}
+    return subprocess.run([*verb_command(["-q", "status", run])], env=environment, check=False).returncode == 0
 
 
 def requeue(allocation: Allocation, reporter: Reporter) -> None:

@@ -18,6 +18,7 @@ ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"
 LOOK_SECONDS = 0.1
 
 SITE = """export DISTLFM_PYTHON={python}
+export PYTHONPATH={tests} SLOWLY={slowly}
 # More ranks than cores: none may spin, and none may be bound.
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_mpi_yield_when_idle=1
 """
@@ -70,7 +71,11 @@ class Queue:
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
         self.site = folder / "site.sh"
-        self.site.write_text(SITE.format(python=sys.executable))
+        self.settle()
+
+    def settle(self, slowly: float = 0.0) -> None:
+        """Write the site's file. slowly: seconds that a block or a step takes in addition, with the plugin `slowly`."""
+        self.site.write_text(SITE.format(python=sys.executable, tests=Path(__file__).parent, slowly=slowly))
 
     def submit(self, script: str, *arguments: str | Path, options: tuple[str, ...] = ()) -> Job:
         """Send slurm/SCRIPT.sbatch with arguments."""
@@ -83,6 +88,12 @@ class Queue:
         number = self._send(f"--array=0-{tasks - 1}", log, str(SCRIPTS / f"{script}.sbatch"), *map(str, arguments))
         names = [f"{number}_{task}" for task in range(tasks)]
         return [Job(self.cluster, name, self.folder / f"{name}.log") for name in names]
+
+    def urgent(self) -> Job:
+        """A job that takes all nodes from whoever has them, for a moment."""
+        words = ("--partition=urgent", f"--nodes={len(self.cluster.nodes)}", "--exclusive", "--wrap=true")
+        number = self._send(*words)
+        return Job(self.cluster, number, self.folder / f"{number}.log")
 
     def _send(self, *words: str) -> str:
         site = f"--export=ALL,DISTLFM_SITE={self.site}"

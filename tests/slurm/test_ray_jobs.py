@@ -43,9 +43,9 @@ def hosts(out: Path, kind: str = "block_done") -> set[str]:
 
 
 def assert_once(out: Path) -> None:
+    """Of a driver that dies, workers may store a block that it never tells of; none is told of twice."""
     done = [event["block"] for event in events(out) if event["event"] == "block_done"]
     assert sorted(done) == sorted(set(done)), "a block was done twice"
-    assert len(done) == Store.open(out).spec.num_blocks
 
 
 def test_a_fit_over_two_nodes_has_the_numbers_of_one_process(queue: Queue, fleet: Path, tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""A field whose mesh is divided among ranks on two nodes has the answer of one process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fleet_runs import numbers
+from jobs import ENDED, Queue
+
+from distlfm.config import build
+from distlfm.data import write_npz
+from distlfm.pipeline.settings import SimulateConfig
+from distlfm.pipeline.simulate import simulate_from
+
+pytestmark = pytest.mark.slow
+
+MODEL: dict[str, Any] = {
+    "mechanism": {
+        "kind": "reaction_diffusion",
+        "mesh": {"kind": "interval", "lower": [0.0], "upper": [1.0], "size": 0.05},
+        "boundary": {"all": {"kind": "dirichlet"}},
+        "fixed": {"sensitivity": 1.0, "decay": 0.5},
+        "priors": {"diffusion": {"kind": "lognormal", "median": 0.02, "spread": 0.5}},
+        "solver": "petsc",
+    },
+    "force": {"priors": {"lengthscale": {"kind": "lognormal", "median": 0.5, "spread": 0.2}}},
+    "likelihood": {"prior": {"kind": "lognormal", "median": 0.02, "spread": 0.3}},
+}
+QUICK = {
+    "optimiser": {"rounds": 1, "iterations": 8},
+    "posterior": {"method": "laplace", "draws": 8},
+    "field": {"refinements": 0, "num_times": 4, "num_places": 4},
+}
+
+
+def test_a_mesh_divided_between_two_nodes_gives_the_answer_of_one_process(queue: Queue, tmp_path: Path) -> None:
+    content = {**MODEL, "instances": 1, "stop": 1.0, "points": 6, "places": 6, "seed": 1}
+    content["mechanism"] = {key: value for key, value in MODEL["mechanism"].items() if key != "solver"}
+    write_npz(tmp_path / "data.npz", simulate_from(build(SimulateConfig, content)))
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps({**MODEL, "inference": QUICK, "run": {"keep": "none"}}))
+    words = [str(config), "--data", str(tmp_path / "data.npz"), "--out"]
+    job = queue.submit("fit_mpi", *words, tmp_path / "divided", options=("--ntasks-per-node=1",))
+    serial = [sys.executable, "-m", "distlfm", "fit", *words, str(tmp_path / "whole"), "--executor", "serial"]
+    whole = subprocess.Popen(serial, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    seen: set[str] = set()
+    while job.state not in ENDED:
+        for node in queue.cluster.nodes:
+            if any("solvers.fem.rank" in line for line in queue.cluster.processes(node).values()):
+                seen.add(node)
+        time.sleep(0.1)
+    assert job.state == "COMPLETED", job.text
+    assert seen == {"n1", "n2"}
+    assert "a group of 2 ranks, started by srun" in job.text
+    assert whole.wait(120) == 0
+    found, wanted = numbers(tmp_path / "divided"), numbers(tmp_path / "whole")
+    for name in ("params_mean", "force_mean", "solution_mean"):
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-4, atol=1e-4, err_msg=name)
