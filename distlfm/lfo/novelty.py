@@ -1,8 +1,8 @@
 """How unlike the training data an input is: distances of several kinds of features from those of the training split.
 
 Each kind has a Gaussian description (mean and shrunk covariance) of the training split. The logarithm of a distance is
-told in standard deviations of the calibration split's, and the score is the largest of these, in units of what hardly
-any instance of that split exceeds. One is the limit; beyond it the answer comes with a sentence that says which kind
+told in standard deviations of the calibration split's, and the score is a soft maximum of these, in units of what
+hardly any instance of that split exceeds. One is the limit; beyond it the answer comes with a sentence that says which kind
 gave it away. Where the equation can be held against the answer, what it leaves unexplained says most.
 
 Shapes: `B` instances, `P` outputs, `F` features of a kind.
@@ -13,12 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from distlfm.lfo.derivatives import local_fit, scatter
+from distlfm.lfo.explain import explain
 from distlfm.lfo.model import FourierOperator, Prediction
 
 RARELY = 0.99
@@ -36,6 +38,12 @@ WINDOWS = 11
 SEEN = 0.05
 """A share of missing observations that is not worth mentioning."""
 
+CONSTANT = 1e-6
+"""Features whose standard deviations are all below this are the same for all of the training split."""
+
+LEAST_NOISE = 0.005
+"""Noise that is smaller than this part of the fluctuations is not told from what grids and splines leave."""
+
 LEAST = (0.5, 0.1)
 """The least typical distance, and the least standard deviation of its logarithm: constant features have neither."""
 
@@ -45,6 +53,8 @@ SENTENCES = {
     "course": "its course is unlike those of the training data",
     "doubt": "the operator is less, or more, certain than it was on the training data",
     "seen": "it was observed at other points than the training data",
+    "unexplained": "no force and parameters near those found for it explain it by the equation",
+    "moved": "the equation asks for quite another force, or other parameters, than were found for it",
     "residual": "the force and parameters found for it do not explain it by the equation",
     "equation": "the force and parameters found for it do not explain it by the equation",
     "answer": "such parameters, with such certainty, are not what the operator finds for the training data",
@@ -69,19 +79,26 @@ def features(model: FourierOperator, values: Tensor, mask: Tensor, prediction: P
         "seen": mask.mean(dims) / SEEN,
     }
     if model.equation is None:
-        return {
-            name: torch.nan_to_num(one)
-            for name, one in (found | {"course": prediction.summary, "doubt": doubt}).items()
-        }
+        return found | {"course": prediction.summary, "doubt": doubt}
     residual = model.equation.residual(values, prediction.force, normal.within(normal.physical(prediction.params)))
     residual = residual / normal.value_sd.view(wide)
     start = residual[..., : max(2, grid[0] // 8)]
     found["equation"] = torch.cat([_log(residual.square().mean(-1).sqrt()), _log(start.abs().mean(-1))], -1)
     found["answer"] = torch.cat([found["equation"], doubt, prediction.params, _log(rough), _log(spread)], -1)
+    noise = (rough.square() + (LEAST_NOISE * spread).square() + 1e-12).sqrt() * normal.value_sd
+    explained = explain(model, values, prediction, noise)
+    left = explained.left.square().mean(-1)
+    found["unexplained"] = _log(torch.cat([left, left.mean(-1, keepdim=True)], -1))
+    found["moved"] = _log(explained.moved)
     parts = residual @ local_fit(grid[0], 0.5 / WINDOWS, WINDOWS, v.dtype, v.device)[0].T
     expected = rough.mean(-1) + 0.02 * (prediction.unit / normal.force_sd).mean(-1)
     found["residual"] = (parts / expected.view(-1, 1, 1)).flatten(1)
-    return {name: torch.nan_to_num(one) for name, one in found.items()}
+    return found
+
+
+def soft_maximum(distances: Tensor) -> Tensor:
+    """log Σ exp [B] of distances [B, kinds]: about the largest, but several that are large say more than one."""
+    return distances.logsumexp(-1)
 
 
 def _log(x: Tensor) -> Tensor:
@@ -118,19 +135,39 @@ class Novelty:
         """From the features of the training and of the calibration split."""
         kinds = {}
         for name, x in train.items():
-            mean, whiten = _describe(x.double())
-            logs = Kind(mean, whiten).distance(held_out[name])
+            if float(x.std(0).max()) < CONSTANT:  # nothing is known of what else it might be
+                continue
+            mean, whiten = _describe(torch.nan_to_num(x.double()))
+            logs = Kind(mean, whiten).distance(torch.nan_to_num(held_out[name]))
             typical, spread = max(float(logs.mean()), math.log(LEAST[0])), max(float(logs.std()), LEAST[1])
             kinds[name] = Kind(mean, whiten, typical, spread)
-        every = torch.stack([kind.distance(held_out[name]) for name, kind in kinds.items()])
-        return Novelty(kinds, max(1.0, float(torch.quantile(every.amax(0), RARELY))))
+        every = soft_maximum(Novelty(kinds, 1.0).distances(held_out))
+        return Novelty(kinds, max(1.0, float(torch.quantile(every, RARELY))))
 
     def score(self, found: Mapping[str, Tensor]) -> tuple[Tensor, list[str]]:
         """The score [B], 0 or more, and the kind that it comes from."""
-        names = [name for name in self.kinds if name in found]
-        every = torch.stack([self.kinds[name].distance(found[name]) for name in names])
-        largest, which = every.max(0)
-        return largest.clamp_min(0) / self.limit, [names[i] for i in which.tolist()]
+        every, names = self.distances(found), list(self.kinds)
+        return soft_maximum(every).clamp_min(0) / self.limit, [names[i] for i in every.argmax(-1).tolist()]
+
+    def distances(self, found: Mapping[str, Tensor]) -> Tensor:
+        """Those of all kinds, [B, kinds]: as `Kind.distance`, in one go."""
+        mean, whiten, shares, typical, spread = self._together
+        x = torch.nan_to_num(torch.cat([found[name] for name in self.kinds], -1).double())
+        away = (((x - mean) @ whiten).square() @ shares).sqrt()
+        return (away.clamp_min(1e-9).log() - typical) / spread
+
+    @cached_property
+    def _together(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Mean [F] and whitening [F, F] of all features, shares [F, kinds], and typical and spread [kinds]."""
+        every = list(self.kinds.values())
+        shares = [torch.full((len(kind.mean), 1), 1 / len(kind.mean), dtype=torch.float64) for kind in every]
+        return (
+            torch.cat([kind.mean for kind in every]),
+            torch.block_diag(*(kind.whiten for kind in every)),
+            torch.block_diag(*shares),
+            torch.tensor([kind.typical for kind in every], dtype=torch.float64),
+            torch.tensor([kind.spread for kind in every], dtype=torch.float64),
+        )
 
     def state(self) -> dict[str, Any]:
         kinds = {

@@ -26,7 +26,7 @@ from distlfm.lfo.novelty import SENTENCES, Novelty, features
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import OperatorConfig
 
-TOGETHER = 64
+TOGETHER = 32
 """Instances that go through the network at once."""
 
 
@@ -177,13 +177,11 @@ class Operator:
 
     def _estimates(self, found: Prediction) -> list[tuple[Estimate, ...]]:
         """The parameters of each instance; intervals are made where parameters are learned, then brought back."""
-        sd, physical = (0.5 * found.params_logvar).exp(), self.model.normal.physical
-        sides = {"mean": physical(found.params)}
-        for level in (68, 95):
-            half = sd * torch.tensor([one.width(level) for one in self.calibration.parameters])
-            sides[f"lower{level}"], sides[f"upper{level}"] = (physical(found.params + k * half) for k in (-1, 1))
-        sides["sd"] = (physical(found.params + sd) - physical(found.params - sd)) / 2
-        columns = [sides[side].double().tolist() for side in Estimate._fields[2:]]
+        sd = (0.5 * found.params_logvar).exp()
+        # Of the mean, one standard deviation to both sides, and both ends of both intervals: [7, B, K].
+        ends = self.model.normal.physical(found.params + sd * self._ends).double().numpy()
+        columns = [ends[0], (ends[2] - ends[1]) / 2, *ends[3:]]
+        columns = [column.tolist() for column in columns]
         names = list(zip(self.schema.parameters, self.schema.parameter_kinds, strict=True))
         return [
             tuple(Estimate(name, kind, *(column[row][k] for column in columns)) for k, (name, kind) in enumerate(names))
@@ -208,6 +206,13 @@ class Operator:
             f"{one.id} is unlike the data that the operator was trained on (score {score:.2g}, limit 1): {why}. "
             "Do not rely on this answer; fit the instance instead."
         )
+
+    @property
+    def _ends(self) -> Tensor:
+        """Where the sides of `Estimate` are, in standard deviations, [7, 1, K]."""
+        w68, w95 = (torch.tensor([one.width(level) for one in self.calibration.parameters]) for level in (68, 95))
+        one = torch.ones_like(w68)
+        return torch.stack([0 * one, -one, one, -w68, w68, -w95, w95]).unsqueeze(1)
 
     @cached_property
     def _grid(self) -> FloatArray:

@@ -95,6 +95,12 @@ class Forward:
             return propagate(system, here, force @ self._to_nodes.to(force), diagonal=self.linearity.diagonal)
         return self._runge_kutta(force, values)
 
+    @cached_property
+    def learned(self) -> tuple[int, ...]:
+        """Which of the schema's parameters are the mechanism's own."""
+        own = {name for names in _names(self.mechanism).values() for name in names}
+        return tuple(i for i, name in enumerate(self.schema.parameters) if name in own)
+
     @property
     def reads_states(self) -> bool:
         """Whether the outputs are the states themselves, so that `residual` can be taken."""

@@ -116,6 +116,13 @@ def test_scattered_points_are_interpolated_onto_the_grid() -> None:
     assert mask.mean() > 0.9
 
 
+def test_observations_between_points_of_the_grid_are_told_at_the_near_ones() -> None:
+    dims = schema(11).dims
+    times = np.array([0.001, 0.101, 0.25, 0.44, 0.999])  # in steps of the grid: 0.01, 1.01, 2.5, 4.4, 9.99
+    _, mask = to_grid(times[:, None], np.ones((1, 5)), np.ones((1, 5), bool), dims, (11,))
+    assert np.flatnonzero(mask[0]).tolist() == [0, 1, 2, 3, 4, 5, 10]
+
+
 def test_the_equation_is_solved_to_the_closed_form() -> None:
     genes = schema(201, parameters=5, outputs=1).model_copy(
         update={
