@@ -2,8 +2,8 @@
 
 Each kind has a Gaussian description (mean and shrunk covariance) of the training split. The logarithm of a distance is
 told in standard deviations of the calibration split's, and the score is a soft maximum of these, in units of what
-hardly any instance of that split exceeds. One is the limit; beyond it the answer comes with a sentence that says which kind
-gave it away. Where the equation can be held against the answer, what it leaves unexplained says most.
+hardly any instance of that split exceeds. One is the limit; beyond it the answer comes with a sentence that says which
+kind gave it away. Where the equation can be held against the answer, what it leaves unexplained says most.
 
 Shapes: `B` instances, `P` outputs, `F` features of a kind.
 """
