@@ -91,14 +91,15 @@ def main(folder: str, port: str, *flags: str) -> None:
     states = NodeStateFactory(objectstore_factory=ObjectStoreFactory())
     audit = AuditLog(home.audit)
     _serve_tasks(home, int(port), states, audit)
-    keys = None if insecure else _keys(home)
+    keys = None if insecure else node_keys(home)
     ca = None if insecure else str(home.ca)
     with http_request_response(config.address, insecure, ca, keys) as connection:
         _work(home, connection, states, BundleCheck(audit))
     sys.exit(1)  # Flower's context ends without a word when the connection fails
 
 
-def _keys(home: SiteHome) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
+def node_keys(home: SiteHome) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
+    """The key that the link knows this site by."""
     key = load_ssh_private_key(check_secret(home.node_key).read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     return key, key.public_key()

@@ -1,0 +1,1 @@
+../faults/fleet_runs.py
