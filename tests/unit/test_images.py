@@ -13,8 +13,12 @@ import sys
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+
+from distlfm.cli import main
 
 PROJECT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(sys.executable).parent
@@ -182,3 +186,70 @@ def test_images_get_what_the_installation_needs_and_nothing_that_runs_leave_behi
 
 def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
+
+
+# ---- the federation --------------------------------------------------------------------------------------------------
+
+COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+SITES = [name for name in SERVICES if name != "link"]
+
+
+def mounts(service: dict[str, Any]) -> dict[str, str]:
+    """Where the folders of a service are seen, and which they are."""
+    found = (
+        re.fullmatch(r"\$\{FEDERATION:-\.\./federation\}(/[^:]+):([^:]+)(:ro)?", one) for one in service["volumes"]
+    )
+    return {one[2]: one[1] + (one[3] or "") for one in found if one is not None}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_starts_its_role_in_the_folder_that_is_mounted_for_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role = "link" if name == "link" else "site"
+    served: list[Path] = []
+    monkeypatch.setattr(f"distlfm.federated.{role}.serve_{role}", lambda folder, *_, **__: served.append(folder))
+    assert main(SERVICES[name]["command"]) == 0
+    (folder,) = served
+    assert mounts(SERVICES[name])[str(folder)] == ("/link" if name == "link" else f"/sites/{name}")
+
+
+def test_a_site_sees_its_own_folder_and_data_and_reaches_the_link_alone() -> None:
+    assert len(SITES) == 3
+    for name in SITES:
+        service = SERVICES[name]
+        assert mounts(service) == {f"/federation/sites/{name}": f"/sites/{name}", "/data": f"/data/{name}:ro"}
+        assert service["networks"] == [name]
+        assert COMPOSE["networks"][name] == {"internal": True}
+    assert sorted(SERVICES["link"]["networks"]) == sorted(SITES)
+
+
+def test_no_service_opens_a_port_or_runs_as_root_or_may_write_into_its_image() -> None:
+    for service in SERVICES.values():
+        assert "ports" not in service
+        assert service["user"] == "${FEDERATION_USER:-1000:1000}"
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert (DOCKER / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+
+
+def test_the_commands_that_make_a_federation_make_what_its_containers_mount(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lines of docker/README.md, with the program itself in place of its image."""
+    texts = re.findall(r"```text\n(.*?)```", (DOCKER / "README.md").read_text(), re.DOTALL)
+    (block,) = (text for text in texts if "role()" in text)
+    lines = [line for line in block.splitlines() if "docker compose" not in line]
+    noted = "\n".join('role() { echo "$@" >> calls; }' if line.startswith("role() ") else line for line in lines)
+    subprocess.run(["bash", "-euo", "pipefail", "-c", noted], cwd=tmp_path, check=True)
+    for call in (tmp_path / "calls").read_text().splitlines():
+        words = call.replace(" /federation/", f" {tmp_path}/federation/").split()
+        assert main(["federated", "provision", *words]) == 0
+    for service in SERVICES.values():
+        for folder in mounts(service).values():
+            assert (tmp_path / f"federation{folder.removesuffix(':ro')}").is_dir()
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fingerprint")]
+    assert (len(told), len(set(told))) == (4, 1)
+    settings = yaml.safe_load((tmp_path / "federation" / "link" / "link.yaml").read_text())
+    assert (settings["host"], settings["bind"]) == ("link", "0.0.0.0")
