@@ -13,12 +13,21 @@ from distlfm.cli.fit import Overrides, as_overrides
 from distlfm.cli.state import STATE, group
 from distlfm.config import load
 from distlfm.errors import UsageError
+from distlfm.optional import require
 
 if TYPE_CHECKING:
     from distlfm.federated.control import Connection
 
 app = group("Tune and ask a common operator over several sites. Patients' data stay at their site.")
 app.add_typer(federated_provision.app, name="provision")
+
+
+@app.callback()
+def extra() -> None:
+    """Tune and ask a common operator over several sites. Patients' data stay at their site."""
+    for module in ("cryptography", "flwr"):
+        require(module, "federated")
+
 
 Folder = Annotated[Path, typer.Argument(help="The role's folder, made by `provision`.")]
 Insecure = Annotated[
