@@ -55,8 +55,7 @@ class Keeper:
 
     def __init__(self, folder: Path, programme: ProgrammeConfig, base: str, codec: Codec) -> None:
         self.folder = folder
-        work = programme.model_copy(update={"operator": None, "deadline": 600.0, "rounds": 1})
-        self.identity = {"programme": fingerprint(work), "base": base, "codec": codec.digest}
+        self.identity = {"programme": fingerprint(programme.work()), "base": base, "codec": codec.digest}
         with storing(STATE, folder):
             folder.mkdir(parents=True, exist_ok=True)
 

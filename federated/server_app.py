@@ -70,16 +70,17 @@ def perform(grid: Grid, programme: ProgrammeConfig, folder: Path, run: str) -> d
         raise UsageError("It is not said which operator is tuned.", "Set operator: a checkpoint of `distlfm train`.")
     operator = open_operator(programme.operator)
     codec = codec_of(operator.model, programme.task)
+    name = RESULT
     if programme.kind == "query":
-        result = ask(grid, operator, codec, programme, folder, run)
+        result, name = ask(grid, operator, codec, programme, folder, run), f"answer-{programme.question}.json"
     else:
         state = run_rounds(grid, operator, codec, programme, folder, run, lambda line: log(INFO, "%s", words(line)))
         codec.load(operator.model, state.vector)
         operator.save(folder / OPERATOR)
         result = {"rounds": state.done, "history": state.history, "operator": str(folder / OPERATOR)}
-    with storing(RESULT, folder):
+    with storing(name, folder):
         folder.mkdir(parents=True, exist_ok=True)
-        put_all({folder / RESULT: f"{json.dumps(result, indent=2)}\n".encode()})
+        put_all({folder / name: f"{json.dumps(result, indent=2)}\n".encode()})
     return result
 
 

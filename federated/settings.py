@@ -87,6 +87,10 @@ class ProgrammeConfig(Config):
             raise ValueError("question: say what is asked")
         return self
 
+    def work(self) -> ProgrammeConfig:
+        """What the weights of a round follow from: the same without how long, how many rounds, and who asks."""
+        return ProgrammeConfig(strategy=self.strategy, task=self.task)
+
     def round_task(self, number: int) -> RoundTask:
         """The task of a round: FedProx's weight is the strategy's, and each round draws other batches."""
         mu = self.strategy.mu if isinstance(self.strategy, FedProxConfig) else self.task.mu

@@ -230,3 +230,18 @@ def test_the_server_app_keeps_operator_and_result(tmp_path: Path) -> None:
     codec = codec_of(tuned.model, programme.task)
     with np.load(tmp_path / "run" / "round-0001.npz") as held:
         assert np.allclose(codec.encode(tuned.model.state_dict()), held["shared"], atol=1e-7)
+
+
+@pytest.mark.slow
+def test_a_question_is_about_the_model_of_the_rounds_before(tmp_path: Path) -> None:
+    operator, sites = make_federation(tmp_path, counts=(20, 20, 20, 20))
+    operator.save(tmp_path / "base.pt")
+    told = {"operator": str(tmp_path / "base.pt"), "task": {"steps": 5, "lr": 0.02}}
+    grid = SecureGrid(make_grid(sites), min_sites=3)
+    asked = make_programme(kind="query", question="model", **told)
+    before = perform(grid, asked, tmp_path / "elsewhere", "1")
+    perform(grid, make_programme(**told), tmp_path / "run", "1")
+    after = perform(grid, asked, tmp_path / "run", "1")
+    assert after["loss"] < before["loss"]
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["rounds"] == 2
+    assert json.loads((tmp_path / "run" / "answer-model.json").read_text()) == after
