@@ -3,9 +3,9 @@
 # `make`, the container images and the release test all call this script, so that they cannot drift apart.
 #
 #   launch/bootstrap.sh            system packages for running, .venv with every extra
-#   launch/bootstrap.sh --tests    the same, and what the test-suite starts (Slurm, network namespaces, a clean root)
+#   launch/bootstrap.sh --tests    the same, and what the test-suite starts (Slurm, network namespaces, a clean root, a browser)
 #   launch/bootstrap.sh --system   system packages for running, and nothing else
-#   launch/bootstrap.sh --image    the environment alone, without what only developers need; pip keeps no cache
+#   launch/bootstrap.sh --image    the environment alone, without what only developers need
 #   launch/bootstrap.sh --lock     resolve the dependencies anew and write constraints.txt
 #
 # It is idempotent: what is there already is left alone. It works as root, or through sudo. DISTLFM_VENV is where the
@@ -16,7 +16,7 @@ SELF=launch/bootstrap.sh
 
 RUN_PACKAGES=(python3 python3-venv python3-dev g++ make git
   python3-dolfin python3-petsc4py python3-mpi4py openmpi-bin libopenmpi-dev)
-TEST_PACKAGES=(slurm-wlm munge iproute2 procps debootstrap)
+TEST_PACKAGES=(slurm-wlm munge iproute2 procps debootstrap chromium chromium-driver)
 VENV=${DISTLFM_VENV:-.venv}
 PYTHON=/usr/bin/python3
 
@@ -47,9 +47,8 @@ make_venv() { "$PYTHON" -m venv --system-site-packages "$1"; }
 
 fingerprint() { { cat pyproject.toml constraints.txt "$SELF"; echo "$1"; } | sha256sum | cut -d' ' -f1; }
 
-install_python() {  # install_python EXTRA PIP_OPTION...
+install_python() {  # install_python EXTRA
   local extra=$1 stamp=$VENV/.distlfm-setup wanted
-  shift
   wanted=$(fingerprint "$extra")
   if [ -x "$VENV/bin/distlfm" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] \
       && "$VENV/bin/python" -c 'import distlfm' 2>/dev/null; then
@@ -57,7 +56,7 @@ install_python() {  # install_python EXTRA PIP_OPTION...
   fi
   say "python environment: installing into $VENV (a few minutes the first time)"
   [ -x "$VENV/bin/python" ] || make_venv "$VENV"
-  local install=("$VENV/bin/pip" install --quiet --disable-pip-version-check -c constraints.txt "$@")
+  local install=("$VENV/bin/pip" install --quiet --disable-pip-version-check -c constraints.txt)
   # Only torch comes from there: such an index has other packages too, at other versions.
   if [ -n "${DISTLFM_TORCH_INDEX:-}" ]; then "${install[@]}" --no-deps --index-url "$DISTLFM_TORCH_INDEX" torch; fi
   "${install[@]}" -e ".[$extra]"
@@ -86,7 +85,7 @@ case "${1:-}" in
   "") install_system "${RUN_PACKAGES[@]}"; install_python all ;;
   --tests) install_system "${RUN_PACKAGES[@]}" "${TEST_PACKAGES[@]}"; install_python all ;;
   --system) install_system "${RUN_PACKAGES[@]}" ;;
-  --image) install_python full --no-cache-dir ;;
+  --image) install_python full ;;
   --lock) install_system "${RUN_PACKAGES[@]}"; write_lock ;;
   *) sed -n '2,12p' "$SELF"; exit 2 ;;
 esac

@@ -13,7 +13,7 @@ from typing import Annotated
 import click
 import typer
 
-from distlfm.cli import config, data, doctor, federated, fit, generate, query, status, store, submit, train
+from distlfm.cli import config, data, doctor, federated, fit, generate, query, serve, status, store, submit, train
 from distlfm.cli.state import STATE, group, start
 from distlfm.errors import DistlfmError
 from distlfm.version import __version__
@@ -28,6 +28,7 @@ EXAMPLES = """Infer the unseen forces that drive a system whose equation is know
 - `distlfm fit configs/fit/transcription_toy.yaml --data toy.npz --out runs/toy` — infer the forces
 - `distlfm generate configs/generate/transcription.yaml --out genes.zarr` — a store of thousands, to train on
 - `distlfm query CHECKPOINT FILE` — what a trained operator answers, in milliseconds
+- `distlfm serve CHECKPOINT` — the same as a page in your browser, on this machine alone
 """
 
 INTERRUPTED = 130
@@ -41,6 +42,7 @@ app.command("train")(train.train)
 app.command("tune")(train.tune)
 app.command("evaluate")(train.evaluate)
 app.command("query")(query.query)
+app.command("serve")(serve.serve)
 app.command("resume")(fit.resume)
 app.command("status")(status.status)
 app.command("submit")(submit.submit)

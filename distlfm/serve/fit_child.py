@@ -1,0 +1,108 @@
+"""A full fit of one instance in a process of its own: `python -m distlfm.serve.fit_child FOLDER`.
+
+The folder has task.json and instance.npz; state.json says how far the work is, result.json what it gave. The process
+ends with its parent: standard input is a pipe that closes when the parent is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distlfm.config import build
+from distlfm.data import read
+from distlfm.errors import DistlfmError
+from distlfm.inference.result import Band, FitResult
+from distlfm.lfo import Answer, OperatorSchema
+from distlfm.lfo.answer import Estimate
+from distlfm.pipeline.fit import fit
+from distlfm.pipeline.settings import FitConfig
+from distlfm.report.plots import plot_fit
+from distlfm.report.words import direction_words, status_words
+from distlfm.serve.answers import picture, written
+from distlfm.solvers.field.meshed import close_helper_groups
+from distlfm.store.files import put_quickly
+
+TASK, INSTANCE, STATE, RESULT = "task.json", "instance.npz", "state.json", "result.json"
+STAGES = ("starting", "searching for force and parameters", "predicting on the operator's grid", "drawing")
+
+
+def work(folder: Path) -> None:
+    """Do the task of a folder; what fails on purpose becomes a sentence in state.json."""
+    try:
+        put(folder / STATE, {"step": 1})
+        task = json.loads((folder / TASK).read_text(encoding="utf-8"))
+        (instance,) = read(folder / INSTANCE).instances
+        (result,) = fit(build(FitConfig, task["config"], source="fit"), [instance]).results
+        put(folder / STATE, {"step": 2})
+        schema = build(OperatorSchema, task["schema"])
+        answer = as_answer(result, [np.array(axis) for axis in task["axes"]], schema)
+        files = written(answer, result.instance, schema)
+        put(folder / STATE, {"step": 3})
+        if result.instance.positions is None:
+            figure = plot_fit(result)
+            for form in ("svg", "png"):
+                (folder / f"fit.{form}").write_bytes(picture(figure, form))
+        put(folder / RESULT, {"answer": files.content, **told(result)})
+    except DistlfmError as error:
+        put(folder / STATE, {"error": str(error)})
+    finally:
+        close_helper_groups()
+
+
+def as_answer(result: FitResult, axes: list[np.ndarray[Any, Any]], schema: OperatorSchema) -> Answer:
+    """A fit in the form of an operator's answer, on the same grid as far as the data have begun."""
+    times = axes[0][axes[0] >= result.instance.times[0]]
+    if len(times) < 2:  # the data lie outside of the operator's span
+        times = np.linspace(result.instance.times[0], result.instance.times[-1], len(axes[0]))
+    grid = (times, *axes[1:])
+    points = np.stack([one.ravel() for one in np.meshgrid(*grid, indexing="ij")], -1)
+    places = points[:, 1:] if points.shape[1] > 1 else None
+    band = result.predict(points[:, 0], places).force
+    shape = (len(result.force_names), *(len(axis) for axis in grid))
+    curves = {name: getattr(band, name).reshape(shape) for name in Band.__dataclass_fields__}
+    numbers = Estimate._fields[2:]
+    parameters = tuple(Estimate(p.name, p.kind, *(getattr(p, name) for name in numbers)) for p in result.parameters)
+    dims = tuple(dim.name for dim in schema.dims)
+    return Answer(
+        id=result.id,
+        forces=result.force_names,
+        dims=dims,
+        axes=grid,
+        **curves,
+        parameters=parameters,
+        novelty=0.0,
+        warning=None,
+    )
+
+
+def told(result: FitResult) -> dict[str, Any]:
+    """How the fit went, in words."""
+    return {
+        "method": result.method,
+        "status": result.status,
+        "words": status_words(result.status, result.advice),
+        "open": [direction_words(one) for one in result.undetermined],
+        "kinds": {one.name: one.kind for one in result.parameters},
+        "seconds": result.seconds,
+    }
+
+
+def put(path: Path, content: dict[str, Any]) -> None:
+    put_quickly(path, json.dumps(content, allow_nan=False).encode())
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    work(Path(sys.argv[1]))

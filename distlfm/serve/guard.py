@@ -1,0 +1,91 @@
+"""What stands before every request: who is called, from where, with which token; and what a browser may do with it.
+
+A page elsewhere in the same browser could try to reach this one: by a name that it lets point to 127.0.0.1 (DNS
+rebinding), by forms and images. So a name in `Host` must be one of ours, and a request of another origin is refused.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from distlfm.serve.token import shown
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    "Cache-Control": "no-store",
+}
+GUARDED = "/api/"
+"""What is below needs the token; the page itself holds no data."""
+
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+)(:\d{1,5})?")
+
+
+class Guard:
+    """Wraps an application. local: only addresses of this machine itself are called. names: others that are ours."""
+
+    def __init__(self, app: ASGIApp, token: str | None, local: bool, names: Sequence[str] = ()) -> None:
+        self._app, self._token, self._local = app, token, local
+        self._names = {"localhost", *(name.lower().rstrip(".") for name in names)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        status, refusal = self._refusal(scope["path"], Headers(scope=scope))
+        inner: ASGIApp = JSONResponse({"error": refusal}, status) if status else self._app
+        await inner(scope, receive, guarded)
+
+    def _refusal(self, path: str, headers: Headers) -> tuple[int, str]:
+        """Status and sentence of a refusal; status 0 for a request that may pass."""
+        host = headers.get("host", "")
+        if not self.is_ours(host):
+            told = "This page was called by a name that is not its own."
+            return 421, f"{told} Open it by the address that `distlfm serve` printed."
+        site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
+        foreign = origin is not None and origin not in (f"http://{host}", f"https://{host}")
+        if path.startswith(GUARDED) and (site not in ("none", "same-origin") or foreign):
+            return 403, "Another page asked for this. Open the page of distlfm itself."
+        if path.startswith(GUARDED) and not shown(self._token, headers.get("authorization", "")):
+            return 401, "The token is missing or wrong. It is in the file that was given with --token-file."
+        return 0, ""
+
+    def is_ours(self, host: str) -> bool:
+        """Whether a Host header is an address, which nobody can make point elsewhere, or a name of ours.
+
+        The port is free: behind `ssh -L` it is another one.
+        """
+        match = _HOST.fullmatch(host)
+        if match is None:
+            return False
+        name = match[1].strip("[]").lower().rstrip(".")
+        if name in self._names:
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or not self._local

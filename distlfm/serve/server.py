@@ -1,0 +1,99 @@
+"""`distlfm serve`: open the port, say where the page is, and clean up at the end."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+
+import torch
+import uvicorn
+
+from distlfm.errors import UsageError
+from distlfm.runtime.reporting import Reporter
+from distlfm.runtime.signals import Stop
+from distlfm.serve.app import make_app
+from distlfm.serve.scratch import scratch_folder
+from distlfm.serve.session import Session
+from distlfm.serve.settings import ServeConfig, check_exposure
+from distlfm.serve.token import open_token
+
+BACKLOG = 64
+KEEP_ALIVE = 5
+
+
+def serve(config: ServeConfig, reporter: Reporter, ready: Callable[[str], object] | None = None) -> None:
+    """Serve the page until a signal ends it. ready: called with the page's address once it can be opened."""
+    check_exposure(config)
+    token = None if config.token_file is None else open_token(config.token_file)
+    torch.set_num_threads(config.threads)
+    with open_port(config) as port, scratch_folder() as folder, Stop() as stop:
+        session = Session(config, folder)
+        try:
+            for one in session.open().library:
+                for sentence in one.set_aside:
+                    reporter.warn(f"set aside: {sentence}")
+            address = page_address(port)
+            tell(config, reporter, address)
+            if ready is not None:
+                ready(address)
+            if not stop.requested:
+                run(session, token, port)
+        finally:
+            session.close()
+    reporter.say("The page is closed; nothing of its session is kept.")
+
+
+def run(session: Session, token: str | None, port: socket.socket) -> None:
+    """Answer requests until a signal comes; uvicorn hands the signal on to the handlers that it found."""
+    # Requests are not logged: addresses of a page hold names of files.
+    settings = uvicorn.Config(
+        make_app(session, token),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=KEEP_ALIVE,
+        proxy_headers=False,
+    )
+    uvicorn.Server(settings).run(sockets=[port])
+
+
+def open_port(config: ServeConfig) -> socket.socket:
+    """A socket that listens where the config says."""
+    family = socket.AF_INET6 if ":" in config.address else socket.AF_INET
+    port = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        port.bind((config.address, config.port))
+        port.listen(BACKLOG)
+    except OSError as error:
+        port.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(
+                f"Port {config.port} of {config.host} is in use.",
+                "Give another one with --port, or --port 0 for any that is free.",
+            ) from None
+        if error.errno == errno.EACCES:
+            raise UsageError(f"Port {config.port} is for the system.", "Give --port 1024 or higher.") from None
+        raise UsageError(f"Cannot listen on {config.host}: {error.strerror}.", "Give --host 127.0.0.1.") from None
+    return port
+
+
+def page_address(port: socket.socket) -> str:
+    host, number = port.getsockname()[:2]
+    return f"http://[{host}]:{number}/" if ":" in host else f"http://{host}:{number}/"
+
+
+def tell(config: ServeConfig, reporter: Reporter, address: str) -> None:
+    """Where the page is, and who can open it."""
+    reporter.say(f"page: {address} (Ctrl-C closes it)")
+    if config.token_file is not None:
+        reporter.say(f"token: the page asks for what is in {config.token_file}")
+    elif config.is_local:
+        reporter.say("Everybody with an account on this machine can open it; --token-file FILE lets only you in.")
+    if not config.is_local:
+        reporter.warn("other machines can reach the page, and what goes over the network is not encrypted")
+    reporter.say("Not for clinical decisions: a latent force is inferred through an assumed equation, never measured.")
