@@ -1,0 +1,130 @@
+"""`distlfm federated …` as somebody types it: the steps of setting up, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from distlfm.cli import main
+from distlfm.federated.homes import LinkHome, SiteHome
+from distlfm.federated.policy import load_policy
+
+SITES = ("north", "south", "west")
+
+
+def call(*arguments: object) -> int:
+    return main(["federated", *map(str, arguments)])
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    operator = tmp_path / "operator.pt"
+    operator.write_bytes(b"weights")
+    assert call("provision", "local", tmp_path / "all", "--sites", ",".join(SITES), "--operator", operator) == 0
+    return tmp_path / "all"
+
+
+def test_the_steps_of_setting_up_lead_to_sites_that_know_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = tmp_path / "link"
+    assert call("provision", "link", link, "--sites", ",".join(SITES), "--host", "link.example.org") == 0
+    for name in SITES:
+        assert call("provision", "site", link / "kits" / f"{name}.kit.json", tmp_path / name) == 0
+    assert call("provision", "enrol", link, *(tmp_path / name / f"{name}.public.json" for name in SITES)) == 0
+    capsys.readouterr()
+    for name in SITES:
+        assert call("provision", "pin", tmp_path / name, link / "peers.json") == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fingerprint")]
+    assert len(told) == 3
+    assert len(set(told)) == 1
+    assert {SiteHome(tmp_path / name).config().address for name in SITES} == {"link.example.org:8443"}
+    assert set(load_policy(tmp_path / "north").peers) == set(SITES)
+
+
+def test_an_operator_is_copied_to_every_site(local: Path) -> None:
+    assert {(local / "sites" / name / "model" / "base.pt").read_bytes() for name in SITES} == {b"weights"}
+
+
+def test_audit_shows_a_log_and_finds_a_changed_line(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = local / "link" / "audit.jsonl"
+    assert call("audit", local / "link", "--json") == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [entry["event"] for entry in told["entries"]] == ["token made", "provisioned"]
+    assert call("audit", log, "--head", told["head"]) == 0
+    log.write_text(log.read_text().replace("admin", "nobody"))
+    assert call("audit", log) == 1
+    assert "Line 1 was changed" in capsys.readouterr().out
+
+
+def test_tokens_are_made_and_dropped(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("provision", "token", local / "link", "anna") == 0
+    token = (local / "link" / "anna.token").read_text()
+    assert token not in capsys.readouterr().out
+    assert call("provision", "token", local / "link", "anna", "--drop") == 0
+    assert set(json.loads(LinkHome(local / "link").tokens.read_text())) == {"admin"}
+
+
+def test_a_revoked_site_is_no_peer_any_more(local: Path) -> None:
+    assert call("provision", "revoke", local / "link", "south") == 0
+    assert set(json.loads((local / "link" / "peers.json").read_text())["peers"]) == {"north", "west"}
+    assert call("provision", "revoke", local / "link", "nobody") == 2
+
+
+def test_plain_text_off_this_machine_is_refused_by_link_and_site(
+    local: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link, north = LinkHome(local / "link"), SiteHome(local / "sites" / "north")
+    (north.path / "site.yaml").write_text("name: north\nstore: pairs.zarr\n")
+    for file, key in ((link.config_file, "bind"), (north.config_file, "host")):
+        file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), key: "10.0.0.3"}))
+    assert call("link", link.path, "--insecure") == 2
+    assert call("site", north.path, "--insecure") == 2
+    assert capsys.readouterr().err.count("--insecure is for this machine alone") == 2
+    assert call("run", "x.yaml", "--server", "10.0.0.3:8443", "--token", link.admin_token, "--insecure") == 2
+
+
+def test_a_site_without_settings_operator_or_peers_does_not_start(
+    local: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    north = SiteHome(local / "sites" / "north")
+    assert call("site", north.path) == 2
+    assert "give either fit" in capsys.readouterr().err
+    (north.path / "site.yaml").write_text("name: north\nstore: pairs.zarr\n")
+    (north.path / "model" / "base.pt").unlink()
+    assert call("site", north.path) == 2
+    assert "first operator" in capsys.readouterr().err
+    north.policy.write_text("site: north\n")
+    assert call("site", north.path) == 2
+    assert "provision pin" in capsys.readouterr().err
+
+
+def test_a_link_does_not_start_with_a_token_file_that_others_can_read(
+    local: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    LinkHome(local / "link").tokens.chmod(0o644)
+    assert call("link", local / "link") == 2
+    assert "chmod 600" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [[], ["--server", "x:1"], ["--server", "nowhere", "--ca", "ca.pem"]])
+def test_a_run_needs_to_know_its_link(options: list[str], tmp_path: Path) -> None:
+    programme = tmp_path / "programme.yaml"
+    programme.write_text("verb: programme\n")
+    assert call("run", programme, *options) == 2
+
+
+def test_a_question_needs_to_know_who_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("query", "cohort") == 2
+    assert "--site FOLDER" in capsys.readouterr().err
+
+
+def test_status_of_what_does_not_run_is_told_by_the_exit_code(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("status", local / "link", "--json") == 1
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (told["role"], told["state"], told["sites"]) == ("link", "never started", dict.fromkeys(SITES, "active"))
+    assert call("status", local / "sites" / "north") == 1
+    assert call("status", local) == 2
