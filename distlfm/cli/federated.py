@@ -17,6 +17,7 @@ from distlfm.optional import require
 
 if TYPE_CHECKING:
     from distlfm.federated.control import Connection
+    from distlfm.federated.settings import ProgrammeConfig
 
 app = group("Tune and ask a common operator over several sites. Patients' data stay at their site.")
 app.add_typer(federated_provision.app, name="provision")
@@ -101,7 +102,7 @@ def run(
     from distlfm.federated.run import run_programme
     from distlfm.federated.settings import ProgrammeConfig
 
-    programme = load(ProgrammeConfig, config, overrides or [])
+    programme = _here(load(ProgrammeConfig, config, overrides or []), link)
     result = run_programme(programme, name, _connection(link, server, ca, token, insecure), STATE.reporter)
     _tell(result.content | {"run": str(result.run)}, as_json)
 
@@ -142,7 +143,7 @@ def query(
         raise UsageError("It is not said who is asked.", "Give --site FOLDER, or --programme CONFIG and --link FOLDER.")
     from distlfm.federated.settings import ProgrammeConfig
 
-    asked = load(ProgrammeConfig, programme, overrides or [])
+    asked = _here(load(ProgrammeConfig, programme, overrides or []), link)
     connection = _connection(link, server, ca, token, insecure)
     result = ask_federation(asked, what, name, connection, STATE.reporter)
     _tell(result.content | {"run": str(result.run)}, as_json)
@@ -202,6 +203,13 @@ def audit(
         STATE.reporter.warn(flaw)
     STATE.reporter.say(f"head: {report.head}" if not report.flaws else "the log does not hold together")
     return 1 if report.flaws else 0
+
+
+def _here(programme: ProgrammeConfig, link: Path | None) -> ProgrammeConfig:
+    """On the coordinator's own machine, the operator's path starts where the verb is called."""
+    if link is None or programme.operator is None:
+        return programme
+    return programme.model_copy(update={"operator": programme.operator.resolve()})
 
 
 def _facts(facts: dict[str, Any]) -> str:

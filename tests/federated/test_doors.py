@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from flwr.common.constant import ACCESS_TOKEN_KEY
+from flwr.supercore.constant import TaskType
 from flwr.supercore.error import FlowerError
+from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResultStatus
 
 from distlfm.errors import UsageError
 from distlfm.federated import refusals
@@ -17,6 +19,7 @@ from distlfm.federated.homes import check_name, refuse_unless_loopback
 from distlfm.federated.refusals import Refusals
 from distlfm.federated.roster import read_roster
 from distlfm.federated.run import plain
+from distlfm.federated.tasks import ForkingExecutor
 
 
 def let_in(token: str | None, digests: dict[str, str]) -> tuple[str | None, int]:
@@ -75,6 +78,15 @@ def test_plain_text_is_refused_on_every_address_but_loopback(host: str) -> None:
     refuse_unless_loopback("127.0.0.1")
     with pytest.raises(UsageError, match="this machine alone"):
         refuse_unless_loopback(host)
+
+
+@pytest.mark.parametrize("kind", [TaskType.AGENT_APP, TaskType.CONNECTOR, TaskType.MODEL, TaskType.SERVER_APP])
+def test_a_site_runs_no_task_but_its_own_app(kind: TaskType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", lambda: None)
+    executor = ForkingExecutor("site")
+    assert executor.get_eligible_capacity(set(TaskType)) == ({TaskType.CLIENT_APP}, set())
+    spec = ExecutionSpec(kind, "127.0.0.1:1", "token", True, None, False, None, True, 7)
+    assert executor.launch(spec).status == LaunchResultStatus.FAILED
 
 
 def test_a_roster_with_a_foreign_kind_of_key_is_refused(tmp_path: Path) -> None:
