@@ -30,11 +30,11 @@ class SitePolicy(Config):
 
     site: own name. signing_key: the site's Ed25519 key. state: folder of what the site remembers between messages.
     audit: the site's log. peers: public signing keys by site. package: the version of distlfm that is agreed on; any
-    if null. apps: SHA-256 of bundles that may run; the package's own if empty. allowed: message types, with `*` for
-    any name. min_cohort: fewest sites at the start and at the end of a sum. min_examples: fewest examples behind an
-    answer. fixed_cohort: kinds of message that all pinned sites answer together or not at all, so that no two answers
-    differ by one site. clip: largest norm of an update. noise_multiplier: noise on an update, in units of `clip`.
-    epsilon, delta: privacy budget; none if null. queries_a_day, bytes_a_day: limits by UTC day.
+    if null. allowed: message types, with `*` for any name. min_cohort: fewest sites at the start and at the end of a
+    sum. min_examples: fewest examples behind an answer. fixed_cohort: kinds of message that all pinned sites answer
+    together or not at all, so that no two answers differ by one site. clip: largest norm of an update.
+    noise_multiplier: noise on an update, in units of `clip`. epsilon, delta: privacy budget; none if null.
+    queries_a_day, bytes_a_day: limits by UTC day.
     """
 
     site: SiteName
@@ -43,7 +43,6 @@ class SitePolicy(Config):
     audit: Path = Path("audit.jsonl")
     peers: dict[SiteName, PublicKey] = Field(default_factory=dict)
     package: str | None = None
-    apps: tuple[PublicKey, ...] = ()
     allowed: tuple[str, ...] = ("train", "evaluate", "query.*")
     min_cohort: int = Field(default=3, ge=2)
     min_examples: int = Field(default=5, ge=1)
@@ -56,9 +55,11 @@ class SitePolicy(Config):
     bytes_a_day: int = Field(default=2_000_000_000, ge=0)
 
     @model_validator(mode="after")
-    def _keys_differ(self) -> Self:
+    def _consistent(self) -> Self:
         if len(set(self.peers.values())) != len(self.peers):
             raise ValueError("two peers have the same key")
+        if self.noise_multiplier > 0 and self.clip is None:
+            raise ValueError("noise_multiplier counts in units of clip: set clip too")
         return self
 
     def rules(self) -> Rules:

@@ -148,7 +148,9 @@ class Site:
     def _masked(self, state: MemberState, request: RecordDict, reply: Message) -> RecordDict:
         if reply.has_error():
             raise Refused(Reason.FAILED, "The app answered with an error.")
-        parts, values = flatten(request, reply.content, WEIGHT, self.policy.clip)
+        # With noise, the app has clipped before adding it; a norm that includes the noise is another one.
+        clip = self.policy.clip if self.policy.noise_multiplier == 0 else None
+        parts, values = flatten(request, reply.content, WEIGHT, clip)
         check_examples(self.policy, float(values[0]))
         fields = Fields(session=state.cohort.session.hex(), parts=parts)
         try:

@@ -102,6 +102,16 @@ def test_one_key_under_two_names_is_refused() -> None:
         sites["east"].share(_roster({**adverts, "north": signed}))
 
 
+def test_a_signed_key_with_which_everybody_agrees_on_the_same_is_refused() -> None:
+    """A point of low order, signed by a site that works with the gatherer."""
+    sites = members()
+    adverts = _advertised(sites)
+    weak = adverts["north"].model_copy(update={"channel_key": "00" * 32})
+    signed = weak.model_copy(update={"signature": sign(sites["north"].key, Advert.label, weak.signed())})
+    with refused(Reason.KEY):
+        sites["east"].share(_roster({**adverts, "north": signed}))
+
+
 def test_a_roster_without_the_keys_that_the_site_gave_last_is_refused() -> None:
     """A replayed roster, or one with keys from an earlier sum, finds the site with others."""
     sites = members()

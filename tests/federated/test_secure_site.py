@@ -15,9 +15,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from secure_sites import NAMES, ask, local_grid, make_sites, mean_over, name_of, request, step_of
 
+from distlfm.errors import UsageError
 from distlfm.federated.audit import verify
 from distlfm.federated.ledger import BudgetSpent
 from distlfm.federated.local_grid import LocalGrid
+from distlfm.federated.policy import load_policy
 from distlfm.federated.refused import Reason
 from distlfm.federated.secagg.messages import Call, Consents, Survivors
 from distlfm.federated.secure_grid import SecureGrid
@@ -138,6 +140,19 @@ def test_updates_are_clipped_to_the_policys_norm(tmp_path: Path) -> None:
     clipped = {name: step_of(name, 20) * clip / np.linalg.norm(step_of(name, 20)) for name in NAMES}
     assert all(np.linalg.norm(step_of(name, 20)) > clip for name in NAMES)
     assert np.allclose(moved, mean_over(NAMES, clipped), rtol=0, atol=1e-12)
+
+
+def test_an_update_that_the_app_has_noised_is_not_clipped_again(tmp_path: Path) -> None:
+    nodes = make_sites(tmp_path, clip=0.01, noise_multiplier=1.0)
+    content = ask(SecureGrid(local_grid(nodes)), request())[0].content
+    moved = content["arrays"]["shared"].numpy() - request()["arrays"]["shared"].numpy()
+    assert np.allclose(moved, mean_over(NAMES, {name: step_of(name, 20) for name in NAMES}), rtol=0, atol=1e-12)
+
+
+def test_noise_without_a_clip_is_no_policy(tmp_path: Path) -> None:
+    make_sites(tmp_path, noise_multiplier=1.0)
+    with pytest.raises(UsageError, match="set clip too"):
+        load_policy(tmp_path / "east")
 
 
 def test_what_cannot_be_clipped_is_refused(tmp_path: Path) -> None:
