@@ -31,7 +31,7 @@ lint: setup  ## ruff, mypy --strict, import-linter, shell scripts and Dockerfile
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports
-	@$(VENV)/bin/shellcheck launch/*.sh tests/release/*.sh .ci/run
+	@$(VENV)/bin/shellcheck -x launch/*.sh slurm/*.sh slurm/*.sbatch tests/release/*.sh tests/golden/*.sbatch .ci/run
 	@$(VENV)/bin/hadolint docker/Dockerfile docker/Dockerfile.cuda
 
 format: setup  ## rewrite the sources in the house format

@@ -9,6 +9,7 @@ and write it. `sizes` puts both together; docs/cluster.md has its table.
 from __future__ import annotations
 
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -170,5 +171,5 @@ def drive(address: str, store: str, blocks: str, wait: str) -> None:
 def sizes(instances: int, seconds: float, hours: float = 4.0, cores: int = CORES) -> dict[str, float]:
     """Nodes for so many fits of `seconds` each within `hours`, and how long these take."""
     work = instances * seconds / EFFICIENCY
-    nodes = max(1, -(-int(work) // int(cores * (hours * 3600 - START_SECONDS))))
+    nodes = max(1, math.ceil(work / (cores * (hours * 3600 - START_SECONDS))))
     return {"instances": instances, "nodes": nodes, "hours": (START_SECONDS + work / (nodes * cores)) / 3600}
