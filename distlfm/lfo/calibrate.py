@@ -2,7 +2,8 @@
 
 The network's standard deviations are multiplied by one factor a force and one a parameter (their likelihood's best
 temperature), and the widths of the 68 and 95 % bands are the quantiles that the held-out errors have, in place of the
-normal ones (split conformal prediction, Vovk et al. 2005).
+normal ones (split conformal prediction, Vovk et al. 2005). The points of an instance err together, so that its force
+tells less than as many instances would: bands of forces are made a standard error of the coverage wider.
 
 Shapes: `B` instances, `L` forces, `K` parameters.
 """
@@ -59,28 +60,36 @@ class Calibration(Config):
 
 def calibrate(prediction: Prediction, batch: Batch, normal: Normal) -> Calibration:
     """Factors from the predictions of held-out instances."""
-    force = ((prediction.force - batch.force).abs() * (-0.5 * prediction.force_logvar).exp()).movedim(1, 0).flatten(1)
+    force = ((prediction.force - batch.force).abs() * (-0.5 * prediction.force_logvar).exp()).movedim(1, 0).flatten(2)
     error = (prediction.params - normal.standardised(batch.params)).abs()
-    params = (error * (-0.5 * prediction.params_logvar).exp()).T
+    params = (error * (-0.5 * prediction.params_logvar).exp()).T.unsqueeze(-1)
     if len(batch) < FEWEST:
-        params = params.reshape(1, -1).expand(len(params), -1)
+        params = params.reshape(1, -1, 1).expand(len(params), -1, 1)
     return Calibration(
-        forces=tuple(_factors(row, len(batch)) for row in force),
-        parameters=tuple(_factors(row, len(batch)) for row in params),
+        forces=tuple(_factors(rows, len(batch)) for rows in force),
+        parameters=tuple(_factors(rows, len(batch)) for rows in params),
         instances=len(batch),
     )
 
 
 def _factors(off: Tensor, instances: int) -> Factors:
-    """From absolute errors in standard deviations. Quantiles are a little high, as a new instance is one more."""
-    off = off[torch.isfinite(off)].double()
-    if not len(off):
+    """From absolute errors in standard deviations, [B, points]. Quantiles are a little high, as a new instance is one
+
+    more, and where an instance has several points, by how much the share of them within the band varies.
+    """
+    known = torch.isfinite(off)
+    every = off[known].double()
+    if not len(every):
         return Factors()
-    sd = max(EDGE, float(off.square().mean().sqrt()))
-    widths = {}
+    sd = max(EDGE, float(every.square().mean().sqrt()))
+    few, widths = every[_few(every)], {}
     for level, share in LEVELS.items():
         at = min(1.0, share * (1 + 1 / max(1, instances)))
-        widths[level] = max(EDGE, float(torch.quantile(off[_few(off)], at)) / sd)
+        width = float(torch.quantile(few, at))
+        if off.shape[-1] > 1 and instances > 1:
+            inside = ((off <= width) & known).sum(-1).double() / known.sum(-1).clamp_min(1)
+            width = float(torch.quantile(few, min(1.0, at + float(inside.std()) / math.sqrt(instances))))
+        widths[level] = max(EDGE, width / sd)
     return Factors(sd=sd, width68=widths[68], width95=widths[95])
 
 

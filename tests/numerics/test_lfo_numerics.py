@@ -143,10 +143,14 @@ def test_the_equation_is_solved_to_the_closed_form() -> None:
     assert forward.residual(exact, force, params).abs().max() < 1e-4
 
 
-def toy_prediction(count: int, wrong: float) -> tuple[Prediction, Batch, Normal]:
-    """Predictions whose errors are `wrong` times as large, and of heavier tails, than they say."""
+def toy_prediction(count: int, wrong: float, together: float = 0.0) -> tuple[Prediction, Batch, Normal]:
+    """Predictions whose errors are `wrong` times as large, and of heavier tails, than they say.
+
+    together: by which power of e the errors of all points of an instance may be larger or smaller.
+    """
     random = np.random.default_rng(count)
     force = torch.from_numpy(wrong * random.standard_t(4, (count, 1, 30))).float()
+    force *= torch.from_numpy(np.exp(together * random.standard_normal((count, 1, 1)))).float()
     params = torch.from_numpy(wrong * random.standard_t(4, (count, 2))).float()
     zero = torch.zeros
     prediction = Prediction(
@@ -166,6 +170,15 @@ def test_calibration_brings_coverage_to_what_is_promised(wrong: float) -> None:
     assert fresh["force_68"] == pytest.approx(0.68, abs=0.02)
     assert fresh["parameters_95"] == pytest.approx(0.95, abs=0.03)
     assert fresh["parameters_68"] == pytest.approx(0.68, abs=0.05)
+
+
+def test_bands_from_few_instances_whose_points_err_together_are_not_too_narrow() -> None:
+    fresh, batch, normal = toy_prediction(3000, 1.0, together=0.8)
+    found = []
+    for count in range(60, 100):
+        calibration = calibrate(*toy_prediction(count, 1.0, together=0.8))
+        found.append(coverage(calibration.apply(fresh), batch, normal, calibration)["force_95"])
+    assert 0.95 < np.mean(found) < 0.97
 
 
 def test_large_parameters_that_are_no_logarithms_have_a_gradient() -> None:
