@@ -6,6 +6,7 @@ python -m distlfm.federated.superlink FOLDER [--insecure]
 from __future__ import annotations
 
 import os
+import ssl
 import sys
 import threading
 import time
@@ -79,7 +80,7 @@ def main(folder: str, *flags: str) -> None:
     allowed = ALLOWED | KEYLESS if insecure else ALLOWED
     gate = Gate(app, allowed, refusals)
     audit.append("link started", "", port=config.port, insecure=insecure)
-    uvicorn.run(
+    server = uvicorn.Config(
         gate,
         host=config.host,
         port=config.port,
@@ -88,8 +89,11 @@ def main(folder: str, *flags: str) -> None:
         server_header=False,
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
-        workers=1,
     )
+    server.load()
+    if server.ssl is not None:
+        server.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
+    uvicorn.Server(server).run()
 
 
 def _follow(home: LinkHome, state: object, audit: AuditLog) -> None:
