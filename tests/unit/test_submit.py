@@ -253,6 +253,19 @@ def test_sbatch_sees_what_the_site_file_sets_and_nothing_of_a_surrounding_job(
     assert {name for name in seen if name.startswith("SLURM_")} == {"SLURM_CONF"}
 
 
+def test_the_config_that_a_job_got_can_be_submitted_again_with_other_resources(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command(folder, "sbatch", "17\n")
+    command(folder, "squeue", "17|TIMEOUT|1:00:00|TimeLimit|n1\n")
+    assert main(["submit", "fit", "fit.yaml", *DATA, *OUT, *HOUR]) == 0
+    jobs = folder / "runs" / "genes.jobs"
+    monkeypatch.chdir(folder / "bin")
+    assert main(["submit", "fit", str(jobs / "fit-1.yaml"), "--nodes", "3", *HOUR]) == 0
+    assert (jobs / "fit-2.yaml").read_text() == (jobs / "fit-1.yaml").read_text()
+    assert "--nodes=3\n" in (jobs / "fit-2.sbatch").read_text()
+
+
 @pytest.mark.parametrize(("state", "again"), [("PENDING", 2), ("RUNNING", 2), ("COMPLETED", 0), ("FAILED", 0)])
 def test_a_second_job_for_a_run_is_refused_while_the_first_waits_or_runs(
     state: str, again: int, folder: Path, capsys: pytest.CaptureFixture[str]
