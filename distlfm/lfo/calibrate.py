@@ -73,9 +73,10 @@ def calibrate(prediction: Prediction, batch: Batch, normal: Normal) -> Calibrati
 
 
 def _factors(off: Tensor, instances: int) -> Factors:
-    """From absolute errors in standard deviations, [B, points]. Quantiles are a little high, as a new instance is one
+    """From absolute errors in standard deviations, [B, points].
 
-    more, and where an instance has several points, by how much the share of them within the band varies.
+    Quantiles are a little high: of single values, as a new one is one more; where an instance has several, by the
+    standard error of the share of them within the band.
     """
     known = torch.isfinite(off)
     every = off[known].double()
@@ -84,12 +85,11 @@ def _factors(off: Tensor, instances: int) -> Factors:
     sd = max(EDGE, float(every.square().mean().sqrt()))
     few, widths = every[_few(every)], {}
     for level, share in LEVELS.items():
-        at = min(1.0, share * (1 + 1 / max(1, instances)))
-        width = float(torch.quantile(few, at))
+        more = share / instances
         if off.shape[-1] > 1 and instances > 1:
-            inside = ((off <= width) & known).sum(-1).double() / known.sum(-1).clamp_min(1)
-            width = float(torch.quantile(few, min(1.0, at + float(inside.std()) / math.sqrt(instances))))
-        widths[level] = max(EDGE, width / sd)
+            within = (off <= torch.quantile(few, share)) & known
+            more = float((within.sum(-1) / known.sum(-1).clamp_min(1)).std()) / math.sqrt(instances)
+        widths[level] = max(EDGE, float(torch.quantile(few, min(1.0, share + more))) / sd)
     return Factors(sd=sd, width68=widths[68], width95=widths[95])
 
 
