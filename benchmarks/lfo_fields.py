@@ -19,9 +19,9 @@ COARSE, FINE = 41, 81
 
 
 def run(quick: bool = False) -> dict[str, Any]:
-    """The same draws are seen at both resolutions. Parameters are compared for the same functions at 41 x 41 and 81 x 81
+    """The same draws are seen at both resolutions. Parameters are compared for the same functions at both.
 
-    points: the fields without noise, and noisy ones as splines through their 41 x 41 points. Noise that is drawn at
+    These are the fields without noise, and noisy ones as splines through their 41 x 41 points. Noise that is drawn at
     each of 81 x 81 points is another thing: four times as many observations say more, and estimates move by that too.
     How far is told beside it, also in units of the estimates' own standard deviations.
     """
