@@ -14,8 +14,9 @@ from fleet_runs import assert_same, command, write_fleet
 from jobs import Job, Queue
 
 from distlfm.cli import main
+from distlfm.errors import UsageError
 from distlfm.pipeline.status import status
-from distlfm.store import Store
+from distlfm.store import Store, driver_lock
 
 pytestmark = pytest.mark.slow
 
@@ -47,12 +48,15 @@ def test_a_failed_task_is_reported_the_others_finish_and_its_blocks_are_made_up_
     write_fleet(tmp_path, INSTANCES)
     config = json.loads((tmp_path / "config.yaml").read_text()) | {"plugins": ["slowly"]}
     (tmp_path / "slow.yaml").write_text(json.dumps(config))
-    queue.settle(slowly=1.0)
+    queue.settle(slowly=2.0)
     out, verb = tmp_path / "run", command(tmp_path, tmp_path / "run")[5:]
     jobs = queue.array("fit_array", TASKS, tmp_path / "slow.yaml", *verb)
     wait_for(out / f"events-{KILLED + 1}-of-{TASKS}.jsonl", jobs[KILLED])
-    whole = subprocess.run(command(tmp_path, out), capture_output=True, text=True, check=False)
-    assert (whole.returncode, "is in use: fit, part" in whole.stderr) == (2, True), whole.stderr
+    with (
+        pytest.raises(UsageError, match=rf"is in use: fit, part ./{TASKS} on n., job {jobs[0].name[:-2]}_"),
+        driver_lock(out),
+    ):
+        raise AssertionError("two drivers")
     os.kill(process_of(queue, f"{KILLED + 1}/{TASKS}"), signal.SIGKILL)
     subprocess.run(command(tmp_path, tmp_path / "calm", "--executor", "serial"), check=True, capture_output=True)
     states = [job.wait() for job in jobs]

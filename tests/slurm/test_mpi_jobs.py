@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 MODEL: dict[str, Any] = {
     "mechanism": {
         "kind": "reaction_diffusion",
-        "mesh": {"kind": "interval", "lower": [0.0], "upper": [1.0], "size": 0.05},
+        "mesh": {"kind": "interval", "lower": [0.0], "upper": [1.0], "size": 0.06},
         "boundary": {"all": {"kind": "dirichlet"}},
         "fixed": {"sensitivity": 1.0, "decay": 0.5},
         "priors": {"diffusion": {"kind": "lognormal", "median": 0.02, "spread": 0.5}},
@@ -34,14 +34,14 @@ MODEL: dict[str, Any] = {
     "likelihood": {"prior": {"kind": "lognormal", "median": 0.02, "spread": 0.3}},
 }
 QUICK = {
-    "optimiser": {"rounds": 1, "iterations": 8},
-    "posterior": {"method": "laplace", "draws": 8},
-    "field": {"refinements": 0, "num_times": 4, "num_places": 4},
+    "optimiser": {"rounds": 0, "iterations": 2},
+    "posterior": {"method": "laplace", "draws": 4},
+    "field": {"refinements": 0, "num_times": 3, "num_places": 3},
 }
 
 
 def test_a_mesh_divided_between_two_nodes_gives_the_answer_of_one_process(queue: Queue, tmp_path: Path) -> None:
-    content = {**MODEL, "instances": 1, "stop": 1.0, "points": 6, "places": 6, "seed": 1}
+    content = {**MODEL, "instances": 1, "stop": 1.0, "points": 4, "places": 5, "seed": 1}
     content["mechanism"] = {key: value for key, value in MODEL["mechanism"].items() if key != "solver"}
     write_npz(tmp_path / "data.npz", simulate_from(build(SimulateConfig, content)))
     config = tmp_path / "config.yaml"
