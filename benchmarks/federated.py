@@ -27,7 +27,7 @@ QUICK = (
 )
 BUDGETS = (1.0, 2.0, 4.0, 8.0, 16.0)
 DELTA = 1e-5
-PRIVATE_TASK = RoundTask(steps=8, adapter="shift", lr=0.02)
+PRIVATE_TASK = RoundTask(steps=8, adapter="shift", optimiser="sgd", lr=0.12)
 PRIVATE_ROUNDS, SAMPLE, CLIP = 5, 0.5, 1.0
 """Chosen with an inner split of the patients that are learned from; those that measure had no part in it."""
 

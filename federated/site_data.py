@@ -16,6 +16,7 @@ from distlfm.federated.settings import SiteConfig
 from distlfm.instance import Instance
 from distlfm.lfo import Batch, Operator
 from distlfm.pipeline.fit import fit
+from distlfm.pipeline.query_ask import renamed
 from distlfm.pipeline.settings import DataConfig, FitConfig
 from distlfm.runtime.reporting import Reporter
 from distlfm.store import Store, find_store
@@ -89,7 +90,8 @@ def _columns(data: DataConfig) -> ColumnMap | None:
 def unlabelled(operator: Operator, instances: Sequence[Instance]) -> Batch:
     """Windows as they were observed, with no force or parameters known."""
     shape = operator.schema.shape
-    values, mask = operator.arrays(instances, shape)
+    known = [renamed(one, {}, operator.schema.outputs) for one in instances]
+    values, mask = operator.arrays(known, shape)
     count = len(instances)
     force = torch.full((count, len(operator.schema.forces), *shape), torch.nan)
     params = torch.full((count, len(operator.schema.parameters)), torch.nan)

@@ -1,0 +1,91 @@
+"""From patients' records to a tuned operator, at one site."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distlfm.errors import UsageError
+from distlfm.federated.demo_act import NOISE, mechanism
+from distlfm.federated.settings import RoundTask, SiteConfig
+from distlfm.federated.site_data import records
+from distlfm.federated.site_work import Site, codec_of, make_site
+from distlfm.lfo import Calibration, Examples, FourierOperator, Operator, OperatorConfig
+from distlfm.lfo.normalise import set_normal
+from distlfm.pipeline.generate import generate
+from distlfm.pipeline.generate_settings import GenerateConfig
+from distlfm.pipeline.settings import DataConfig
+
+POINTS, WINDOW = 25, 240.0
+FORCE = {"priors": {"lengthscale": {"kind": "lognormal", "median": 40, "spread": 0.5}}}
+SMALL = OperatorConfig(layers=1, width=8, modes=4, head=8, pooled=4, regressions=0, slopes=(0.1,))
+
+
+def make_operator(folder: Path) -> Operator:
+    content: dict[str, Any] = {"instances": 24, "stop": WINDOW, "points": POINTS, "mechanism": mechanism(120, 0.2)}
+    content |= {"force": FORCE, "likelihood": NOISE, "run": {"dir": folder, "executor": "serial"}}
+    store = generate(GenerateConfig.model_validate(content))
+    examples = Examples([store])
+    model = FourierOperator(SMALL, examples.schema)
+    set_normal(model.normal, examples.batch(range(len(examples))))
+    none = Calibration.none(1, len(examples.schema.parameters))
+    return Operator(examples.schema, SMALL, model.eval().requires_grad_(False), none)
+
+
+def write_records(path: Path, patients: int = 4, days: int = 3) -> Path:
+    """Glucose of some patients, a value each ten minutes, over several windows."""
+    random = np.random.default_rng(0)
+    lines = ["patient,time_min,glucose_mg_dl"]
+    for patient in range(patients):
+        times = np.arange(0.0, days * WINDOW, 10.0)
+        values = 120 + 5 * patient + 30 * np.sin(times / 40 + patient) + random.normal(0, 2, len(times))
+        lines += [f"p{patient},{t:g},{value:.1f}" for t, value in zip(times, values, strict=True)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def site_config(data: Path, **more: Any) -> SiteConfig:
+    columns = {"instance": "patient", "time": "time_min", "values": "glucose_mg_dl"}
+    content = {
+        "data": {"path": str(data), "window": WINDOW, "columns": columns},
+        "mechanism": mechanism(120, 0.2),
+        "force": FORCE,
+        "likelihood": NOISE,
+        "run": {"executor": "serial", "keep": "none"},
+    }
+    return SiteConfig.model_validate({"name": "north", "fit": content, "windows": 2, "test": 0.25, **more})
+
+
+def test_no_more_windows_and_patients_are_taken_than_asked_for(tmp_path: Path) -> None:
+    data = DataConfig(path=write_records(tmp_path / "records.csv"), window=WINDOW, dataset="hall2018")
+    assert [one.id for one in records(data, 2, 2)] == ["p0/0", "p0/1", "p1/0", "p1/1"]
+    assert len(records(data)) == 12
+
+
+def test_a_site_that_is_not_prepared_says_so(tmp_path: Path) -> None:
+    site = make_site(tmp_path / "site", site_config(tmp_path / "records.csv"), make_operator(tmp_path / "base.zarr"))
+    with pytest.raises(UsageError, match="no fits of its patients yet"):
+        site.windows()
+
+
+@pytest.mark.slow
+def test_a_site_fits_its_patients_and_tunes_on_them(tmp_path: Path) -> None:
+    data = write_records(tmp_path / "records.csv")
+    site = make_site(tmp_path / "site", site_config(data), make_operator(tmp_path / "base.zarr"))
+    task = RoundTask(steps=25, batch=0, lr=3e-3)
+    vector = codec_of(site.base.model, task).encode(site.base.model.state_dict())
+    # Without fits the equation teaches.
+    physics = task.model_copy(update={"kind": "physics"})
+    before = site.evaluate(vector, physics)[0]["reconstruction"]
+    assert site.evaluate(site.train(vector, physics).vector, physics)[0]["reconstruction"] < before
+    assert not (site.folder / "fits").exists()
+    site.prepare()
+    site = Site(site.folder)
+    assert sorted(site.windows(part="train").ids + site.windows(part="test").ids) == sorted(
+        f"p{patient}/{window}" for patient in range(4) for window in range(2)
+    )
+    first = site.train(vector, task.model_copy(update={"steps": 1})).metrics["train_loss"]
+    assert site.train(vector, task).metrics["train_loss"] < first
