@@ -199,10 +199,16 @@ def tell(run: FitRun, reporter: Reporter) -> int:
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Where the demonstration writes.")] = Path("runs/demo"),
 ) -> int:
-    """Show the main job end to end on this machine: simulate, fit, look.
+    """Show the main jobs end to end on this machine, one act after another, each with its figures.
 
     Example: `distlfm demo --out runs/demo`
     """
     from distlfm.pipeline import demo as acts
 
-    return acts.run(out, STATE.reporter)
+    def federation() -> str:
+        from distlfm.federated.demo_act import act
+
+        return act(out / "sites", STATE.reporter)
+
+    title = "let four hospitals tune an operator for glucose without sharing a patient"
+    return acts.run(out, STATE.reporter, [(title, federation)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,13 +12,19 @@ import numpy as np
 import scipy.sparse as sp
 
 from distlfm.config import build
-from distlfm.data import write_npz
+from distlfm.data import read, write_npz
 from distlfm.equations.problem import MeshConfig
-from distlfm.errors import DistlfmError
+from distlfm.errors import DistlfmError, Stopped
 from distlfm.mechanisms import FieldMechanism, build_system
 from distlfm.pipeline.fit import fit
+from distlfm.pipeline.generate import generate
+from distlfm.pipeline.generate_settings import GenerateConfig
+from distlfm.pipeline.query import query
+from distlfm.pipeline.rundir import SUMMARY
 from distlfm.pipeline.settings import FitConfig, SimulateConfig
 from distlfm.pipeline.simulate import simulate_from
+from distlfm.pipeline.train import train
+from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.runtime.reporting import Reporter
 from distlfm.solvers.fem.group import Group
 from distlfm.solvers.fem.partitioned_client import PartitionedSolver
@@ -60,6 +67,14 @@ FIELD: dict[str, Any] = {
     },
     "likelihood": {"prior": {"kind": "lognormal", "median": 0.02, "spread": 0.3}},
 }
+LESSON: dict[str, Any] = {"instances": 600, "sampling": {"every": 10}}
+TEACHING: dict[str, Any] = {
+    "operator": {"points": 48, "width": 32, "layers": 3},
+    "augment": {"recombine": 1.0, "mix": 0.7},
+    "loop": {"epochs": 10, "batch": 32},
+}
+FIT, OPERATOR, FIELD_RUN = "fit", "operator", "field"
+PAGES = (f"{FIT}/report.html", f"{OPERATOR}/answers/report.html", f"{FIELD_RUN}/report.html")
 SQUARE = 48
 """Cells along a side of the mesh that is divided."""
 
@@ -74,24 +89,33 @@ def run(out: Path, reporter: Reporter, more: Sequence[Act] = ()) -> int:
     data = out / "instances.npz"
     acts: list[Act] = [
         ("simulate genes driven by a hidden transcription factor", lambda: _simulate(data)),
-        ("infer the factor from the genes", lambda: _fit(data, out / "fit", reporter)),
-        ("infer what drives a field, through an equation that FEniCS assembles", lambda: _field(out / "field")),
+        ("infer the factor from the genes, in blocks shared among Ray's actors", lambda: _fit(data, out, reporter)),
+        ("teach an operator the same from simulated genes, and ask it", lambda: _operator(data, out, reporter)),
+        ("infer what drives a field, through an equation that FEniCS assembles", lambda: _field(out / FIELD_RUN)),
         ("solve it and its gradient on a mesh divided between two MPI processes", _divided),
         *more,
     ]
+    failed = play(acts, reporter)
+    for page in PAGES:
+        if (out / page).is_file():
+            reporter.say(f"Open {(out / page).resolve()} in a browser.")
+    return 1 if failed else 0
+
+
+def play(acts: Sequence[Act], reporter: Reporter) -> int:
+    """Play acts one after another, and count those that failed."""
     failed = 0
     for number, (title, act) in enumerate(acts, 1):
         reporter.say(f"[{number}/{len(acts)}] {title}")
         start = time.perf_counter()
         try:
             reporter.say(f"      {act()} ({time.perf_counter() - start:.1f} s)")
+        except Stopped:  # by a signal, which means all of it
+            raise
         except DistlfmError as error:
             failed += 1
             reporter.warn(f"this act failed: {error}")
-    for page in ("fit", "field"):
-        if (out / page / "report.html").is_file():
-            reporter.say(f"Open {(out / page / 'report.html').resolve()} in a browser.")
-    return 1 if failed else 0
+    return failed
 
 
 def _simulate(path: Path) -> str:
@@ -102,12 +126,30 @@ def _simulate(path: Path) -> str:
 
 
 def _fit(data: Path, out: Path, reporter: Reporter) -> str:
-    config = build(FitConfig, {**MODEL, "data": {"path": str(data)}, "run": {"dir": str(out)}})
-    done = fit(config, reporter=reporter)
+    run = {"dir": str(out / FIT), "batch": INSTANCES // 2}
+    done = fit(build(FitConfig, {**MODEL, "data": {"path": str(data)}, "run": run}), reporter=reporter)
     mean, worst = done.summary["mean"], done.summary["worst"]
     return (
         f"the hidden factor is found with Q² {mean['latent_q2']:.3f} (worst {worst['latent_q2']:.3f}); "
         f"its 95 % bands hold {100 * mean['latent_coverage_95']:.0f} % of the truth"
+    )
+
+
+def _operator(data: Path, out: Path, reporter: Reporter) -> str:
+    folder = out / OPERATOR
+    drawn = {**MODEL, **LESSON, "num_outputs": GENES, "run": {"dir": str(folder / "lesson.zarr")}}
+    store = generate(build(GenerateConfig, drawn), reporter=reporter)
+    content = {**TEACHING, "data": {"stores": [str(store.path)]}, "run": {"dir": str(folder / "training")}}
+    trained = train(build(TrainConfig, content), reporter=reporter)
+    assert trained.directory is not None
+    asked = query(trained.directory, data, [f"run.dir={folder / 'answers'}", "plot=true"])
+    fitted = json.loads((out / FIT / SUMMARY).read_text(encoding="utf-8"))["mean"]["latent_q2"]
+    instance = read(data).instances[0]
+    start = time.perf_counter()
+    trained.operator(instance)
+    return (
+        f"taught by {store.spec.instances} others, it answers in {1000 * (time.perf_counter() - start):.0f} ms with Q² "
+        f"{asked.overall['mean']['latent_q2']:.3f}; the fits above have {fitted:.3f}"
     )
 
 
