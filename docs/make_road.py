@@ -20,17 +20,14 @@ TOP, BOTTOM = 40, 196
 STYLE = """
     text { font-family: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; text-anchor: middle; }
     .name { font-size: 15px; font-weight: 600; fill: #1b2733; }
-    .note, .legend { font-size: 12px; fill: #55636f; }
-    .legend { text-anchor: start; }
+    .note { font-size: 12px; fill: #55636f; }
     .box { fill: #eaf2fb; stroke: #2f6fb0; stroke-width: 1.6; }
-    .coming { fill: none; stroke-dasharray: 5 4; }
     .road { fill: none; stroke: #55636f; stroke-width: 1.6; marker-end: url(#tip); }
     .tip { fill: #55636f; }
     @media (prefers-color-scheme: dark) {
       .name { fill: #e8eef4; }
-      .note, .legend { fill: #a3b1bd; }
+      .note { fill: #a3b1bd; }
       .box { fill: #17293b; stroke: #6aa9e6; }
-      .coming { fill: none; }
       .road { stroke: #a3b1bd; }
       .tip { fill: #a3b1bd; }
     }
@@ -39,13 +36,12 @@ STYLE = """
 
 @dataclass(frozen=True)
 class Box:
-    """A place on the road: what it is called, what happens there, and whether it is still to come."""
+    """A place on the road: what it is called, and what happens there."""
 
     name: str
     note: str
     left: int
     top: int
-    coming: bool = False
 
     @property
     def right(self) -> int:
@@ -60,9 +56,8 @@ class Box:
         return self.top + BOX_HEIGHT // 2
 
     def draw(self) -> str:
-        kind = "box coming" if self.coming else "box"
         return (
-            f'<rect class="{kind}" x="{self.left}" y="{self.top}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}"'
+            f'<rect class="box" x="{self.left}" y="{self.top}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}"'
             f' rx="{CORNER}"/>\n'
             f'  <text class="name" x="{self.centre}" y="{self.top + 31}">{escape(self.name)}</text>\n'
             f'  <text class="note" x="{self.centre}" y="{self.top + 52}">{escape(self.note)}</text>'
@@ -82,7 +77,7 @@ STORE = Box("store", "shards and markers", column(4), TOP)
 TRAINING = Box("training", "on many machines", column(4), BOTTOM)
 OPERATOR = Box("operator", "force in milliseconds", column(3), BOTTOM)
 QUERY = Box("query", "a new instance", column(2), BOTTOM - 44)
-SITES = Box("federated sites", "data stay at home", column(2), BOTTOM + 44, coming=True)
+SITES = Box("federated sites", "data stay at home", column(2), BOTTOM + 44)
 BOXES = (OBSERVATIONS, INSTANCE, FIT, RESULT, STORE, TRAINING, OPERATOR, QUERY, SITES)
 
 
@@ -118,8 +113,6 @@ def picture() -> str:
     </marker>
   </defs>
   {body}
-  <rect class="box coming" x="{column(0)}" y="{BOTTOM + 66}" width="34" height="20" rx="4"/>
-  <text class="legend" x="{column(0) + 46}" y="{BOTTOM + 81}">to come</text>
 </svg>
 """
 
