@@ -1,0 +1,83 @@
+"""Parts of a fit side by side in one run directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from fleet_runs import assert_same, write_fleet
+
+from distlfm.cluster.share import Share
+from distlfm.config import load
+from distlfm.errors import UsageError
+from distlfm.pipeline.fit import fit
+from distlfm.pipeline.fit_part import fit_part
+from distlfm.pipeline.settings import FitConfig
+from distlfm.pipeline.status import status
+from distlfm.store import Store, driver_lock, holder, part_lock
+
+INSTANCES = 10
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fleet")
+    write_fleet(folder, INSTANCES)
+    return folder
+
+
+def config(fleet: Path, out: Path) -> FitConfig:
+    return load(
+        FitConfig, fleet / "config.yaml", [f"data.path={fleet / 'data.npz'}", f"run.dir={out}", "run.executor=serial"]
+    )
+
+
+@pytest.mark.slow
+def test_parts_together_are_the_whole_and_the_last_one_concludes(fleet: Path, tmp_path: Path) -> None:
+    first = fit_part(config(fleet, tmp_path / "run"), Share(2, 2))
+    assert (first.count, first.left, first.run) == (4, 6, None)
+    assert Store.open(tmp_path / "run").missing() == [0, 2]
+    assert status(tmp_path / "run").state == "stopped"
+    last = fit_part(config(fleet, tmp_path / "run"), Share(1, 2))
+    assert (last.count, last.failed, last.left) == (6, 0, 0)
+    assert last.run is not None
+    assert last.run.tally.count == INSTANCES
+    assert {"report.html", "summary.json"} <= {path.name for path in (tmp_path / "run").iterdir()}
+    assert not (tmp_path / "run" / "input").exists()
+    again = fit_part(config(fleet, tmp_path / "run"), Share(1, 3))
+    assert (again.left, again.run) == (0, None), "a finished run is left as it is"
+    assert not (tmp_path / "run" / "input").exists()
+    fit(config(fleet, tmp_path / "whole"))
+    assert_same(tmp_path / "run", tmp_path / "whole", INSTANCES)
+
+
+def test_a_part_without_a_folder_is_refused(fleet: Path) -> None:
+    bare = load(FitConfig, fleet / "config.yaml", [f"data.path={fleet / 'data.npz'}"])
+    with pytest.raises(UsageError, match="--out"):
+        fit_part(bare, Share(1, 2))
+
+
+def test_parts_work_side_by_side_and_nobody_does_what_another_has_in_hand(tmp_path: Path) -> None:
+    with part_lock(tmp_path, "1/3") as one, part_lock(tmp_path, "3/3"):
+        assert holder(tmp_path) == one
+        for refused in (part_lock(tmp_path, "1/3"), part_lock(tmp_path, "2/4"), driver_lock(tmp_path)):
+            with pytest.raises(UsageError, match=rf"in use: fit, part 1/3 on .*process {os.getpid()}"), refused:
+                raise AssertionError("two at the same work")
+        with part_lock(tmp_path, "2/3"):
+            pass
+    assert holder(tmp_path) is None
+    whole, refused = driver_lock(tmp_path, "fit"), part_lock(tmp_path, "2/3")
+    with whole, pytest.raises(UsageError, match="in use: fit on"), refused:
+        raise AssertionError("two at the same work")
+    with part_lock(tmp_path, "2/4"):
+        assert holder(tmp_path) is not None
+
+
+def test_the_driver_of_a_job_says_which_job_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "44")
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "41")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    with driver_lock(tmp_path) as me:
+        assert me.job == "41_3"
+        assert f", job 41_3, process {os.getpid()}" in str(holder(tmp_path))
