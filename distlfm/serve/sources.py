@@ -142,6 +142,8 @@ class Library:
         return QueryConfig(checkpoint=self._config.checkpoint, data=data, outputs=self._config.outputs)
 
     def _settled(self, path: Path, settings: Sequence[str]) -> QueryConfig:
+        # What is refused speaks of `columns.time`, as of a part of the data's settings.
+        settings = [f"data.{one}" if one.startswith("columns.") else one for one in settings]
         wrong = next((one for one in settings if not one.startswith(ALLOWED)), None)
         if wrong is not None:
             raise UsageError(

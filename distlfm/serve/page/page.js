@@ -145,10 +145,19 @@ async function take(file) {
       say("file-status", `${found.name}: ${found.count} ${found.count === 1 ? "patient" : "patients"}.`);
     } catch (error) {
       say("file-status", "");
+      if (error.message.includes("columns.time")) suggestColumns();
       throw error;
     }
     await showAnswer();
   });
+}
+
+// Which column is which is in doubt: open the place where that is said, with what is known filled in.
+function suggestColumns() {
+  byId("reading").open = true;
+  if (byId("settings").value.trim()) return;
+  const columns = ["data.columns.time=time", `data.columns.values=[${about.outputs.join(", ")}]`];
+  byId("settings").value = columns.join("\n");
 }
 
 async function forget() {
