@@ -46,20 +46,26 @@ class Explained(NamedTuple):
     moved: Tensor
 
 
-def explain(model: FourierOperator, values: Tensor, prediction: Prediction, noise: Tensor) -> Explained:
-    """For values [B, P, T] with noise of standard deviation [B, P]."""
+def explain(
+    model: FourierOperator, values: Tensor, prediction: Prediction, noise: Tensor, residual: Tensor
+) -> Explained:
+    """For values [B, P, T] with noise of standard deviation [B, P], and the residual [B, P, T] of the prediction."""
+    if len(values) <= TOGETHER:
+        return _explain(model, values, prediction, noise, residual)
     pieces = [
-        _explain(model, values[at], Prediction(*(one[at] for one in prediction)), noise[at])
+        _explain(model, values[at], Prediction(*(one[at] for one in prediction)), noise[at], residual[at])
         for at in (slice(first, first + TOGETHER) for first in range(0, len(values), TOGETHER))
     ]
-    return pieces[0] if len(pieces) == 1 else Explained(*(torch.cat(one) for one in zip(*pieces, strict=True)))
+    return Explained(*(torch.cat(one) for one in zip(*pieces, strict=True)))
 
 
-def _explain(model: FourierOperator, values: Tensor, prediction: Prediction, noise: Tensor) -> Explained:
-    equation, physical = model.equation, model.normal.physical
+def _explain(
+    model: FourierOperator, values: Tensor, prediction: Prediction, noise: Tensor, residual: Tensor
+) -> Explained:
+    equation = model.equation
     assert equation is not None
     scale = noise.unsqueeze(-1)
-    at = _windows(equation.residual(values, prediction.force, physical(prediction.params)) / scale)
+    at = _windows(residual / scale)
     moves = _moves(model, values, prediction) / scale.unsqueeze(1)
     start, moves = at.flatten(1), _windows(moves).flatten(2)  # [B, P·R], [B, D, P·R]
     gram = moves @ moves.mT + FREE * torch.eye(moves.shape[1], dtype=moves.dtype, device=moves.device)

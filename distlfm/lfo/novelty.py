@@ -80,13 +80,13 @@ def features(model: FourierOperator, values: Tensor, mask: Tensor, prediction: P
     }
     if model.equation is None:
         return found | {"course": prediction.summary, "doubt": doubt}
-    residual = model.equation.residual(values, prediction.force, normal.within(normal.physical(prediction.params)))
+    residual = model.equation.residual(values, prediction.force, normal.physical(prediction.params))
+    noise = (rough.square() + (LEAST_NOISE * spread).square() + 1e-12).sqrt() * normal.value_sd
+    explained = explain(model, values, prediction, noise, residual)
     residual = residual / normal.value_sd.view(wide)
     start = residual[..., : max(2, grid[0] // 8)]
     found["equation"] = torch.cat([_log(residual.square().mean(-1).sqrt()), _log(start.abs().mean(-1))], -1)
     found["answer"] = torch.cat([found["equation"], doubt, prediction.params, _log(rough), _log(spread)], -1)
-    noise = (rough.square() + (LEAST_NOISE * spread).square() + 1e-12).sqrt() * normal.value_sd
-    explained = explain(model, values, prediction, noise)
     left = explained.left.square().mean(-1)
     found["unexplained"] = _log(torch.cat([left, left.mean(-1, keepdim=True)], -1))
     found["moved"] = _log(explained.moved)

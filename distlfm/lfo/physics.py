@@ -76,14 +76,15 @@ class Forward:
 
     def values(self, params: Tensor) -> dict[str, Tensor]:
         """The mechanism's parameters, each [B, K'], from the learned ones [B, K] and the fixed ones."""
-        index = {name: i for i, name in enumerate(self.schema.parameters)}
+        fixed = params.new_tensor(list(self.schema.fixed.values())).expand(len(params), -1)
+        every = torch.cat([params, fixed], -1)
+        return {one: every[:, columns] for one, columns in self._columns.items()}
 
-        def column(name: str) -> Tensor:
-            if name in index:
-                return params[:, index[name]]
-            return torch.full_like(params[:, 0], self.schema.fixed[name])
-
-        return {one: torch.stack([column(name) for name in names], -1) for one, names in _names(self.mechanism).items()}
+    @cached_property
+    def _columns(self) -> dict[str, list[int]]:
+        """Where the elements of each parameter are among the learned ones and, behind them, the fixed ones."""
+        index = {name: i for i, name in enumerate([*self.schema.parameters, *self.schema.fixed])}
+        return {one: [index[name] for name in names] for one, names in _names(self.mechanism).items()}
 
     def __call__(self, force: Tensor, params: Tensor) -> Tensor:
         """Outputs [B, P, T] of a force [B, L, T] and natural parameters [B, K]."""

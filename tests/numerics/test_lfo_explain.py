@@ -58,7 +58,8 @@ def left(values: torch.Tensor, given: Prediction, schema: OperatorSchema = SCHEM
     """Mean square [B] of what is left, in units of the noise."""
     model = FourierOperator(OperatorConfig(layers=1, width=4, modes=2, head=4, pooled=2, regressions=0), schema)
     noise = torch.full((len(values), len(GENES)), NOISE)
-    return explain(model, values, given, noise).left.square().flatten(1).mean(-1)
+    residual = Forward(schema).residual(values, given.force, given.params)
+    return explain(model, values, given, noise, residual).left.square().flatten(1).mean(-1)
 
 
 def test_of_data_that_follow_the_equation_less_than_the_noise_is_left_though_the_answer_is_wrong() -> None:
