@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secagg import member
 from distlfm.federated.secagg.gatherer import Gatherer
 from distlfm.federated.secagg.keys import public_hex
 from distlfm.federated.secagg.member import MemberState
 from distlfm.federated.secagg.messages import Advert, Boxes, Consent, Consents, Delivery, Reveal, Roster, Survivors
 from distlfm.federated.secagg.ring import Words
-from distlfm.federated.secagg.rules import Rules
+from distlfm.federated.secagg.rules import Rules, threshold_of
 
 RUN, PURPOSE, REQUEST = "7", "train", "ab" * 32
 NAMES = ("east", "north", "south", "west")
@@ -114,3 +117,20 @@ class Exchange:
 def small_words(name: str, count: int = 50) -> Words:
     """A vector that is known by its site's name."""
     return np.arange(count, dtype=np.uint64) + np.uint64(1000 * (NAMES.index(name) + 1))
+
+
+@contextmanager
+def refused(reason: Reason) -> Iterator[None]:
+    with pytest.raises(Refused) as caught:
+        yield
+    assert caught.value.reason is reason
+
+
+def roster_of(adverts: dict[str, Advert], **changes: object) -> Roster:
+    chosen = tuple(advert for _, advert in sorted(adverts.items()))
+    told = {"run": RUN, "purpose": "train", "request": REQUEST, "threshold": threshold_of(len(chosen))}
+    return Roster.model_validate({**told, "adverts": chosen, **changes})
+
+
+def adverts_of(sites: dict[str, Member]) -> dict[str, Advert]:
+    return {name: one.advertise() for name, one in sites.items()}

@@ -13,9 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from distlfm.federated.audit import verify
 from distlfm.federated.local_grid import Hook, LocalGrid
 from distlfm.federated.secagg.keys import public_hex
-from distlfm.federated.secure_mod import secure_mod
+from distlfm.federated.secure_mod import BODY, RECORD, STAGE, secure_mod
 
 NAMES = ("east", "north", "south", "west")
 COUNTS = {"east": 37.0, "north": 18.0, "south": 53.0, "west": 29.0}
@@ -97,3 +98,36 @@ def local_grid(
     nodes: Mapping[int, dict[str, Any]], *, on_request: Hook | None = None, on_reply: Hook | None = None
 ) -> LocalGrid:
     return LocalGrid(make_app(), nodes, run_id=7, on_request=on_request, on_reply=on_reply)
+
+
+def stage_of(message: Message) -> str:
+    record = message.content.config_records.get(RECORD) if message.has_content() else None
+    return str(record[STAGE]) if record is not None else ""
+
+
+def said(stage: str, body: bytes) -> RecordDict:
+    return RecordDict({RECORD: ConfigRecord({STAGE: stage, BODY: body})})
+
+
+def refusals(folder: Path, name: str = "east") -> list[str]:
+    entries = verify(folder / name / "audit.jsonl").entries
+    return [entry["facts"]["reason"] for entry in entries if entry["event"] == "refused"]
+
+
+def reasons(replies: list[Message]) -> list[str | None]:
+    return [reply.error.reason for reply in replies]
+
+
+def answering(metrics: dict[str, Any], *, calls: list[str] | None = None) -> ClientApp:
+    """An app with the same answer everywhere."""
+    app = ClientApp(mods=[secure_mod])
+
+    def answer(message: Message, context: Context) -> Message:
+        if calls is not None:
+            calls.append(name_of(context))
+        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+    app.train()(answer)
+    app.evaluate()(answer)
+    app.query("calibration")(answer)
+    return app

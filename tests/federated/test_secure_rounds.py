@@ -10,20 +10,27 @@ import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
-from secure_sites import COUNTS, LOSSES, NAMES, ask, local_grid, make_sites, mean_over, name_of, request, step_of
+from secure_sites import (
+    COUNTS,
+    LOSSES,
+    NAMES,
+    ask,
+    local_grid,
+    make_sites,
+    mean_over,
+    name_of,
+    request,
+    stage_of,
+    step_of,
+)
 
 from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog, verify
 from distlfm.federated.local_grid import LocalGrid
 from distlfm.federated.secure_grid import SecureGrid
-from distlfm.federated.secure_mod import RECORD, STAGE, secure_mod
+from distlfm.federated.secure_mod import secure_mod
 
 STAGES = ("keys", "shares", "mask", "consent", "unmask")
-
-
-def _stage(message: Message) -> str:
-    record = message.content.config_records.get(RECORD) if message.has_content() else None
-    return str(record[STAGE]) if record is not None else ""
 
 
 def _mean_step(names: tuple[str, ...], size: int = 20) -> np.ndarray:
@@ -70,7 +77,7 @@ def test_a_site_may_be_lost_at_any_stage_before_or_after_it_worked(tmp_path: Pat
     gone = []
 
     def lose(message: Message, node: int) -> Message | None:
-        if node == 2 and (gone or _stage(message) == stage):
+        if node == 2 and (gone or stage_of(message) == stage):
             gone.append(stage)
             return None
         return message
@@ -94,7 +101,7 @@ def test_a_site_may_be_lost_at_any_stage_before_or_after_it_worked(tmp_path: Pat
 @pytest.mark.parametrize("stage", STAGES)
 def test_with_two_of_four_sites_lost_there_is_no_mean(tmp_path: Path, stage: str) -> None:
     def lose(message: Message) -> Message | None:
-        return None if message.metadata.dst_node_id in (1, 2) and _stage(message) == stage else message
+        return None if message.metadata.dst_node_id in (1, 2) and stage_of(message) == stage else message
 
     grid = SecureGrid(local_grid(make_sites(tmp_path), on_request=lose))
     replies = ask(grid, request())
@@ -107,7 +114,7 @@ def test_a_lost_round_leaves_the_model_and_the_next_one_goes_on(tmp_path: Path) 
     rounds = []
 
     def lose(message: Message) -> Message | None:
-        if _stage(message) == "mask":
+        if stage_of(message) == "mask":
             rounds.append(message.metadata.dst_node_id)
             return None if len(rounds) <= 4 and message.metadata.dst_node_id in (1, 2) else message
         return message

@@ -1,10 +1,9 @@
-"""The site decides: what is outside its policy or outside the protocol is refused and logged, whatever is sent."""
+"""The site's policy decides, and what a site remembers is its own: what is outside is refused and logged."""
 
 from __future__ import annotations
 
 import json
 import stat
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,68 +12,26 @@ import pytest
 import yaml
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from secure_sites import NAMES, ask, local_grid, make_sites, mean_over, name_of, request, step_of
+from secure_sites import (
+    NAMES,
+    answering,
+    ask,
+    local_grid,
+    make_sites,
+    mean_over,
+    refusals,
+    request,
+    stage_of,
+    step_of,
+)
 
 from distlfm.errors import UsageError
-from distlfm.federated.audit import verify
 from distlfm.federated.ledger import BudgetSpent
 from distlfm.federated.local_grid import LocalGrid
 from distlfm.federated.policy import load_policy
 from distlfm.federated.refused import Reason
-from distlfm.federated.secagg.messages import Call, Consents, Survivors
 from distlfm.federated.secure_grid import SecureGrid
-from distlfm.federated.secure_mod import BODY, RECORD, STAGE, secure_mod
-
-
-def _stage(message: Message) -> str:
-    record = message.content.config_records.get(RECORD) if message.has_content() else None
-    return str(record[STAGE]) if record is not None else ""
-
-
-def _said(stage: str, body: bytes) -> RecordDict:
-    return RecordDict({RECORD: ConfigRecord({STAGE: stage, BODY: body})})
-
-
-def _refusals(folder: Path, name: str = "east") -> list[str]:
-    entries = verify(folder / name / "audit.jsonl").entries
-    return [entry["facts"]["reason"] for entry in entries if entry["event"] == "refused"]
-
-
-def _reasons(replies: list[Message]) -> list[str | None]:
-    return [reply.error.reason for reply in replies]
-
-
-def _answering(metrics: dict[str, Any], *, calls: list[str] | None = None) -> ClientApp:
-    """An app with the same answer everywhere."""
-    app = ClientApp(mods=[secure_mod])
-
-    def answer(message: Message, context: Context) -> Message:
-        if calls is not None:
-            calls.append(name_of(context))
-        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
-
-    app.train()(answer)
-    app.evaluate()(answer)
-    app.query("calibration")(answer)
-    return app
-
-
-def test_a_request_outside_secure_aggregation_is_refused_before_any_work(tmp_path: Path) -> None:
-    calls: list[str] = []
-    inner = LocalGrid(_answering({"num-examples": 10.0}, calls=calls), make_sites(tmp_path))
-    for kind in ("train", "evaluate", "query.calibration"):
-        assert _reasons(ask(inner, request(), kind)) == [Reason.UNMASKED.value] * 4
-    assert calls == []
-    assert _refusals(tmp_path) == ["UNMASKED"] * 3
-
-
-def test_a_request_cannot_be_slipped_into_another_stage(tmp_path: Path) -> None:
-    calls: list[str] = []
-    inner = LocalGrid(_answering({"num-examples": 10.0}, calls=calls), make_sites(tmp_path))
-    slipped = RecordDict({**request(), **_said("keys", Call(run="1", purpose="train").to_bytes())})
-    assert _reasons(ask(inner, slipped)) == [Reason.MALFORMED.value] * 4
-    assert _reasons(ask(inner, RecordDict({**request(), **_said("anything", b"")}))) == [Reason.UNMASKED.value] * 4
-    assert calls == []
+from distlfm.federated.secure_mod import secure_mod
 
 
 @pytest.mark.parametrize(
@@ -96,7 +53,7 @@ def test_what_the_policy_does_not_allow_is_refused_and_logged(
     replies = ask(grid, request(), kind)
     assert all(reply.has_error() for reply in replies)
     assert set(grid.reports[0].dropped.values()) == {reason.value}
-    assert reason.name in _refusals(tmp_path)
+    assert reason.name in refusals(tmp_path)
 
 
 def test_a_site_with_too_few_examples_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
@@ -109,14 +66,14 @@ def test_a_site_with_too_few_examples_is_left_out_and_the_others_go_on(tmp_path:
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), 1e12])
 def test_a_value_that_the_sum_cannot_hold_never_leaves(tmp_path: Path, loss: float) -> None:
-    grid = SecureGrid(LocalGrid(_answering({"num-examples": 10.0, "loss": loss}), make_sites(tmp_path)))
+    grid = SecureGrid(LocalGrid(answering({"num-examples": 10.0, "loss": loss}), make_sites(tmp_path)))
     ask(grid, request(), "evaluate")
     assert set(grid.reports[0].dropped.values()) == {Reason.RANGE.value}
 
 
 @pytest.mark.parametrize("count", [0.0, -3.0, float("nan")])
 def test_an_answer_without_examples_never_leaves(tmp_path: Path, count: float) -> None:
-    grid = SecureGrid(LocalGrid(_answering({"num-examples": count}), make_sites(tmp_path)))
+    grid = SecureGrid(LocalGrid(answering({"num-examples": count}), make_sites(tmp_path)))
     ask(grid, request(), "evaluate")
     assert set(grid.reports[0].dropped.values()) == {Reason.EXAMPLES.value}
 
@@ -173,7 +130,7 @@ def test_queries_of_a_day_are_counted_across_runs_and_processes(tmp_path: Path) 
     nodes = make_sites(tmp_path, queries_a_day=2)
     reports = []
     for run in (1, 2, 3):
-        grid = SecureGrid(LocalGrid(_answering({"num-examples": 10.0}), nodes, run_id=run))
+        grid = SecureGrid(LocalGrid(answering({"num-examples": 10.0}), nodes, run_id=run))
         ask(grid, RecordDict(), "query.calibration")
         reports.append(grid.reports[0])
     assert [len(report.survivors) for report in reports] == [4, 4, 0]
@@ -191,114 +148,7 @@ def test_a_question_is_answered_by_all_sites_or_by_none(tmp_path: Path) -> None:
     assert ask(whole, RecordDict(), "query.calibration")[0].content["metrics"]["num-sites"] == 4.0
     part = SecureGrid(local_grid(nodes, on_request=lose))
     assert all(reply.has_error() for reply in ask(part, RecordDict(), "query.calibration"))
-    assert "COHORT_FIXED" in _refusals(tmp_path)
-
-
-def test_one_request_is_not_summed_over_two_different_sets_of_sites(tmp_path: Path) -> None:
-    nodes = make_sites(tmp_path)
-
-    def lose(message: Message) -> Message | None:
-        return None if message.metadata.dst_node_id == 2 else message
-
-    assert len(ask(SecureGrid(local_grid(nodes)), request())) == 1
-    part = SecureGrid(local_grid(nodes, on_request=lose))
-    assert all(reply.has_error() for reply in ask(part, request()))
-    assert _refusals(tmp_path) == ["REPEATED"]
-    assert ask(SecureGrid(local_grid(nodes)), request())[0].content["metrics"]["num-sites"] == 4.0
-    assert ask(SecureGrid(local_grid(nodes, on_request=lose)), request(round_=2))[0].has_content()
-
-
-def test_a_site_that_gets_other_weights_than_its_peers_refuses_them(tmp_path: Path) -> None:
-    def tamper(message: Message) -> Message:
-        if message.metadata.dst_node_id == 1 and _stage(message) == "mask":
-            weights = message.content["arrays"]["shared"].numpy()
-            message.content = RecordDict({**message.content, "arrays": ArrayRecord({"shared": Array(weights + 1e-9)})})
-        return message
-
-    grid = SecureGrid(local_grid(make_sites(tmp_path), on_request=tamper))
-    ask(grid, request())
-    assert grid.reports[0].survivors == ("north", "south", "west")
-    assert grid.reports[0].dropped == {1: Reason.REQUEST.value}
-
-
-@pytest.mark.parametrize("stage", ["shares", "mask", "consent", "unmask"])
-def test_no_message_of_a_sum_is_answered_twice(tmp_path: Path, stage: str) -> None:
-    kept: dict[int, Message] = {}
-    answers: list[Message] = []
-
-    def copy(message: Message) -> Message:
-        if _stage(message) == stage and message.metadata.dst_node_id == 1:
-            kept[1] = Message(RecordDict(dict(message.content)), 1, message.metadata.message_type)
-        return message
-
-    inner = local_grid(make_sites(tmp_path), on_request=copy)
-    ask(SecureGrid(inner), request())
-    inner.on_request = None
-    answers += inner.send_and_receive([kept[1]])
-    assert _reasons(answers) == [Reason.STAGE.value]
-
-
-def test_a_site_answers_no_stage_that_it_has_not_reached(tmp_path: Path) -> None:
-    inner = local_grid(make_sites(tmp_path))
-    session = "ab" * 32
-    early = {
-        "consent": Survivors(session=session, sites=NAMES).to_bytes(),
-        "unmask": Consents(session=session, signatures={}).to_bytes(),
-    }
-    for stage, body in early.items():
-        assert _reasons(ask(inner, _said(stage, body))) == [Reason.STAGE.value] * 4
-    ask(inner, _said("keys", Call(run="7", purpose="train").to_bytes()))
-    for stage, body in early.items():
-        assert _reasons(ask(inner, _said(stage, body))) == [Reason.STAGE.value] * 4
-
-
-def test_a_sum_does_not_change_its_purpose_on_the_way(tmp_path: Path) -> None:
-    """Or what the policy allows for evaluation could be opened as training."""
-
-    def rename(message: Message) -> Message:
-        if _stage(message) == "mask":
-            message.metadata.message_type = "evaluate"
-        return message
-
-    grid = SecureGrid(local_grid(make_sites(tmp_path), on_request=rename))
-    ask(grid, request())
-    assert set(grid.reports[0].dropped.values()) == {Reason.STAGE.value}
-
-
-def test_of_two_processes_with_the_same_message_one_works(tmp_path: Path) -> None:
-    kept: list[Message] = []
-    inner = local_grid(make_sites(tmp_path), on_request=lambda message: _catch(message, kept))
-    ask(SecureGrid(inner), request())
-    worked, barrier = [], threading.Barrier(4)
-
-    def call_next(message: Message, context: Context) -> Message:
-        worked.append(1)
-        metrics = MetricRecord({"num-examples": 10.0})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    replies: list[Message] = []
-
-    def handle() -> None:
-        message = Message(RecordDict(dict(kept[0].content)), 1, "train")
-        context = Context(7, 1, {"policy": str(tmp_path / "east" / "policy.yaml")}, RecordDict(), {})
-        barrier.wait()
-        replies.append(secure_mod(message, context, call_next))
-
-    threads = [threading.Thread(target=handle) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(worked) == 1
-    assert sorted(reply.has_content() for reply in replies) == [False, False, False, True]
-
-
-def _catch(message: Message, kept: list[Message]) -> Message | None:
-    """Keep back the first site's message of the stage with work."""
-    if message.metadata.dst_node_id == 1 and _stage(message) == "mask":
-        kept.append(message)
-        return None
-    return message
+    assert "COHORT_FIXED" in refusals(tmp_path)
 
 
 def test_what_a_site_remembers_is_its_own_and_holds_no_values(tmp_path: Path) -> None:
@@ -309,7 +159,7 @@ def test_what_a_site_remembers_is_its_own_and_holds_no_values(tmp_path: Path) ->
         if message.metadata.src_node_id == 1:
             file = tmp_path / "east" / "state" / "secagg" / "sum-7.json"
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
-            stages[_stage(message)] = json.loads(file.read_text())
+            stages[stage_of(message)] = json.loads(file.read_text())
         return message
 
     ask(SecureGrid(local_grid(make_sites(tmp_path), on_reply=look)), request())

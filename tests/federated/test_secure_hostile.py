@@ -1,0 +1,207 @@
+"""A hostile server on the wire: whatever it sends, in any order and however often, a site answers each stage once."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from secure_sites import (
+    NAMES,
+    answering,
+    ask,
+    local_grid,
+    make_sites,
+    reasons,
+    refusals,
+    request,
+    said,
+    stage_of,
+)
+
+from distlfm.federated.local_grid import Hook, LocalGrid
+from distlfm.federated.refused import Reason
+from distlfm.federated.secagg.keys import new_secret, public_of
+from distlfm.federated.secagg.messages import Call, Consents, Survivors, canonical
+from distlfm.federated.secure_grid import SecureGrid
+from distlfm.federated.secure_mod import BODY, RECORD, secure_mod
+
+
+def test_a_request_outside_secure_aggregation_is_refused_before_any_work(tmp_path: Path) -> None:
+    calls: list[str] = []
+    inner = LocalGrid(answering({"num-examples": 10.0}, calls=calls), make_sites(tmp_path))
+    for kind in ("train", "evaluate", "query.calibration"):
+        assert reasons(ask(inner, request(), kind)) == [Reason.UNMASKED.value] * 4
+    assert calls == []
+    assert refusals(tmp_path) == ["UNMASKED"] * 3
+
+
+def test_a_request_cannot_be_slipped_into_another_stage(tmp_path: Path) -> None:
+    calls: list[str] = []
+    inner = LocalGrid(answering({"num-examples": 10.0}, calls=calls), make_sites(tmp_path))
+    slipped = RecordDict({**request(), **said("keys", Call(run="1", purpose="train").to_bytes())})
+    assert reasons(ask(inner, slipped)) == [Reason.MALFORMED.value] * 4
+    assert reasons(ask(inner, RecordDict({**request(), **said("anything", b"")}))) == [Reason.UNMASKED.value] * 4
+    assert calls == []
+
+
+def test_one_request_is_not_summed_over_two_different_sets_of_sites(tmp_path: Path) -> None:
+    nodes = make_sites(tmp_path)
+
+    def lose(message: Message) -> Message | None:
+        return None if message.metadata.dst_node_id == 2 else message
+
+    assert len(ask(SecureGrid(local_grid(nodes)), request())) == 1
+    part = SecureGrid(local_grid(nodes, on_request=lose))
+    assert all(reply.has_error() for reply in ask(part, request()))
+    assert refusals(tmp_path) == ["REPEATED"]
+    assert ask(SecureGrid(local_grid(nodes)), request())[0].content["metrics"]["num-sites"] == 4.0
+    assert ask(SecureGrid(local_grid(nodes, on_request=lose)), request(round_=2))[0].has_content()
+
+
+def test_a_site_that_gets_other_weights_than_its_peers_refuses_them(tmp_path: Path) -> None:
+    def tamper(message: Message) -> Message:
+        if message.metadata.dst_node_id == 1 and stage_of(message) == "mask":
+            weights = message.content["arrays"]["shared"].numpy()
+            message.content = RecordDict({**message.content, "arrays": ArrayRecord({"shared": Array(weights + 1e-9)})})
+        return message
+
+    grid = SecureGrid(local_grid(make_sites(tmp_path), on_request=tamper))
+    ask(grid, request())
+    assert grid.reports[0].survivors == ("north", "south", "west")
+    assert grid.reports[0].dropped == {1: Reason.REQUEST.value}
+
+
+def _rewrite(stage: str, node: int, change: Callable[[dict[str, Any]], None]) -> Hook:
+    """A server that changes what it says to one site at one stage."""
+
+    def tamper(message: Message) -> Message:
+        if stage_of(message) == stage and message.metadata.dst_node_id == node:
+            told = json.loads(message.content[RECORD][BODY])
+            change(told)
+            message.content = RecordDict({**message.content, **said(stage, canonical(told))})
+        return message
+
+    return tamper
+
+
+def _own_key_for_west(said: dict[str, Any]) -> None:
+    said["adverts"][3]["mask_key"] = public_of(new_secret())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda said: said.update(threshold=2), Reason.THRESHOLD),
+        (_own_key_for_west, Reason.KEY),
+        (lambda said: said.update(adverts=said["adverts"][:2], threshold=2), Reason.COHORT),
+        (lambda said: said.update(purpose="evaluate"), Reason.STAGE),
+        (lambda said: said.update(extra=1), Reason.MALFORMED),
+    ],
+    ids=["lowered threshold", "forged key", "small cohort", "other purpose", "unknown word"],
+)
+def test_a_roster_that_was_tampered_with_gets_no_shares(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], reason: Reason
+) -> None:
+    inner = local_grid(make_sites(tmp_path), on_request=_rewrite("shares", 1, change))
+    grid = SecureGrid(inner)
+    ask(grid, request())
+    assert grid.reports[0].dropped == {1: reason.value}
+    assert refusals(tmp_path) == [reason.name]
+    left = [frame.payload for frame in inner.wire if frame.node == 1 and frame.direction == "to server"]
+    assert all(b"boxes" not in payload for payload in left)
+
+
+def test_a_site_declared_alive_to_some_and_dead_to_others_stops_the_sum(tmp_path: Path) -> None:
+    """East is told that west dropped out, the others that it did not: nobody reveals a share."""
+    without_west = _rewrite("consent", 1, lambda said: said.update(sites=said["sites"][:3]))
+    inner = local_grid(make_sites(tmp_path), on_request=without_west)
+    grid = SecureGrid(inner)
+    replies = ask(grid, request())
+    assert all(reply.has_error() for reply in replies)
+    assert set(grid.reports[0].dropped.values()) == {Reason.CONSENT.value}
+    assert not any(b"seeds" in frame.payload for frame in inner.wire)
+
+
+@pytest.mark.parametrize("stage", ["shares", "mask", "consent", "unmask"])
+def test_no_message_of_a_sum_is_answered_twice(tmp_path: Path, stage: str) -> None:
+    kept: dict[int, Message] = {}
+    answers: list[Message] = []
+
+    def copy(message: Message) -> Message:
+        if stage_of(message) == stage and message.metadata.dst_node_id == 1:
+            kept[1] = Message(RecordDict(dict(message.content)), 1, message.metadata.message_type)
+        return message
+
+    inner = local_grid(make_sites(tmp_path), on_request=copy)
+    ask(SecureGrid(inner), request())
+    inner.on_request = None
+    answers += inner.send_and_receive([kept[1]])
+    assert reasons(answers) == [Reason.STAGE.value]
+
+
+def test_a_site_answers_no_stage_that_it_has_not_reached(tmp_path: Path) -> None:
+    inner = local_grid(make_sites(tmp_path))
+    session = "ab" * 32
+    early = {
+        "consent": Survivors(session=session, sites=NAMES).to_bytes(),
+        "unmask": Consents(session=session, signatures={}).to_bytes(),
+    }
+    for stage, body in early.items():
+        assert reasons(ask(inner, said(stage, body))) == [Reason.STAGE.value] * 4
+    ask(inner, said("keys", Call(run="7", purpose="train").to_bytes()))
+    for stage, body in early.items():
+        assert reasons(ask(inner, said(stage, body))) == [Reason.STAGE.value] * 4
+
+
+def test_a_sum_does_not_change_its_purpose_on_the_way(tmp_path: Path) -> None:
+    """Or what the policy allows for evaluation could be opened as training."""
+
+    def rename(message: Message) -> Message:
+        if stage_of(message) == "mask":
+            message.metadata.message_type = "evaluate"
+        return message
+
+    grid = SecureGrid(local_grid(make_sites(tmp_path), on_request=rename))
+    ask(grid, request())
+    assert set(grid.reports[0].dropped.values()) == {Reason.STAGE.value}
+
+
+def test_of_two_processes_with_the_same_message_one_works(tmp_path: Path) -> None:
+    kept: list[Message] = []
+    inner = local_grid(make_sites(tmp_path), on_request=lambda message: _catch(message, kept))
+    ask(SecureGrid(inner), request())
+    worked, barrier = [], threading.Barrier(4)
+
+    def call_next(message: Message, context: Context) -> Message:
+        worked.append(1)
+        metrics = MetricRecord({"num-examples": 10.0})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    replies: list[Message] = []
+
+    def handle() -> None:
+        message = Message(RecordDict(dict(kept[0].content)), 1, "train")
+        context = Context(7, 1, {"policy": str(tmp_path / "east" / "policy.yaml")}, RecordDict(), {})
+        barrier.wait()
+        replies.append(secure_mod(message, context, call_next))
+
+    threads = [threading.Thread(target=handle) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(worked) == 1
+    assert sorted(reply.has_content() for reply in replies) == [False, False, False, True]
+
+
+def _catch(message: Message, kept: list[Message]) -> Message | None:
+    """Keep back the first site's message of the stage with work."""
+    if message.metadata.dst_node_id == 1 and stage_of(message) == "mask":
+        kept.append(message)
+        return None
+    return message
