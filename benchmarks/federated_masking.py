@@ -59,7 +59,10 @@ def _rounds(size: int, lose: bool) -> dict[str, float]:
             start = time.perf_counter()
             replies = list(grid.send_and_receive([Message(content, node, "train") for node in inner.get_node_ids()]))
             total = time.perf_counter() - start
-            mean = replies[0].content["arrays"]["shared"].numpy() - content["arrays"]["shared"].numpy()
+            mean = (
+                replies[0].content.array_records["arrays"]["shared"].numpy()
+                - content.array_records["arrays"]["shared"].numpy()
+            )
             weights = [_count(node) for node in range(1, left + 1)]
             terms = [weight * _step(node, size) for node, weight in enumerate(weights, start=1)]
             expected = np.sum(terms, axis=0) / sum(weights)
@@ -84,7 +87,7 @@ def _app(spent: dict[int, float]) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         start = time.perf_counter()
-        weights = message.content["arrays"]["shared"].numpy()
+        weights = message.content.array_records["arrays"]["shared"].numpy()
         moved = ArrayRecord({"shared": Array(weights + _step(context.node_id, len(weights)))})
         metrics = MetricRecord({"num-examples": _count(context.node_id), "loss": 1.0})
         reply = Message(RecordDict({"arrays": moved, "metrics": metrics}), reply_to=message)
