@@ -82,10 +82,12 @@ class Queue:
         number = self._send(*options, str(SCRIPTS / f"{script}.sbatch"), *map(str, arguments))
         return Job(self.cluster, number, self.folder / f"{number}.log")
 
-    def array(self, script: str, tasks: int, *arguments: str | Path) -> list[Job]:
+    def array(self, script: str, tasks: int, *arguments: str | Path, options: tuple[str, ...] = ()) -> list[Job]:
         """The tasks of an array."""
         log = f"--output={self.folder}/%A_%a.log"
-        number = self._send(f"--array=0-{tasks - 1}", log, str(SCRIPTS / f"{script}.sbatch"), *map(str, arguments))
+        number = self._send(
+            f"--array=0-{tasks - 1}", log, *options, str(SCRIPTS / f"{script}.sbatch"), *map(str, arguments)
+        )
         names = [f"{number}_{task}" for task in range(tasks)]
         return [Job(self.cluster, name, self.folder / f"{name}.log") for name in names]
 

@@ -73,3 +73,27 @@ def test_a_failed_task_is_reported_the_others_finish_and_its_blocks_are_made_up_
     assert (out / "report.html").exists()
     assert main(["-q", "status", str(out)]) == 0
     assert_same(out, tmp_path / "calm", INSTANCES)
+
+
+def test_a_job_at_the_end_of_its_walltime_is_queued_again_and_ends_with_every_block(
+    queue: Queue, tmp_path: Path
+) -> None:
+    write_fleet(tmp_path, INSTANCES)
+    config = json.loads((tmp_path / "config.yaml").read_text()) | {"plugins": ["slowly"]}
+    (tmp_path / "slow.yaml").write_text(json.dumps(config))
+    queue.settle(slowly=8.0)
+    out = tmp_path / "run"
+    verb = command(tmp_path, out)[5:]
+    [job] = queue.array("fit_array", 1, tmp_path / "slow.yaml", *verb, options=("--time=1", "--signal=B:USR1@50"))
+    wait_for(out / "events-1-of-1.jsonl", job)
+    queue.settle()
+    assert job.wait() == "COMPLETED", job.text
+    assert job.restarts >= 1
+    assert "Stopped by SIGUSR1 after" in job.text
+    done = [
+        event["block"]
+        for event in map(json.loads, (out / "events-1-of-1.jsonl").read_text().splitlines())
+        if event["event"] == "block_done"
+    ]
+    assert sorted(done) == list(range(Store.open(out).spec.num_blocks)), "a block was lost or done twice"
+    assert (out / "report.html").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from pathlib import Path
@@ -22,6 +23,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a fleet, and in `calm` its run in one process."""
     folder = tmp_path_factory.mktemp("fleet")
     write_fleet(folder, INSTANCES)
+    config = json.loads((folder / "config.yaml").read_text()) | {"plugins": ["slowly"]}
+    (folder / "slow.yaml").write_text(json.dumps(config))
     subprocess.run(command(folder, folder / "calm", "--executor", "serial"), check=True, capture_output=True)
     return folder
 
@@ -29,6 +32,11 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def verb(fleet: Path, out: Path) -> list[str]:
     """The arguments of a job script."""
     return command(fleet, out)[4:]
+
+
+def slow(fleet: Path, out: Path) -> list[str]:
+    """The same with blocks that take their time."""
+    return [str(fleet / "slow.yaml"), *verb(fleet, out)[1:]]
 
 
 def wait_for_blocks(out: Path, job: Job, count: int, seconds: float = 120.0) -> None:
@@ -48,13 +56,25 @@ def assert_once(out: Path) -> None:
     assert sorted(done) == sorted(set(done)), "a block was done twice"
 
 
-def test_a_fit_over_two_nodes_has_the_numbers_of_one_process(queue: Queue, fleet: Path, tmp_path: Path) -> None:
-    job = queue.submit("fit", *verb(fleet, tmp_path / "run"))
+def test_a_fit_over_two_nodes_is_alone_goes_on_after_a_warning_and_has_the_numbers_of_one_process(
+    queue: Queue, fleet: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    queue.settle(slowly=4.0)
+    job = queue.submit("fit", *slow(fleet, out))
+    wait_for_blocks(out, job, 1)
+    [second] = queue.array("fit_array", 1, *slow(fleet, out))
+    assert (second.wait(), second.code) == ("FAILED", 2), second.text
+    assert f"is in use: fit on n1, job {job.name}, process" in second.text
+    queue.settle()
+    queue.cluster.run("scancel", "--batch", "--signal=USR1", job.name)
     assert job.wait() == "COMPLETED", job.text
-    assert_same(tmp_path / "run", fleet / "calm", INSTANCES)
-    assert hosts(tmp_path / "run") == {"n1", "n2"}
-    assert "on 2 nodes (n1,n2)" in job.text
-    queue.cluster.wait_quiet()
+    assert job.restarts == 1
+    assert "on 2 nodes (n1,n2), begun for the 2. time" in job.text
+    assert "instances are there already" in job.text
+    assert hosts(out) == {"n1", "n2"}
+    assert_same(out, fleet / "calm", INSTANCES)
+    assert_once(out)
 
 
 def test_a_node_that_dies_costs_no_result(queue: Queue, fleet: Path, tmp_path: Path) -> None:
