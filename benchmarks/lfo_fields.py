@@ -81,7 +81,7 @@ def splined(one: Instance) -> Instance:
     assert one.positions is not None
     at = [np.linspace(axis.min(), axis.max(), COARSE) for axis in (one.times, one.positions[:, 0])]
     wanted = [np.linspace(axis[0], axis[-1], FINE) for axis in at]
-    values = RectBivariateSpline(*at, one.values.reshape(COARSE, COARSE))(*wanted)
+    values = RectBivariateSpline(at[0], at[1], one.values.reshape(COARSE, COARSE))(wanted[0], wanted[1])
     times, places = (axis.ravel() for axis in np.meshgrid(*wanted, indexing="ij"))
     return Instance(one.id, one.outputs, times, values.reshape(1, -1), np.ones((1, FINE**2), bool), places[:, None])
 

@@ -90,13 +90,13 @@ class Workshop:
             say(f"{label}: {self.few(count)} instances of {config}")
         return generate(load(GenerateConfig, config, overrides))
 
-    def fitted(self, label: str, data: Path | None = None, more: Sequence[str] = ()) -> Store:
-        """The store of a fleet of glucose fits."""
+    def fitted(self, label: str, data: Path | Sequence[Instance]) -> Store:
+        """The store of a fleet of glucose fits, of days."""
         config = Path("configs/fit/glucose.yaml")
         folder = self.place(label, made_by(config))
         if not (folder / "summary.json").exists():
-            say(f"{label}: fits of {data or 'the reference data'} by {config}")
-            fit(config, data, [f"run.dir={folder}", "run.executor=serial", *more], Plain(sys.stderr))
+            say(f"{label}: fits of {data if isinstance(data, Path) else len(data)} days by {config}")
+            fit(config, data, [f"run.dir={folder}", "run.executor=serial", "data.window=null"], Plain(sys.stderr))
         return Store.open(find_store(folder))
 
     def operator(self, name: str, label: str, store: Store, more: Sequence[str] = ()) -> Operator:
