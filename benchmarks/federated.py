@@ -66,7 +66,7 @@ def measure(folder: Path, quick: bool) -> dict[str, Any]:
     return {
         "figures": {
             "least advantage over a site alone, on the others' patients": at_least(worst, 0.0),
-            "share of the pooled gain": at_least(told["gain_share"], 0.9),
+            "share of the pooled gain": at_least(told["gain_share"] or 0.0, 0.9),
         },
         "data": told["data"],
         "sites": {key: told[key] for key in ("base", "local", "federated", "pooled", "own", "patients")},

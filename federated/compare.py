@@ -118,8 +118,8 @@ def everybody(found: Scores, figure: str) -> float:
     return float(np.nanmean(np.concatenate([values[figure] for values in found.values()])))
 
 
-def gain_share(comparison: Comparison, figure: str) -> float:
-    """How much of what pooling would gain the federation gains; 1 is all of it."""
+def gain_share(comparison: Comparison, figure: str) -> float | None:
+    """How much of what pooling would gain the federation gains, 1 is all of it; None where pooling gains nothing."""
     base = everybody(comparison.base, figure)
     pooled = base - everybody(comparison.pooled, figure)
-    return (base - everybody(comparison.federated, figure)) / pooled if pooled else float("nan")
+    return (base - everybody(comparison.federated, figure)) / pooled if pooled > 0 else None

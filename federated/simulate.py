@@ -165,10 +165,15 @@ def _tell(told: Mapping[str, Any], reporter: Reporter) -> None:
     reporter.table(
         "Loss on the other sites' held-out patients", ["site", "base", "alone", "federated", "pooled", "ε"], rows
     )
-    reporter.say(
-        f"{told['rounds']} rounds, {told['bytes'] / 1e6:.1f} MB; the federation has "
-        f"{100 * told['gain_share']:.0f} % of what pooling all data would gain"
-    )
+    reporter.say(f"{told['rounds']} rounds, {told['bytes'] / 1e6:.1f} MB; {gain_words(told)}")
+
+
+def gain_words(told: Mapping[str, Any]) -> str:
+    """How the federation compares with pooled data."""
+    share = told["gain_share"]
+    if share is None:
+        return "tuning on pooled data gains nothing here: there are too few patients, or too many steps"
+    return f"the federation has {100 * share:.0f} % of what pooling all data would gain"
 
 
 def _budget(told: Mapping[str, Any], name: str) -> str:
