@@ -1,0 +1,151 @@
+"""The full fit beside the operator's answer: which settings it takes, what it gives, and how both are compared."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from query_factories import field, fresh_genes, genes, operator_of
+
+from distlfm.config import dump
+from distlfm.data import write_npz
+from distlfm.errors import UsageError
+from distlfm.inference.fit import InferenceConfig
+from distlfm.instance import Instance
+from distlfm.pipeline.query_tables import as_data
+from distlfm.pipeline.settings import FitConfig
+from distlfm.serve.answers import Shown, in_words
+from distlfm.serve.comparison import agreement, parameter_rows, plot_comparison, restored
+from distlfm.serve.fit_child import INSTANCE, RESULT, STATE, TASK, work
+from distlfm.serve.fits import Fits, fit_options
+from distlfm.store import Store
+
+QUICK = InferenceConfig(method="preestimate")
+"""Solves no equation: enough to see what is done with a result."""
+
+
+def shown_of(checkpoint: Path, instance: Instance) -> Shown:
+    operator = operator_of(checkpoint)
+    return Shown("answer", "source", instance, operator(instance.blind()), operator.schema, 0.01)
+
+
+def gene() -> Shown:
+    return shown_of(genes()[0], Store.open(fresh_genes()).instances(0, 1)[0])
+
+
+def test_without_a_config_the_fit_has_the_operators_equation() -> None:
+    schema = operator_of(genes()[0]).schema
+    options = fit_options(None, schema)
+    assert isinstance(options, FitConfig)
+    assert options.mechanism == dict(schema.mechanism)
+    assert options.run.dir is None
+
+
+def test_a_config_of_the_same_equation_is_taken_and_one_of_another_is_refused(tmp_path: Path) -> None:
+    schema = operator_of(genes()[0]).schema
+    mine = FitConfig(mechanism={"kind": "transcription"}, inference=QUICK)
+    (tmp_path / "mine.yaml").write_text(dump(mine))
+    options = fit_options(tmp_path / "mine.yaml", schema)
+    assert isinstance(options, FitConfig)
+    assert options.inference == QUICK
+    (tmp_path / "other.yaml").write_text(dump(FitConfig(mechanism={"kind": "lotka_volterra"})))
+    with pytest.raises(UsageError, match="the mechanism 'lotka_volterra', and the operator of 'transcription'"):
+        fit_options(tmp_path / "other.yaml", schema)
+
+
+def test_an_operator_that_does_not_know_its_equation_says_what_to_do(tmp_path: Path) -> None:
+    schema = operator_of(genes()[0]).schema.model_copy(update={"mechanism": {}})
+    fits = Fits(tmp_path, fit_options(None, schema))
+    assert fits.reason is not None
+    assert "--fit CONFIG" in fits.reason
+    with pytest.raises(UsageError, match="--fit CONFIG"):
+        fits.start(gene())
+
+
+def task(folder: Path, shown: Shown, config: FitConfig) -> dict[str, Any]:
+    """Do the work of a fit's process here."""
+    write_npz(folder / INSTANCE, [shown.instance])
+    axes = [axis.tolist() for axis in shown.answer.axes]
+    content = {"config": config.model_dump(mode="json"), "schema": shown.schema.model_dump(mode="json"), "axes": axes}
+    (folder / TASK).write_text(json.dumps(content))
+    work(folder)
+    found: dict[str, Any] = json.loads((folder / (RESULT if (folder / RESULT).exists() else STATE)).read_text())
+    return found
+
+
+def test_the_fits_process_gives_bands_on_the_operators_grid(tmp_path: Path) -> None:
+    shown = gene()
+    options = fit_options(None, shown.schema)
+    assert isinstance(options, FitConfig)
+    found = task(tmp_path, shown, options.model_copy(update={"inference": QUICK}))
+    assert found["answer"]["id"] == shown.instance.id
+    np.testing.assert_allclose(found["answer"]["dims"]["time"], shown.answer.times)
+    fitted = restored(found["answer"], found["kinds"], shown.answer)
+    assert (fitted.lower95 < fitted.mean).all()
+    assert (fitted.mean < fitted.upper95).all()
+    assert {one.name for one in fitted.parameters} >= {"decay[output_0]", "decay[output_1]"}
+    assert found["method"] == "preestimate"
+    assert (tmp_path / "fit.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_fit_that_cannot_be_done_leaves_its_sentence(tmp_path: Path) -> None:
+    config = FitConfig(mechanism={"kind": "transcription"}, inference=InferenceConfig(method="filter"))
+    found = task(tmp_path, gene(), config)
+    assert found["error"].startswith("The method 'filter' needs a stable mechanism")
+    assert not (tmp_path / RESULT).exists()
+
+
+def test_an_answer_comes_back_from_plain_data_as_it_was() -> None:
+    answer = gene().answer
+    kinds = {one.name: one.kind for one in answer.parameters}
+    back = restored(json.loads(json.dumps(as_data(answer))), kinds, answer)
+    for name in ("mean", "sd", "lower68", "upper95"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(answer, name))
+    assert back.parameters == answer.parameters
+
+
+def test_agreement_is_whole_with_itself_and_measured_with_another() -> None:
+    shown = gene()
+    (same,) = agreement(shown, shown.answer)["forces"]
+    assert (same["difference"], same["inside_95"]) == (0.0, 1.0)
+    far = replace(shown.answer, mean=shown.answer.mean + 100.0)
+    (other,) = agreement(shown, far)["forces"]
+    assert other["difference"] == pytest.approx(100.0)
+    assert other["inside_95"] == 0.0
+    assert "0% of the fit's mean is inside" in other["text"]
+
+
+def test_parameters_that_only_one_of_both_has_are_listed_too() -> None:
+    shown = gene()
+    fitted = replace(shown.answer, parameters=shown.answer.parameters[1:])
+    rows = {row["name"]: row for row in parameter_rows(shown, fitted)}
+    first, second = shown.answer.parameters[:2]
+    assert rows[first.name]["fit"] is None
+    assert rows[second.name]["fit"]["mean"] == pytest.approx(second.mean)
+
+
+def test_comparison_draws_both_curves_apart_by_more_than_colour() -> None:
+    shown = gene()
+    figure = plot_comparison(shown, replace(shown.answer, mean=shown.answer.mean + 1))
+    (axes,) = figure.axes
+    styles = {line.get_linestyle() for line in axes.lines}
+    assert len(styles) >= 2
+    told = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert {"operator: mean", "full fit: mean", "truth"} <= told
+
+
+def test_a_field_is_told_and_drawn_by_its_maps() -> None:
+    checkpoint, store = field()
+    shown = shown_of(checkpoint, Store.open(store).instances(0, 1)[0])
+    content = shown.content()
+    assert list(content["dims"]) == ["time", "x"]
+    assert len(content["observed"]["positions"]) == len(content["observed"]["times"])
+    assert " x " in in_words(shown.answer, shown.schema)
+    titles = [axes.get_title(loc="left") for axes in plot_comparison(shown, shown.answer).axes]
+    assert "force: mean" in titles
+    (same,) = agreement(shown, shown.answer)["forces"]
+    assert same["inside_95"] == 1.0
