@@ -28,6 +28,7 @@ from distlfm.pipeline.evaluate import with_answers
 from distlfm.pipeline.fit import fit
 from distlfm.pipeline.generate import generate
 from distlfm.pipeline.generate_settings import GenerateConfig
+from distlfm.pipeline.query_ask import renamed
 from distlfm.pipeline.train import train
 from distlfm.pipeline.train_work import CHECKPOINTS, LAST
 from distlfm.runtime.reporting import Plain
@@ -78,8 +79,8 @@ class Workshop:
         return RUNS / "made" / f"{label}-{key}{'-quick' if self.quick else ''}"
 
     def few(self, count: int) -> int:
-        """A tenth of a count, for trying."""
-        return max(40, count // 10) if self.quick else count
+        """A small part of a count, for trying."""
+        return max(40, count // 40) if self.quick else count
 
     def generated(self, name: str, label: str, count: int, seed: int, more: Sequence[str] = ()) -> Store:
         """A store of the shipped config `name`."""
@@ -158,7 +159,7 @@ def agreement(operator: Operator, fits: Store) -> dict[str, float]:
     Mean and 5 % of the correlations of instances, and the correlation of all their points together.
     """
     instances = [one for one in with_answers(fits, 0, fits.spec.instances) if one.truth is not None]
-    answers = operator([one.blind() for one in instances])
+    answers = operator([renamed(one.blind(), {}, operator.schema.outputs) for one in instances])
     mine, theirs, alone, strange = [], [], [], []
     for one, answer in zip(instances, answers, strict=True):
         truth = one.truth
