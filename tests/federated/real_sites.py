@@ -73,6 +73,12 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+def start_role(role: str, home: LinkHome | SiteHome) -> list[str]:
+    """The command of a role: "link" or a site's name."""
+    verb = "link" if role == "link" else "site"
+    return [sys.executable, "-m", "distlfm", "federated", verb, str(home.path)]
+
+
 class Federation:
     """Folders and running verbs. Everything it started is gone when it is closed."""
 
@@ -90,11 +96,7 @@ class Federation:
 
     def start(self, role: str) -> None:
         """The verb of a role: "link" or a site's name."""
-        home = self.link.path if role == "link" else self.sites[role].path
-        verb = "link" if role == "link" else "site"
-        self.launch(role, [sys.executable, "-m", "distlfm", "federated", verb, str(home)])
-
-    def launch(self, role: str, arguments: list[str]) -> None:
+        arguments = start_role(role, self.link if role == "link" else self.sites[role])
         before = dict(os.environ)
         os.environ.update({"PYTHONPATH": str(self.folder / "watch"), WATCHED: str(self.connections)})
         try:

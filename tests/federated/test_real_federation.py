@@ -1,0 +1,199 @@
+"""Four sites and a link as real processes: rounds, questions, doors, and what survives a kill."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.runtime import RuntimeHttpClient
+from foreign import start_foreign
+from real_sites import SITES, WATCHED, Background, Federation, events, wait_until
+
+from distlfm.federated.control import connection_of
+from distlfm.federated.processes import environment
+from distlfm.federated.provision import revoke
+from distlfm.federated.query import ask_federation
+from distlfm.federated.site_work import open_operator
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+HOSTILE = Path(__file__).with_name("hostile_link.py")
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    made = Federation(tmp_path_factory.mktemp("real"))
+    try:
+        for role in ("link", *SITES):
+            made.start(role)
+        wait_until(lambda: made.online() == set(SITES), why=lambda: made.log_of("link") + made.log_of("north"))
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def first(federation: Federation) -> dict[str, Any]:
+    """What an undisturbed run brings; `commands` are those of all processes while it ran."""
+    background = Background(federation, federation.programme(1), "first")
+    wait_until(lambda: bool(events(federation.sites["north"], "mask")), why=lambda: federation.log_of("north"))
+    pids = set().union(*(federation.family(role) for role in ("link", *SITES)))
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids if Path(f"/proc/{pid}/cmdline").exists()]
+    return {"result": background.wait(), "commands": commands, "pids": pids}
+
+
+def test_a_secure_round_of_four_sites_makes_a_new_common_operator(
+    federation: Federation, first: dict[str, Any]
+) -> None:
+    content = first["result"].content
+    assert [line["sites"] for line in content["history"]] == [4]
+    before = open_operator(federation.operator).model.state_dict()
+    after = open_operator(Path(content["operator"])).model.state_dict()
+    moved = [name for name, tensor in before.items() if not torch.equal(tensor, after[name])]
+    assert moved
+    assert all(bool(torch.isfinite(after[name]).all()) for name in moved)
+
+
+def test_all_logs_tell_of_the_run_under_one_id(federation: Federation, first: dict[str, Any]) -> None:
+    run = str(first["result"].run)
+    [started] = events(federation.link, "run started")
+    assert (started["run"], started["facts"]["by"], started["facts"]["name"]) == (run, "admin", "first")
+    for home in federation.sites.values():
+        [masked] = [entry for entry in events(home, "mask") if entry["run"] == run]
+        assert masked["facts"]["bytes"] > 0
+        assert len(masked["facts"]["sha256"]) == 64
+
+
+def test_no_process_connects_to_anything_but_this_machine(federation: Federation, first: dict[str, Any]) -> None:
+    """Noted by an audit hook in every process, from its first line on."""
+    noted = {line.split(" ", 1)[1] for line in federation.connections.read_text().splitlines()}
+    assert "127.0.0.1" in noted
+    outside = {name for name in noted if name not in ("127.0.0.1", "localhost") and not name.startswith("/")}
+    assert outside == set()
+
+
+def test_no_token_or_key_stands_on_a_command_line(federation: Federation, first: dict[str, Any]) -> None:
+    shown = b"\n".join(first["commands"])
+    assert shown.count(b"distlfm.federated.tasks") >= 5
+    assert b"token" not in shown
+    for secret in (federation.link.admin_token, *(home.secret for home in federation.sites.values())):
+        assert secret.read_bytes() not in shown
+
+
+def test_the_links_state_is_closed_to_other_users(federation: Federation, first: dict[str, Any]) -> None:
+    files = [path for path in federation.link.state.rglob("*") if path.is_file()]
+    assert federation.link.database in files
+    open_ones = [path for path in files if path.stat().st_mode & 0o077 and path.name not in ("lock", "status.json")]
+    assert open_ones == []
+
+
+def test_a_question_is_answered_as_one_mean_over_all_sites(federation: Federation, first: dict[str, Any]) -> None:
+    connection = connection_of(federation.link.path)
+    answer = ask_federation(federation.programme(1), "cohort", "first", connection).content
+    assert all(name not in json.dumps(answer) for name in SITES)
+    assert json.dumps(answer).count("[") == 0  # figures, and nothing by site
+
+
+def test_a_clinicians_question_stays_at_the_site(federation: Federation, tmp_path: Path) -> None:
+    home, noted = federation.sites["north"], tmp_path / "connections.txt"
+    data = str(federation.folder / "north.zarr")
+    verb = [sys.executable, "-m", "distlfm", "federated", "query", data, "--site", str(home.path)]
+    around = {**os.environ, "PYTHONPATH": str(federation.folder / "watch"), WATCHED: str(noted)}
+    done = subprocess.run([*verb, "--out", str(tmp_path / "answers")], capture_output=True, text=True, env=around)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads((tmp_path / "answers" / "summary.json").read_text())["instances"]) == 12
+    assert not noted.exists()
+    assert events(home, "local query")[-1]["facts"] == {"answers": 12, "left": "nothing"}
+
+
+def test_status_tells_of_sites_and_runs(federation: Federation, first: dict[str, Any]) -> None:
+    verb = [sys.executable, "-m", "distlfm", "federated", "status", "--json"]
+    done = subprocess.run([*verb, str(federation.link.path)], capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert told["sites"] == dict.fromkeys(SITES, "online")
+    assert {run["outcome"] for run in told["runs"]} == {"completed"}
+    assert {process["state"] for process in told["processes"].values()} == {"up"}
+
+
+def test_a_run_ends_right_when_a_site_is_killed_in_a_round(federation: Federation) -> None:
+    known = len(events(federation.sites["west"], "shares"))
+    background = Background(federation, federation.programme(1), "site-killed")
+    wait_until(lambda: len(events(federation.sites["west"], "shares")) > known)
+    federation.kill("west")
+    history = background.wait().content["history"]
+    assert [line["sites"] for line in history] == [3]
+
+
+def test_a_killed_site_comes_back_with_its_key(federation: Federation) -> None:
+    if "west" not in federation.drivers:
+        federation.start("west")
+    wait_until(lambda: federation.online() == set(SITES), why=lambda: federation.log_of("west"))
+
+
+def test_a_run_ends_right_when_the_link_is_killed_in_a_round(federation: Federation) -> None:
+    known = len(events(federation.sites["north"], "shares"))
+    background = Background(federation, federation.programme(1), "link-killed")
+    wait_until(lambda: len(events(federation.sites["north"], "shares")) > known)
+    pid = json.loads(federation.link.status.read_text())["processes"]["superlink"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    content = background.wait().content
+    assert content["rounds"] == 1
+    assert content["history"][0]["sites"] >= 3  # replies that were on their way may be lost with it
+    told = json.loads(federation.link.status.read_text())["processes"]["superlink"]
+    assert (told["starts"], told["last_exit"], told["state"]) == (2, -signal.SIGKILL, "up")
+
+
+def test_a_site_gives_its_tasks_to_nobody_without_its_own_secret(federation: Federation) -> None:
+    status = json.loads(federation.sites["north"].status.read_text())
+    node = Path(f"/proc/{status['processes']['supernode']['pid']}/cmdline").read_bytes().split(b"\0")
+    thief = RuntimeHttpClient.from_server_address(f"127.0.0.1:{node[-2].decode()}", True, None, [])
+    with thief, pytest.raises(httpx.HTTPStatusError, match="401"):
+        thief.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-clientapp"]))
+
+
+def test_a_revoked_site_is_shut_out_while_it_is_connected(federation: Federation) -> None:
+    revoke(federation.link.path, "east")
+    wait_until(lambda: federation.online() == {"north", "south", "west"})
+    wait_until(lambda: "warning: supernode ended" in federation.drivers["east"].text)
+    assert "supernode is up" not in federation.drivers["east"].text.partition("warning: supernode ended")[2]
+
+
+def test_a_hostile_link_cannot_bring_code_to_a_site(federation: Federation) -> None:
+    """The same certificate and port, but no gate: the sites' own check is what is left."""
+    assert federation.stop("link") == set()
+    home, port = federation.link, federation.link.config().port
+    around = environment(home, DISTLFM_LINK_HOME=str(home.path))
+    server = [sys.executable, str(HOSTILE), str(home.path)]
+    tasks = [sys.executable, "-m", "distlfm.federated.tasks", "link", str(home.path), f"127.0.0.1:{port}"]
+    null = subprocess.DEVNULL
+    with contextlib.ExitStack() as stack:
+        for command in (server, tasks):
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null, env=around)
+            stack.enter_context(process)  # its standard input closes at the end, and it ends with that
+        left = {"north", "south", "west"}
+        wait_until(lambda: left <= federation.online())
+        programme = federation.programme(1, kind="query", question="cohort", deadline=60.0)
+        run = start_foreign(federation.link, programme)
+        with federation.control() as control:
+            wait_until(lambda: control.run_state(run)["state"] == "finished")
+            assert control.run_state(run)["outcome"] == "failed"
+    for name in left:
+        refused = [entry for entry in events(federation.sites[name], "refused") if entry["run"] == str(run)]
+        assert {entry["facts"]["what"] for entry in refused} == {"app"}
+        assert not list(federation.sites[name].path.rglob("stolen.py"))
+
+
+def test_nothing_is_left_when_the_roles_are_stopped(federation: Federation) -> None:
+    for role in list(federation.drivers):
+        assert federation.stop(role) == set(), role
