@@ -79,23 +79,19 @@ def _moves(model: FourierOperator, values: Tensor, prediction: Prediction) -> Te
     """How the residual [B, D, P, COARSE] changes if a force or a parameter is moved by a standard deviation."""
     equation = model.equation
     assert equation is not None
-    count, size, forces = len(values), values.shape[-1], prediction.force.shape[1]
-    thin = spline(size, COARSE, values.dtype, values.device)
-    chosen = torch.tensor(equation.learned)
-    number = 1 + forces * WAVES + len(chosen)
-    # The first of each instance is the answer; each of the others has one force or parameter moved.
-    force = (prediction.force @ thin.T).unsqueeze(1).repeat(1, number, 1, 1)
-    waves = _waves(values.dtype, values.device)
-    sd = (0.5 * prediction.force_logvar.mean(-1)).exp()  # [B, L]
-    for i in range(forces):
-        force[:, 1 + i * WAVES : 1 + (i + 1) * WAVES, i] += sd[:, i].view(-1, 1, 1) * waves
-    params = prediction.params.unsqueeze(1).repeat(1, number, 1)
-    params[:, torch.arange(number - len(chosen), number), chosen] += (0.5 * prediction.params_logvar[:, chosen]).exp()
+    thin = spline(values.shape[-1], COARSE, values.dtype, values.device).T
+    waves, ones = _directions(
+        prediction.force.shape[1], prediction.params.shape[1], equation.learned, values.dtype, values.device
+    )
+    force_sd = (0.5 * prediction.force_logvar.mean(-1)).exp()[:, None, :, None]
+    params_sd = (0.5 * prediction.params_logvar).exp().unsqueeze(1)
+    force = (prediction.force @ thin).unsqueeze(1) + force_sd * waves
+    params = prediction.params.unsqueeze(1) + params_sd * ones
     every = equation.residual(
-        (values @ thin.T).repeat_interleave(number, 0),
+        (values @ thin).repeat_interleave(len(ones), 0),
         force.flatten(0, 1),
         model.normal.physical(params.flatten(0, 1)),
-    ).unflatten(0, (count, number))
+    ).unflatten(0, (len(values), len(ones)))
     found: Tensor = every[:, 1:] - every[:, :1]
     return found
 
@@ -107,8 +103,20 @@ def _windows(residual: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _waves(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Cosines [WAVES, COARSE] over the domain, of mean square one."""
-    t = torch.linspace(0, math.pi, COARSE, dtype=dtype, device=device)
-    found = torch.cos(torch.arange(WAVES, dtype=dtype, device=device).unsqueeze(-1) * t)
-    return found * torch.where(torch.arange(WAVES, device=device) == 0, 1.0, math.sqrt(2)).unsqueeze(-1).to(found)
+def _directions(
+    forces: int, params: int, chosen: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """What is added to the forces, [1 + D, L, COARSE], and to the parameters, [1 + D, K], in standard deviations.
+
+    First nothing; then, one at a time, cosines of mean square one to each force, and one to each chosen parameter.
+    """
+    number = 1 + forces * WAVES + len(chosen)
+    waves, ones = torch.zeros(number, forces, COARSE, dtype=dtype), torch.zeros(number, params, dtype=dtype)
+    cosines = torch.cos(
+        torch.arange(WAVES, dtype=dtype).unsqueeze(-1) * torch.linspace(0, math.pi, COARSE, dtype=dtype)
+    )
+    cosines[1:] *= math.sqrt(2)
+    for i in range(forces):
+        waves[1 + i * WAVES : 1 + (i + 1) * WAVES, i] = cosines
+    ones[torch.arange(number - len(chosen), number), torch.tensor(chosen, dtype=torch.long)] = 1
+    return waves.to(device), ones.to(device)
