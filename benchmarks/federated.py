@@ -94,7 +94,7 @@ def again(
         others[name] = make_site(folder / "sites" / name, settings, operator)
     pin_all(others, programme.min_sites, None if privacy is None else (privacy.epsilon, privacy.delta))
     state = run_sites(config.model_copy(update={"programme": programme}), operator, others, folder / "rounds", Silent())
-    codec_of(operator.model, programme.task).load(operator.model, state.vector)
+    codec_of(operator.model, programme.task).load(operator.model, state.result)
     found = scores(operator, sites, "pairs")
     told = {figure: everybody(found, figure) for figure in ("loss", "force_loss", "force_q2", "parameter_error")}
     if privacy is not None:

@@ -19,7 +19,7 @@ from distlfm.federated.secure_mod import secure_mod
 if TYPE_CHECKING:
     from distlfm.federated.codec import Vector
     from distlfm.federated.settings import RoundTask
-    from distlfm.federated.site_work import Site
+    from distlfm.federated.site_work import Part, Site
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 SHARED, WEIGHT = "shared", "num-examples"
@@ -41,14 +41,14 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Figures of the model that came, on patients that nobody tunes on."""
-    return evaluated(message, context)
+    """Figures of the model that came, for the patients that choose."""
+    return evaluated(message, context, "choose")
 
 
 @app.query("model")
 def question_model(message: Message, context: Context) -> Message:
     """How good the model that came is for the federation's patients: loss, error, coverage."""
-    return evaluated(message, context)
+    return evaluated(message, context, "test")
 
 
 @app.query("cohort")
@@ -58,11 +58,11 @@ def question_cohort(message: Message, context: Context) -> Message:
     return answer(message, figures, count)
 
 
-def evaluated(message: Message, context: Context) -> Message:
+def evaluated(message: Message, context: Context, part: Part) -> Message:
     """Figures of the model that came, on patients that nobody tunes on."""
     site, config = site_of(context), config_of(message)
     check_base(site, config)
-    figures, count = site.evaluate(vector_of(message), task_of(config), run=str(context.run_id))
+    figures, count = site.evaluate(vector_of(message), task_of(config), str(context.run_id), part)
     return answer(message, figures, count)
 
 

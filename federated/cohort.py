@@ -20,52 +20,64 @@ from distlfm.federated.site_data import patient_of
 from distlfm.store.files import put_all, storing
 
 FILE = "cohort.json"
+PARTS = ("train", "choose", "test")
 
 Index = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """Patients that are learned from, and patients that measure the model; a patient is one or the other."""
+    """Patients that are learned from, that choose between models, and that measure; each is one of these.
+
+    Whoever measures must not choose: the best of several models looks better than it is to those who chose it.
+    """
 
     train: tuple[str, ...]
+    choose: tuple[str, ...]
     test: tuple[str, ...]
 
     @staticmethod
-    def open(folder: Path, ids: Sequence[str], test: float, seed: int) -> Cohort:
+    def open(folder: Path, ids: Sequence[str], choose: float, test: float, seed: int) -> Cohort:
         """The cohort that was written down, or, the first time, one of all patients that have a window in `ids`."""
         path = folder / FILE
         if path.exists():
             try:
                 told = json.loads(path.read_text(encoding="utf-8"))
-                found = Cohort(tuple(told["train"]), tuple(told["test"]))
+                found = Cohort(*(tuple(told[part]) for part in PARTS))
             except (ValueError, KeyError, TypeError):
                 raise UsageError(f"{path} is damaged.", "Restore it, or remove it to choose the cohort anew.") from None
-            lost = {*found.train, *found.test} - {patient_of(name) for name in ids}
+            lost = {*found.train, *found.choose, *found.test} - {patient_of(name) for name in ids}
             if lost:
                 raise UsageError(
                     f"{len(lost)} patients of the cohort have no fit any more.",
                     f"Restore them, or remove {path} to choose the cohort anew: that is a new cohort for all budgets.",
                 )
             return found
-        found = Cohort.choose(sorted({patient_of(name) for name in ids}), test, seed)
-        text = json.dumps({"train": found.train, "test": found.test}, indent=2)
+        found = Cohort.draw(sorted({patient_of(name) for name in ids}), choose, test, seed)
+        text = json.dumps({part: getattr(found, part) for part in PARTS}, indent=2)
         with storing(FILE, folder):
             put_all({path: f"{text}\n".encode()})
             path.chmod(0o600)
         return found
 
     @staticmethod
-    def choose(patients: Sequence[str], test: float, seed: int) -> Cohort:
-        """Sort patients by a hash; the first ones measure."""
+    def draw(patients: Sequence[str], choose: float, test: float, seed: int) -> Cohort:
+        """Sort patients by a hash; the first ones measure, the next ones choose. At least one is learned from."""
         ranked = sorted(patients, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest())
-        number = min(len(ranked) - 1, max(1, round(test * len(ranked)))) if test else 0
-        return Cohort(tuple(sorted(ranked[number:])), tuple(sorted(ranked[:number])))
+        measure = _share(test, len(ranked), len(ranked) - 1)
+        decide = _share(choose, len(ranked), len(ranked) - measure - 1)
+        parts = ranked[measure + decide :], ranked[measure : measure + decide], ranked[:measure]
+        return Cohort(*(tuple(sorted(part)) for part in parts))
 
     def rows(self, ids: Sequence[str], patients: Sequence[str]) -> Index:
         """Where the windows of these patients are among `ids`."""
         chosen = set(patients)
         return np.flatnonzero([patient_of(name) in chosen for name in ids])
+
+
+def _share(share: float, count: int, most: int) -> int:
+    """So many of `count`; at least one if any are wanted, and at most `most`."""
+    return min(most, max(1, round(share * count))) if share else 0
 
 
 def groups(ids: Sequence[str]) -> dict[str, list[int]]:

@@ -5,6 +5,7 @@ All of it is measured on patients that nobody learns from. Only a simulation can
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from distlfm.federated.codec import Vector
-from distlfm.federated.figures import LABELLED, UNLABELLED, patient_figures
+from distlfm.federated.figures import names_of, patient_figures
 from distlfm.federated.settings import ProgrammeConfig
 from distlfm.federated.site_work import BASE, Site, codec_of, open_operator
 from distlfm.federated.tune import tune
@@ -41,28 +42,34 @@ class Comparison:
 
 def tuned_alone(site: Site, programme: ProgrammeConfig) -> Operator:
     """As many rounds as the federation has, with no other site; nothing leaves, so there is no noise."""
-    operator = open_operator(site.folder / BASE)
     batch = site.windows(programme.task.kind)
-    for number in range(1, programme.rounds + 1):
-        _tune(operator, batch, programme, number)
-    return operator
+    return _best(site.folder / BASE, batch, programme, [site])
 
 
 def tuned_pooled(sites: Sequence[Site], programme: ProgrammeConfig) -> Operator:
     """All patients in one place; each step sees as many windows as all sites together see in one of theirs."""
-    operator = open_operator(sites[0].folder / BASE)
     whole = joined([site.windows(programme.task.kind) for site in sites])
     task = programme.task.model_copy(update={"batch": programme.task.batch * len(sites)})
-    wide = programme.model_copy(update={"task": task})
+    return _best(sites[0].folder / BASE, whole, programme.model_copy(update={"task": task}), sites)
+
+
+def _best(base: Path, batch: Batch, programme: ProgrammeConfig, choosing: Sequence[Site]) -> Operator:
+    """Tuned by rounds; the best one is kept by the same rule, and the same kind of patients, as in the federation."""
+    operator, kind = open_operator(base), programme.task.kind
+
+    def loss() -> float:
+        weights = [len(site.windows(kind)) for site in choosing]
+        return float(np.average([site.chooses(operator, kind) for site in choosing], weights=weights))
+
+    best, least = copy.deepcopy(operator), loss() if programme.evaluate else float("inf")
     for number in range(1, programme.rounds + 1):
-        _tune(operator, whole, wide, number)
-    return operator
-
-
-def _tune(operator: Operator, batch: Batch, programme: ProgrammeConfig, number: int) -> None:
-    task = programme.round_task(number).model_copy(update={"mu": 0.0})
-    names = codec_of(operator.model, task).names
-    tune(operator, names, names, batch, task)
+        task = programme.round_task(number).model_copy(update={"mu": 0.0})
+        names = codec_of(operator.model, task).names
+        tune(operator, names, names, batch, task)
+        now = loss() if programme.evaluate else -float(number)
+        if now < least:
+            best, least = copy.deepcopy(operator), now
+    return best
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
@@ -78,8 +85,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
 
 def scores(operator: Operator, sites: Mapping[str, Site], kind: str) -> Scores:
     """Figures of a model for the held-out patients of each site."""
-    names = LABELLED if kind == "pairs" else UNLABELLED
-    return {name: patient_figures(operator, site.windows(kind, "test"), names) for name, site in sites.items()}
+    return {name: patient_figures(operator, site.windows(kind, "test"), names_of(kind)) for name, site in sites.items()}
 
 
 def compare(sites: Mapping[str, Site], programme: ProgrammeConfig, vector: Vector, personal: int) -> Comparison:

@@ -27,6 +27,11 @@ UNLABELLED = ("reconstruction",)
 """For any windows: what the prediction, solved forward, leaves of the observations, in units of their variance."""
 
 
+def names_of(kind: str) -> tuple[str, ...]:
+    """The figures of a kind of task; the first one is what models are chosen by, and less of it is better."""
+    return LABELLED if kind == "pairs" else UNLABELLED
+
+
 @torch.no_grad()
 def window_figures(operator: Operator, batch: Batch, names: tuple[str, ...]) -> dict[str, Tensor]:
     """Each figure of each window, [B]. loss: the likelihood of the fit's forces and parameters; less is better."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from distlfm.config import fingerprint
 from distlfm.errors import UsageError, WorkError
 from distlfm.federated.codec import Codec, Vector, weights_digest
+from distlfm.federated.figures import names_of
 from distlfm.federated.settings import ProgrammeConfig
 from distlfm.federated.strategy import (
     SHARED,
@@ -35,19 +36,38 @@ from distlfm.federated.strategy import (
 from distlfm.lfo import Operator
 from distlfm.store.files import put_all, storing
 
-STATE = "state.json"
+STATE, KEPT = "state.json", "kept"
+CHOICE = ("loss", "kept_round", "chosen")
 Line = dict[str, Any]
 Listener = Callable[[Line], None]
 
 
 @dataclass
 class State:
-    """Where a run is: rounds done, the shared weights [D], what each round told, what the strategy remembers."""
+    """Where a run is: rounds done, the shared weights [D], what each round told, what the strategy remembers.
+
+    kept, loss, kept_round: the weights that were best so far for the patients that choose, and after which round they
+    came; 0 is before the first. chosen: all rounds are done, and the last model was measured too.
+    """
 
     done: int
     vector: Vector
     history: list[Line] = field(default_factory=list)
     memory: dict[str, NDArray[Any]] = field(default_factory=dict)
+    kept: Vector | None = None
+    loss: float | None = None
+    kept_round: int = 0
+    chosen: bool = False
+
+    def see(self, loss: float) -> None:
+        """The loss of the weights as they are now; the best ones are kept."""
+        if self.loss is None or loss < self.loss:
+            self.kept, self.loss, self.kept_round = self.vector, loss, self.done
+
+    @property
+    def result(self) -> Vector:
+        """The model of the run: the best one, or the last one if none was measured."""
+        return self.vector if self.kept is None else self.kept
 
 
 class Keeper:
@@ -72,14 +92,17 @@ class Keeper:
                 )
         with np.load(self.folder / told["weights"], allow_pickle=False) as held:
             arrays = {name: held[name] for name in held.files}
-        return State(told["done"], arrays.pop(SHARED), told["history"], arrays)
+        vector, kept = arrays.pop(SHARED), arrays.pop(KEPT, None)
+        return State(told["done"], vector, told["history"], arrays, kept, *(told[name] for name in CHOICE))
 
     def save(self, state: State) -> None:
         """After each round; the one before stays until this one lasts."""
         name = f"round-{state.done:04d}.npz"
         weights = io.BytesIO()
-        np.savez(weights, **{SHARED: state.vector}, **state.memory)
+        best = {} if state.kept is None else {KEPT: state.kept}
+        np.savez(weights, **{SHARED: state.vector}, **best, **state.memory)
         told = {"identity": self.identity, "done": state.done, "weights": name, "history": state.history}
+        told |= {key: getattr(state, key) for key in CHOICE}
         with storing("the round", self.folder):
             put_all({self.folder / name: weights.getvalue()})
             put_all({self.folder / STATE: f"{json.dumps(told, indent=2)}\n".encode()})
@@ -124,6 +147,9 @@ def run_rounds(
             continue
         lost = 0
         keeper.save(state)
+    if programme.evaluate and not state.chosen:
+        _measure_last(grid, programme, state, {"base": base, "run": run})
+        keeper.save(state)
     return state
 
 
@@ -147,11 +173,29 @@ def _round(
             raise WorkError(f"The weights of round {number} are not finite.", "Lower task.lr, and start another run.")
         figures = {} if metrics is None else {key: value for key, value in metrics.items() if key != SITES}
         line |= {"seconds": time.monotonic() - begun, **figures}
+        loss = figures.get(names_of(programme.task.kind)[0])
+        if isinstance(loss, float):  # of the weights that were sent
+            state.see(loss)
         state.done, state.vector, state.memory = number, vector, moments(strategy)
         state.history.append(line)
     else:
         line["sites"] = min(sites, programme.min_sites - 1)
     return line
+
+
+def _measure_last(grid: Grid, programme: ProgrammeConfig, state: State, told: Mapping[str, str | int]) -> None:
+    """The last model has not been sent yet: one more sum tells how good it is. If too few answer, it is not chosen."""
+    config = ConfigRecord({"task": programme.task.model_dump_json(), **told})
+    record = RecordDict({"arrays": ArrayRecord({SHARED: Array(state.vector)}), "config": config})
+    nodes = wait_for_sites(grid, programme.min_sites, programme.deadline)
+    messages = [Message(record, node, MessageType.EVALUATE) for node in nodes]
+    replies = list(grid.send_and_receive(messages, timeout=programme.deadline))
+    if survivors(replies) >= programme.min_sites:
+        figures = aggregate_metricrecords([reply.content for reply in replies if not reply.has_error()], WEIGHT)
+        loss = figures[names_of(programme.task.kind)[0]]
+        assert isinstance(loss, float)
+        state.see(loss)
+    state.chosen = True
 
 
 def ask(grid: Grid, operator: Operator, codec: Codec, programme: ProgrammeConfig, folder: Path, run: str) -> Line:
@@ -161,7 +205,7 @@ def ask(grid: Grid, operator: Operator, codec: Codec, programme: ProgrammeConfig
     """
     base = weights_digest(operator.model)
     state = Keeper(folder, programme, base, codec).load() if (folder / STATE).exists() else None
-    vector = codec.encode(operator.model.state_dict()) if state is None else state.vector
+    vector = codec.encode(operator.model.state_dict()) if state is None else state.result
     config = ConfigRecord({"task": programme.task.model_dump_json(), "base": base, "run": run})
     record = RecordDict({"arrays": ArrayRecord({SHARED: Array(vector)}), "config": config})
     nodes = wait_for_sites(grid, programme.min_sites, programme.deadline)

@@ -75,9 +75,14 @@ def perform(grid: Grid, programme: ProgrammeConfig, folder: Path, run: str) -> d
         result, name = ask(grid, operator, codec, programme, folder, run), f"answer-{programme.question}.json"
     else:
         state = run_rounds(grid, operator, codec, programme, folder, run, lambda line: log(INFO, "%s", words(line)))
-        codec.load(operator.model, state.vector)
+        codec.load(operator.model, state.result)
         operator.save(folder / OPERATOR)
-        result = {"rounds": state.done, "history": state.history, "operator": str(folder / OPERATOR)}
+        result = {
+            "rounds": state.done,
+            "kept_round": state.kept_round if state.kept is not None else state.done,
+            "history": state.history,
+            "operator": str(folder / OPERATOR),
+        }
     with storing(name, folder):
         folder.mkdir(parents=True, exist_ok=True)
         put_all({folder / name: f"{json.dumps(result, indent=2)}\n".encode()})

@@ -66,6 +66,8 @@ class ProgrammeConfig(Config):
     operator: the checkpoint that all begin with, on the coordinator's machine; sites have their own copy of it.
     min_sites: fewer, at the start or at the end of a round, make no model. deadline: seconds that a round may take,
     waiting for sites among them. lost: rounds in a row that may fail before the run gives up.
+    evaluate: whether each round's model is measured on patients that nobody learns from, and the best one kept, which
+    may be the operator as it was; else the last one is.
     question: of `query`: `model` (how good the model is) or `cohort` (what the patients are like).
     """
 
@@ -121,7 +123,8 @@ class SiteConfig(Config):
 
     fit: the content of a config of `distlfm fit`, whose data section says where the patients' records are; or `store`:
     pairs that are there already. windows, patients: the most that are taken of a patient, and of these.
-    test: share of the patients that are never learned from, but measure the model. seed: of that choice.
+    test: share of the patients that are never learned from, but measure the model. choose: share of those that decide,
+    together with the other sites', which round's model is kept. seed: of these choices.
     """
 
     name: str
@@ -130,6 +133,7 @@ class SiteConfig(Config):
     windows: int | None = Field(default=None, ge=1)
     patients: int | None = Field(default=None, ge=1)
     test: float = Field(default=0.3, ge=0.0, lt=1.0)
+    choose: float = Field(default=0.2, ge=0.0, lt=1.0)
     seed: int = 0
     threads: int = Field(default=1, ge=1)
     privacy: PrivacyConfig | None = None

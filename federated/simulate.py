@@ -65,9 +65,9 @@ def simulate(
         sites = make_sites(config, operator, folder, reporter)
         state = run_sites(config, operator, sites, folder / "rounds", reporter)
         codec = codec_of(operator.model, config.programme.task)
-        codec.load(operator.model, state.vector)
+        codec.load(operator.model, state.result)
         operator.save(folder / OPERATOR)
-        found = compare(sites, config.programme, state.vector, config.personal)
+        found = compare(sites, config.programme, state.result, config.personal)
         told = summary(config, sites, state, found)
         with storing(SUMMARY, folder):
             put_quickly(folder / SUMMARY, f"{json.dumps(told, indent=2)}\n".encode())
@@ -121,6 +121,7 @@ def summary(config: FederatedConfig, sites: Mapping[str, Site], state: State, fo
         "base": elsewhere(found.base),
         "epsilon": {name: _spent(site) for name, site in sites.items()},
         "rounds": state.done,
+        "kept_round": state.kept_round if state.kept is not None else state.done,
         "bytes": sum(int(line.get("bytes", 0)) for line in state.history),
         "figure": f"{figure} on held-out patients of the other sites; less is better",
         "gain_share": gain_share(found, figure),

@@ -53,7 +53,7 @@ class FederatedConfig(Config):
 
     data: `auto` takes the sites' datasets if all are there, else generated patients; `generated` takes these anyway.
     fit, fit_with: how patients of datasets are fitted. windows, patients: the most of a patient, and of a site.
-    test: share of each site's patients that nobody learns from. personal: steps by which each site tunes the common
+    test: share of each site's patients that measure; choose: of those that decide which round is kept. personal: steps by which each site tunes the common
     model further for itself; 0 for none. privacy: a budget for each site; masking alone if null.
     """
 
@@ -67,6 +67,7 @@ class FederatedConfig(Config):
     windows: int | None = Field(default=None, ge=1)
     patients: int | None = Field(default=None, ge=1)
     test: float = Field(default=0.3, gt=0.0, lt=1.0)
+    choose: float = Field(default=0.2, gt=0.0, lt=1.0)
     programme: ProgrammeConfig = ProgrammeConfig()
     personal: int = Field(default=10, ge=0)
     privacy: PrivacyConfig | None = None

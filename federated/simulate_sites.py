@@ -61,7 +61,8 @@ def make_sites(config: FederatedConfig, operator: Operator, folder: Path, report
     for number, one in enumerate(config.sites):
         home = folder / "sites" / one.name
         told = _fitted(config, one) if real else _generated(config, one, number, home)
-        told |= {"name": one.name, "test": config.test, "seed": config.seed, "threads": config.run.threads}
+        told |= {"name": one.name, "test": config.test, "choose": config.choose, "seed": config.seed}
+        told["threads"] = config.run.threads
         settings = build(SiteConfig, told).model_copy(update={"privacy": config.privacy})
         found[one.name] = make_site(home, settings, operator)
         if real:
@@ -78,7 +79,13 @@ def pin_all(sites: Mapping[str, Site], min_cohort: int, budget: tuple[float, flo
     epsilon, delta = budget or (None, 1e-5)
     for name, site in sites.items():
         policy = SitePolicy(
-            site=name, peers=keys, min_cohort=min_cohort, bytes_a_day=BYTES_A_DAY, epsilon=epsilon, delta=delta
+            site=name,
+            peers=keys,
+            min_cohort=min_cohort,
+            min_examples=1,
+            bytes_a_day=BYTES_A_DAY,
+            epsilon=epsilon,
+            delta=delta,
         )
         put_quickly(site.folder / POLICY, dump(policy).encode())
 

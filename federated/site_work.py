@@ -6,10 +6,13 @@ cohort.json, ledger.jsonl, model/local.pt (weights that stay here) and model/ope
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,7 +23,7 @@ from distlfm.errors import UsageError
 from distlfm.federated.adapter import adapter_names
 from distlfm.federated.codec import Codec, Vector, chosen, weights_digest
 from distlfm.federated.cohort import Cohort, groups
-from distlfm.federated.figures import LABELLED, UNLABELLED, means, patient_figures
+from distlfm.federated.figures import means, names_of, patient_figures
 from distlfm.federated.ledger import Ledger
 from distlfm.federated.privacy import private_mean, private_update, refuse_whole, tune_privately
 from distlfm.federated.settings import PrivacyConfig, RoundTask, SiteConfig
@@ -35,6 +38,8 @@ from distlfm.store.files import put_quickly, storing
 SETTINGS, LEDGER = "site.yaml", "ledger.jsonl"
 BASE, OWN, LOCAL = "model/base.pt", "model/operator.pt", "model/local.pt"
 LOCAL_KIND = "distlfm local weights"
+
+Part = Literal["train", "choose", "test"]
 
 
 @dataclass(frozen=True)
@@ -118,11 +123,12 @@ class Site:
         data = build(FitConfig, self.config.fit, source=f"fit of the site {self.config.name}").data
         return unlabelled(self.base, records(data, self.config.windows, self.config.patients))
 
-    def windows(self, kind: str = "pairs", part: str = "train") -> Batch:
-        """The windows of the patients that are learned from (`train`) or that measure (`test`)."""
+    def windows(self, kind: str = "pairs", part: Part = "train") -> Batch:
+        """The windows of the patients that are learned from, that choose between models, or that measure."""
         whole = self._unlabelled if kind == "physics" else self._labelled
-        cohort = Cohort.open(self.folder, whole.ids, self.config.test, self.config.seed)
-        rows = cohort.rows(whole.ids, cohort.train if part == "train" else cohort.test)
+        config = self.config
+        cohort = Cohort.open(self.folder, whole.ids, config.choose, config.test, config.seed)
+        rows = cohort.rows(whole.ids, getattr(cohort, part))
         if not len(rows):
             raise UsageError(f"The site {self.config.name} has no windows to {part}.", "Give it more patients.")
         return Batch(
@@ -133,18 +139,20 @@ class Site:
     def train(self, vector: Vector, task: RoundTask, run: str = "", evaluate: bool = False) -> Trained:
         """Tune from the weights that came. With a budget all steps are paid for first, or nothing is done.
 
-        The figures, if asked for, are of the model that came, on patients it was never tuned on.
+        The figures, if asked for, are of the model that came, for the patients that choose.
         """
         operator = open_operator(self.folder / BASE)
         codec = codec_of(operator.model, task)
         self._place(operator, codec, vector, task)
         batch = self.windows(task.kind)
-        figures = self._figures(operator, task.kind, run) if evaluate else {}
+        figures = self._figures(operator, task.kind, "choose", run) if evaluate else {}
         names = [*codec.names, *self._tuned_here(operator, task)]
         with torch_threads(self.config.threads):
             if self.privacy is None:
                 tuned = tune(operator, names, codec.names, batch, task)
                 self._keep(operator, codec, tuned.weights)
+                if evaluate:
+                    self._warn(operator, task.kind)
                 sent = codec.encode(operator.model.state_dict())
                 return Trained(sent, len(batch), {"train_loss": tuned.loss, **figures})
             sent = self._privately(operator, codec, vector, batch, task, run)
@@ -172,12 +180,14 @@ class Site:
         self._keep(operator, codec, {})
         return sent
 
-    def evaluate(self, vector: Vector, task: RoundTask, run: str = "") -> tuple[dict[str, float], int]:
-        """Figures of a model on the site's held-out patients, and how many of these there are."""
+    def evaluate(
+        self, vector: Vector, task: RoundTask, run: str = "", part: Part = "test"
+    ) -> tuple[dict[str, float], int]:
+        """Figures of a model for patients of the site that nobody learns from, and how many of these there are."""
         operator = open_operator(self.folder / BASE)
         codec = codec_of(operator.model, task)
         self._place(operator, codec, vector, task)
-        return self._figures(operator, task.kind, run), self._num_patients(task.kind)
+        return self._figures(operator, task.kind, part, run), len(groups(self.windows(task.kind, part).ids))
 
     def statistics(self, run: str = "") -> tuple[dict[str, float], int]:
         """Figures of the cohort: level and spread of the first output, share of values missing."""
@@ -193,26 +203,41 @@ class Site:
         return self._told(each, "statistics", run), len(rows)
 
     def personalise(self, vector: Vector, task: RoundTask) -> Path:
-        """Tune the common model further on the site's own patients, for its clinicians alone. Nothing of it leaves."""
+        """Tune the common model further on the site's own patients, for its clinicians alone. Nothing of it leaves.
+
+        If that is no better for the patients that choose, the common model is the site's own.
+        """
         operator = open_operator(self.folder / BASE)
         codec = codec_of(operator.model, task)
         self._place(operator, codec, vector, task)
         names = [*codec.names, *self._tuned_here(operator, task)]
+        before, common = self.chooses(operator, task.kind), copy.deepcopy(operator)
         with torch_threads(self.config.threads):
             tune(operator, names, codec.names, self.windows(task.kind), task)
-        return operator.save(self.folder / OWN)
+        better = self.chooses(operator, task.kind) < before
+        return (operator if better else common).save(self.folder / OWN)
 
     def operator(self) -> Operator:
         """What clinicians of the site ask: its personalised copy, or the base before there is one."""
         own = self.folder / OWN
         return Operator.load(own if own.exists() else self.folder / BASE)
 
-    def _num_patients(self, kind: str) -> int:
-        return len(groups(self.windows(kind, "test").ids))
+    def _figures(self, operator: Operator, kind: str, part: Part, run: str) -> dict[str, float]:
+        return self._told(patient_figures(operator, self.windows(kind, part), names_of(kind)), "figures", run)
 
-    def _figures(self, operator: Operator, kind: str, run: str) -> dict[str, float]:
-        names = LABELLED if kind == "pairs" else UNLABELLED
-        return self._told(patient_figures(operator, self.windows(kind, "test"), names), "figures", run)
+    def chooses(self, operator: Operator, kind: str) -> float:
+        """The mean loss of a model for the patients that choose. It stays here, so it has no noise."""
+        loss = names_of(kind)[0]
+        return means(patient_figures(operator, self.windows(kind, "choose"), (loss,)))[loss]
+
+    def _warn(self, tuned: Operator, kind: str) -> None:
+        """Say in the site's own log that an update is no good for its patients; the federation's choice is by all."""
+        if self.chooses(tuned, kind) > self.chooses(self.base, kind):
+            logging.getLogger(__name__).warning(
+                "%s: the update of this round is worse than the first operator for own patients that it was not tuned "
+                "on. Fewer steps or an adapter (task.steps, task.adapter) may suit them better.",
+                self.config.name,
+            )
 
     def _told(self, each: Mapping[str, Vector], what: str, run: str) -> dict[str, float]:
         """Means over patients; with a budget they have noise, and are paid for first."""

@@ -48,7 +48,8 @@ def make_federation(
     folder: Path,
     counts: Sequence[int] = (12, 12, 12, 12),
     privacy: PrivacyConfig | None = None,
-    test: float = 0.25,
+    test: float = 0.125,
+    choose: float = 0.125,
     min_cohort: int = 3,
     seeds: Sequence[int] | None = None,
 ) -> tuple[Operator, dict[str, Site]]:
@@ -59,7 +60,7 @@ def make_federation(
         home = folder / "sites" / name
         home.mkdir(parents=True)
         make_store(home / "pairs.zarr", count, seed=number if seeds is None else seeds[number])
-        config = SiteConfig(name=name, store=Path("pairs.zarr"), test=test, privacy=privacy)
+        config = SiteConfig(name=name, store=Path("pairs.zarr"), test=test, choose=choose, privacy=privacy)
         sites[name] = make_site(home, config, operator)
     pin_all(sites, min_cohort, None if privacy is None else (privacy.epsilon, privacy.delta))
     return operator, sites

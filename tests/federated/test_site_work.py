@@ -37,7 +37,7 @@ def test_tuning_makes_the_loss_of_the_patients_smaller(site: Site) -> None:
     first = site.train(started(site, task), task.model_copy(update={"steps": 1}))
     last = site.train(started(site, task), task)
     assert last.metrics["train_loss"] < first.metrics["train_loss"] - 0.05
-    assert last.num_examples == 9  # of twelve patients three measure
+    assert last.num_examples == 8  # of twelve patients two choose and two measure
 
 
 def test_the_same_round_gives_the_same_weights(site: Site) -> None:
@@ -68,19 +68,17 @@ def test_what_rides_along_with_the_weights_is_that_of_the_generated_set(site: Si
     assert weights_digest(own.model) != weights_digest(base.model)
 
 
-def test_a_patient_is_learned_from_or_measures_never_both(site: Site) -> None:
-    train, test = set(site.windows(part="train").ids), set(site.windows(part="test").ids)
-    assert train
-    assert test
-    assert not train & test
-    assert len(train | test) == 12
+def test_a_patient_is_learned_from_or_chooses_or_measures(site: Site) -> None:
+    parts = [set(site.windows(part=part).ids) for part in ("train", "choose", "test")]
+    assert [len(part) for part in parts] == [8, 2, 2]
+    assert len(set.union(*parts)) == 12
 
 
 def test_windows_of_a_patient_stay_together() -> None:
     ids = [f"p{i}/{j}" for i in range(10) for j in range(3)]
-    cohort = Cohort.choose(sorted({name.split("/")[0] for name in ids}), 0.3, 0)
+    cohort = Cohort.draw(sorted({name.split("/")[0] for name in ids}), 0.1, 0.3, 0)
     rows = cohort.rows(ids, cohort.test)
-    assert len(cohort.test) == 3
+    assert (len(cohort.train), len(cohort.choose), len(cohort.test)) == (6, 1, 3)
     assert len(rows) == 9
 
 
@@ -98,9 +96,9 @@ def test_a_patient_who_comes_later_changes_no_answer(tmp_path: Path) -> None:
 
 
 def test_a_cohort_whose_patients_are_gone_is_refused(tmp_path: Path) -> None:
-    Cohort.open(tmp_path, ["a/0", "b/0", "c/0"], 0.3, 0)
+    Cohort.open(tmp_path, ["a/0", "b/0", "c/0"], 0.3, 0.3, 0)
     with pytest.raises(UsageError, match="no fit any more"):
-        Cohort.open(tmp_path, ["a/0", "b/0"], 0.3, 0)
+        Cohort.open(tmp_path, ["a/0", "b/0"], 0.3, 0.3, 0)
 
 
 def test_without_a_single_label_the_equation_teaches(site: Site) -> None:
