@@ -48,29 +48,12 @@ class TextTable(Table):
 
 
 def _chunks(path: Path) -> Iterator[Table]:
-    file, names = str(path), list[str]()
-    rows: list[list[str]] = []
-    numbers: list[int] = []
-    ragged: list[RaggedRow] = []
     opened = gzip.open if path.name.lower().endswith(".gz") else open
     try:
         with opened(path, "rt", encoding="utf-8-sig", newline="") as text:
-            reader = csv.reader(_without_zeros(text), strict=True)
-            for cells in filter(None, reader):
-                if not names:
-                    names = _header(file, reader.line_num, cells)
-                elif len(cells) == len(names):
-                    rows.append(cells)
-                    numbers.append(reader.line_num)
-                else:
-                    ragged.append(RaggedRow(reader.line_num, cells))
-                if len(rows) == CHUNK:
-                    yield TextTable(file, names, rows, numbers, ragged)
-                    rows, numbers, ragged = [], [], []
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+            yield from _tables(str(path), _without_zeros(text), CHUNK)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise Unreadable from error
-    if rows or ragged:
-        yield TextTable(file, names, rows, numbers, ragged)
 
 
 def _without_zeros(lines: Iterable[str]) -> Iterator[str]:
@@ -83,7 +66,7 @@ def _without_zeros(lines: Iterable[str]) -> Iterator[str]:
 @reads(".csv", ".csv.gz", chunks=_chunks)
 def read_csv(path: Path, columns: ColumnMap | None = None) -> ReadReport:
     """Read a CSV file with a header line."""
-    return assemble(_parse(path, _text(path)), columns, default_id=stem_of(path))
+    return assemble(next(_tables(str(path), io.StringIO(_text(path), newline=""))), columns, default_id=stem_of(path))
 
 
 def _text(path: Path) -> str:
@@ -115,17 +98,15 @@ def _not_text(file: str, row: int, found: str) -> DataError:
     )
 
 
-def _parse(path: Path, text: str) -> Table:
-    file = str(path)
+def _tables(file: str, lines: Iterable[str], size: int | None = None) -> Iterator[TextTable]:
+    """The rows of a file, at most `size` of them in a table; the last one may have none."""
     rows: list[list[str]] = []
     row_numbers: list[int] = []
     ragged: list[RaggedRow] = []
     names: list[str] = []
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(lines, strict=True)
     try:
-        for cells in reader:
-            if not cells:
-                continue
+        for cells in filter(None, reader):
             if not names:
                 names = _header(file, reader.line_num, cells)
             elif len(cells) == len(names):
@@ -133,6 +114,9 @@ def _parse(path: Path, text: str) -> Table:
                 row_numbers.append(reader.line_num)
             else:
                 ragged.append(RaggedRow(reader.line_num, cells))
+            if len(rows) == size:
+                yield TextTable(file, names, rows, row_numbers, ragged)
+                rows, row_numbers, ragged = [], [], []
     except csv.Error as error:
         raise DataError(
             Problem(
@@ -144,7 +128,7 @@ def _parse(path: Path, text: str) -> Table:
         ) from error
     if not names:
         raise DataError(Problem("The file is empty.", "Give a table with a header line and rows.", file))
-    return TextTable(file, names, rows, row_numbers, ragged)
+    yield TextTable(file, names, rows, row_numbers, ragged)
 
 
 def _header(file: str, row: int, cells: list[str]) -> list[str]:

@@ -101,7 +101,7 @@ def _whole_instances(chunks: Iterator[Table], instance: str) -> Iterator[Table]:
         if cut:
             yield table.part(0, cut)
         rest = table.part(cut, len(table))
-    if rest is not None:
+    if rest is not None and len(rest):
         yield rest
 
 
