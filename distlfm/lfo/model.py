@@ -113,7 +113,7 @@ class FourierOperator(nn.Module):
         self.normal = Normal(outputs, self.num_forces, self.num_params)
         derived = len(config.slopes) * (2 * self.num_dims - 1) + config.integrals
         channels = outputs * (4 + derived) + self.num_dims + 1
-        self.points = config.points_of(schema.shape)
+        self.points, self.trained = config.points_of(schema.shape), schema.shape
         self.window = min(config.slopes, default=1 / (min(self.points) - 1))
         self.lift = nn.Sequential(nn.Linear(channels, 2 * width), nn.SiLU(), nn.Linear(2 * width, width))
         modes = config.modes_of(self.num_dims)
@@ -184,7 +184,7 @@ class FourierOperator(nn.Module):
         centred = v - means.view(*means.shape, *wide[1:])
         size = (self._mean(centred.square()).mean(-1) + SMALLEST_SIZE**2).sqrt()
         v = v / size.view(-1, 1, *wide[1:])
-        rough = self._taken(scatter(v, self.window)).clamp_min(0) + ROUGHNESS**2
+        rough = self._taken(scatter(self.thinned(v), self.window)).clamp_min(0) + ROUGHNESS**2
         told = torch.cat([means, size.log().unsqueeze(-1)], -1)
         parts = [
             self._taken(v),
@@ -201,6 +201,16 @@ class FourierOperator(nn.Module):
                     parts.append(self._taken(v, window, dim, 2))
         parts.append(coordinates(self.points, v.dtype, v.device).expand(v.shape[0], -1, *self.points))
         return torch.cat(parts, 1).movedim(1, -1), size
+
+    def thinned(self, v: Tensor) -> Tensor:
+        """v [B, P, *grid] at the points of the training grid, where that has fewer: noise is told by those alone.
+
+        What a curve leaves of the observations depends on how many there are, and on whether their noise is white.
+        """
+        for dim, n in enumerate(self.trained):
+            if v.shape[dim + 2] > n:
+                v = along(spline(v.shape[dim + 2], n, v.dtype, v.device), v, dim + 2)
+        return v
 
     def _taken(self, v: Tensor, window: float | None = None, derived: int = 0, order: int = 0) -> Tensor:
         """v [B, P, *grid] on the network's grid by local regression; along one dimension perhaps a derivative of it."""

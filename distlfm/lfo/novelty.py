@@ -70,7 +70,8 @@ def features(model: FourierOperator, values: Tensor, mask: Tensor, prediction: P
     dims = tuple(range(2, v.dim()))
     means = v.mean(dims)
     spread = (v - means.view(*means.shape, *wide[1:])).square().mean(dims).sqrt()
-    rough = ((scatter(v, ROUGH_WINDOW) * mask).sum(dims) / mask.sum(dims).clamp_min(1)).sqrt()
+    real = model.thinned(mask).round()
+    rough = ((scatter(model.thinned(v), ROUGH_WINDOW) * real).sum(dims) / real.sum(dims).clamp_min(1)).sqrt()
     certainty = prediction.force_logvar.flatten(2).mean(-1) - 2 * prediction.unit.log()
     doubt = torch.cat([certainty, prediction.params_logvar], -1)
     found = {

@@ -53,6 +53,19 @@ def test_parameters_do_not_move_with_the_resolution(
     assert (one.force - other.force[(..., *step)]).abs().max() < 0.02 * one.force.abs().max() + 2e-3
 
 
+def test_estimates_from_a_noisy_function_do_not_move_with_the_resolution() -> None:
+    """The same function at both: the spline through noisy points, and its values between them."""
+    torch.manual_seed(0)
+    config = OperatorConfig(layers=2, width=8, modes=3, points=13, head=16, pooled=6, regressions=2, slopes=(0.1,))
+    model = FourierOperator(config, schema(41)).eval()
+    coarse = band_limited(41) + 0.05 * torch.randn(1, 2, 41)
+    fine = coarse @ spline(41, 81).float().T
+    with torch.no_grad():
+        one, other = model(coarse, torch.ones_like(coarse)), model(fine, torch.ones_like(fine))
+    assert torch.allclose(one.params, other.params, rtol=5e-3, atol=5e-4)
+    assert torch.allclose(one.params_logvar, other.params_logvar, rtol=5e-3, atol=5e-4)
+
+
 def test_three_dimensions_learn_something() -> None:
     torch.manual_seed(0)
     model = FourierOperator(OperatorConfig(layers=2, width=8, modes=3, head=16, pooled=4), schema(9, 9, 9, outputs=1))
