@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from secure_sites import (
     NAMES,
     answering,
@@ -205,3 +206,38 @@ def _catch(message: Message, kept: list[Message]) -> Message | None:
         kept.append(message)
         return None
     return message
+
+
+@pytest.mark.parametrize(("run", "purpose"), [("8", "train"), ("7", "evaluate")])
+def test_keys_are_given_for_the_run_and_purpose_of_the_message_alone(tmp_path: Path, run: str, purpose: str) -> None:
+    inner = local_grid(make_sites(tmp_path))
+    replies = ask(inner, said("keys", Call(run=run, purpose=purpose).to_bytes()))
+    assert reasons(replies) == [Reason.STAGE.value] * 4
+
+
+def test_a_sum_that_was_begun_anew_during_the_work_gets_no_vector_of_the_old_one(tmp_path: Path) -> None:
+    app = ClientApp(mods=[secure_mod])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        call = Message(said("keys", Call(run="7", purpose="train").to_bytes()), context.node_id, "train")
+        assert secure_mod(call, context, lambda request, _: request).has_content()
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 10.0})}), reply_to=message)
+
+    inner = LocalGrid(app, make_sites(tmp_path), run_id=7)
+    grid = SecureGrid(inner)
+    ask(grid, request())
+    assert set(grid.reports[0].dropped.values()) == {Reason.STAGE.value}
+    assert not any(b"vector" in frame.payload for frame in inner.wire if frame.direction == "to server")
+
+
+def test_a_memory_that_cannot_be_read_ends_the_sum_for_that_site(tmp_path: Path) -> None:
+    def spoil(message: Message) -> Message:
+        if stage_of(message) == "consent" and message.metadata.dst_node_id == 1:
+            (tmp_path / "east" / "state" / "secagg" / "sum-7.json").write_bytes(b"{")
+        return message
+
+    grid = SecureGrid(local_grid(make_sites(tmp_path), on_request=spoil))
+    replies = ask(grid, request())
+    assert grid.reports[0].dropped == {1: Reason.STAGE.value}
+    assert replies[0].content["metrics"]["num-sites"] == 4.0
