@@ -38,9 +38,9 @@ from distlfm.runtime.signals import Stop
 STORE_DATA = ["data.dataset=null", "data.columns=null", "data.stride=1", "data.window=null", "data.fraction=1"]
 KINDS: dict[str, tuple[str, str, list[str], int]] = {
     # Name: config of generate, config of fit, what is observed, instances of a block.
-    "transcription": ("transcription", "transcription_toy", ["sampling.every=10"], 64),
-    "glucose": ("glucose", "glucose", [], 32),
-    "reaction_diffusion": ("reaction_diffusion", "reaction_diffusion_noisy", ["sampling.count=500"], 4),
+    "transcription": ("transcription", "transcription_toy", ["sampling.every=10"], 16),
+    "glucose": ("glucose", "glucose", [], 8),
+    "reaction_diffusion": ("reaction_diffusion", "reaction_diffusion_noisy", ["sampling.count=500"], 2),
 }
 NODES, CPUS = (1, 2, 3, 4), 4
 BLOCKS, BLOCK, WAIT_SECONDS = 48, 16, 3.0
