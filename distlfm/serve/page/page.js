@@ -234,7 +234,8 @@ async function follow() {
     await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
     if (fit) fit = await askJson(`/api/fits/${fit.key}`);
   }
-  const lost = document.activeElement === byId("cancel");
+  // A button that is hidden or disabled loses the focus to nowhere.
+  const lost = [byId("cancel"), document.body].includes(document.activeElement);
   byId("fit-progress").hidden = byId("cancel").hidden = true;
   byId("start").disabled = about.no_fit !== null;
   if (lost) byId("start").focus();

@@ -1,0 +1,1 @@
+../unit/query_factories.py

@@ -1,0 +1,397 @@
+"""The page in a real browser: Debian's Chromium without a window, one session for all tests, a real server process."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fleet_runs import all_gone, descendants
+from query_factories import fresh_genes, genes
+from selenium import webdriver
+from selenium.webdriver import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from distlfm.data import write_npz
+from distlfm.errors import DataError
+from distlfm.pipeline.settings import DataConfig
+from distlfm.pipeline.sources import read_instances
+from distlfm.serve.scratch import PREFIX
+from distlfm.store import Store
+
+pytestmark = pytest.mark.slow
+
+PATIENCE = 120
+"""Seconds to wait for something on a machine that has other things to do; nothing is measured by it."""
+
+DROP = """
+const transfer = new DataTransfer();
+transfer.items.add(new File([arguments[0]], arguments[1]));
+document.getElementById("drop").dispatchEvent(
+  new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
+"""
+
+CONTRAST = """
+const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+  .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+  .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+const behind = (one) => {
+  for (let here = one; here; here = here.parentElement) {
+    const colour = parts(getComputedStyle(here).backgroundColor);
+    if (colour.length === 3 || colour[3] > 0) return colour;
+  }
+  return [255, 255, 255];
+};
+const found = [];
+for (const one of document.querySelectorAll("body *")) {
+  const own = [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+  if (!own || !one.checkVisibility() || one.disabled || one.matches("option, script, noscript")) continue;
+  const [a, b] = [light(parts(getComputedStyle(one).color)), light(behind(one))];
+  found.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), one.tagName, one.textContent.slice(0, 30)]);
+}
+return found;
+"""
+
+
+@dataclass
+class Served:
+    """A running server."""
+
+    process: subprocess.Popen[str]
+    address: str
+    token: str
+    temporary: Path
+
+    @property
+    def session(self) -> list[Path]:
+        """Folders of sessions."""
+        return list(self.temporary.glob(f"{PREFIX}*"))
+
+
+def start(folder: Path, *arguments: str) -> Served:
+    """A server in a process of its own, with a temporary folder of its own."""
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "distlfm", "serve", str(genes()[0]), "--port", "0", *arguments]
+    command += ["--token-file", str(folder / "token")]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=folder
+    )
+    assert process.stdout is not None
+    told = process.stdout.readline()
+    assert told.startswith("page: http://127.0.0.1:"), told
+    return Served(process, told.split()[1], (folder / "token").read_text().strip(), temporary)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    found = start(tmp_path_factory.mktemp("server"), "--data", str(fresh_genes()), "max_megabytes=1")
+    yield found
+    found.process.terminate()
+    assert found.process.wait(PATIENCE) == 0
+
+
+@pytest.fixture(scope="module")
+def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("downloads")
+
+
+@pytest.fixture(scope="module")
+def browser(downloads: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = "/usr/bin/chromium"
+    # Root has no sandbox, and containers have little shared memory. No name is looked up: the page works offline.
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1100,1400"):
+        options.add_argument(argument)
+    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
+    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService("/usr/bin/chromedriver"))
+    where = {"behavior": "allow", "downloadPath": str(downloads)}
+    driver.execute_cdp_cmd("Browser.setDownloadBehavior", where)
+    yield driver
+    driver.quit()
+
+
+class Page:
+    """What a person does with the page."""
+
+    def __init__(self, browser: webdriver.Chrome) -> None:
+        self.browser = browser
+
+    def __getitem__(self, name: str) -> WebElement:
+        return self.browser.find_element(By.ID, name)
+
+    def until(self, condition: Any, what: str) -> Any:
+        return WebDriverWait(self.browser, PATIENCE, 0.1).until(lambda _: condition(), what)
+
+    def says(self, name: str, words: str) -> str:
+        """Wait until some part of the page says something."""
+        self.until(lambda: words in self[name].text, f"{name} never said {words!r} but {self[name].text!r}")
+        return self[name].text
+
+    def drop(self, name: str, content: bytes) -> None:
+        self.browser.execute_script(DROP, content.decode(), name)
+
+    def focused(self) -> str:
+        return str(self.browser.switch_to.active_element.get_attribute("id"))
+
+    def drawn(self, name: str) -> bool:
+        """Whether a picture is loaded."""
+        script = "return arguments[0].complete && arguments[0].naturalWidth > 100"
+        return bool(self.browser.execute_script(script, self[name]))
+
+
+@pytest.fixture(scope="module")
+def page(browser: webdriver.Chrome, server: Served) -> Page:
+    """The page, opened with the token."""
+    found = Page(browser)
+    browser.get(server.address)
+    found.until(lambda: found["token-dialog"].is_displayed(), "no token was asked for")
+    found["token"].send_keys("not-the-token-of-this-page", Keys.ENTER)
+    found.says("token-error", "The token is missing or wrong.")
+    assert not found["choose"].is_displayed(), "nothing is listed without it"
+    found["token"].send_keys(server.token, Keys.ENTER)
+    found.says("found", "24 of 24 patients.")
+    return found
+
+
+def ids() -> list[str]:
+    return [one.id for one in Store.open(fresh_genes()).instances(0, 24)]
+
+
+def table_of(page: Page, name: str) -> list[list[str]]:
+    rows = page[name].find_elements(By.CSS_SELECTOR, "tbody tr")
+    return [[cell.get_attribute("textContent") or "" for cell in row.find_elements(By.XPATH, "./*")] for row in rows]
+
+
+def test_a_patient_is_chosen_and_answered_by_keyboard_alone(page: Page) -> None:
+    page["search"].send_keys(ids()[5])
+    page.says("found", "1 of 24 patients.")
+    page["search"].send_keys(Keys.TAB)
+    assert page.focused() == "patients"
+    page.browser.switch_to.active_element.send_keys(Keys.ENTER)
+    page.says("answer-title", f"Answer for {ids()[5]}")
+    page.until(lambda: page.drawn("answer-figure"), "no picture")
+    page.until(lambda: page.focused() == "answer-title", "a reader must be led to the answer")
+    assert "highest at time" in (page["answer-figure"].get_attribute("alt") or "")
+    assert "where 1 is the limit" in page["answer-status"].text
+    names = [row[0].split()[0] for row in table_of(page, "answer-parameters")]  # units follow in brackets
+    assert {"decay[output_0]", "decay[output_1]"} <= set(names)
+    assert len(table_of(page, "answer-numbers")) == 21
+    assert len(table_of(page, "answer-data")) == 21
+
+
+def test_focus_goes_through_the_page_in_the_order_in_which_it_is_read(page: Page) -> None:
+    page.browser.execute_script("document.getElementById('file').focus()")
+    way = []
+    for _ in range(9):
+        way.append(page.focused())
+        ActionChains(page.browser).send_keys(Keys.TAB).perform()
+    wanted = ["file", "source", "search", "patients", "show"]
+    assert [one for one in way if one in wanted] == wanted
+    outlined = "return getComputedStyle(document.activeElement).outlineStyle"
+    assert page.browser.execute_script(outlined) != "none", "where the focus is can be seen"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_readable_in_both_schemes(scheme: str, page: Page) -> None:
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    found = page.browser.execute_script(CONTRAST)
+    assert len(found) > 30
+    assert [one for one in found if one[0] < 4.5] == []
+
+
+def test_every_control_has_a_name_for_screen_readers(page: Page) -> None:
+    tree = page.browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    roles = {"button", "textbox", "searchbox", "listbox", "combobox", "progressbar", "image", "table", "region"}
+    shown = [one for one in tree if not one.get("ignored") and one.get("role", {}).get("value") in roles]
+    assert len(shown) > 8
+    assert [one["role"] for one in shown if not one.get("name", {}).get("value")] == []
+
+
+def test_a_dropped_file_in_wrong_units_is_answered_with_a_warning(page: Page) -> None:
+    rows = [f"{t},output_{k},{1000 * (1 + k + t / 9)}" for t in range(12) for k in (0, 1)]
+    page.drop("ward.csv", "\n".join(["time,output,value", *rows]).encode())
+    page.says("file-status", "ward.csv: 1 patient.")
+    page.says("answer-title", "Answer for ward")
+    assert page["unlike"].is_displayed()
+    assert page["unlike"].get_attribute("role") == "alert"
+    assert "Do not rely on this answer; fit the instance instead." in page["unlike"].text
+
+
+def test_a_malformed_file_is_refused_with_the_sentence_of_the_command_line(page: Page, tmp_path: Path) -> None:
+    path = tmp_path / "broken.csv"
+    path.write_text("time;value\n0;1\n1;2\n")
+    with pytest.raises(DataError) as caught:
+        read_instances(DataConfig(path=path))
+    page["file"].send_keys(str(path))
+    page.says("file-error", str(caught.value).replace(f"{tmp_path}/", ""))
+
+
+def test_columns_in_doubt_are_asked_for_and_taken(page: Page, tmp_path: Path) -> None:
+    path = tmp_path / "wide.csv"
+    path.write_text("time,output_0,output_1\n" + "".join(f"{t},{1 + t / 9},{2 - t / 9}\n" for t in range(12)))
+    page["file"].send_keys(str(path))
+    page.says("file-error", "could each be the observed values")
+    wanted = "data.columns.time=time\ndata.columns.values=[output_0, output_1]"
+    assert page["settings"].get_attribute("value") == wanted
+    page["file"].send_keys(str(path))
+    page.says("answer-title", "Answer for wide")
+    assert not page["file-error"].is_displayed()
+    page["settings"].clear()
+
+
+def test_a_file_that_is_too_large_is_refused(page: Page, tmp_path: Path) -> None:
+    path = tmp_path / "large.csv"
+    path.write_bytes(b"time,value\n" + b"0,1\n" * 2**19)
+    page["file"].send_keys(str(path))
+    page.says("file-error", "large.csv: The file is larger than 1 MB.")
+
+
+def test_an_archive_of_several_patients_is_listed_and_forgotten(page: Page, tmp_path: Path) -> None:
+    write_npz(tmp_path / "three.npz", Store.open(fresh_genes()).instances(0, 3))
+    page["file"].send_keys(str(tmp_path / "three.npz"))
+    page.says("file-status", "three.npz: 3 patients.")
+    page.says("answer-title", f"Answer for {ids()[0]}")
+    page["forget"].click()
+    page.says("file-status", "three.npz is forgotten.")
+    assert not page["answer"].is_displayed()
+    assert all("three.npz" not in one.text for one in Select(page["source"]).options)
+
+
+def choose(page: Page, place: int) -> None:
+    """A patient of the store."""
+    Select(page["source"]).select_by_index(0)
+    page.until(lambda: len(Select(page["patients"]).options) == 24, "the store is not listed")
+    Select(page["patients"]).select_by_index(place)
+    page["show"].click()
+    page.says("answer-title", f"Answer for {ids()[place]}")
+
+
+def test_downloads_arrive_as_png_and_csv(page: Page, downloads: Path) -> None:
+    choose(page, 2)
+    for button in page.browser.find_elements(By.CSS_SELECTOR, "[data-answer]"):
+        button.click()
+    names = [f"{ids()[2]}_operator_{name}" for name in ("figure.png", "force.csv", "parameters.csv")]
+    files = [downloads / name for name in names]
+    page.until(lambda: all(one.exists() for one in files), f"missing: {names}")
+    assert files[0].read_bytes().startswith(b"\x89PNG")
+    rows = list(csv.DictReader(files[1].open()))
+    assert len(rows) == 21
+    assert all(float(row["lower95"]) < float(row["mean"]) < float(row["upper95"]) for row in rows)
+
+
+def test_a_fit_that_is_cancelled_leaves_no_process(page: Page, server: Served) -> None:
+    choose(page, 1)
+    page["start"].click()
+    page.says("fit-status", f"Fit of {ids()[1]}, step ")
+    assert page["progress"].is_displayed()
+    assert page.focused() == "cancel"
+    running = descendants(server.process.pid)
+    assert running
+    page["cancel"].click()
+    page.says("fit-status", f"The fit of {ids()[1]} was cancelled.")
+    assert all_gone(running, PATIENCE)
+    assert page.focused() == "start", "the focus is not lost with the button"
+
+
+def test_a_full_fit_is_compared_with_the_answer(page: Page, server: Served, downloads: Path) -> None:
+    choose(page, 1)
+    page["start"].click()
+    page.says("fit-status", f"The fit of {ids()[1]} is done")
+    assert page["fit-status"].get_attribute("aria-live") == "polite"
+    page.until(lambda: page.drawn("comparison-figure") and page.drawn("fit-figure"), "no pictures")
+    assert "inside the operator's 95 % interval" in page["agreement"].text
+    assert "Full fit." in (page["comparison-figure"].get_attribute("alt") or "")
+    rows = {row[0].split()[0]: row[1:] for row in table_of(page, "fit-parameters")}
+    assert "–" not in rows["decay[output_0]"], "both give it"
+    page.browser.find_element(By.CSS_SELECTOR, "[data-fit='force.csv']").click()
+    file = downloads / f"{ids()[1]}_fit_force.csv"
+    page.until(file.exists, "no file")
+    numbers = np.array(
+        [[float(row[name]) for name in ("lower95", "mean", "upper95")] for row in csv.DictReader(file.open())]
+    )
+    assert numbers.shape == (21, 3)
+    assert (np.diff(numbers, axis=1) > 0).all()
+    assert not descendants(server.process.pid)
+
+
+def test_nothing_came_from_elsewhere_and_nothing_was_forbidden(page: Page, server: Served) -> None:
+    script = "return performance.getEntries().filter((one) => one.responseStatus !== undefined).map((one) => one.name)"
+    loaded = page.browser.execute_script(script)
+    assert len(loaded) > 10
+    assert [one for one in loaded if not one.startswith((server.address, f"blob:{server.address}"))] == []
+    assert page.browser.get_cookies() == []
+    # Refusals that the tests above ask for are told by the browser as resources that failed to load.
+    told = [one["message"] for one in page.browser.get_log("browser")]
+    assert [one for one in told if "Failed to load resource" not in one] == []
+
+
+def test_the_page_says_that_it_is_not_for_clinical_decisions(page: Page) -> None:
+    note = page.browser.find_element(By.CSS_SELECTOR, "[role=note]")
+    assert note.is_displayed()
+    assert note.text.startswith("Not for clinical decisions. A latent force was never measured")
+
+
+def test_a_server_that_is_ended_leaves_neither_files_nor_fits(page: Page, tmp_path: Path) -> None:
+    """Last: it takes the browser elsewhere."""
+    write_npz(tmp_path / "one.npz", Store.open(fresh_genes()).instances(0, 1))
+    other = start(tmp_path, "--data", str(tmp_path / "one.npz"))
+    try:
+        page.browser.get(other.address)
+        page.until(lambda: page["token-dialog"].is_displayed(), "no token was asked for")
+        page["token"].send_keys(other.token, Keys.ENTER)
+        page.says("found", "1 of 1 patient.")
+        page["show"].click()
+        page.says("answer-title", f"Answer for {ids()[0]}")
+        page["start"].click()
+        page.says("fit-status", "step ")
+        running = descendants(other.process.pid)
+        assert running
+        assert len(other.session) == 1
+        other.process.send_signal(signal.SIGINT)
+        assert other.process.wait(PATIENCE) == 0
+        assert all_gone(running, PATIENCE)
+        assert other.session == []
+        assert other.process.stdout is not None
+        assert "nothing of its session is kept" in other.process.stdout.read()
+    finally:
+        other.process.kill()
+        other.process.wait()
+
+
+def test_a_fit_ends_with_a_server_that_is_killed() -> None:
+    """Its standard input is a pipe of the server's, which closes with it."""
+    process = subprocess.Popen([sys.executable, "-c", HELD], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    assert all_gone({child}, PATIENCE)
+
+
+HELD = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time, threading\\n"
+    "from distlfm.serve.fit_child import _end_with_parent\\n"
+    "threading.Thread(target=_end_with_parent, daemon=True).start()\\nprint('up', flush=True)\\ntime.sleep(600)"],
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(600)
+"""
