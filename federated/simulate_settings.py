@@ -53,8 +53,9 @@ class FederatedConfig(Config):
 
     data: `auto` takes the sites' datasets if all are there, else generated patients; `generated` takes these anyway.
     fit, fit_with: how patients of datasets are fitted. windows, patients: the most of a patient, and of a site.
-    test: share of each site's patients that measure; choose: of those that decide which round is kept. personal: steps by which each site tunes the common
-    model further for itself; 0 for none. privacy: a budget for each site; masking alone if null.
+    test: share of each site's patients that measure; choose: of those that decide which round is kept.
+    personal: steps by which each site tunes the common model further for itself; 0 for none. privacy: a budget for each
+    site; masking alone if null.
     """
 
     verb: Literal["federated"] = "federated"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -226,9 +227,10 @@ class Site:
         return self._told(patient_figures(operator, self.windows(kind, part), names_of(kind)), "figures", run)
 
     def chooses(self, operator: Operator, kind: str) -> float:
-        """The mean loss of a model for the patients that choose. It stays here, so it has no noise."""
+        """The mean loss of a model for the patients that choose, infinite for a broken one. It stays here: no noise."""
         loss = names_of(kind)[0]
-        return means(patient_figures(operator, self.windows(kind, "choose"), (loss,)))[loss]
+        found = float(patient_figures(operator, self.windows(kind, "choose"), (loss,))[loss].mean())
+        return found if math.isfinite(found) else math.inf
 
     def _warn(self, tuned: Operator, kind: str) -> None:
         """Say in the site's own log that an update is no good for its patients; the federation's choice is by all."""
