@@ -98,6 +98,13 @@ def test_the_page_itself_is_let_through(guarded: Any) -> None:
     assert guarded.get("/api/about", headers={**KEY, **own}).status_code == 200
 
 
+def test_a_server_with_tls_before_it_is_let_through_by_its_name(tmp_path: Path) -> None:
+    headers = {"Host": "clinic.example", "Origin": "https://clinic.example", "Sec-Fetch-Site": "same-origin"}
+    for names, status in ((["clinic.example"], 200), ([], 421)):
+        with served(tmp_path / "session", data={}, names=names) as client:
+            assert client.get("/api/about", headers=headers).status_code == status
+
+
 @pytest.mark.parametrize("path", ["/", "/api/about", "/api/nothing", "/favicon.svg"])
 def test_every_answer_forbids_what_the_page_does_not_need(path: str, guarded: Any) -> None:
     headers = guarded.get(path).headers
