@@ -117,12 +117,14 @@ class Federation:
                 os.kill(pid, signal.SIGKILL)
         driver.process.wait()
 
-    def stop(self, role: str) -> set[int]:
-        """Ask a role to end, as Ctrl-C does. Gives the processes of it that are left."""
-        driver = self.drivers.pop(role)
-        pids = {driver.process.pid, *driver.watch()}
-        driver.process.send_signal(signal.SIGINT)
-        driver.process.wait(30)
+    def stop(self, *roles: str) -> set[int]:
+        """Ask roles to end, as Ctrl-C does. Gives the processes of them, if some are left."""
+        pids = set().union(*(self.family(role) for role in roles))
+        drivers = [self.drivers.pop(role) for role in roles]
+        for driver in drivers:
+            driver.process.send_signal(signal.SIGINT)
+        for driver in drivers:
+            driver.process.wait(60)
         return set() if all_gone(pids) else pids
 
     def close(self) -> None:
@@ -148,8 +150,8 @@ class Federation:
 
     def programme(self, rounds: int, **more: Any) -> ProgrammeConfig:
         task = {"steps": 1, "lr": 1e-3}
-        content = {"rounds": rounds, "operator": str(self.operator), "deadline": 120.0, "task": task, **more}
-        return build(ProgrammeConfig, content)
+        content = {"rounds": rounds, "operator": str(self.operator), "deadline": 120.0, "evaluate": False, "task": task}
+        return build(ProgrammeConfig, content | more)
 
     def run(self, programme: ProgrammeConfig, name: str) -> RunResult:
         return run_programme(programme, name, connection_of(self.link.path))
