@@ -110,7 +110,7 @@ def act(out: Path, reporter: Reporter) -> str:
     base, common, pooled = (told["everybody"][model]["loss"] for model in ("base", "federated", "pooled"))
     better = sum(told["federated"][name] < told["local"][name] for name in told["local"])
     return (
-        f"{told['data']}: the loss of patients whom nobody learned from goes from {base:.2f} to {common:.2f} with noise "
-        f"for ε {spent:.1f} (pooled, without: {pooled:.2f}); on the others' patients that beats {better} of "
+        f"{told['data']}: the loss of patients whom nobody learned from goes from {base:.2f} to {common:.2f} with "
+        f"noise for ε {spent:.1f} (pooled, without: {pooled:.2f}); on the others' patients that beats {better} of "
         f"{len(told['local'])} sites tuned alone; {gain_words(told)}; picture: {out / 'federation' / PICTURE}"
     )
