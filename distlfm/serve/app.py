@@ -104,8 +104,7 @@ class _Here:
         return JSONResponse({})
 
     def patients(self, request: Request) -> Response:
-        found = self._session.library[request.path_params["key"]]
-        return JSONResponse(found.listed(request.query_params.get("search", "")))
+        return JSONResponse(self._session.patients(request.path_params["key"], request.query_params.get("search", "")))
 
     async def answer(self, request: Request) -> Response:
         asked = await _asked(request)

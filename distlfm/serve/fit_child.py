@@ -7,9 +7,7 @@ ends with its parent: standard input is a pipe that closes when the parent is go
 from __future__ import annotations
 
 import json
-import os
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from distlfm.pipeline.settings import FitConfig
 from distlfm.report.plots import plot_fit
 from distlfm.report.words import direction_words, status_words
 from distlfm.serve.answers import picture, written
+from distlfm.serve.parent import end_with_parent
 from distlfm.solvers.field.meshed import close_helper_groups
 from distlfm.store.files import put_quickly
 
@@ -98,11 +97,6 @@ def put(path: Path, content: dict[str, Any]) -> None:
     put_quickly(path, json.dumps(content, allow_nan=False).encode())
 
 
-def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
-    os._exit(1)
-
-
 if __name__ == "__main__":
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     work(Path(sys.argv[1]))

@@ -46,10 +46,11 @@ def serve(config: ServeConfig, reporter: Reporter, ready: Callable[[str], object
 
 def run(session: Session, token: str | None, port: socket.socket) -> None:
     """Answer requests until a signal comes; uvicorn hands the signal on to the handlers that it found."""
-    # Requests are not logged: addresses of a page hold names of files.
+    # Requests are not logged: addresses of a page hold names of files. What fails is told to who asked, and by -vv.
     settings = uvicorn.Config(
         make_app(session, token),
         log_config=None,
+        log_level="critical",
         access_log=False,
         lifespan="off",
         ws="none",

@@ -59,6 +59,8 @@ class Session:
     def about(self) -> dict[str, Any]:
         """What the operator takes and gives."""
         schema = self.operator.schema
+        with self._lock:
+            sources = [one.about() for one in self.library]
         return {
             "version": __version__,
             "checkpoint": self.mark,
@@ -70,8 +72,13 @@ class Session:
             "max_megabytes": self.config.max_megabytes,
             "no_fit": self.fits.reason,
             "fit": "the settings of " + self.config.fit.name if self.config.fit else "the operator's equation",
-            "sources": [one.about() for one in self.library],
+            "sources": sources,
         }
+
+    def patients(self, key: str, search: str) -> dict[str, Any]:
+        """Names of a source that hold a text."""
+        with self._lock:
+            return self.library[key].listed(search)
 
     def add(self, file: Path, name: str, settings: Sequence[str]) -> Patients:
         with self._lock:

@@ -385,12 +385,17 @@ def test_a_fit_ends_with_a_server_that_is_killed() -> None:
     assert all_gone({child}, PATIENCE)
 
 
-HELD = """
+CHILD = """
+import time
+from distlfm.serve.parent import end_with_parent
+end_with_parent()
+print("up", flush=True)
+time.sleep(600)
+"""
+
+HELD = f"""
 import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time, threading\\n"
-    "from distlfm.serve.fit_child import _end_with_parent\\n"
-    "threading.Thread(target=_end_with_parent, daemon=True).start()\\nprint('up', flush=True)\\ntime.sleep(600)"],
-    stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 child.stdout.readline()
 print(child.pid, flush=True)
 time.sleep(600)

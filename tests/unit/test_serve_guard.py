@@ -7,6 +7,7 @@ import io
 import os
 import socket
 import stat
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,15 @@ def test_a_wrong_call_is_one_sentence(
     error = capsys.readouterr().err
     assert error.startswith(f"distlfm: {told}") or told in error
     assert "Traceback" not in error
+
+
+def test_a_missing_extra_is_told_with_its_install_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main(["serve", "operator.pt"]) == 1
+    told = 'distlfm: uvicorn is not installed. Install it with: pip install "distlfm[serve]"\n'
+    assert capsys.readouterr().err == told
 
 
 # ---- how much it takes -----------------------------------------------------------------------------------------------
