@@ -44,11 +44,11 @@ class Job:
     def state(self) -> str:
         return self.facts.get("JobState", "?")
 
-    def wait(self, seconds: float = 200.0) -> str:
+    def wait(self, seconds: float = 400.0) -> str:
         """Wait for its end; gives its last state."""
         return self.wait_for(ENDED, seconds)
 
-    def wait_for(self, states: set[str], seconds: float = 200.0) -> str:
+    def wait_for(self, states: set[str], seconds: float = 400.0) -> str:
         until = time.monotonic() + seconds
         while (state := self.state) not in states:
             assert time.monotonic() < until, f"{state} after {seconds:g} s:\n{self.cluster.describe()}\n{self.text}"

@@ -18,12 +18,12 @@ from distlfm.errors import UsageError
 from distlfm.pipeline.status import status
 from distlfm.store import Store, driver_lock
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 INSTANCES, TASKS, KILLED = 24, 3, 1
 
 
-def process_of(queue: Queue, part: str, seconds: float = 60.0) -> int:
+def process_of(queue: Queue, part: str, seconds: float = 240.0) -> int:
     """The verb of a task."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -35,7 +35,7 @@ def process_of(queue: Queue, part: str, seconds: float = 60.0) -> int:
     raise AssertionError(f"no process has part {part}:\n{queue.cluster.describe()}")
 
 
-def wait_for(path: Path, job: Job, seconds: float = 90.0) -> None:
+def wait_for(path: Path, job: Job, seconds: float = 240.0) -> None:
     until = time.monotonic() + seconds
     while not path.exists() or '"block_started"' not in path.read_text():
         assert time.monotonic() < until, f"no block within {seconds:g} s:\n{job.text}"

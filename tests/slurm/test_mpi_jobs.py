@@ -19,7 +19,7 @@ from distlfm.data import write_npz
 from distlfm.pipeline.settings import SimulateConfig
 from distlfm.pipeline.simulate import simulate_from
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 MODEL: dict[str, Any] = {
     "mechanism": {

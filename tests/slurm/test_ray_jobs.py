@@ -13,7 +13,7 @@ from jobs import Job, Queue
 
 from distlfm.store import Store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 INSTANCES = 40
 
@@ -39,7 +39,7 @@ def slow(fleet: Path, out: Path) -> list[str]:
     return [str(fleet / "slow.yaml"), *verb(fleet, out)[1:]]
 
 
-def wait_for_blocks(out: Path, job: Job, count: int, seconds: float = 120.0) -> None:
+def wait_for_blocks(out: Path, job: Job, count: int, seconds: float = 240.0) -> None:
     until = time.monotonic() + seconds
     while len([event for event in events(out) if event["event"] == "block_done"]) < count:
         assert time.monotonic() < until, f"no {count} blocks within {seconds:g} s:\n{job.text}"

@@ -12,7 +12,7 @@ import pytest
 from fleet_runs import assert_same, command, write_fleet
 from jobs import Job, Queue
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 INSTANCES = 8
 ODD = "it's 50% of #5"

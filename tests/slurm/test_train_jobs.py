@@ -14,7 +14,7 @@ from train_runs import assert_close_run, told, write_training
 from distlfm.pipeline.train import train
 from distlfm.pipeline.train_log import lines
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def wait_for_step(out: Path, step: int, job: Job, seconds: float = 120.0) -> None:
+def wait_for_step(out: Path, step: int, job: Job, seconds: float = 240.0) -> None:
     until, path = time.monotonic() + seconds, out / "metrics.jsonl"
     while not (path.exists() and any(line["step"] >= step for line in lines(path) if line["event"] == "step")):
         assert time.monotonic() < until, f"no step {step} within {seconds:g} s:\n{job.text}"
