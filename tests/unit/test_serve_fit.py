@@ -77,6 +77,7 @@ def task(folder: Path, shown: Shown, config: FitConfig) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_fits_process_gives_bands_on_the_operators_grid(tmp_path: Path) -> None:
     shown = gene()
     options = fit_options(None, shown.schema)
