@@ -66,6 +66,7 @@ PROBES = (
     Probe("ray", "ray_start", install_line("ray"), starts_processes=True),
     Probe("slurm", "slurm", "apt-get install slurm-wlm"),
     Probe("flower", "flower", install_line("federated")),
+    Probe("page", "page", install_line("serve")),
     Probe("zarr", "zarr_write", ANOTHER_DIRECTORY, asks_directory=True),
     Probe("rename", "rename", ANOTHER_DIRECTORY, asks_directory=True),
     Probe("disk", "disk", ANOTHER_DIRECTORY, asks_directory=True),

@@ -45,7 +45,7 @@ def packaged(tracked: list[PurePosixPath]) -> set[str]:
     """Where each tracked file of the package belongs in the wheel."""
     found = set()
     for path in tracked:
-        if path.parts[0] in PACKAGE_FOLDERS and path.suffix != ".md" and not (PROJECT / path).is_symlink():
+        if path.parts[0] in PACKAGE_FOLDERS and not (PROJECT / path).is_symlink():
             found.add(str(path if path.parts[0] == "distlfm" else "distlfm" / path))
     return found
 

@@ -78,6 +78,7 @@ def test_library_that_ends_the_process_quietly_is_broken(tmp_path: Path) -> None
         ("mpi", "mpi4py", "apt-get install openmpi-bin python3-mpi4py"),
         ("ray", "ray", 'pip install "distlfm[ray]"'),
         ("flower", "flwr", 'pip install "distlfm[federated]"'),
+        ("page", "starlette", 'pip install "distlfm[serve]"'),
         ("torch", "torch", "pip install --force-reinstall torch"),
     ],
 )
