@@ -76,7 +76,7 @@ class Forward:
 
     def values(self, params: Tensor) -> dict[str, Tensor]:
         """The mechanism's parameters, each [B, K'], from the learned ones [B, K] and the fixed ones."""
-        fixed = params.new_tensor(list(self.schema.fixed.values())).expand(len(params), -1)
+        fixed = params.new_tensor(list(self.schema.fixed.values())).expand(params.shape[0], -1)
         every = torch.cat([params, fixed], -1)
         return {one: every[:, columns] for one, columns in self._columns.items()}
 
