@@ -6,10 +6,7 @@ const LOOK_MS = 500;
 const TELL_SECONDS = 15;
 const KEY = "distlfm-token";
 
-let about = null;
-let sources = [];
-let answer = null;
-let fit = null;
+let [about, sources, answer, fit] = [null, [], null, null];
 
 class Refusal extends Error {}
 
