@@ -42,10 +42,11 @@ KINDS: dict[str, tuple[str, str, list[str], int]] = {
     "glucose": ("glucose", "glucose", [], 8),
     "reaction_diffusion": ("reaction_diffusion", "reaction_diffusion_noisy", ["sampling.count=500"], 2),
 }
-NODES, CPUS = (1, 2, 3, 4), 4
-BLOCKS, BLOCK, WAIT_SECONDS = 48, 16, 3.0
-EFFICIENCY = 0.85
-"""What is reckoned with, of a cluster: less than was measured, as real nodes share disks and networks with others."""
+NODES, CPUS = (1, 2, 3, 4), 2
+BLOCKS, BLOCK, WAIT_SECONDS = 24, 16, 3.0
+GOAL = 0.85
+EFFICIENCY = 0.75
+"""What is reckoned with, of a cluster: a little less than was measured on four virtual nodes (0.78, busy machine)."""
 
 START_SECONDS = 60.0
 CORES = 32
@@ -62,7 +63,7 @@ def run(quick: bool = False) -> dict[str, Any]:
     last = over[max(over)]
     tables = {kind: [sizes(count, each["seconds"]) for count in (10**4, 10**6)] for kind, each in costs.items()}
     return {
-        "figures": {f"share of {max(over)} nodes' time that is work": at_least(last["efficiency"], EFFICIENCY)},
+        "figures": {f"share of {max(over)} nodes' time that is work": at_least(last["efficiency"], GOAL)},
         "processor time of a fit": costs,
         "virtual nodes": over,
         "sizes": tables,
@@ -144,25 +145,31 @@ def virtual(nodes: int, folder: Path, quick: bool) -> dict[str, float]:
     if done.returncode != 0:
         raise RuntimeError(done.stderr)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    work = blocks * wait / (nodes * CPUS)
-    return {"workers": nodes * CPUS, "seconds to start Ray": started, **found, "efficiency": work / found["seconds"]}
+    return {"workers": nodes * CPUS, "seconds to start Ray": started, **found}
 
 
 def drive(address: str, store: str, blocks: str, wait: str) -> None:
-    """The driver of `virtual`, in a process of its own: prints seconds of work and its own processor time a block."""
+    """The driver of `virtual`, in a process of its own: prints the share of the workers' time that was work.
+
+    A worker's time begins with its first block: how long all of them take to load their libraries, on the two cores of
+    one machine, says nothing of nodes that have cores of their own.
+    """
     settings = [f"instances={int(blocks) * BLOCK}", f"run.block={BLOCK}", "points=12", f"run.dir={store}"]
     config = load(GenerateConfig, Path("configs/generate/transcription.yaml"), settings)
     job = WaitingJob(GenerateJob.of(config, open_store(config, Path(store))), float(wait))
-    first = last = 0.0
+    began: dict[str, float] = {}
+    last = 0.0
     with ray_session(address) as session, Stop() as stop:
         before = time.process_time()
         for event in RayPool(session).work(job, range(job.num_blocks), stop):
             if isinstance(event, Started):
-                first = first or time.perf_counter()
+                began.setdefault(event.worker, time.perf_counter())
             if isinstance(event, BlockDone):
                 last = time.perf_counter()
         spent = time.process_time() - before
-    print(json.dumps({"seconds": last - first, "driver's seconds a block": spent / job.num_blocks}))
+    given = sum(last - since for since in began.values())
+    told = {"workers that worked": len(began), "efficiency": job.num_blocks * float(wait) / given}
+    print(json.dumps({**told, "driver's seconds a block": spent / job.num_blocks}))
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------
