@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-
 SHARED = {"slurm"}
 """Folders whose tests all share what they start; elsewhere those of one file do."""
 

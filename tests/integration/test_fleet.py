@@ -18,8 +18,8 @@ from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.survey import Survey
 from distlfm.pipeline.fit import FitRun, fit
-from distlfm.pipeline.fit_plan import batch_size
 from distlfm.pipeline.fit_job import model_with
+from distlfm.pipeline.fit_plan import batch_size
 from distlfm.pipeline.generate import generate
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.pipeline.settings import FitConfig
