@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from distlfm.cli.state import group
 from distlfm.config import dump
+
+if TYPE_CHECKING:
+    from distlfm.pipeline.verbs import Verbs
 
 app = group("Look at configs: their schema, and what a file and its overrides come to.")
 
@@ -22,7 +25,7 @@ def schema(verb: Annotated[str, typer.Argument(help="The verb whose config is me
     """
     from distlfm.pipeline.verbs import schema_of
 
-    typer.echo(json.dumps(schema_of(verb), indent=2))
+    typer.echo(json.dumps(schema_of(verb, _verbs()), indent=2))
 
 
 @app.command("show")
@@ -36,4 +39,11 @@ def show(
     """
     from distlfm.pipeline.verbs import load_any
 
-    typer.echo(dump(load_any(path, overrides or [])), nl=False)
+    typer.echo(dump(load_any(path, overrides or [], _verbs())), nl=False)
+
+
+def _verbs() -> Verbs:
+    from distlfm.federated.verbs import VERBS as FEDERATED
+    from distlfm.pipeline.verbs import VERBS
+
+    return {**VERBS, **FEDERATED}

@@ -81,7 +81,7 @@ def site(folder: Folder, insecure: Insecure = False) -> None:
 
 @app.command("run")
 def run(
-    config: Annotated[Path, typer.Argument(help="A programme, such as configs/federated/programme.yaml.")],
+    config: Annotated[Path, typer.Argument(help="A programme, such as configs/programme/glucose.yaml.")],
     overrides: Overrides = None,
     name: Annotated[str, typer.Option("--name", help="Of the run; the same name goes on with a stopped one.")] = "run",
     link: Link = None,

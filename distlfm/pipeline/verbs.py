@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from distlfm.pipeline.settings import FitConfig, SimulateConfig
 from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.pipeline.tune_settings import TuneConfig
 
+Verbs = Mapping[str, type[Config]]
 VERBS: dict[str, type[Config]] = {
     "fit": FitConfig,
     "generate": GenerateConfig,
@@ -23,15 +24,15 @@ VERBS: dict[str, type[Config]] = {
 }
 
 
-def load_any(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read the config of whatever verb it names."""
+def load_any(path: Path, overrides: Sequence[str] = (), verbs: Verbs = VERBS) -> Config:
+    """Read the config of whatever verb it names, of those that there are."""
     content = apply_overrides(read_yaml(path), overrides)
-    return build(_model_of(str(content.get("verb", "fit"))), content, source=str(path))
+    return build(_model_of(str(content.get("verb", "fit")), verbs), content, source=str(path))
 
 
-def schema_of(verb: str) -> dict[str, Any]:
+def schema_of(verb: str, verbs: Verbs = VERBS) -> dict[str, Any]:
     """JSON schema of a verb's config; the mechanism's part lists every registered mechanism."""
-    schema = _model_of(verb).model_json_schema()
+    schema = _model_of(verb, verbs).model_json_schema()
     if "mechanism" in schema.get("properties", {}):
         kinds = []
         for kind, mechanism in sorted(known_systems().items()):
@@ -43,7 +44,7 @@ def schema_of(verb: str) -> dict[str, Any]:
     return schema
 
 
-def _model_of(verb: str) -> type[Config]:
-    if verb not in VERBS:
-        raise UsageError(f"There is no verb {verb!r} with a config.", f"Known are: {', '.join(VERBS)}.")
-    return VERBS[verb]
+def _model_of(verb: str, verbs: Verbs) -> type[Config]:
+    if verb not in verbs:
+        raise UsageError(f"There is no verb {verb!r} with a config.", f"Known are: {', '.join(verbs)}.")
+    return verbs[verb]

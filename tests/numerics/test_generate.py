@@ -169,14 +169,14 @@ def test_forces_have_the_covariance_of_the_kernel(kernel: str, hyper: dict[str, 
 # ---- the equation ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "tolerance"), [("transcription", 1e-6), ("glucose", 5e-4)])
-def test_trajectories_solve_the_equation_with_the_stored_force(name: str, tolerance: float) -> None:
+@pytest.mark.parametrize(("name", "points", "tolerance"), [("transcription", 111, 1e-6), ("glucose", 577, 5e-4)])
+def test_trajectories_solve_the_equation_with_the_stored_force(name: str, points: int, tolerance: float) -> None:
     """By scipy, with a spline of degree 5 through the stored force.
 
     The tolerance is what two ways to continue a force between stored times can differ by: next to nothing for an RBF
     force; for a Matérn-5/2 one, of lengthscales down to 1/100 of the axis, what `INTERVALS` says is unknown.
     """
-    config = shipped(name)
+    config = shipped(name, points=points)
     draws = open_draws(config)
     spec = store_spec(config, draws)
     found = generate_block(config, draws, spec, range(3))[0]

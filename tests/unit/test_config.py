@@ -13,8 +13,11 @@ from pydantic import Field, ValidationError
 
 from distlfm.config import Config, apply_overrides, build, dotted_keys, dump, fingerprint, load, nearest, read_yaml
 from distlfm.errors import UsageError
-from distlfm.pipeline.verbs import VERBS, load_any, schema_of
+from distlfm.federated.verbs import VERBS as FEDERATED
+from distlfm.pipeline.verbs import VERBS as MAIN
+from distlfm.pipeline.verbs import load_any, schema_of
 
+VERBS = {**MAIN, **FEDERATED}
 PROJECT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((PROJECT / "configs").rglob("*.yaml"))
 
@@ -202,23 +205,24 @@ def test_configs_are_shipped() -> None:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(PROJECT)))
 def test_shipped_config_is_valid_names_its_verb_and_survives_saving(path: Path) -> None:
-    config = load_any(path)
+    config = load_any(path, verbs=VERBS)
     assert path.parent.name == read_yaml(path)["verb"], "a config lies in the folder of its verb, which it names"
     assert build(type(config), yaml.safe_load(dump(config))) == config
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(PROJECT)))
 def test_shipped_config_with_a_wrong_key_is_refused(path: Path) -> None:
-    seed = {"fit": "run.seed", "train": "loop.seed", "tune": "train.loop.seed"}.get(path.parent.name, "seed")
+    places = {"fit": "run.seed", "train": "loop.seed", "tune": "train.loop.seed", "programme": "task.seed"}
+    seed = places.get(path.parent.name, "seed")
     with pytest.raises(UsageError, match=rf"Unknown key '{seed[:-2]}d'\. Did you mean '{seed}'"):
-        load_any(path, [f"{seed[:-2]}d=1"])
+        load_any(path, [f"{seed[:-2]}d=1"], VERBS)
     with pytest.raises(UsageError, match="Unknown key"):
-        load_any(path, ["mechanism.no_such_option=1"])
+        load_any(path, ["mechanism.no_such_option=1"], VERBS)
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_every_verb_has_a_schema_that_refuses_unknown_keys(verb: str) -> None:
-    schema = schema_of(verb)
+    schema = schema_of(verb, VERBS)
     assert schema["additionalProperties"] is False
     assert schema["properties"]
 
