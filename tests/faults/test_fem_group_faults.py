@@ -63,8 +63,10 @@ def within(seconds: float, true: Callable[[], bool]) -> bool:
     return True
 
 
-def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("vader_segment.*")}
+def shared_memory(group: Group) -> set[Path]:
+    """The files of shared memory through which the ranks of a group talk to each other."""
+    mapped = [line.split()[-1] for pid in group.pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return {Path(name) for name in mapped if "vader_segment." in name}
 
 
 def places(group: Group) -> list[Any]:
@@ -75,9 +77,9 @@ def places(group: Group) -> list[Any]:
 def test_killed_rank_is_named_nothing_is_left_and_a_restart_answers_the_same(
     marked: Marked, ranks: int, killed: int
 ) -> None:
-    before = shared_memory()
     with marked.start(ranks) as group:
-        first = places(group)
+        first, shared = places(group), shared_memory(group)
+        assert len(shared) == ranks or ranks == 1
         os.kill(group.pids[killed], signal.SIGKILL)
         start = time.monotonic()
         with pytest.raises(WorkError, match=rf"Rank {killed} .*signal 9"):
@@ -85,14 +87,15 @@ def test_killed_rank_is_named_nothing_is_left_and_a_restart_answers_the_same(
         assert time.monotonic() - start < 5
         assert not group.alive
         assert marked.left() == []
-        assert shared_memory() <= before
+        assert not any(path.exists() for path in shared)
         with pytest.raises(WorkError, match="restart"):
             group.call("where")
         group.restart()
         assert group.alive
         assert places(group) == first
+        shared = shared_memory(group)
     assert marked.left() == []
-    assert shared_memory() <= before
+    assert not any(path.exists() for path in shared)
 
 
 def test_rank_killed_while_others_wait_for_it_in_mpi_is_named(marked: Marked) -> None:
@@ -108,15 +111,16 @@ def test_rank_killed_while_others_wait_for_it_in_mpi_is_named(marked: Marked) ->
 
 
 def test_killed_launcher_leaves_neither_ranks_nor_shared_memory(marked: Marked) -> None:
-    before = shared_memory()
     with marked.start(2) as group:
         places(group)
+        shared = shared_memory(group)
+        assert len(shared) == 2
         assert group._running is not None
         os.kill(group._running.job.process.pid, signal.SIGKILL)
         with pytest.raises(WorkError):
             group.call("wait_for_others", {"seconds": 60})
         assert marked.left() == []
-        assert shared_memory() <= before
+        assert not any(path.exists() for path in shared)
 
 
 def test_last_words_of_a_rank_that_ends_are_told(marked: Marked) -> None:

@@ -130,17 +130,16 @@ def test_a_stopped_run_says_how_to_go_on_and_does(fleet: Path, tmp_path: Path, w
     assert len({event["block"] for event in again}) == len(again), "a block was done twice"
 
 
-def test_a_second_driver_is_refused_and_told_who_is_the_first(fleet: Path, tmp_path: Path) -> None:
+def test_a_second_driver_is_refused_and_told_who_is_the_first(
+    fleet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     with driving(command(fleet, out, *RAY), tmp_path / "log") as driver:
         wait_for(out, "block_started", 1, driver)
-        second = subprocess.run(command(fleet, out), capture_output=True, text=True, check=False)
-        assert second.returncode == 2
-        assert f"process {driver.process.pid}" in second.stderr
-        shown = subprocess.run(
-            [*command(fleet, out)[:3], "status", str(out), "--json"], capture_output=True, text=True, check=False
-        )
-        told = json.loads(shown.stdout)
+        assert main(command(fleet, out)[3:]) == 2
+        assert f"process {driver.process.pid}" in capsys.readouterr().err
+        assert main(["status", str(out), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
         assert (told["state"], told["driver"]["pid"]) == ("running", driver.process.pid)
         assert driver.wait() == 0, driver.text
     assert_same(out, fleet / "calm")
