@@ -19,6 +19,7 @@ HARM = {"steps": 1, "lr": 2.0}
 """A step so long that any model is worse after it."""
 
 
+@pytest.mark.slow
 def test_a_round_that_does_harm_is_not_kept(tmp_path: Path) -> None:
     operator, sites = make_federation(tmp_path)
     programme = make_programme(rounds=1, task=HARM)

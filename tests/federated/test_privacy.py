@@ -30,6 +30,7 @@ WINDOWS = (3, 1, 4, 2)
 
 @pytest.mark.parametrize("kind", ["pairs", "physics"])
 @pytest.mark.parametrize("adapter", ["head", "shift"])
+@pytest.mark.slow
 def test_the_gradient_of_a_patient_is_that_of_all_their_windows(tmp_path: Path, kind: str, adapter: Adapter) -> None:
     operator, batch = make_batch(tmp_path, WINDOWS)
     task = RoundTask.model_validate({"kind": kind, "adapter": adapter})

@@ -28,6 +28,7 @@ def run(operator: Operator, sites: dict[str, Site], programme: ProgrammeConfig, 
     return run_rounds(grid, operator, codec, programme, folder, on_round=more.get("on_round"))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_one_full_batch_step_of_equal_shards_is_the_step_of_all_data(tmp_path: Path) -> None:
     operator, sites = make_federation(tmp_path)
     programme = make_programme(rounds=1, task={"steps": 1, "lr": 0.05})
@@ -56,6 +57,7 @@ def test_unequal_shards_count_by_their_windows(tmp_path: Path) -> None:
     assert np.abs(found - expected).max() <= 1e-6 * np.abs(expected - before).max() + 1e-9
 
 
+@pytest.mark.slow
 def test_adam_at_the_server_is_adam_on_the_mean_update(tmp_path: Path) -> None:
     operator, sites = make_federation(tmp_path)
     mean = run(operator, sites, make_programme(rounds=1), tmp_path / "mean").vector
@@ -101,6 +103,7 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path) -> 
     assert np.array_equal(again.vector, whole)
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_programme_is_refused(tmp_path: Path) -> None:
     operator, sites = make_federation(tmp_path)
     run(operator, sites, make_programme(rounds=1), tmp_path / "run")
@@ -158,6 +161,7 @@ def test_sites_with_another_operator_refuse(tmp_path: Path) -> None:
     assert run(operator, sites, make_programme(rounds=1), tmp_path / "right").done == 1
 
 
+@pytest.mark.slow
 def test_figures_of_a_round_are_means_over_the_federation(tmp_path: Path) -> None:
     operator, sites = make_federation(tmp_path, counts=(8, 12, 16, 24))
     programme = make_programme(rounds=1)
@@ -173,6 +177,7 @@ def test_figures_of_a_round_are_means_over_the_federation(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("question", ["model", "cohort"])
+@pytest.mark.slow
 def test_a_question_is_answered_as_a_mean_over_all_patients(tmp_path: Path, question: str) -> None:
     operator, sites = make_federation(tmp_path, counts=(20, 28, 24, 20))
     programme = make_programme(kind="query", question=question)

@@ -65,6 +65,7 @@ def standard_error(share: float) -> float:
     return float(np.sqrt(share * (1 - share) / NUM_INSTANCES))
 
 
+@pytest.mark.slow
 def test_bands_cover_what_they_promise_and_a_point_estimate_covers_less(
     instances: list[Instance], shipped: list[FitResult]
 ) -> None:

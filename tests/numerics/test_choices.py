@@ -54,6 +54,7 @@ def learning(content: dict[str, Any], learn: bool) -> InferenceConfig:
     return build(InferenceConfig, {"method": "variational", "variational": {**content, "learn_inducing": learn}})
 
 
+@pytest.mark.slow
 def test_learned_inducing_points_move_within_their_reach_and_are_kept(tmp_path: Path) -> None:
     instances, config = instances_and_config(response={"kind": "softplus"})
     model = Model(build_mechanism(config.mechanism, NAMES), config.force, config.likelihood)
@@ -69,6 +70,7 @@ def test_learned_inducing_points_move_within_their_reach_and_are_kept(tmp_path: 
     np.testing.assert_allclose(load(tmp_path / "fit.npz").predict(times).force.mean, moved.predict(times).force.mean)
 
 
+@pytest.mark.slow
 def test_more_starts_through_the_solver_never_end_at_a_lower_density() -> None:
     instances, config = instances_and_config(response={"kind": "softplus"})
     model = Model(build_mechanism(config.mechanism, NAMES), config.force, config.likelihood)

@@ -27,6 +27,7 @@ def fitted(method: str, kernel: str = "rbf") -> FitResult:
 
 
 @pytest.mark.parametrize(("method", "kernel"), [("collapsed", "rbf"), ("exact", "rbf"), ("filter", "matern52")])
+@pytest.mark.slow
 def test_draws_have_the_mean_and_spread_of_the_bands(method: str, kernel: str) -> None:
     result = fitted(method, kernel)
     drawn, band = result.draws(TIMES, count=600), result.predict(TIMES)

@@ -103,6 +103,7 @@ def test_a_batch_is_its_instances_one_by_one_in_any_order(fits: list[FitResult])
         assert_same(one, other, 1e-6)
 
 
+@pytest.mark.slow
 def test_a_batch_through_the_solver_is_its_instances_one_by_one() -> None:
     """Few iterations: rounding differs with the size of a batch, and the path of an optimiser makes it grow."""
     options = quick(method="variational", optimiser={"rounds": 0, "iterations": 8})
@@ -236,6 +237,7 @@ def test_more_starts_never_end_lower_and_the_trace_ends_at_the_bound() -> None:
 
 
 @pytest.mark.parametrize("method", ["collapsed", "exact", "filter", "nested", "variational"])
+@pytest.mark.slow
 def test_a_saved_fit_predicts_as_the_original_at_any_times(tmp_path: Path, method: str) -> None:
     options = quick(method=method, optimiser={"rounds": 0, "iterations": 8})
     model = make_model(KernelConfig(kind="matern52" if method == "filter" else "rbf"))
@@ -297,6 +299,7 @@ KEYS = {"instances", "mean", "worst", "failures", "set_aside", "config_hash", "v
 
 
 @needs_data
+@pytest.mark.slow
 def test_the_toy_sets_are_recovered() -> None:
     run = fit(load(FitConfig, CONFIGS / "transcription_toy.yaml", ["inference.posterior.draws=12"]))
     assert len(run.figures) == 5
@@ -308,6 +311,7 @@ def test_the_toy_sets_are_recovered() -> None:
 
 
 @needs_data
+@pytest.mark.slow
 def test_p53_runs_from_the_command_line_to_a_report(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "run"
     code = main(["fit", str(CONFIGS / "p53.yaml"), "--out", str(out), "inference.posterior.draws=4"])
@@ -343,6 +347,7 @@ def make_config(**run: Any) -> FitConfig:
     )
 
 
+@pytest.mark.slow
 def test_a_summary_is_json_with_nulls_where_nothing_is_known(tmp_path: Path) -> None:
     known, unknown, bad = make_instances(3)
     instances = [known, replace(unknown, truth=None), replace(bad, values=np.full((3, 8), 1e200))]
@@ -359,6 +364,7 @@ def test_a_summary_is_json_with_nulls_where_nothing_is_known(tmp_path: Path) -> 
     assert summary["config_hash"] == run.summary["config_hash"]
 
 
+@pytest.mark.slow
 def test_a_run_keeps_no_posterior_and_its_results_are_read_again_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,6 +387,7 @@ def test_a_run_keeps_no_posterior_and_its_results_are_read_again_as_they_were(
         np.testing.assert_allclose(again.grid.force.upper95, grid.force.upper95, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_report_reads_the_few_fits_that_it_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
     load_one = archive.load

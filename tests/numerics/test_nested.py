@@ -150,6 +150,7 @@ def test_a_cascade_starts_where_it_is_told(start: str) -> None:
 # ---- what the user is told -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_steps_that_stay_too_long_are_told_and_kept_with_the_fit(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,6 +230,7 @@ def test_neighbours_play_no_part() -> None:
 
 
 @pytest.mark.parametrize("interpolant", ["spline", "gp"])
+@pytest.mark.slow
 def test_quick_mode_finds_the_force_of_dense_clean_data(interpolant: str) -> None:
     model = model_of(TRANSCRIPTION, noise=0.005)
     instances = simulated(model, 2, points=25)
@@ -259,6 +260,7 @@ def test_hidden_states_are_refused_with_a_way_out(kind: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["variational", "preestimate"])
+@pytest.mark.slow
 def test_a_saved_fit_predicts_as_before(method: str, tmp_path: Path) -> None:
     model = model_of(MECHANISMS["lotka_volterra"])
     small = {"iterations": 5, "draws": 8, "num_inducing": 12, "features": 16}

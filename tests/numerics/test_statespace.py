@@ -89,6 +89,7 @@ def test_only_stable_mechanisms_with_matern_forces_are_filtered() -> None:
         assert supports(model, probe(model.mechanism, model.space)) is expected, (kind, kernel)
 
 
+@pytest.mark.slow
 def test_long_series_are_filtered_by_themselves_and_find_the_force() -> None:
     content = {
         "mechanism": {"kind": "glucose", "fixed": {"return_rate": {"p": 0.02}}},

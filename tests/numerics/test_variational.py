@@ -92,6 +92,7 @@ def test_force_and_band_approach_the_exact_posterior(linear_fits: list[FitResult
         np.testing.assert_allclose(one.grid.outputs.mean, other.grid.outputs.mean, atol=0.3 * NOISE)
 
 
+@pytest.mark.slow
 def test_natural_gradients_reach_the_answer_of_adam(linear_fits: list[FitResult]) -> None:
     model, instances = make_model(GIVEN, **KNOWN_BASAL), [result.instance for result in linear_fits]
     for one, other in zip(
@@ -183,6 +184,7 @@ def test_the_force_behind_counts_is_recovered(kind: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_a_nonparametric_flow_finds_a_linear_one(method: str) -> None:
     """ẏ = −0.5 y from 2, of which only a noisy trajectory is given."""
     times = np.linspace(0, 4, 11)

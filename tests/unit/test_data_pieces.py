@@ -126,6 +126,7 @@ def test_a_cut_gzip_file_is_refused_as_such(tmp_path: Path) -> None:
         read(path, GENES)
 
 
+@pytest.mark.slow
 def test_memory_holds_a_piece_and_not_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distlfm.data.csv.CHUNK", 500)
     path = as_csv(tmp_path, table(cells=3000))

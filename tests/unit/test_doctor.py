@@ -129,6 +129,7 @@ def test_slurm_command_that_fails_is_broken(tmp_path: Path) -> None:
     assert check.fix == "apt-get install slurm-wlm"
 
 
+@pytest.mark.slow
 def test_hanging_probe_is_broken_at_its_time_limit_and_nothing_of_it_survives(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     (tmp_path / "gpytorch.py").write_text(

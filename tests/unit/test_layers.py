@@ -58,6 +58,7 @@ def test_an_import_upwards_would_be_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_importing_the_package_does_not_load_mpi() -> None:
     """MPI starts when dolfin, petsc4py or mpi4py is imported, and that kills workers of Ray and steps of Slurm."""
     command = [sys.executable, str(IMPORT_ALL), "--no-mpi"]

@@ -210,6 +210,7 @@ def test_outputs_may_have_other_names(tmp_path: Path) -> None:
         query(checkpoint, [named], ["outputs.left=other"])
 
 
+@pytest.mark.slow
 def test_single_output_needs_no_name() -> None:
     checkpoint, store = field()
     (instance,) = Store.open(store).instances(0, 1)

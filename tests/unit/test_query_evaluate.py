@@ -134,6 +134,7 @@ def test_nothing_to_judge_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("make", "coarse", "fine"), [(genes, (21,), (41,)), (field, (9, 9), (17, 17))])
+@pytest.mark.slow
 def test_fresh_instances_are_answered_on_both_grids(make, coarse, fine) -> None:  # type: ignore[no-untyped-def]
     checkpoint, store = make()
     operator = operator_of(checkpoint)

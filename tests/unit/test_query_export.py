@@ -30,6 +30,7 @@ def loaded(path: Path, form: str) -> Any:
 
 @pytest.mark.parametrize("form", ["torch_export", "torchscript"])
 @pytest.mark.parametrize("make", [genes, field], ids=["series", "field"])
+@pytest.mark.slow
 def test_exported_program_gives_the_operator_s_numbers(make: Any, form: str, tmp_path: Path) -> None:
     checkpoint, store = make()
     operator = operator_of(checkpoint)

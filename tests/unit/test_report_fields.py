@@ -87,6 +87,7 @@ def test_force_and_its_truth_share_colours_unless_one_would_flatten_the_other() 
     assert image(figure, "force: truth").norm.vmax > 10 * image(figure, "force: posterior mean").norm.vmax
 
 
+@pytest.mark.slow
 def test_true_force_of_another_scale_is_shown_times_a_factor_that_is_told() -> None:
     result = make_field()
     known = result.instance.truth
@@ -189,6 +190,7 @@ def test_residual_map_has_every_fitted_value_that_is_free_to_move() -> None:
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.slow
 def test_every_figure_of_a_field_has_words_and_can_be_drawn(dims: int) -> None:
     figures = field_figures(make_field(dims))
     assert len(figures) == (5 if dims == 1 else 4)
@@ -200,6 +202,7 @@ def test_mesh_on_a_line_counts_nodes_and_data() -> None:
     assert {"nodes (17)", "data (17)", "inducing points (6)"} <= set(found)
 
 
+@pytest.mark.slow
 def test_lengthscales_are_named_by_dimension_in_the_forest_and_the_table(tmp_path: Path) -> None:
     result = make_field(2)
     assert {"t", "x", "y"} <= set(texts(plot_parameters(result)))
@@ -208,6 +211,7 @@ def test_lengthscales_are_named_by_dimension_in_the_forest_and_the_table(tmp_pat
         assert name in page
 
 
+@pytest.mark.slow
 def test_page_of_a_field_is_self_contained_and_says_whether_residuals_have_structure(tmp_path: Path) -> None:
     result = make_field()
     path = make_page(tmp_path / "page.html", [result])
@@ -221,6 +225,7 @@ def test_page_of_a_field_is_self_contained_and_says_whether_residuals_have_struc
     assert "The misfit has structure" in text
 
 
+@pytest.mark.slow
 def test_page_of_many_fields_maps_only_some(tmp_path: Path) -> None:
     results = [make_field(name=f"field{i}") for i in range(3)]
     path = make_page(tmp_path / "page.html", results)

@@ -86,6 +86,7 @@ def page(fleet: list[FitResult], tmp_path_factory: pytest.TempPathFactory) -> st
     return path.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_page_needs_nothing_else(page: str) -> None:
     assert_self_contained(page)
     assert "default-src 'none'" in page

@@ -20,6 +20,7 @@ def whole(stores: list[Store], name: str) -> Any:
 
 
 @pytest.mark.parametrize("layout", [{}, {"times": None, "draws": 2}, {"kind": "generate", **SQUARE}])
+@pytest.mark.slow
 def test_merged_store_is_its_sources_one_after_another(tmp_path: Path, layout: dict[str, Any]) -> None:
     sources = [
         make_store(tmp_path / "a.zarr", tag="a", **layout),
