@@ -6,13 +6,16 @@ start.
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from flwr.app.error import Error
 from flwr.supercore import heartbeat
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.retry import http_retry
 from flwr.supercore.superexec import run_superexec
+from flwr.superlink.grid import http_grid
 from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.runtime import run_clientapp
 
@@ -45,6 +48,11 @@ def run_tasks_with(executor: object) -> None:
 def reach_sites_with(grid: type) -> None:
     """Another way of the ServerApp to the sites."""
     _put(import_module("flwr.superlink.runtime.run_serverapp"), "HttpGrid", grid)  # its package hides the module
+
+
+def wait_for_parts(seconds: float) -> None:
+    """Wait no longer for the rest of a reply that has begun to come: its site may be dead, and Flower waits hours."""
+    _put(http_grid, "pull_objects", partial(pull_objects, max_time=seconds))
 
 
 def send_errors_without_data() -> None:

@@ -24,6 +24,7 @@ USED = [
     ("flwr.supercore.superexec.run_superexec", "get_executor"),
     ("flwr.supernode.runtime.run_clientapp", "Error"),
     ("flwr.superlink.runtime.run_serverapp", "HttpGrid"),
+    ("flwr.superlink.grid.http_grid", "pull_objects"),
 ]
 
 
@@ -46,6 +47,7 @@ def test_the_names_that_are_replaced_are_those(monkeypatch: pytest.MonkeyPatch) 
     flower.leave_bundles_to_us()
     flower.run_tasks_with(object())
     flower.reach_sites_with(object)
+    flower.wait_for_parts(1.0)
     flower.send_errors_without_data()
     assert sorted(replaced) == sorted(USED)
 
