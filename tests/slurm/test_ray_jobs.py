@@ -79,9 +79,11 @@ def test_a_fit_over_two_nodes_is_alone_goes_on_after_a_warning_and_has_the_numbe
 
 def test_a_node_that_dies_costs_no_result(queue: Queue, fleet: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    job = queue.submit("fit", *verb(fleet, out))
+    queue.settle(slowly=4.0)
+    job = queue.submit("fit", *slow(fleet, out))
     wait_for_blocks(out, job, 1)
     queue.cluster.kill_node("n2")
+    queue.settle()
     assert job.wait() == "COMPLETED", job.text
     assert job.restarts == 0
     assert "n2 is lost" in job.text
@@ -91,9 +93,11 @@ def test_a_node_that_dies_costs_no_result(queue: Queue, fleet: Path, tmp_path: P
 
 def test_without_its_first_node_a_job_is_queued_again_and_goes_on(queue: Queue, fleet: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    job = queue.submit("fit", *verb(fleet, out))
+    queue.settle(slowly=4.0)
+    job = queue.submit("fit", *slow(fleet, out))
     wait_for_blocks(out, job, 1)
     queue.cluster.kill_node("n1")
+    queue.settle()
     assert Store.open(out).missing(), "it was killed too late to prove anything"
     job.wait_for({"PENDING"})
     queue.cluster.start_node("n1")
