@@ -17,6 +17,7 @@ from distlfm.cluster.ray_pool import RayPool
 from distlfm.cluster.ray_session import ray_session
 from distlfm.config import load
 from distlfm.pipeline.fit_job import FitJob
+from distlfm.pipeline.fit_plan import make_job, make_plan, open_store
 from distlfm.pipeline.generate import generate
 from distlfm.pipeline.settings import FitConfig
 from distlfm.runtime.reporting import Silent
@@ -91,14 +92,12 @@ def told(part: str, found: T) -> T:
 
 def prepared(data: str, out: str) -> FitJob:
     """A fit of a generated store, ready to be worked on."""
-    from distlfm.pipeline import fit
-
     settings = [*STORE_DATA, f"data.path={data}", f"run.dir={out}", f"run.batch={BLOCK}", "run.keep=none"]
     config = load(FitConfig, Path(GENES[1]), settings)
     directory = Path(out)
     directory.mkdir(parents=True, exist_ok=True)
-    plan = fit.make_plan(config, None, directory / "input", Silent())
-    return fit.make_job(directory, config, plan, fit.open_store(directory / "store.zarr", config, plan))
+    plan = make_plan(config, None, directory / "input", Silent())
+    return make_job(directory, config, plan, open_store(directory / "store.zarr", config, plan))
 
 
 def _actors(folder: Path, count: int, rounds: int) -> dict[str, float]:
