@@ -19,12 +19,18 @@ from distlfm.cluster.slurm import Allocation
 from distlfm.launch.preempt import JobLog, launch, parser, verb_command, verb_of
 
 VERBS = ("train", "resume")
+LEAVE_SECONDS = 60
+"""Ranks that were warned all end with 75, some later than others; srun may end none of them before."""
 
 
 def step_command(allocation: Allocation, words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The step whose tasks are the ranks. A rank that fails ends the others, which would wait for it."""
+    """The step whose tasks are the ranks.
+
+    They leave together, warned or done; so one that has not left soon after another waits for a rank that failed.
+    """
     python = shlex.split(environment.get("DISTLFM_PYTHON", "")) or [sys.executable]
-    step = ["srun", f"--ntasks={allocation.tasks}", "--mpi=none", "--kill-on-bad-exit=1"]
+    step = ["srun", f"--ntasks={allocation.tasks}", "--mpi=none", "--kill-on-bad-exit=0"]
+    step.append(f"--wait={LEAVE_SECONDS}")
     cpus = environment.get("SLURM_CPUS_PER_TASK", "")
     if cpus.isdigit():  # a step does not inherit it from its job
         step.append(f"--cpus-per-task={cpus}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +13,9 @@ from distlfm.pipeline.fit_job import FitWorker
 from distlfm.pipeline.train_work import TrainWork
 
 SECONDS = float(os.environ.get("SLOWLY", "0"))
+LEAVE_LATE = 3.0
+"""Seconds for which the first rank is still there when the others have ended."""
+
 _run, _call = FitWorker.run, TrainWork.__call__
 
 
@@ -25,6 +29,8 @@ def call(self: TrainWork, ranks: Ranks, stop: Callable[[], bool]) -> dict[str, A
         time.sleep(SECONDS)
         return stop()
 
+    if SECONDS and ranks.is_main:
+        atexit.register(time.sleep, LEAVE_LATE)
     return _call(self, ranks, slow_stop)
 
 
