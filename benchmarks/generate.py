@@ -16,7 +16,6 @@ from distlfm.pipeline.generate_block import generate_block, store_spec
 from distlfm.pipeline.generate_draws import open_draws
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.solvers.field.meshed import close_helper_groups
-from distlfm.runtime.threads import torch_threads
 from distlfm.store import Store
 
 CONFIGS = Path("configs/generate")
@@ -69,11 +68,10 @@ def rates(name: str, count: int) -> dict[str, float]:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """This process on one core, with one thread of tensor operations: more would only wait for each other."""
+    """This process, with all its threads, on one core."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(cores)})
     try:
-        with torch_threads(1):
-            yield
+        yield
     finally:
         os.sched_setaffinity(0, cores)
