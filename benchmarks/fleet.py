@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks import fleet_days
+from benchmarks.fleet_days import OF_A_STORE
 from benchmarks.generate import one_core, rates
 from benchmarks.goals import at_least, at_most
 from distlfm.cluster.pool import BlockDone, Started
@@ -25,8 +27,6 @@ from distlfm.runtime.signals import Stop
 
 T = TypeVar("T")
 GENES = [f"configs/{verb}/transcription{toy}.yaml" for verb, toy in (("generate", ""), ("fit", "_toy"))]
-DAYS = "configs/fit/glucose.yaml"
-STORE_DATA = ["data.dataset=null", "data.columns=null", "data.stride=1", "data.window=null"]
 BLOCK = 8
 SHORT = [
     "inference.optimiser.rounds=0",
@@ -69,18 +69,18 @@ def run(quick: bool = False) -> dict[str, Any]:
         peaks = told("driver", [_driver_peak(folder, count) for count in sizes])
         with one_core():
             drawn = told("generate", rates("transcription", 512 if quick else 4096))
-        days = told("glucose", _glucose(folder, 32 if quick else 2000))
+    days = told("glucose", fleet_days.run(quick))
     return {
         "figures": {
             "two actors over two bare processes": at_least(shared["ray"] / shared["bare"], 0.9),
             "writing as a share of fitting": at_most(shared["writing"], 0.03),
             f"driver's peak, MB more for {sizes[1]} instances than for {sizes[0]}": at_most(peaks[1] - peaks[0], 50.0),
             "transcription instances generated a second": at_least(drawn["written, a second"], 500.0),
-            "minutes for the glucose days": at_most(days["minutes"], 60.0),
+            **days["figures"],
         },
         "instances a second": {name: shared[name] for name in ("ray", "bare")},
         "driver's peak, MB": dict(zip(map(str, sizes), peaks, strict=True)),
-        "glucose": days,
+        "glucose": days["glucose"],
     }
 
 
@@ -92,7 +92,7 @@ def told(part: str, found: T) -> T:
 
 def prepared(data: str, out: str) -> FitJob:
     """A fit of a generated store, ready to be worked on."""
-    settings = [*STORE_DATA, f"data.path={data}", f"run.dir={out}", f"run.batch={BLOCK}", "run.keep=none"]
+    settings = [*OF_A_STORE, f"data.path={data}", f"run.dir={out}", f"run.batch={BLOCK}", "run.keep=none"]
     config = load(FitConfig, Path(GENES[1]), settings)
     directory = Path(out)
     directory.mkdir(parents=True, exist_ok=True)
@@ -156,28 +156,8 @@ def _driver_peak(folder: Path, count: int) -> float:
     few = ["num_outputs=2", "points=6", f"instances={count}"]
     generate(GENES[0], [*few, f"run.dir={data}"])
     arguments = ["-q", "fit", GENES[1], "--data", str(data), "--out", str(folder / f"driver{count}")]
-    more = ["--executor", "ray", *STORE_DATA, *SHORT, "run.batch=50"]
+    more = ["--executor", "ray", *OF_A_STORE, *SHORT, "run.batch=50"]
     command = [sys.executable, "-c", MEASURED, *arguments, *more]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert said[-1] in ("0", "1"), said
     return float(said[said.index("peak") + 1])
-
-
-def _glucose(folder: Path, count: int) -> dict[str, float]:
-    """How long this machine takes for so many simulated days of glucose, from the command to the report."""
-    data = folder / "days.zarr"
-    generate("configs/generate/glucose.yaml", [f"instances={count}", f"run.dir={data}"])
-    out = folder / "days"
-    command = [sys.executable, "-m", "distlfm", "-q", "fit", DAYS, "--data", str(data), "--out", str(out)]
-    start = time.perf_counter()
-    done = subprocess.run([*command, "--executor", "ray", *STORE_DATA], capture_output=True, text=True, check=False)
-    minutes = (time.perf_counter() - start) / 60
-    summary = json.loads((out / "summary.json").read_text())
-    return {
-        "instances": count,
-        "minutes": minutes,
-        "failed": len(summary["failures"]),
-        "exit code": done.returncode,
-        "mean latent Q²": summary["mean"]["latent_q2"],
-        "force in 95 %": summary["mean"]["latent_coverage_95"],
-    }

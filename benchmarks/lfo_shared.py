@@ -35,6 +35,7 @@ from distlfm.runtime.reporting import Plain
 from distlfm.store import Store, find_store
 
 RUNS = Path("runs/benchmarks/lfo")
+FIT = Path("configs/fit/glucose.yaml")
 DATA = ("equations", "gp", "inference", "mechanisms", "solvers", "pipeline/generate*.py")
 """What stores and fits follow from."""
 
@@ -91,13 +92,16 @@ class Workshop:
             say(f"{label}: {self.few(count)} instances of {config}")
         return generate(load(GenerateConfig, config, overrides))
 
+    def fits(self, label: str) -> Path:
+        """The folder of such a fleet."""
+        return self.place(label, made_by(FIT))
+
     def fitted(self, label: str, data: Path | Sequence[Instance]) -> Store:
         """The store of a fleet of glucose fits, of days."""
-        config = Path("configs/fit/glucose.yaml")
-        folder = self.place(label, made_by(config))
+        folder = self.fits(label)
         if not (folder / "summary.json").exists():
-            say(f"{label}: fits of {data if isinstance(data, Path) else len(data)} days by {config}")
-            fit(config, data, [f"run.dir={folder}", "run.executor=serial", "data.window=null"], Plain(sys.stderr))
+            say(f"{label}: fits of {data if isinstance(data, Path) else len(data)} days by {FIT}")
+            fit(FIT, data, [f"run.dir={folder}", "run.executor=serial", "data.window=null"], Plain(sys.stderr))
         return Store.open(find_store(folder))
 
     def operator(self, name: str, label: str, store: Store, more: Sequence[str] = ()) -> Operator:

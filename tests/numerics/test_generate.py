@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from field_problems import Line, line
+from generate_toy import genes, made, shipped
 from scipy.integrate import solve_ivp
 from scipy.interpolate import RectBivariateSpline, make_interp_spline
 from scipy.stats import kstest
 
-from distlfm.config import build, load
-from distlfm.errors import UsageError, WorkError
+from distlfm.config import build
 from distlfm.gp.kernels import FunctionalKernel, KernelConfig
-from distlfm.pipeline import generate_trajectories, simulate_field
-from distlfm.pipeline.generate import generate, resume_generate
+from distlfm.pipeline import simulate_field
 from distlfm.pipeline.generate_block import Arrays, generate_block, store_spec
 from distlfm.pipeline.generate_draws import FieldDraws, open_draws
-from distlfm.pipeline.generate_job import GenerateJob
 from distlfm.pipeline.generate_paths import circle_root, draw_paths
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.pipeline.generate_stepping import ByEngine, Modal, OneByOne, stepper_of
 from distlfm.solvers.field.engine import TimeGrid
-from distlfm.solvers.field.meshed import close_helper_groups
-from distlfm.store import STATUSES, Store
+from distlfm.store import STATUSES
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "generate"
 COEFFICIENTS = ("sensitivity", "decay", "diffusion")
-
-
-def shipped(name: str, **more: Any) -> GenerateConfig:
-    return load(GenerateConfig, CONFIGS / f"{name}.yaml").model_copy(update=more)
-
-
-def made(config: GenerateConfig, indices: Sequence[int]) -> Arrays:
-    draws = open_draws(config)
-    return generate_block(config, draws, store_spec(config, draws), indices)[0]
 
 
 def joined(parts: Sequence[Arrays]) -> Arrays:
@@ -252,10 +238,6 @@ def test_fields_solve_the_equation_with_the_stored_force(on_a_line: None) -> Non
 # ---- what is seen ----------------------------------------------------------------------------------------------------
 
 
-def genes(**more: Any) -> GenerateConfig:
-    return build(GenerateConfig, {"mechanism": {"kind": "transcription"}, "num_outputs": 2, "points": 51, **more})
-
-
 def test_noise_can_be_nothing() -> None:
     found = made(genes(noise=0.0), range(5))
     assert np.array_equal(found["observed"], found["solution_mean"])
@@ -327,91 +309,3 @@ def test_fields_are_seen_at_points_of_their_lattice(on_a_line: None) -> None:
     for row in range(3):
         assert np.array_equal(found["solution_mean"][row, 0][t[row], x[row]], found["observed"][row, 0])
         assert len({(a, b) for a, b in zip(t[row], x[row], strict=True)}) == 100
-
-
-# ---- into a store ----------------------------------------------------------------------------------------------------
-
-
-def test_a_worker_fills_a_store_that_gives_the_instances_back(tmp_path: Path) -> None:
-    config = genes(instances=7, missing=0.2, run={"block": 3}, units={"time": "h"})
-    draws = open_draws(config)
-    store = Store.create(tmp_path / "store", store_spec(config, draws))
-    job = GenerateJob.of(config, store)
-    assert job.num_blocks == 3
-    assert list(job.sizes()) == [3, 3, 1]
-    worker = job.open()
-    reports = [worker.run(block, {1: "it was bad"} if block == 0 else {}) for block in (2, 0, 1)]
-    assert [report["count"] for report in reports] == [1, 3, 3]
-    assert [report["failed"] for report in reports] == [0, 1, 0]
-    assert not store.missing()
-    whole = made(config, range(7))
-    kept = [0, *range(2, 7)]
-    assert [one.id for one in store.instances()] == [whole["id"][i] for i in kept]
-    for one, row in zip(store.instances(), kept, strict=True):
-        assert one.truth is not None
-        assert one.truth.outputs is not None
-        np.testing.assert_allclose(one.truth.outputs, whole["solution_mean"][row], atol=1e-10)
-        np.testing.assert_allclose(one.values[one.mask], whole["observed"][row][one.mask], atol=1e-10)
-        assert one.truth.parameters["decay"].shape == (2,)
-    failed = list(store.rows())[1]
-    assert failed == {"id": "gen-000001", "status": "failed", "reason": "it was bad"}
-    worker.attempt(1, [0, 2])
-
-
-def test_a_store_goes_on_where_it_was_and_is_not_taken_for_another(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    config = genes(instances=10, run={"block": 4, "executor": "serial", "dir": str(path)})
-    store = generate(config)
-    before = {name: store.read(name) for name in ("observed", "force_mean")}
-    stamps = {block: marker.created for block, marker in store.markers().items()}
-    (path / "markers" / "00001.json").unlink()
-    assert Store.open(path).missing() == [1]
-    again = resume_generate(path, ["run.executor=serial"])
-    assert not again.missing()
-    assert {block: again.markers()[block].created for block in (0, 2)} == {block: stamps[block] for block in (0, 2)}
-    for name, values in before.items():
-        assert again.read(name).tobytes() == values.tobytes()
-    with pytest.raises(UsageError, match="seed=0, and it is 1 now"):
-        generate(config.model_copy(update={"seed": 1}))
-    with pytest.raises(UsageError, match="instances=10"):
-        generate(config.model_copy(update={"instances": 11}))
-
-
-def test_what_diverges_is_told_and_nothing_else_suffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate_trajectories, "MOST_STEPS", 256)
-
-    def predators(growth: dict[str, Any], **more: Any) -> GenerateConfig:
-        mechanism = {"kind": "lotka_volterra", "priors": {"growth": growth}}
-        return build(GenerateConfig, {"mechanism": mechanism, "points": 11, "stop": 20.0, **more})
-
-    config = predators({"kind": "lognormal", "median": 30.0, "spread": 3.0})
-    draws = open_draws(config)
-    arrays, rows = generate_block(config, draws, store_spec(config, draws), range(24))
-    diverged = arrays["status"] == STATUSES["diverged"]
-    assert 0 < diverged.sum() < 24
-    assert np.isnan(arrays["solution_mean"][diverged]).all()
-    assert np.isfinite(arrays["solution_mean"][~diverged]).all()
-    assert all("Narrow the priors" in rows[i]["reason"] for i in np.flatnonzero(diverged))
-    run = {"dir": str(tmp_path / "store"), "executor": "serial"}
-    with pytest.raises(WorkError, match="None of 2 instances"):
-        generate(predators({"kind": "uniform", "low": 1e4, "high": 2e4}, instances=2, run=run))
-
-
-@pytest.mark.slow
-def test_fields_on_a_mesh_of_fenics_go_into_a_store_with_their_mesh(tmp_path: Path) -> None:
-    run = {"dir": tmp_path / "store", "executor": "serial", "block": 2}
-    config = shipped("reaction_diffusion", instances=3)
-    config = config.model_copy(update={"run": config.run.model_copy(update=run)})
-    try:
-        store = generate(config)
-    finally:
-        close_helper_groups()
-    assert store.static("mesh_points").shape == (121, 1)
-    assert store.static("mesh_cells").shape == (120, 2)
-    assert np.isin(np.round(store.static("x"), 9), np.round(store.static("mesh_points"), 9)).all()
-    assert store.read("solution_mean").shape == (3, 1, 41, 41)
-    assert np.isfinite(store.read("solution_mean")).all()
-    assert (store.read("solution_mean")[:, :, 0] == 0).all()
-    instance = store.instances()[0]
-    assert instance.positions is not None
-    assert len(instance.times) == 41 * 41
