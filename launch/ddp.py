@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from distlfm.cluster.ranks import find_place
 from distlfm.cluster.slurm import Allocation
-from distlfm.launch.preempt import JobLog, launch, parser, verb_command, verb_of
+from distlfm.launch.preempt import JobLog, launch, parser, verb_command, verb_of, work_environment
 
 VERBS = ("train", "resume")
 LEAVE_SECONDS = 60
@@ -50,8 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     options = parser("ddp", "Train with one process a task of this job, or as one of a launcher's processes.")
     words = verb_of(options.parse_args(arguments), options, VERBS)
     if find_place(os.environ).world > 1:
-        command = verb_command(words)
-        os.execve(command[0], command, rank_environment(os.environ))  # noqa: S606 (a rank is one process)
+        command, environment = verb_command(words), work_environment(rank_environment(os.environ))
+        os.execve(command[0], command, environment)  # noqa: S606 (a rank is one process)
 
     def work(log: JobLog) -> int:
         allocation = log.allocation

@@ -102,7 +102,7 @@ class JobLog:
         self.reporter.say(f"command: {shlex.join(command)}")
         sys.stdout.flush()
         # Its own session: a terminal's Ctrl-C comes once, through us.
-        process = subprocess.Popen(command, env={**environment, **import_environment()}, start_new_session=True)
+        process = subprocess.Popen(command, env=work_environment(environment), start_new_session=True)
         try:
             while process.poll() is None:
                 self.relay.pass_on(process)
@@ -116,6 +116,12 @@ class JobLog:
         if self.relay.warned and code in WARNED:
             return TRY_AGAIN
         return code if code >= 0 else 128 - code
+
+
+def work_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """With it a process finds this distlfm, and puts temporary files where the site wants them."""
+    scratch = environment.get("DISTLFM_SCRATCH")
+    return {**environment, **import_environment(), **({"TMPDIR": scratch} if scratch else {})}
 
 
 def verb_command(arguments: Sequence[str]) -> list[str]:
@@ -149,8 +155,8 @@ def _complete(run: str | None) -> bool:
     """Is there a run, and nothing left to do in it?"""
     if not run:
         return False
-    environment = {**os.environ, **import_environment()}
-    return subprocess.run([*verb_command(["-q", "status", run])], env=environment, check=False).returncode == 0
+    command = verb_command(["-q", "status", run])
+    return subprocess.run(command, env=work_environment(os.environ), check=False).returncode == 0
 
 
 def requeue(allocation: Allocation, reporter: Reporter) -> None:

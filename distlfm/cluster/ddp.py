@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from distlfm.cluster.ranks import Place
-from distlfm.errors import WorkError
+from distlfm.errors import DistlfmWarning, WorkError
 from distlfm.lfo.ranks import Alone, Ranks
 
 PATIENCE_SECONDS = 1800.0
@@ -38,11 +40,34 @@ class GroupRanks(Ranks):
         dist.barrier()
 
 
-def device_of(place: Place) -> torch.device:
-    """A GPU of its own for each rank of a machine, if there are enough; else the CPU."""
-    if torch.cuda.is_available() and torch.cuda.device_count() >= place.local_world:
+def device_of(place: Place, environment: Mapping[str, str] = os.environ) -> torch.device:
+    """A GPU of its own for each rank of a machine, if there are enough; else the CPU, and it is said why."""
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if seen >= place.local_world:
         return torch.device("cuda", place.local_rank)
+    if seen and sees_its_own(place, environment):
+        return torch.device("cuda", 0)
+    if seen and place.local_rank == 0:
+        warnings.warn(
+            f"{place.local_world} ranks of this machine see {seen} GPU{'s' if seen > 1 else ''}, too few for one each, "
+            "and train on the CPU: start as many ranks as there are GPUs.",
+            DistlfmWarning,
+            stacklevel=2,
+        )
     return torch.device("cpu")
+
+
+def sees_its_own(place: Place, environment: Mapping[str, str]) -> bool:
+    """Whether Slurm shows each rank of a step GPUs of its own, as `--gpus-per-task` does.
+
+    Of other launchers nothing tells: two ranks might be shown the same one, which NCCL refuses.
+    """
+    if place.launcher != "srun":
+        return False
+    if environment.get("SLURM_GPUS_PER_TASK"):
+        return True
+    found = environment.get("SLURM_GPUS_ON_NODE", "")
+    return found.isdigit() and int(found) >= place.local_world
 
 
 def backend_for(device: torch.device) -> str:

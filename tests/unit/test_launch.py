@@ -18,6 +18,7 @@ from distlfm.cluster.slurm import Allocation
 from distlfm.errors import UsageError
 from distlfm.launch.chain import chain, links
 from distlfm.launch.ddp import rank_environment, step_command
+from distlfm.launch.preempt import work_environment
 from distlfm.launch.ray_cluster import site_of
 
 ALLOCATION = Allocation("17", 17, ("n1", "n2"), tasks=2)
@@ -124,6 +125,12 @@ def test_ranks_talk_over_the_network_that_the_site_names() -> None:
     found = rank_environment({"DISTLFM_INTERFACE": "ib0"})
     assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("ib0", "ib0")
     assert rank_environment({}) == {}
+
+
+def test_temporary_files_go_where_the_site_wants_them_or_else_where_they_always_go() -> None:
+    assert work_environment({"DISTLFM_SCRATCH": "/local", "TMPDIR": "/home/tmp"})["TMPDIR"] == "/local"
+    assert work_environment({"TMPDIR": "/home/tmp"})["TMPDIR"] == "/home/tmp"
+    assert "TMPDIR" not in work_environment({})
 
 
 def test_a_node_is_started_by_srun_in_a_job_by_ssh_elsewhere_and_directly_here() -> None:
