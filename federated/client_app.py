@@ -33,6 +33,8 @@ def train(message: Message, context: Context) -> Message:
     policy, site = policy_of(context), site_of(context)
     config, vector = config_of(message), vector_of(message)
     check_base(site, config)
+    if policy.noise_multiplier:
+        site.count_update(policy.noise_multiplier, policy.delta, run=str(context.run_id))
     done = site.train(vector, task_of(config), run=str(context.run_id), evaluate=bool(config.get("evaluate", False)))
     sent = hardened(policy, vector, done.vector)
     arrays = ArrayRecord({SHARED: Array(sent)})
@@ -105,7 +107,11 @@ def check_base(site: Site, config: ConfigRecord) -> None:
 
 
 def hardened(policy: SitePolicy, before: Vector, after: Vector) -> Vector:
-    """Clip and noise the update as the policy says, on top of whatever the site's own work did."""
+    """Clip and noise the update as the policy says, on top of whatever the site's own work did.
+
+    Each site adds noise of its own, of standard deviation `noise_multiplier · clip` in each number. The federation's
+    mean, of sites that count as n₁, n₂, …, then has that times √(n₁² + n₂² + …) / (n₁ + n₂ + …).
+    """
     if policy.clip is None or not policy.noise_multiplier:
         return after
     from distlfm.federated.privacy import private_update

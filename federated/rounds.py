@@ -35,6 +35,7 @@ from distlfm.federated.strategy import (
 )
 from distlfm.lfo import Operator
 from distlfm.store.files import put_all, storing
+from distlfm.store.lock import driver_lock
 
 STATE, KEPT = "state.json", "kept"
 CHOICE = ("loss", "kept_round", "chosen")
@@ -123,17 +124,31 @@ def run_rounds(
     """All rounds of a programme, from where the folder says. The operator is not changed.
 
     A round in which too few sites end is lost: the model stays, and the round is asked for again. After
-    `programme.lost` of these in a row the run ends with an error, and the same call goes on later.
+    `programme.lost` of these in a row the run ends with an error, and the same call goes on later. A folder whose
+    rounds are being run is refused: of two runs under one name each would undo the other's rounds.
     """
     base = weights_digest(operator.model)
     keeper = Keeper(folder, programme, base, codec)
+    with driver_lock(folder, "federated run"):
+        return _rounds(grid, operator, codec, programme, keeper, {"base": base, "run": run}, on_round)
+
+
+def _rounds(
+    grid: Grid,
+    operator: Operator,
+    codec: Codec,
+    programme: ProgrammeConfig,
+    keeper: Keeper,
+    told: Mapping[str, str | int],
+    on_round: Listener | None,
+) -> State:
     state = keeper.load() or State(0, codec.encode(operator.model.state_dict()))
     strategy = make_strategy(programme)
     restore(strategy, state.memory)
     lost = attempts = 0
     while state.done < programme.rounds:
         attempts += 1
-        line = _round(grid, strategy, programme, state, {"base": base, "run": run, "attempt": attempts})
+        line = _round(grid, strategy, programme, state, {**told, "attempt": attempts})
         if on_round is not None:
             on_round(line)
         if line["sites"] < programme.min_sites:
@@ -148,7 +163,7 @@ def run_rounds(
         lost = 0
         keeper.save(state)
     if programme.evaluate and not state.chosen:
-        _measure_last(grid, programme, state, {"base": base, "run": run})
+        _measure_last(grid, programme, state, told)
         keeper.save(state)
     return state
 

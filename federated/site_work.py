@@ -174,12 +174,22 @@ class Site:
             tune_privately(operator, codec.names, codec.names, batch, task, privacy)
             self._keep(operator, codec, {})
             return codec.encode(operator.model.state_dict())
-        # Two updates within the same ball are at most two radii apart.
-        ledger.charge("update", noise=privacy.noise / 2, rate=1.0, steps=1, run=run)
+        self._charge_update(ledger, privacy.noise, run)
         tune(operator, codec.names, codec.names, batch, task)
         sent = private_update(vector, codec.encode(operator.model.state_dict()), privacy.clip, privacy.noise)
         self._keep(operator, codec, {})
         return sent
+
+    def count_update(self, noise: float, delta: float, run: str = "") -> None:
+        """Write down an update that the policy noises as a whole, before the work. There is no budget to stop at, but
+        one that is set later counts it. With a budget the work itself is private: noise on top of it costs no more.
+        """
+        if self.privacy is None:
+            self._charge_update(Ledger(self.folder / LEDGER, math.inf, delta), noise, run)
+
+    def _charge_update(self, ledger: Ledger, noise: float, run: str) -> None:
+        """noise: in units of the clip. Two updates within the same ball are at most two radii apart."""
+        ledger.charge("update", noise=noise / 2, rate=1.0, steps=1, run=run)
 
     def evaluate(
         self, vector: Vector, task: RoundTask, run: str = "", part: Part = "test"

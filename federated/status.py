@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,11 @@ def _link(home: LinkHome, *, insecure: bool) -> dict[str, Any]:
 def _site(home: SiteHome) -> dict[str, Any]:
     config, policy = home.config(), load_policy(home.policy)
     spent = None
-    if policy.epsilon is not None:
+    if policy.epsilon is not None or policy.noise_multiplier:
         from distlfm.federated.ledger import Ledger
 
-        spent = Ledger(home.path / "ledger.jsonl", policy.epsilon, policy.delta).spent
+        budget = math.inf if policy.epsilon is None else policy.epsilon
+        spent = Ledger(home.path / "ledger.jsonl", budget, policy.delta).spent
     return {
         "role": "site",
         "federation": config.federation,

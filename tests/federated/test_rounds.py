@@ -112,6 +112,19 @@ def test_a_folder_of_another_programme_is_refused(tmp_path: Path) -> None:
     assert run(operator, sites, make_programme(rounds=2), tmp_path / "run").done == 2
 
 
+def test_two_runs_under_one_name_do_not_undo_each_others_rounds(tmp_path: Path) -> None:
+    operator, sites = make_federation(tmp_path)
+    refused = []
+
+    def second(line: dict[str, object]) -> None:
+        with pytest.raises(UsageError, match="in use: federated run"):
+            run(operator, sites, make_programme(rounds=2), tmp_path / "run")
+        refused.append(line["round"])
+
+    done = run(operator, sites, make_programme(rounds=1), tmp_path / "run", on_round=second)
+    assert (refused, done.done) == ([1], 1)
+
+
 @pytest.mark.parametrize("lost", [2, 3])
 def test_too_few_survivors_never_become_the_common_model(tmp_path: Path, lost: int) -> None:
     operator, sites = make_federation(tmp_path)

@@ -1,0 +1,109 @@
+"""Noise on a whole update, as a site's policy asks for it: how long, how loud, and what it costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from site_toy import make_federation, make_grid, make_programme
+
+from distlfm.config import dump
+from distlfm.federated import privacy
+from distlfm.federated.accountant import epsilon, rdp
+from distlfm.federated.codec import Codec, Vector
+from distlfm.federated.ledger import Ledger
+from distlfm.federated.policy import POLICY, load_policy
+from distlfm.federated.rounds import run_rounds
+from distlfm.federated.secure_grid import SecureGrid
+from distlfm.federated.settings import PrivacyConfig, ProgrammeConfig
+from distlfm.federated.site_work import LEDGER, Site, codec_of
+from distlfm.lfo import Operator
+
+CLIP = 0.01
+ONE_STEP = {"steps": 1, "lr": 0.05}
+
+
+@pytest.fixture
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same noise in every run of a test; each site's is its own."""
+    random = np.random.default_rng(7)
+    monkeypatch.setattr(privacy, "fresh_random", lambda: random)
+
+
+def harden(sites: dict[str, Site], noise: float) -> None:
+    """Each policy clips the update to CLIP and adds noise of so many clips."""
+    for site in sites.values():
+        file = site.folder / POLICY
+        policy = load_policy(file).model_copy(update={"clip": CLIP, "noise_multiplier": noise})
+        file.write_text(dump(policy))
+
+
+def run(operator: Operator, sites: dict[str, Site], programme: ProgrammeConfig, folder: Path) -> tuple[Codec, Vector]:
+    """What the rounds did to the weights, [D]."""
+    codec = codec_of(operator.model, programme.task)
+    grid = SecureGrid(make_grid(sites), min_sites=3)
+    found = run_rounds(grid, operator, codec, programme, folder)
+    return codec, found.vector - codec.encode(operator.model.state_dict())
+
+
+def held(operator: Operator, sites: dict[str, Site], programme: ProgrammeConfig) -> tuple[list[Vector], list[int]]:
+    """Each site's update without noise, shortened to CLIP, and what it counts."""
+    codec = codec_of(operator.model, programme.task)
+    before = codec.encode(operator.model.state_dict())
+    alone = [Site(site.folder).train(before, programme.round_task(1)) for site in sites.values()]
+    changes = [one.vector - before for one in alone]
+    lengths = [float(np.linalg.norm(change)) for change in changes]
+    assert min(lengths) > 2 * CLIP
+    cut = [change * CLIP / length for change, length in zip(changes, lengths, strict=True)]
+    return cut, [one.num_examples for one in alone]
+
+
+def test_each_sites_update_is_shortened_before_it_is_summed(tmp_path: Path, seeded: None) -> None:
+    operator, sites = make_federation(tmp_path, counts=(8, 12, 16, 24))
+    programme = make_programme(rounds=1, evaluate=False, task=ONE_STEP)
+    cut, counts = held(operator, sites, programme)
+    harden(sites, noise=1e-6)
+    _, change = run(operator, sites, programme, tmp_path / "run")
+    assert np.abs(change - np.average(cut, axis=0, weights=counts)).max() < 1e-6 * CLIP * 10
+
+
+def test_the_sums_noise_is_that_of_the_sites_weighted_as_they_are(tmp_path: Path, seeded: None) -> None:
+    operator, sites = make_federation(tmp_path, counts=(8, 12, 16, 24))
+    programme = make_programme(rounds=1, evaluate=False, task=ONE_STEP)
+    cut, counts = held(operator, sites, programme)
+    assert len(set(counts)) == 4
+    harden(sites, noise=3.0)
+    codec, change = run(operator, sites, programme, tmp_path / "run")
+    noise = change - np.average(cut, axis=0, weights=counts)
+    expected = 3.0 * CLIP * np.linalg.norm(counts) / sum(counts)
+    assert noise.std() == pytest.approx(expected, rel=0.06)
+    assert abs(noise.mean()) < 5 * expected / np.sqrt(noise.size)
+    for name, part in codec.decode(noise).items():
+        assert bool((part != 0).all()), name
+        if name.endswith("spectral.weight"):
+            for one in part.unbind(1):  # real and imaginary
+                assert float(one.std()) == pytest.approx(expected, rel=0.15)
+
+
+def test_what_noised_updates_cost_is_written_down_and_counts_towards_a_later_budget(tmp_path: Path) -> None:
+    operator, sites = make_federation(tmp_path)
+    harden(sites, noise=8.0)
+    run(operator, sites, make_programme(rounds=2, evaluate=False, task=ONE_STEP), tmp_path / "run")
+    for site in sites.values():
+        charges = Ledger(site.folder / LEDGER, 1.0, 1e-5).charges
+        assert [(one.what, one.noise, one.rate, one.steps) for one in charges] == [("update", 4.0, 1.0, 1)] * 2
+        later = Site(site.folder, budget=(1.0, 1e-5)).ledger
+        assert later is not None
+        assert later.spent == pytest.approx(epsilon(rdp(4.0, 1.0, 2), 1e-5))
+
+
+def test_noise_on_top_of_private_work_costs_no_more(tmp_path: Path) -> None:
+    operator, sites = make_federation(tmp_path, privacy=PrivacyConfig(epsilon=20.0, noise=2.0, sample=0.5))
+    harden(sites, noise=8.0)
+    task = {"steps": 2, "adapter": "shift"}
+    run(operator, sites, make_programme(rounds=1, evaluate=False, task=task), tmp_path / "run")
+    for site in sites.values():
+        ledger = Site(site.folder).ledger
+        assert ledger is not None
+        assert [(one.what, one.noise, one.steps) for one in ledger.charges] == [("train", 2.0, 2)]
