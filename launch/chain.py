@@ -36,6 +36,8 @@ class Link:
 
 def links(out: Path, generate: Path, fit: Path, train: Path) -> list[Link]:
     """The jobs, in their order."""
+    if "," in str(out):
+        raise UsageError(f"sbatch cannot hand {out} on to a job: it has a comma.", "Choose another --out.")
     store, fits, operator, judged = (str(out / name) for name in ("store.zarr", "fits", "operator", "judged"))
     return [
         Link("generate", (str(generate), "--out", store)),

@@ -15,7 +15,8 @@ export DISTLFM_PYTHON=$HOME/distlfm/.venv/bin/python
 # … or a container. It must see Slurm's commands (srun, scontrol), their settings and the socket of munge.
 # export DISTLFM_PYTHON="apptainer exec --bind /etc/slurm,/run/munge $HOME/distlfm.sif python3"
 
-# A directory of the node's own for sockets and logs: not on a shared file system, and with a short name.
+# A directory of each node's own for temporary files, Ray's sockets and logs among them: not on a shared file system, and
+# with a short name (22 characters).
 export DISTLFM_SCRATCH=/tmp
 
 # The network between nodes, if there are several: `ip -brief address` on a node lists them.

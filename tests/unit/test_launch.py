@@ -170,6 +170,11 @@ def test_a_chain_sends_each_job_after_the_one_before(tmp_path: Path) -> None:
     assert f"--export=ALL,DISTLFM_COMPLETE={fits}" in sent[1]
 
 
+def test_a_chain_refuses_a_place_that_sbatch_would_not_hand_on_whole(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has a comma"):
+        links(tmp_path / "a,b", Path("g.yaml"), Path("f.yaml"), Path("t.yaml"))
+
+
 def test_a_taken_port_is_left_out() -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
