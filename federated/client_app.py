@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from distlfm.federated.audit import AuditLog
 from distlfm.federated.policy import SitePolicy, policy_of
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure_mod import secure_mod
@@ -37,6 +38,7 @@ def train(message: Message, context: Context) -> Message:
         site.count_update(policy.noise_multiplier, policy.delta, run=str(context.run_id))
     done = site.train(vector, task_of(config), run=str(context.run_id), evaluate=bool(config.get("evaluate", False)))
     sent = hardened(policy, vector, done.vector)
+    log_spent(policy, site, context)
     arrays = ArrayRecord({SHARED: Array(sent)})
     return answer(message, done.metrics, done.num_examples, {ARRAYS: arrays})
 
@@ -56,7 +58,9 @@ def question_model(message: Message, context: Context) -> Message:
 @app.query("cohort")
 def question_cohort(message: Message, context: Context) -> Message:
     """What the federation's patients are like: level, spread, share of missing values."""
-    figures, count = site_of(context).statistics(run=str(context.run_id))
+    site = site_of(context)
+    figures, count = site.statistics(run=str(context.run_id))
+    log_spent(policy_of(context), site, context)
     return answer(message, figures, count)
 
 
@@ -65,6 +69,7 @@ def evaluated(message: Message, context: Context, part: Part) -> Message:
     site, config = site_of(context), config_of(message)
     check_base(site, config)
     figures, count = site.evaluate(vector_of(message), task_of(config), str(context.run_id), part)
+    log_spent(policy_of(context), site, context)
     return answer(message, figures, count)
 
 
@@ -117,6 +122,13 @@ def hardened(policy: SitePolicy, before: Vector, after: Vector) -> Vector:
     from distlfm.federated.privacy import private_update
 
     return private_update(before, after, policy.clip, policy.noise_multiplier)
+
+
+def log_spent(policy: SitePolicy, site: Site, context: Context) -> None:
+    """Say in the site's audit log what all answers so far have cost, where that is counted."""
+    spent = site.spent(policy.delta)
+    if spent is not None:
+        AuditLog(policy.audit).append("privacy", str(context.run_id), epsilon=spent, delta=policy.delta)
 
 
 def answer(

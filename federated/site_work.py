@@ -187,6 +187,11 @@ class Site:
         if self.privacy is None:
             self._charge_update(Ledger(self.folder / LEDGER, math.inf, delta), noise, run)
 
+    def spent(self, delta: float) -> float | None:
+        """ε of all charges so far, budget or not; None where nothing was ever charged."""
+        path = self.folder / LEDGER
+        return Ledger(path, math.inf, delta).spent if path.exists() else None
+
     def _charge_update(self, ledger: Ledger, noise: float, run: str) -> None:
         """noise: in units of the clip. Two updates within the same ball are at most two radii apart."""
         ledger.charge("update", noise=noise / 2, rate=1.0, steps=1, run=run)

@@ -12,6 +12,7 @@ from distlfm.errors import UsageError, WorkError
 from distlfm.federated.audit import verify
 from distlfm.federated.control import Control, connection_of
 from distlfm.federated.homes import Home, LinkHome, SiteHome
+from distlfm.federated.ledger import Ledger
 from distlfm.federated.policy import load_policy
 from distlfm.federated.roster import read_roster
 
@@ -50,12 +51,7 @@ def _link(home: LinkHome, *, insecure: bool) -> dict[str, Any]:
 
 def _site(home: SiteHome) -> dict[str, Any]:
     config, policy = home.config(), load_policy(home.policy)
-    spent = None
-    if policy.epsilon is not None or policy.noise_multiplier:
-        from distlfm.federated.ledger import Ledger
-
-        budget = math.inf if policy.epsilon is None else policy.epsilon
-        spent = Ledger(home.path / "ledger.jsonl", budget, policy.delta).spent
+    ledger = Ledger(home.path / "ledger.jsonl", policy.epsilon or math.inf, policy.delta)
     return {
         "role": "site",
         "federation": config.federation,
@@ -64,7 +60,7 @@ def _site(home: SiteHome) -> dict[str, Any]:
         **_processes(home),
         "pinned": sorted(policy.peers),
         "epsilon": policy.epsilon,
-        "epsilon_spent": spent,
+        "epsilon_spent": ledger.spent if policy.epsilon is not None or ledger.path.exists() else None,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from site_toy import make_federation, make_grid, make_programme
 from distlfm.config import dump
 from distlfm.federated import privacy
 from distlfm.federated.accountant import epsilon, rdp
+from distlfm.federated.audit import verify
 from distlfm.federated.codec import Codec, Vector
 from distlfm.federated.ledger import Ledger
 from distlfm.federated.policy import POLICY, load_policy
@@ -20,8 +22,12 @@ from distlfm.federated.settings import PrivacyConfig, ProgrammeConfig
 from distlfm.federated.site_work import LEDGER, Site, codec_of
 from distlfm.lfo import Operator
 
+pytestmark = pytest.mark.slow
+
 CLIP = 0.01
 ONE_STEP = {"steps": 1, "lr": 0.05}
+COUNTS = (8, 12, 16, 24)
+ONE_ROUND = make_programme(rounds=1, evaluate=False, task=ONE_STEP)
 
 
 @pytest.fixture
@@ -47,36 +53,41 @@ def run(operator: Operator, sites: dict[str, Site], programme: ProgrammeConfig, 
     return codec, found.vector - codec.encode(operator.model.state_dict())
 
 
-def held(operator: Operator, sites: dict[str, Site], programme: ProgrammeConfig) -> tuple[list[Vector], list[int]]:
-    """Each site's update without noise, shortened to CLIP, and what it counts."""
-    codec = codec_of(operator.model, programme.task)
+@dataclass(frozen=True)
+class Known:
+    """A federation, and what a round makes of it without noise: the mean of the updates, each shortened to CLIP."""
+
+    operator: Operator
+    sites: dict[str, Site]
+    counts: list[int]
+    mean: Vector
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
+    operator, sites = make_federation(tmp_path_factory.mktemp("hardened"), COUNTS)
+    codec = codec_of(operator.model, ONE_ROUND.task)
     before = codec.encode(operator.model.state_dict())
-    alone = [Site(site.folder).train(before, programme.round_task(1)) for site in sites.values()]
-    changes = [one.vector - before for one in alone]
-    lengths = [float(np.linalg.norm(change)) for change in changes]
-    assert min(lengths) > 2 * CLIP
-    cut = [change * CLIP / length for change, length in zip(changes, lengths, strict=True)]
-    return cut, [one.num_examples for one in alone]
+    alone = [Site(site.folder).train(before, ONE_ROUND.round_task(1)) for site in sites.values()]
+    changes = np.array([one.vector - before for one in alone])
+    lengths = np.linalg.norm(changes, axis=1, keepdims=True)
+    assert lengths.min() > 2 * CLIP
+    counts = [one.num_examples for one in alone]
+    return Known(operator, sites, counts, np.average(changes * CLIP / lengths, axis=0, weights=counts))
 
 
-def test_each_sites_update_is_shortened_before_it_is_summed(tmp_path: Path, seeded: None) -> None:
-    operator, sites = make_federation(tmp_path, counts=(8, 12, 16, 24))
-    programme = make_programme(rounds=1, evaluate=False, task=ONE_STEP)
-    cut, counts = held(operator, sites, programme)
-    harden(sites, noise=1e-6)
-    _, change = run(operator, sites, programme, tmp_path / "run")
-    assert np.abs(change - np.average(cut, axis=0, weights=counts)).max() < 1e-6 * CLIP * 10
+def test_each_sites_update_is_shortened_before_it_is_summed(known: Known, tmp_path: Path, seeded: None) -> None:
+    harden(known.sites, noise=1e-6)
+    _, change = run(known.operator, known.sites, ONE_ROUND, tmp_path / "run")
+    assert np.abs(change - known.mean).max() < 1e-5 * CLIP
 
 
-def test_the_sums_noise_is_that_of_the_sites_weighted_as_they_are(tmp_path: Path, seeded: None) -> None:
-    operator, sites = make_federation(tmp_path, counts=(8, 12, 16, 24))
-    programme = make_programme(rounds=1, evaluate=False, task=ONE_STEP)
-    cut, counts = held(operator, sites, programme)
-    assert len(set(counts)) == 4
-    harden(sites, noise=3.0)
-    codec, change = run(operator, sites, programme, tmp_path / "run")
-    noise = change - np.average(cut, axis=0, weights=counts)
-    expected = 3.0 * CLIP * np.linalg.norm(counts) / sum(counts)
+def test_the_sums_noise_is_that_of_the_sites_weighted_as_they_are(known: Known, tmp_path: Path, seeded: None) -> None:
+    assert len(set(known.counts)) == 4
+    harden(known.sites, noise=3.0)
+    codec, change = run(known.operator, known.sites, ONE_ROUND, tmp_path / "run")
+    noise = change - known.mean
+    expected = 3.0 * CLIP * np.linalg.norm(known.counts) / sum(known.counts)
     assert noise.std() == pytest.approx(expected, rel=0.06)
     assert abs(noise.mean()) < 5 * expected / np.sqrt(noise.size)
     for name, part in codec.decode(noise).items():
@@ -93,6 +104,12 @@ def test_what_noised_updates_cost_is_written_down_and_counts_towards_a_later_bud
     for site in sites.values():
         charges = Ledger(site.folder / LEDGER, 1.0, 1e-5).charges
         assert [(one.what, one.noise, one.rate, one.steps) for one in charges] == [("update", 4.0, 1.0, 1)] * 2
+        told = [
+            entry["facts"]["epsilon"]
+            for entry in verify(site.folder / "audit.jsonl").entries
+            if entry["event"] == "privacy"
+        ]
+        assert told == pytest.approx([epsilon(rdp(4.0, 1.0, rounds), 1e-5) for rounds in (1, 2)])
         later = Site(site.folder, budget=(1.0, 1e-5)).ledger
         assert later is not None
         assert later.spent == pytest.approx(epsilon(rdp(4.0, 1.0, 2), 1e-5))

@@ -106,6 +106,14 @@ def test_more_than_two_thirds_have_to_agree(count: int, threshold: int) -> None:
     assert 3 * threshold > 2 * count
 
 
+def test_fewer_than_a_third_may_be_lost_and_fewer_than_a_third_may_help_the_server() -> None:
+    """An honest site signs one list, a helper both: two lists with enough signatures take a third of helpers."""
+    for count in range(2, 400):
+        third = (count - 1) // 3  # the largest number below count / 3
+        assert count - threshold_of(count) == third
+        assert (count - third) + 2 * third < 2 * threshold_of(count)
+
+
 def test_masks_are_uniform_and_differ_from_key_to_key() -> None:
     """Bytes and bits at fixed seeds: the chance that a fair mask fails is below one in a million for each."""
     keys = [bytes([i]) * 32 for i in range(1, 5)]

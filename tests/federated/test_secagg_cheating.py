@@ -114,6 +114,49 @@ def test_a_site_that_is_alive_for_some_and_dead_for_others_keeps_both_secrets() 
                 one.reveal(Consents(session=whole.session, signatures=mixture))
 
 
+@pytest.mark.parametrize("told_dead", [{"north"}, {"south"}, {"north", "south"}, set()])
+def test_one_site_of_four_that_helps_the_server_does_not_open_a_second_list(told_dead: set[str]) -> None:
+    """East signs both lists: west is alive in one of them, and dead in the other. Only one finds enough signatures."""
+    exchange = Exchange(members())
+    whole, sites = _until_masked(exchange), exchange.sites
+    part = Survivors(session=whole.session, sites=("east", "north", "south"))
+    kept = sites["east"].state
+    opened = set()
+    for listed, honest in ((whole, {"north", "south", "west"} - told_dead), (part, told_dead)):
+        sites["east"].state = kept
+        signatures = {name: sites[name].consent(listed).signature for name in ("east", *sorted(honest))}
+        consents = Consents(session=whole.session, signatures=signatures)
+        for name in sorted(honest):
+            if len(signatures) < 3:
+                with refused(Reason.CONSENT):
+                    sites[name].reveal(consents)
+            else:
+                said = sites[name].reveal(consents)
+                opened.add("seed" if "west" in said.seeds else "key")
+                assert ("west" in said.seeds) != ("west" in said.keys)
+    assert len(opened) == 1
+
+
+def test_the_sites_own_fewest_number_holds_at_every_later_step() -> None:
+    """Of four sites three are enough for the threshold, but these want four; the server would be content with three."""
+    exchange = Exchange(members(min_cohort=4), lost={"mask": {"west"}})
+    deliveries = exchange.share(exchange.enrol())
+    boxes = {site: box for site, box in deliveries["north"].boxes.items() if site != "west"}
+    with refused(Reason.SURVIVORS):
+        exchange.sites["north"].mask(deliveries["north"].model_copy(update={"boxes": boxes}), small_words("north"))
+    survivors = exchange.mask(deliveries, small_words)
+    for name in ("east", "north", "south"):
+        with refused(Reason.SURVIVORS):
+            exchange.sites[name].consent(survivors)
+    exchange = Exchange(members(min_cohort=4))
+    whole = _until_masked(exchange)
+    signatures = {name: exchange.sites[name].consent(whole).signature for name in NAMES}
+    few = {name: signatures[name] for name in NAMES if name != "west"}
+    with refused(Reason.CONSENT):
+        exchange.sites["east"].reveal(Consents(session=whole.session, signatures=few))
+    assert set(exchange.sites["east"].reveal(Consents(session=whole.session, signatures=signatures)).seeds) == {*NAMES}
+
+
 def test_of_each_site_only_one_secret_is_ever_revealed() -> None:
     exchange = Exchange(members(), lost={"mask": {"north"}})
     consents = exchange.consent(_until_masked(exchange))

@@ -56,6 +56,19 @@ def test_what_the_policy_does_not_allow_is_refused_and_logged(
     assert reason.name in refusals(tmp_path)
 
 
+def test_the_policys_fewest_sites_are_asked_for_at_the_end_of_a_sum_too(tmp_path: Path) -> None:
+    """The server would be content with three of four, and the threshold too; the sites are not."""
+
+    def lose(reply: Message) -> Message | None:
+        return None if reply.metadata.src_node_id == 2 and stage_of(reply) == "mask" else reply
+
+    grid = SecureGrid(local_grid(make_sites(tmp_path, min_cohort=4), on_reply=lose), min_sites=3)
+    replies = ask(grid, request())
+    assert all(reply.has_error() for reply in replies)
+    assert grid.reports[0].survivors == ("east", "south", "west")
+    assert refusals(tmp_path) == ["SURVIVORS"]
+
+
 def test_a_site_with_too_few_examples_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
     nodes = make_sites(tmp_path, min_examples=20)
     grid = SecureGrid(local_grid(nodes))
