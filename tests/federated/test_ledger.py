@@ -106,3 +106,24 @@ def test_a_line_that_was_cut_by_a_crash_is_written_over(tmp_path: Path) -> None:
         file.write('{"what": "train", "noi')
     ledger.charge("train", noise=5.0, rate=0.5, steps=5)
     assert [one.steps for one in ledger.charges] == [5, 5]
+
+
+def test_a_budget_buys_what_the_documentation_says() -> None:
+    """Rounded so that the stated noise stays within the stated ε."""
+    text = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    [budgets] = [row[1:] for row in rows if row[0] == "ε"]
+    [noises] = [row[1:] for row in rows if row[0] == "noise"]
+    for budget, noise in zip(budgets, noises, strict=True):
+        assert 0.98 * float(budget) < epsilon(rdp(float(noise), 0.5, 5 * 8), 1e-5) <= float(budget)
+    start = [row[0] for row in rows].index("noise_multiplier")
+    updates = rows[start + 2 : start + 5]
+    assert [row[0] for row in updates] == ["4", "8", "16"]
+    for multiplier, *told in updates:
+        spent = [epsilon(rdp(float(multiplier) / 2, 1.0, rounds), 1e-5) for rounds in (1, 5, 10)]
+        assert [float(one) for one in told] == pytest.approx(spent, abs=0.01)
+        assert all(float(one) >= each for one, each in zip(told, spent, strict=True))
+    for models, told in ((1, "ε 0.43"), (5, "1.02 for five")):
+        assert told in text
+        spent_on_figures = epsilon(rdp(20.0, 1.0, 5 * models), 1e-5)
+        assert 0 <= float(told.removeprefix("ε ").split()[0]) - spent_on_figures < 0.01
