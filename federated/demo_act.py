@@ -7,11 +7,15 @@ from typing import Any
 
 import yaml
 
+from distlfm.config import dump
 from distlfm.federated.simulate import PICTURE, gain_words, simulate
+from distlfm.federated.simulate_settings import read_config
+from distlfm.pipeline.run_files import CONFIG, REPORT
+from distlfm.pipeline.versions import versions
+from distlfm.report.demo_page import Showing
+from distlfm.report.federation_page import federation_page, sites_figure
 from distlfm.runtime.reporting import Reporter
 from distlfm.store.files import put_quickly, storing
-
-TITLE = "let four hospitals tune an operator for glucose without sharing a patient"
 
 FORCE = {
     "kernel": {"kind": "matern52"},
@@ -99,18 +103,22 @@ FILES: dict[str, dict[str, Any]] = {
 }
 
 
-def act(out: Path, reporter: Reporter) -> str:
-    """Play it in a folder of its own, with all configs in it; a sentence about what came out."""
+def act(out: Path, reporter: Reporter) -> Showing:
+    """Play it in a folder of its own, with all configs in it."""
     with storing("the configs of the federation", out):
         out.mkdir(parents=True, exist_ok=True)
         for name, content in FILES.items():
             put_quickly(out / name, yaml.safe_dump(content, sort_keys=False).encode())
-    told = simulate(out / "federated.yaml", out=out / "federation", reporter=reporter)
+    folder = out / "federation"
+    told = simulate(out / "federated.yaml", out=folder, reporter=reporter)
     spent = max(told["epsilon"].values())
     base, common, pooled = (told["everybody"][model]["loss"] for model in ("base", "federated", "pooled"))
     better = sum(told["federated"][name] < told["local"][name] for name in told["local"])
-    return (
+    line = (
         f"{told['data']}: the loss of patients whom nobody learned from goes from {base:.2f} to {common:.2f} with "
         f"noise for ε {spent:.1f} (pooled, without: {pooled:.2f}); on the others' patients that beats {better} of "
-        f"{len(told['local'])} sites tuned alone; {gain_words(told)}; picture: {out / 'federation' / PICTURE}"
+        f"{len(told['local'])} sites tuned alone; {gain_words(told)}"
     )
+    settings = read_config(folder / CONFIG)
+    page = federation_page(folder / REPORT, told, folder / PICTURE, dump(settings), versions(), settings.seed)
+    return Showing(line, [sites_figure(told, folder / PICTURE)], {"The report of the federation": page})

@@ -204,11 +204,13 @@ def demo(
     Example: `distlfm demo --out runs/demo`
     """
     from distlfm.pipeline import demo as acts
+    from distlfm.pipeline.demo_play import Act
+    from distlfm.report.demo_page import Showing
 
-    def federation() -> str:
+    def federation() -> Showing:
         from distlfm.federated.demo_act import act
 
         return act(out / "sites", STATE.reporter)
 
     title = "let four hospitals tune an operator for glucose without sharing a patient"
-    return acts.run(out, STATE.reporter, [(title, federation)])
+    return acts.run(out, STATE.reporter, [Act(title, federation, {"configs": str(out / "sites")})])

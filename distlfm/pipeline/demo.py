@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,33 @@ import scipy.sparse as sp
 from distlfm.config import build
 from distlfm.data import read, write_npz
 from distlfm.equations.problem import MeshConfig
-from distlfm.errors import DistlfmError, Stopped
+from distlfm.errors import WorkError
+from distlfm.inference.archive import SavedFits
+from distlfm.inference.result import FitResult
 from distlfm.mechanisms import FieldMechanism, build_system
+from distlfm.pipeline.demo_play import Act, play, write_index
+from distlfm.pipeline.evaluate_training import report_training
 from distlfm.pipeline.fit import fit
 from distlfm.pipeline.generate import generate
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.pipeline.query import query
-from distlfm.pipeline.rundir import SUMMARY
+from distlfm.pipeline.rundir import REPORT, SUMMARY, begin
 from distlfm.pipeline.settings import FitConfig, SimulateConfig
 from distlfm.pipeline.simulate import simulate_from
 from distlfm.pipeline.train import train
 from distlfm.pipeline.train_settings import TrainConfig
+from distlfm.report.demo_figures import gradient_figure, simulated_figure
+from distlfm.report.demo_page import Showing
+from distlfm.report.field_section import field_figures
+from distlfm.report.lfo_beside import as_answer, plot_beside
+from distlfm.report.page import embed
+from distlfm.report.plots import plot_fit
 from distlfm.runtime.reporting import Reporter
 from distlfm.solvers.fem.group import Group
 from distlfm.solvers.fem.partitioned_client import PartitionedSolver
+from distlfm.store import Store
+from distlfm.store.files import storing
+from distlfm.store.find import RUN_STORE
 
 GENES = 5
 INSTANCES = 8
@@ -74,100 +87,120 @@ TEACHING: dict[str, Any] = {
     "loop": {"epochs": 10, "batch": 32},
 }
 FIT, OPERATOR, FIELD_RUN = "fit", "operator", "field"
-PAGES = (f"{FIT}/report.html", f"{OPERATOR}/answers/report.html", f"{FIELD_RUN}/report.html")
 SQUARE = 48
 """Cells along a side of the mesh that is divided."""
 
-
-Act = tuple[str, Callable[[], str]]
-"""A title, and what plays it and says in one line what it showed."""
+SEED = 0
+"""Every act has its own stream of random numbers from it."""
 
 
 def run(out: Path, reporter: Reporter, more: Sequence[Act] = ()) -> int:
-    """Play the acts, then `more` of them; the exit code is 1 if one of them failed."""
-    out.mkdir(parents=True, exist_ok=True)
-    data = out / "instances.npz"
-    acts: list[Act] = [
-        ("simulate genes driven by a hidden transcription factor", lambda: _simulate(data)),
-        ("infer the factor from the genes, in blocks shared among Ray's actors", lambda: _fit(data, out, reporter)),
-        ("teach an operator the same from simulated genes, and ask it", lambda: _operator(data, out, reporter)),
-        ("infer what drives a field, through an equation that FEniCS assembles", lambda: _field(out / FIELD_RUN)),
-        ("solve it and its gradient on a mesh divided between two MPI processes", _divided),
+    """Play the acts, then `more` of them, and write one page about all; the exit code is 1 if one of them failed."""
+    begin(out)
+    data, genes = out / "instances.npz", {"instances": INSTANCES, "num_outputs": GENES, **MODEL}
+    acts = [
+        Act("simulate genes driven by a hidden transcription factor", lambda: _simulate(data), genes),
+        Act(
+            "infer the factor from the genes, in blocks shared among Ray's actors",
+            lambda: _fit(data, out, reporter),
+            MODEL,
+        ),
+        Act(
+            "teach an operator the same from simulated genes, and ask it",
+            lambda: _operator(data, out, reporter),
+            {"generate": LESSON, "train": TEACHING},
+        ),
+        Act(
+            "infer what drives a field, through an equation that FEniCS assembles",
+            lambda: _field(out / FIELD_RUN),
+            FIELD,
+        ),
+        Act(
+            "solve it and its gradient on a mesh divided between two MPI processes", _divided, {"cells a side": SQUARE}
+        ),
         *more,
     ]
-    failed = play(acts, reporter)
-    for page in PAGES:
-        if (out / page).is_file():
-            reporter.say(f"Open {(out / page).resolve()} in a browser.")
-    return 1 if failed else 0
+    played = play(acts, reporter)
+    page = write_index(out, acts, played, SEED)
+    reporter.say(f"Open {page.resolve()} in a browser: all acts, with pictures and what to do about what failed.")
+    return 1 if any(one.showing is None for one in played) else 0
 
 
-def play(acts: Sequence[Act], reporter: Reporter) -> int:
-    """Play acts one after another, and count those that failed."""
-    failed = 0
-    for number, (title, act) in enumerate(acts, 1):
-        reporter.say(f"[{number}/{len(acts)}] {title}")
-        start = time.perf_counter()
-        try:
-            reporter.say(f"      {act()} ({time.perf_counter() - start:.1f} s)")
-        except Stopped:  # by a signal, which means all of it
-            raise
-        except DistlfmError as error:
-            failed += 1
-            reporter.warn(f"this act failed: {error}")
-    return failed
-
-
-def _simulate(path: Path) -> str:
-    content = {**MODEL, "instances": INSTANCES, "num_outputs": GENES}
+def _simulate(path: Path) -> Showing:
+    content = {**MODEL, "instances": INSTANCES, "num_outputs": GENES, "seed": SEED}
     instances = simulate_from(build(SimulateConfig, content))
-    write_npz(path, instances)
-    return f"{len(instances)} instances of {GENES} genes at {len(instances[0].times)} times, truth kept for scoring"
+    with storing("the instances", path.parent):
+        write_npz(path, instances)
+    line = f"{len(instances)} instances of {GENES} genes at {len(instances[0].times)} times, truth kept for scoring"
+    return Showing(line, [simulated_figure(instances[0])])
 
 
-def _fit(data: Path, out: Path, reporter: Reporter) -> str:
-    run = {"dir": str(out / FIT), "batch": INSTANCES // 2}
+def _fit(data: Path, out: Path, reporter: Reporter) -> Showing:
+    _need(data)
+    folder = out / FIT
+    run = {"dir": str(folder), "batch": INSTANCES // 2, "seed": SEED}
     done = fit(build(FitConfig, {**MODEL, "data": {"path": str(data)}, "run": run}), reporter=reporter)
     mean, worst = done.summary["mean"], done.summary["worst"]
-    return (
+    line = (
         f"the hidden factor is found with Q² {mean['latent_q2']:.3f} (worst {worst['latent_q2']:.3f}); "
         f"its 95 % bands hold {100 * mean['latent_coverage_95']:.0f} % of the truth"
     )
+    name = str(done.tally.worst()[0]["id"])
+    shown = next(result for result in done.results if result.id == name)
+    alt = f"Instance {name}: {len(shown.instance.outputs)} genes with bands, the inferred factor, and the parameters."
+    caption = "The worst of them: data, inferred factor and parameters with their intervals; dashed is the truth."
+    figures = [embed(plot_fit(shown), f"Instance {name}. {caption}", alt)]
+    return Showing(line, figures, {"The report of these fits": folder / REPORT})
 
 
-def _operator(data: Path, out: Path, reporter: Reporter) -> str:
+def _operator(data: Path, out: Path, reporter: Reporter) -> Showing:
+    _need(data)
     folder = out / OPERATOR
-    drawn = {**MODEL, **LESSON, "num_outputs": GENES, "run": {"dir": str(folder / "lesson.zarr")}}
+    drawn = {**MODEL, **LESSON, "num_outputs": GENES, "seed": SEED, "run": {"dir": str(folder / "lesson.zarr")}}
     store = generate(build(GenerateConfig, drawn), reporter=reporter)
     content = {**TEACHING, "data": {"stores": [str(store.path)]}, "run": {"dir": str(folder / "training")}}
     trained = train(build(TrainConfig, content), reporter=reporter)
     assert trained.directory is not None
+    report_training(trained.directory, reporter)
     asked = query(trained.directory, data, [f"run.dir={folder / 'answers'}", "plot=true"])
-    fitted = json.loads((out / FIT / SUMMARY).read_text(encoding="utf-8"))["mean"]["latent_q2"]
     instance, operator = read(data).instances[0], trained.operator
-    operator(instance)  # the first answer makes what the others share
+    answer = operator(instance)  # the first answer makes what the others share
     start = time.perf_counter()
     operator(instance)
-    return (
+    line = (
         f"taught by {store.spec.instances} others, it answers in {1000 * (time.perf_counter() - start):.0f} ms with Q² "
-        f"{asked.overall['mean']['latent_q2']:.3f}; the fits above have {fitted:.3f}"
+        f"{asked.overall['mean']['latent_q2']:.3f}"
     )
+    figures = []
+    if (out / FIT / SUMMARY).is_file():  # the act before may have failed
+        fitted = json.loads((out / FIT / SUMMARY).read_text(encoding="utf-8"))["mean"]["latent_q2"]
+        line += f"; the fits above have {fitted:.3f}"
+        found = as_answer(_kept_fit(out / FIT, instance.id), answer.axes, operator.schema)
+        caption = "The operator's answer in a blink, beside the fit that took its time; dashed is the truth."
+        alt = f"Instance {instance.id}: the force by the operator and by the fit, each with a band, and the truth."
+        beside = plot_beside(instance, answer, found, operator.schema)
+        figures.append(embed(beside, f"Instance {instance.id}. {caption}", alt))
+    pages = {"The report of its training": trained.directory / REPORT, "Its answers": folder / "answers" / REPORT}
+    return Showing(line, figures, pages)
 
 
-def _field(out: Path) -> str:
-    content = {**FIELD, "instances": 1, "stop": 1.0, "points": 13, "places": 13, "missing": 0.3}
+def _field(out: Path) -> Showing:
+    content = {**FIELD, "instances": 1, "stop": 1.0, "points": 13, "places": 13, "missing": 0.3, "seed": SEED}
     instances = simulate_from(build(SimulateConfig, content))
-    out.mkdir(parents=True, exist_ok=True)
-    write_npz(out / "instances.npz", instances)
-    data = {"path": str(out / "instances.npz")}
-    figures = fit(build(FitConfig, {**FIELD, "data": data, "run": {"dir": str(out)}})).figures[0]
-    return (
+    begin(out)
+    with storing("the field", out):
+        write_npz(out / "instances.npz", instances)
+    data, run = {"path": str(out / "instances.npz")}, {"dir": str(out), "seed": SEED}
+    done = fit(build(FitConfig, {**FIELD, "data": data, "run": run}))
+    figures = done.figures[0]
+    line = (
         f"{int(instances[0].mask.sum())} noisy points of a field give its unseen source with Q² "
         f"{figures['latent_q2']:.3f}; the 95 % band holds {100 * figures['latent_coverage_95']:.0f} % of the truth"
     )
+    return Showing(line, field_figures(done.results[0])[:2], {"The report of this fit": out / REPORT})
 
 
-def _divided() -> str:
+def _divided() -> Showing:
     problem = build_system(FIELD["mechanism"])
     assert isinstance(problem, FieldMechanism)
     spec = problem.problem(MeshConfig(kind="rectangle", lower=(0.0, 0.0), upper=(1.0, 1.0), size=1 / SQUARE))
@@ -176,9 +209,21 @@ def _divided() -> str:
     for ranks in (1, 2):
         with Group.start(ranks) as group:
             solver = PartitionedSolver(group, spec)
-            force = np.random.default_rng(0).normal(size=(1, 11, solver.num_nodes))
+            force = np.random.default_rng(SEED).normal(size=(1, 11, solver.num_nodes))
             look = sp.csr_array(np.eye(5, solver.num_nodes, k=solver.num_nodes // 2))
             observed, number = solver.forward(theta, None, force, 0.02, 10, look)
             found.append(solver.adjoint(number, np.ones_like(observed)).force)
     apart = float(np.abs(found[1] - found[0]).max() / np.abs(found[0]).max())
-    return f"{found[0].shape[-1]} nodes on two ranks: the gradient is that of one rank to {apart:.0e}"
+    line = f"{found[0].shape[-1]} nodes on two ranks: the gradient is that of one rank to {apart:.0e}"
+    alone, together = (one[0, 5].reshape(SQUARE + 1, SQUARE + 1) for one in found)
+    return Showing(line, [gradient_figure(alone, together)])
+
+
+def _need(data: Path) -> None:
+    if not data.is_file():
+        raise WorkError("The instances of act 1 are not there.", "See why it failed, mend that, and run it all again.")
+
+
+def _kept_fit(folder: Path, name: str) -> FitResult:
+    row = next(row for row in Store.open(folder / RUN_STORE).rows() if row["id"] == name)
+    return SavedFits([folder / row["kept"]])[0]

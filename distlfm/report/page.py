@@ -12,12 +12,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from urllib.parse import quote
 
 import jinja2
 from matplotlib.figure import Figure as Drawing
 
 from distlfm.report.style import house
+from distlfm.report.words import CAUTION, WHY_DOUBT
 
 UNKNOWN = "–"
 NOT_FINITE = "not finite"
@@ -79,13 +81,31 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Link:
+    """A way to another file of the same run. path: relative to the page, so that both can be moved together."""
+
+    words: str
+    path: str
+
+    def __post_init__(self) -> None:
+        assert not PurePosixPath(self.path).is_absolute(), "a link stays within the run"
+
+    @property
+    def address(self) -> str:
+        """Every odd letter is escaped: what begins like `javascript:` is a file's name."""
+        return f"./{quote(self.path)}"
+
+
+@dataclass(frozen=True)
 class Section:
-    """A heading, paragraphs (a blank line parts them), then figures and tables."""
+    """A heading, paragraphs (a blank line parts them), what went wrong if anything did, figures, tables and links."""
 
     title: str
     text: str = ""
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
+    trouble: str = ""
+    links: Sequence[Link] = ()
 
     @property
     def paragraphs(self) -> list[str]:
@@ -141,7 +161,9 @@ def render_page(title: str, sections: Sequence[Section], provenance: Provenance)
     """The page as text."""
     template = resources.files("distlfm.report.templates").joinpath("page.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    return environment.from_string(template).render(title=title, sections=sections, provenance=provenance)
+    return environment.from_string(template).render(
+        title=title, sections=sections, provenance=provenance, caution=CAUTION, why_doubt=WHY_DOUBT
+    )
 
 
 def write_page(path: str | Path, title: str, sections: Sequence[Section], provenance: Provenance) -> Path:

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from distlfm.inference.result import Direction
 
+CAUTION = "Not for clinical decisions."
+WHY_DOUBT = (
+    "A latent force was never measured: it is inferred through an equation that was assumed and priors that were "
+    "chosen, its scale and offset may not be identified by the data, and every interval is conditional on the model: "
+    "it holds only if equation and priors do, so that a wrong equation gives a wrong force with a confident band."
+)
+"""What every page of results says first, and why."""
+
 MEANING = {
     "converged": "The fit settled.",
     "stalled": "The fit stopped where no step helped.",

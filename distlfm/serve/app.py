@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from distlfm.errors import DistlfmError, UsageError
+from distlfm.report.words import CAUTION, WHY_DOUBT
 from distlfm.serve.guard import Guard
 from distlfm.serve.session import File, Session
 from distlfm.serve.sizes import MEGABYTE, too_large
@@ -143,8 +145,14 @@ async def _asked(request: Request) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def page_file(name: str) -> str:
+    """A file of the page as it is sent, with the caution that reports have."""
+    text = resources.files("distlfm.serve").joinpath("page", name).read_text(encoding="utf-8")
+    return text.replace("{{ caution }}", escape(CAUTION)).replace("{{ why_doubt }}", escape(WHY_DOUBT))
+
+
 def _page(name: str, kind: str) -> Any:
-    content = resources.files("distlfm.serve").joinpath("page", name).read_bytes()
+    content = page_file(name).encode()
 
     def give(request: Request) -> Response:
         del request

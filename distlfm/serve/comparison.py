@@ -8,24 +8,14 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from distlfm.instance import FloatArray
 from distlfm.lfo import Answer
 from distlfm.lfo.answer import Estimate
 from distlfm.pipeline.query_tables import COLUMNS
-from distlfm.report.curves import MAX_PANELS, WIDE_HEIGHT, draw_band
-from distlfm.report.lfo_fields import known_unit, plot_field_answer
-from distlfm.report.lfo_plots import band_of, true_curve
-from distlfm.report.style import BAND95, INFERRED, TRUTH, house, new_figure, plain, quantity
+from distlfm.report.lfo_beside import plot_beside
+from distlfm.report.lfo_fields import known_unit
 from distlfm.serve.answers import Shown, in_words
-
-FITTED = "#00664B"
-"""Green of Okabe and Ito, darker: told from the operator's blue by its dots and its outline too, and in grey print."""
-
-DOTS = (0, (5, 1, 1, 1))
 
 
 def restored(content: Mapping[str, Any], kinds: Mapping[str, str], like: Answer) -> Answer:
@@ -66,29 +56,8 @@ def agreement(shown: Shown, fitted: Answer) -> dict[str, Any]:
 
 
 def plot_comparison(shown: Shown, fitted: Answer) -> Figure:
-    """Forces of both on the same axes; of a field, the maps of the fit, to be read beside the operator's."""
-    answer, schema = shown.answer, shown.schema
-    if len(answer.dims) > 1:
-        return plot_field_answer(shown.instance, fitted, schema)
-    forces = answer.forces[:MAX_PANELS]
-    with house():
-        figure = new_figure(WIDE_HEIGHT * 1.3 * len(forces) + 0.4)
-        panels = figure.subplots(len(forces), 1, squeeze=False)[:, 0]
-        truth = False
-        for i, (axes, force) in enumerate(zip(panels, forces, strict=True)):
-            draw_band(axes, answer.times, band_of(answer), i)
-            if force in fitted.forces:
-                _outline(axes, fitted, fitted.forces.index(force))
-            known = true_curve(shown.instance, i)
-            if known is not None:
-                axes.plot(*known, color=TRUTH, linestyle=(0, (3, 1.5)), linewidth=1.2, zorder=3)
-                truth = True
-            axes.set_ylabel(quantity(force, known_unit(schema, force)))
-            axes.set_xlabel(quantity("time", known_unit(schema, "time")))
-            axes.set_title(f"Latent force {plain(force)}" if len(forces) > 1 else "Latent force", fontweight="bold")
-            axes.yaxis.set_major_locator(MaxNLocator(4))
-        figure.legend(handles=_legend(truth), loc="outside upper center", ncols=3)
-    return figure
+    """Forces of both."""
+    return plot_beside(shown.instance, shown.answer, fitted, shown.schema)
 
 
 def parameter_rows(shown: Shown, fitted: Answer) -> list[dict[str, Any]]:
@@ -100,22 +69,6 @@ def parameter_rows(shown: Shown, fitted: Answer) -> list[dict[str, Any]]:
         unit = known_unit(shown.schema, name)
         rows.append({"name": name, "unit": unit, "operator": _ends(mine.get(name)), "fit": _ends(other.get(name))})
     return rows
-
-
-def _outline(axes: Any, fitted: Answer, row: int) -> None:
-    for side in ("lower95", "upper95"):
-        axes.plot(fitted.times, getattr(fitted, side)[row], color=FITTED, linewidth=0.8, zorder=4)
-    axes.plot(fitted.times, fitted.mean[row], color=FITTED, linestyle=DOTS, linewidth=1.4, zorder=5)
-
-
-def _legend(truth: bool) -> list[Any]:
-    found: list[Any] = [
-        Line2D([], [], color=INFERRED, label="operator: mean"),
-        Patch(color=BAND95, linewidth=0, label="operator: 95 % interval (68 % darker)"),
-        Line2D([], [], color=FITTED, linestyle=DOTS, label="full fit: mean"),
-        Line2D([], [], color=FITTED, linewidth=0.8, label="full fit: ends of its 95 % interval"),
-    ]
-    return [*found, *([Line2D([], [], color=TRUTH, linestyle=(0, (3, 1.5)), label="truth")] if truth else [])]
 
 
 def _at(answer: Answer, row: int, points: FloatArray) -> dict[str, FloatArray]:

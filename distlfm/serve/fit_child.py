@@ -16,11 +16,11 @@ import numpy as np
 from distlfm.config import build
 from distlfm.data import read
 from distlfm.errors import DistlfmError
-from distlfm.inference.result import Band, FitResult
-from distlfm.lfo import Answer, OperatorSchema
-from distlfm.lfo.answer import Estimate
+from distlfm.inference.result import FitResult
+from distlfm.lfo import OperatorSchema
 from distlfm.pipeline.fit import fit
 from distlfm.pipeline.settings import FitConfig
+from distlfm.report.lfo_beside import as_answer
 from distlfm.report.plots import plot_fit
 from distlfm.report.words import direction_words, status_words
 from distlfm.serve.answers import picture, written
@@ -53,32 +53,6 @@ def work(folder: Path) -> None:
         put(folder / STATE, {"error": str(error)})
     finally:
         close_helper_groups()
-
-
-def as_answer(result: FitResult, axes: list[np.ndarray[Any, Any]], schema: OperatorSchema) -> Answer:
-    """A fit in the form of an operator's answer, on the same grid as far as the data have begun."""
-    times = axes[0][axes[0] >= result.instance.times[0]]
-    if len(times) < 2:  # the data lie outside of the operator's span
-        times = np.linspace(result.instance.times[0], result.instance.times[-1], len(axes[0]))
-    grid = (times, *axes[1:])
-    points = np.stack([one.ravel() for one in np.meshgrid(*grid, indexing="ij")], -1)
-    places = points[:, 1:] if points.shape[1] > 1 else None
-    band = result.predict(points[:, 0], places).force
-    shape = (len(result.force_names), *(len(axis) for axis in grid))
-    curves = {name: getattr(band, name).reshape(shape) for name in Band.__dataclass_fields__}
-    numbers = Estimate._fields[2:]
-    parameters = tuple(Estimate(p.name, p.kind, *(getattr(p, name) for name in numbers)) for p in result.parameters)
-    dims = tuple(dim.name for dim in schema.dims)
-    return Answer(
-        id=result.id,
-        forces=result.force_names,
-        dims=dims,
-        axes=grid,
-        **curves,
-        parameters=parameters,
-        novelty=0.0,
-        warning=None,
-    )
 
 
 def told(result: FitResult) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 import uvicorn
 
 from distlfm.errors import UsageError
+from distlfm.report.words import CAUTION
 from distlfm.runtime.reporting import Reporter
 from distlfm.runtime.signals import Stop
 from distlfm.serve.app import make_app
@@ -97,4 +98,4 @@ def tell(config: ServeConfig, reporter: Reporter, address: str) -> None:
         reporter.say("Everybody with an account on this machine can open it; --token-file FILE lets only you in.")
     if not config.is_local:
         reporter.warn("other machines can reach the page, and what goes over the network is not encrypted")
-    reporter.say("Not for clinical decisions: a latent force is inferred through an assumed equation, never measured.")
+    reporter.say(f"{CAUTION} A latent force is inferred through an assumed equation, never measured.")

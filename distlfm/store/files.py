@@ -36,6 +36,17 @@ def storing(what: str, path: Path) -> Iterator[None]:
         raise StorageError(f"Cannot write {what} in {path}: {reason}.", fix) from error
 
 
+def refusal(error: OSError) -> StorageError | None:
+    """A refusal of the operating system where none was expected, if it is one that a user can mend."""
+    fix = _FIX.get(error.errno or 0)
+    if fix is None:
+        return None
+    if error.errno in (errno.EACCES, errno.EPERM):  # to read, perhaps
+        fix = "Give yourself the right to it, or choose another place."
+    where = "" if error.filename is None else f": {error.filename}"
+    return StorageError(f"{error.strerror}{where}.", fix)
+
+
 def partial(path: Path) -> Path:
     """Where a file is written before it is renamed. The name is always the same, so a retry leaves nothing behind."""
     return path.with_name(f".{path.name}.part")

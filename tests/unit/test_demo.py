@@ -1,38 +1,135 @@
-"""How the acts of the demonstration follow on each other."""
+"""How the acts of the demonstration follow on each other, and the page that they end in."""
 
 from __future__ import annotations
 
 import io
+import re
 import signal
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from distlfm.errors import Stopped, WorkError
-from distlfm.pipeline.demo import Act, play
+from distlfm.instance import Instance, Truth
+from distlfm.pipeline import demo
+from distlfm.pipeline.demo_play import Act, play, write_index
+from distlfm.report.demo_figures import gradient_figure, simulated_figure
+from distlfm.report.demo_page import Played, Showing
+from distlfm.report.page import Figure
 from distlfm.runtime.reporting import reporter_for
 
+DOT = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"><circle r="1"/></svg>'
 
-def failing() -> str:
+
+def failing() -> Showing:
     raise WorkError("There is no FEniCS.", "Install it.")
 
 
-def stopped() -> str:
+def broken() -> Showing:
+    raise KeyError("latent_q2")
+
+
+def full() -> Showing:
+    raise OSError(28, "No space left on device", "somewhere/store")
+
+
+def stopped() -> Showing:
     raise Stopped(1, 2, "distlfm resume runs/demo/fit", signal.SIGTERM)
 
 
-def played(*acts: Act) -> tuple[int, str]:
+def answer() -> Showing:
+    return Showing("the answer is 42")
+
+
+def played(*acts: Act) -> tuple[list[Played], str]:
     said = io.StringIO()
     return play(acts, reporter_for(said)), said.getvalue()
 
 
-def test_a_failed_act_says_what_to_do_and_the_rest_goes_on() -> None:
-    failed, said = played(("one", failing), ("two", lambda: "the answer is 42"))
-    assert failed == 1
-    assert "There is no FEniCS. Install it." in said
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (failing, "There is no FEniCS. Install it."),
+        (full, "No space left on device: somewhere/store. Free space; then the same command goes on"),
+        (broken, "Unexpected KeyError: 'latent_q2'. This is a fault of distlfm; `distlfm -vv demo` shows where."),
+    ],
+)
+def test_a_failed_act_says_what_to_do_and_the_rest_goes_on(failure: object, told: str) -> None:
+    found, said = played(Act("one", failure), Act("two", answer))  # type: ignore[arg-type]
+    assert [one.showing is None for one in found] == [True, False]
+    assert f"warning: this act failed: {told}" in said
+    assert "Traceback" not in said
     assert "[2/2] two" in said
     assert "the answer is 42" in said
 
 
 def test_a_signal_ends_the_whole_demonstration() -> None:
     with pytest.raises(Stopped):
-        played(("one", stopped), ("two", lambda: pytest.fail("it went on")))
+        played(Act("one", stopped), Act("two", lambda: pytest.fail("it went on")))
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> str:
+    """Of an act with a picture and reports of which one was not written, and of one that failed."""
+    report = tmp_path / "fit" / "report of #1.html"
+    report.parent.mkdir()
+    report.write_text("<html></html>")
+    pages = {"The report of these fits": report, "One that is not there": tmp_path / "none.html"}
+    acts = [
+        Act("infer <the> factor", lambda: Showing("found with Q² 0.95", [Figure("Seen.", "A dot.", svg=DOT)], pages)),
+        Act("ask FEniCS", failing, {"mesh": {"size": 0.05}}),
+    ]
+    return write_index(tmp_path, acts, played(*acts)[0], 7).read_text(encoding="utf-8")
+
+
+def test_the_page_has_a_section_an_act_with_its_numbers_time_and_picture(page: str) -> None:
+    assert "<h2>1. Infer &lt;the&gt; factor</h2>" in page
+    assert "<p>Found with Q² 0.95.</p>" in page
+    assert len(re.findall(r"It took \d+\.\d s\.", page)) == 2
+    assert page.count('<img src="data:image/svg+xml;base64,') == 1
+    assert 'alt="A dot."' in page
+
+
+def test_the_page_says_what_failed_and_what_to_do(page: str) -> None:
+    assert "1 of 2 acts failed: 2. Their sections say what to do." in page
+    assert "This act failed. There is no FEniCS. Install it." in page.split("2. Ask FEniCS</h2>")[1]
+
+
+def test_the_page_links_to_reports_that_are_there_and_loads_nothing(page: str) -> None:
+    assert re.findall(r'href="([^#][^"]*)"', page) == ["./fit/report%20of%20%231.html"]
+    assert "One that is not there" not in page
+    assert "default-src 'none'" in page
+    assert not re.search(r"https?://|<script|<link", page)
+
+
+def test_the_page_says_what_made_it(page: str) -> None:
+    shown = " ".join(re.sub(r"<[^>]+>", " ", page).split())
+    assert re.search(r"config hash [0-9a-f]{16} seed 7", shown)
+    assert "version of distlfm" in shown
+    assert "size: 0.05" in shown
+
+
+def test_acts_after_one_without_which_they_cannot_be_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real acts, where the first fails and the field has no FEniCS; the path of the page is the last line."""
+    monkeypatch.setattr(demo, "_simulate", lambda path: failing())
+    monkeypatch.setattr(demo, "_field", lambda out: failing())
+    monkeypatch.setattr(demo, "_divided", answer)
+    said = io.StringIO()
+    assert demo.run(tmp_path / "out", reporter_for(said), [Act("more", answer)]) == 1
+    assert said.getvalue().count("The instances of act 1 are not there. See why it failed") == 2
+    assert said.getvalue().splitlines()[-1].startswith(f"Open {tmp_path.resolve() / 'out' / 'index.html'} in a browser")
+    shown = (tmp_path / "out" / "index.html").read_text()
+    assert "4 of 6 acts failed: 1, 2, 3, 4." in shown
+    assert shown.count("The answer is 42.") == 2
+
+
+def test_pictures_of_what_was_simulated_and_of_a_divided_gradient_have_words() -> None:
+    times = np.linspace(0, 4, 5)
+    values = np.ones((2, 5))
+    truth = Truth(times, np.ones((1, 5)))
+    shown = simulated_figure(Instance("one", ("a", "b"), times, values, values > 0, truth=truth))
+    assert shown.alt == "Instance one: 2 outputs as points against time, and the true force."
+    alone = np.outer(times, times)
+    divided = gradient_figure(alone, alone + 1.6e-11)
+    assert "at most 1e-12 of its largest value" in divided.alt

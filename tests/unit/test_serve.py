@@ -6,7 +6,6 @@ import csv
 import io
 import re
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from distlfm.instance import Instance
 from distlfm.pipeline.query import query
 from distlfm.pipeline.settings import DataConfig
 from distlfm.pipeline.sources import read_instances
-from distlfm.serve.app import PAGE
+from distlfm.serve.app import PAGE, page_file
 from distlfm.serve.sources import MOST_FILES, safe_name
 from distlfm.store import Store
 
@@ -37,8 +36,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 
 
 def page_files() -> dict[str, str]:
-    folder = resources.files("distlfm.serve").joinpath("page")
-    return {name: folder.joinpath(name).read_text(encoding="utf-8") for name, _ in PAGE.values()}
+    return {name: page_file(name) for name, _ in PAGE.values()}
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
