@@ -1,10 +1,11 @@
 # Two commands do all: `make demo` and `make test`. `make help` lists the rest.
 SHELL := /bin/bash
 VENV := .venv
+DOCS := build/docs
 PYTEST := $(VENV)/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test check lint format test-release lock clean
+.PHONY: help setup setup-tests demo test check docs lint format test-release lock clean
 
 help:  ## what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -25,6 +26,10 @@ test: setup-tests  ## the whole test-suite with the real FEniCS, MPI, Ray, Slurm
 
 check: setup  ## the fast subset for daily work, under 3 minutes
 	@$(PYTEST) -m "not slow" -q -n auto
+
+docs: setup  ## the documentation as pages in build/docs; a warning is an error
+	@$(VENV)/bin/sphinx-build -E -W --keep-going -q -j auto -c docs/sphinx . $(DOCS)
+	@echo "[docs] $(DOCS)/index.html"
 
 lint: setup  ## ruff, mypy --strict, import-linter, shell scripts and Dockerfiles
 	@$(VENV)/bin/ruff check .
