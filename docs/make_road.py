@@ -7,6 +7,7 @@ python docs/make_road.py --check    exit code 1 if the committed picture is not 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -102,11 +103,17 @@ def picture() -> str:
     roads = [right(start, end) for start, end in pairwise(top_row)]
     roads.append(road((STORE.centre, STORE.top + BOX_HEIGHT + 4), (TRAINING.centre, TRAINING.top - 6)))
     roads += [left(TRAINING, OPERATOR), left(OPERATOR, QUERY), left(OPERATOR, SITES)]
-    body = "\n  ".join([*roads, *(box.draw() for box in BOXES)])
     title = "Observations become instances, fits, results, a store, and an operator that is queried and shared"
-    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">
+    return framed(title, [*roads, *(box.draw() for box in BOXES)], (WIDTH, HEIGHT))
+
+
+def framed(title: str, parts: Sequence[str], size: tuple[int, int], style: str = "") -> str:
+    """A whole SVG of these parts, in the house style; `style` adds to it."""
+    width, height = size
+    body = "\n  ".join(parts)
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{title}">
   <title>{title}</title>
-  <style>{STYLE}  </style>
+  <style>{STYLE}{style.removeprefix(chr(10))}  </style>
   <defs>
     <marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">
       <path class="tip" d="M 0 0 L 8 4 L 0 8 z"/>

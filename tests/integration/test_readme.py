@@ -88,7 +88,7 @@ def installs_an_extra(match: re.Match[str]) -> None:
 
 NOT_RUN: dict[str, Callable[[re.Match[str]], None]] = {
     # The suite itself, what needs root or a network, and what other tests run.
-    r"make (?P<target>demo|test|test-release|lint|lock|setup)": makes_a_target,
+    r"make (?P<target>demo|docs|test|test-release|lint|lock|setup)": makes_a_target,
     r"pip install torch==(?P<version>[0-9.]+)": installs_the_locked_torch,
     r"(?P<system>apt-get install .* && )?"
     r'pip install -c constraints\.txt ("\.\[(?P<extra>\w+)\]"|\.)': installs_an_extra,
@@ -181,7 +181,7 @@ def test_links_and_named_files_exist(document: Path) -> None:
     missing = [link for link in links if "://" not in link and not (document.parent / link).exists()]
     folders = "|".join(path.name for path in PROJECT.iterdir() if path.is_dir() and not path.name.startswith("."))
     named = re.findall(rf"`((?:{folders})/[\w./-]*)`", text)
-    missing += [name for name in named if not name.startswith("runs/") and not (PROJECT / name).exists()]
+    missing += [name for name in named if not name.startswith(("runs/", "build/")) and not (PROJECT / name).exists()]
     assert missing == []
 
 
@@ -199,9 +199,23 @@ def test_readme_gives_the_two_commands_first() -> None:
     assert first.commands == ["make demo", "make test"]
 
 
-def test_picture_of_the_road_is_the_one_its_program_draws() -> None:
-    done = subprocess.run([sys.executable, "docs/make_road.py", "--check"], cwd=PROJECT, timeout=60)
-    assert done.returncode == 0, "run: python docs/make_road.py"
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(PROJECT)))
+def test_benchmarks_that_are_named_exist(document: Path) -> None:
+    named = set(re.findall(r"`python -m benchmarks (\w+)", document.read_text(encoding="utf-8"))) - {"NAME"}
+    assert {name for name in named if not (PROJECT / "benchmarks" / f"{name}.py").exists()} == set()
+
+
+@pytest.mark.parametrize("program", ["docs/make_road.py", "docs/make_pictures.py"])
+def test_pictures_are_the_ones_their_program_draws(program: str) -> None:
+    done = subprocess.run([sys.executable, program, "--check"], cwd=PROJECT, timeout=60)
+    assert done.returncode == 0, f"run: python {program}"
+
+
+def test_every_picture_is_shown_by_a_document() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in DOCUMENTS]
+    pictures = [path.name for path in (PROJECT / "docs" / "images").iterdir()]
+    assert [name for name in pictures if not any(f"images/{name})" in text for text in texts)] == []
+    assert "](docs/images/road.svg)" in (PROJECT / "README.md").read_text(encoding="utf-8")
 
 
 def test_changelog_has_this_version() -> None:
