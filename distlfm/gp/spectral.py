@@ -17,7 +17,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import scipy.stats
 import torch
 from torch import Tensor
 
@@ -113,6 +112,8 @@ def _by_quasirandom_points(node: Stationary, values: Values, span: Tensor, num_f
 @lru_cache(maxsize=64)
 def _base_points(shape: str, num_dims: int, num_features: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """[R, d] frequencies of the kernel with unit lengthscale."""
+    import scipy.stats  # takes most of a second, and few methods draw features
+
     sobol = scipy.stats.qmc.Sobol(num_dims + 1, rng=np.random.default_rng(SOBOL_SEED))
     uniform = sobol.random_base2(math.ceil(math.log2(max(num_features, 2))))[:num_features]
     gaussian = scipy.stats.norm.ppf(uniform[:, :num_dims])

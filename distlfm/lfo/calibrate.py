@@ -18,6 +18,7 @@ from torch import Tensor
 from distlfm.config import Config
 from distlfm.lfo.dataset import Batch
 from distlfm.lfo.model import Normal, Prediction
+from distlfm.lfo.tables import table
 
 LEVELS = {68: 0.68, 95: 0.95}
 NORMAL = {68: 0.9944578832097532, 95: 1.959963984540054}
@@ -52,10 +53,15 @@ class Calibration(Config):
 
     def apply(self, prediction: Prediction) -> Prediction:
         """The prediction with calibrated log-variances; widths are left to whoever makes bands of it."""
-        shift = torch.tensor([2 * math.log(one.sd) for one in self.forces]).to(prediction.force)
+        shift = _log_variances(tuple(one.sd for one in self.forces)).to(prediction.force)
         force_logvar = prediction.force_logvar + shift.view(-1, *(1,) * (prediction.force.dim() - 2))
-        shift = torch.tensor([2 * math.log(one.sd) for one in self.parameters]).to(prediction.params)
+        shift = _log_variances(tuple(one.sd for one in self.parameters)).to(prediction.params)
         return prediction._replace(force_logvar=force_logvar, params_logvar=prediction.params_logvar + shift)
+
+
+@table
+def _log_variances(sds: tuple[float, ...]) -> Tensor:
+    return torch.tensor([2 * math.log(sd) for sd in sds])
 
 
 def calibrate(prediction: Prediction, batch: Batch, normal: Normal) -> Calibration:

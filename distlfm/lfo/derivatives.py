@@ -10,7 +10,6 @@ Shapes: `n` points of a dimension, `m` points at which something is wanted.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from scipy.interpolate import CubicSpline
 from torch import Tensor
 
 from distlfm.lfo.spectral import quadrature
+from distlfm.lfo.tables import table
 
 UNIT = 0.1
 """Slopes are per this fraction of the domain, curvatures per its square: of the size of the values themselves."""
@@ -30,7 +30,7 @@ DENSE = 8
 """Points of the integrals in a window."""
 
 
-@lru_cache(maxsize=256)
+@table
 def local_fit(
     size: int,
     window: float,
@@ -57,7 +57,7 @@ def local_fit(
     return found.to(device, dtype).contiguous()
 
 
-@lru_cache(maxsize=256)
+@table
 def spline(size: int, at: int, dtype: torch.dtype = torch.float64, device: torch.device | None = None) -> Tensor:
     """The matrix [m, n] of the cubic spline through n even points, at m even points of the same domain."""
     curve = CubicSpline(np.linspace(0, 1, size), np.eye(size))
@@ -69,9 +69,15 @@ def scatter(v: Tensor, window: float) -> Tensor:
 
     A regression takes part of the noise along, the more the fewer points its window has: that part is made up for.
     """
-    smooth = local_fit(v.shape[2], window, None, v.dtype, v.device)[0]
-    left = 1 - 2 * smooth.diagonal() + smooth.square().sum(-1)
-    return (v - along(smooth, v, 2)).square() / left.view(-1, *(1,) * (v.dim() - 3))
+    rest, left = _rest(v.shape[2], window, v.dtype, v.device)
+    return along(rest, v, 2).square() / left.view(-1, *(1,) * (v.dim() - 3))
+
+
+@table
+def _rest(size: int, window: float, dtype: torch.dtype, device: torch.device | None) -> tuple[Tensor, Tensor]:
+    """What a smooth curve leaves of the values at n points, as a matrix [n, n], and of their noise's variance, [n]."""
+    rest = torch.eye(size, dtype=torch.float64) - local_fit(size, window)[0]
+    return rest.to(device, dtype), rest.square().sum(-1).to(device, dtype)
 
 
 def along(matrix: Tensor, u: Tensor, dim: int) -> Tensor:

@@ -10,7 +10,6 @@ Shapes: `B` instances, `P` outputs, `L` forces, `T` times, `K` parameters, `D` d
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from distlfm.lfo.derivatives import local_fit, spline
 from distlfm.lfo.model import FourierOperator, Prediction
+from distlfm.lfo.tables import table
 
 WAVES = 14
 """Cosines that a correction of a force is made of."""
@@ -102,7 +102,7 @@ def _windows(residual: Tensor) -> Tensor:
     return residual @ table.T
 
 
-@lru_cache(maxsize=64)
+@table
 def _directions(
     forces: int, params: int, chosen: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,6 @@ Shapes: `B` instances, `W` channels, `L` forces, `K` parameters, `S` numbers tha
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from distlfm.lfo.settings import OperatorConfig
 from distlfm.lfo.spectral import quadrature
+from distlfm.lfo.tables import table
 
 RIDGE = 1e-4
 """Added to a correlation matrix, or to the mean square of a channel, before it is inverted."""
@@ -56,9 +56,10 @@ class Regressions(nn.Module):
         self.mix = nn.Linear(width, number * (regressors + 1))
 
     def forward(self, u: Tensor) -> Tensor:
-        q = self.mix(u).flatten(1, -2).unflatten(-1, (self.number, self.regressors + 1)).transpose(1, 2)
-        weights = domain_weights(u)
-        products = (q * weights).mT @ q  # [B, number, regressors + 1, regressors + 1]
+        q = self.mix(u).flatten(1, -2)
+        # All products of all channels, of which few are wanted, are one product of matrices and not many small ones.
+        every = ((q * domain_weights(u)).mT @ q).unflatten(2, (self.number, -1)).unflatten(1, (self.number, -1))
+        products = every.diagonal(dim1=1, dim2=3).movedim(-1, 1)  # [B, number, regressors + 1, regressors + 1]
         norm = (products.diagonal(dim1=-2, dim2=-1) + RIDGE).sqrt()
         products = products / (norm.unsqueeze(-1) * norm.unsqueeze(-2))
         r = self.regressors
@@ -125,7 +126,7 @@ class Stage(nn.Module):
         return torch.cat([weighted.sum(1), products.flatten(1).index_select(1, upper(q.shape[-1], q.device))], -1)
 
 
-@lru_cache(maxsize=64)
+@table
 def upper(size: int, device: torch.device) -> Tensor:
     """Where the upper triangle of a matrix [size, size] is, once that is flat."""
     rows, columns = torch.triu_indices(size, size, device=device)
@@ -138,7 +139,7 @@ def domain_weights(u: Tensor) -> Tensor:
     return _domain_weights(tuple(u.shape[1:-1]), u.dtype, u.device)
 
 
-@lru_cache(maxsize=64)
+@table
 def _domain_weights(points: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     weights = torch.ones((), dtype=dtype, device=device)
     for n in points:

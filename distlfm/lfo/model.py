@@ -6,7 +6,6 @@ Shapes: `B` instances, `P` outputs, `L` forces, `K` parameters, `W` channels; th
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from distlfm.lfo.physics import Forward, solves
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import OperatorConfig
 from distlfm.lfo.spectral import SpectralConv, quadrature
+from distlfm.lfo.tables import table
 
 SMALLEST_SIZE = 0.02
 """Fluctuations smaller than this, in units of the training split's, are taken as that large."""
@@ -186,21 +186,31 @@ class FourierOperator(nn.Module):
         v = v / size.view(-1, 1, *wide[1:])
         rough = self._taken(scatter(self.thinned(v), self.window)).clamp_min(0) + ROUGHNESS**2
         told = torch.cat([means, size.log().unsqueeze(-1)], -1)
+        plain, derived = self._derived(v)
         parts = [
-            self._taken(v),
+            plain,
             self._taken(1 - self.normal.holes * (1 - mask.to(v))),
             rough.log() / -math.log(ROUGHNESS) + 1,
             told.view(*told.shape, *wide[1:]).expand(-1, -1, *self.points),
+            *derived,
+            coordinates(self.points, v.dtype, v.device).expand(v.shape[0], -1, *self.points),
         ]
-        if self.config.integrals:
-            parts.append(self._taken(integral(v)))
-        for window in self.config.slopes:
-            for dim in range(self.num_dims):
-                parts.append(self._taken(v, window, dim, 1))
-                if dim:
-                    parts.append(self._taken(v, window, dim, 2))
-        parts.append(coordinates(self.points, v.dtype, v.device).expand(v.shape[0], -1, *self.points))
         return torch.cat(parts, 1).movedim(1, -1), size
+
+    def _derived(self, v: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """v [B, P, *grid] on the network's grid, and its integrals over time and slopes there."""
+        slopes, integrals = self.config.slopes, self.config.integrals
+        if self.num_dims == 1:
+            matrix = series_table(v.shape[2], self.points[0], self.window, slopes, integrals, v.dtype, v.device)
+            every = (v @ matrix).unflatten(-1, (-1, self.points[0])).transpose(1, 2)
+            return every[:, 0], [every[:, 1:].flatten(1, 2)]
+        found = [self._taken(integral(v))] if integrals else []
+        for window in slopes:
+            for dim in range(self.num_dims):
+                found.append(self._taken(v, window, dim, 1))
+                if dim:
+                    found.append(self._taken(v, window, dim, 2))
+        return self._taken(v), found
 
     def thinned(self, v: Tensor) -> Tensor:
         """v [B, P, *grid] at the points of the training grid, where that has fewer: noise is told by those alone.
@@ -235,11 +245,29 @@ class FourierOperator(nn.Module):
         return v
 
 
-@lru_cache(maxsize=64)
+@table
 def coordinates(points: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """From −1 to 1 along each dimension, [d, *points]."""
     axes = [torch.linspace(-1, 1, n, dtype=dtype, device=device) for n in points]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"))
+
+
+@table
+def series_table(
+    size: int,
+    points: int,
+    window: float,
+    slopes: tuple[float, ...],
+    integrals: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """What a series of n even times gives on the network's m: itself, its integral and its slopes, [n, kinds · m]."""
+    itself = torch.eye(size, dtype=torch.float64)
+    plain = itself if size == points else local_fit(size, window, points)[0].T
+    kinds = [plain, *([integral(itself.unsqueeze(0))[0] @ plain] if integrals else [])]
+    kinds += [local_fit(size, width, points)[1].T for width in slopes]
+    return torch.cat(kinds, -1).to(device, dtype)
 
 
 def integral(v: Tensor) -> Tensor:

@@ -145,12 +145,13 @@ class Operator:
 
     def _same_grid(self, instances: list[Instance], shape: tuple[int, ...]) -> list[Answer]:
         values, mask = self.arrays(instances, shape)
-        found = self.predict(values, mask)
-        scores, kinds = self.strangeness(values, mask, found)
-        mean, sd = found.force.double().numpy(), (0.5 * found.force_logvar.double()).exp().numpy()
+        with torch.inference_mode():
+            found = self.predict(values, mask)
+            scores, kinds = self.strangeness(values, mask, found)
+            estimates = self._estimates(found)
+            mean, sd = found.force.double().numpy(), (0.5 * found.force_logvar.double()).exp().numpy()
         wide = (-1, *(1,) * len(shape))
         half = {k: sd * np.array([one.width(k) for one in self.calibration.forces]).reshape(wide) for k in (68, 95)}
-        estimates = self._estimates(found)
         axes = tuple(dim.points(size) for dim, size in zip(self.schema.dims, shape, strict=True))
         names = tuple(dim.name for dim in self.schema.dims)
         answers = []
@@ -207,7 +208,7 @@ class Operator:
             "Do not rely on this answer; fit the instance instead."
         )
 
-    @property
+    @cached_property
     def _ends(self) -> Tensor:
         """Where the sides of `Estimate` are, in standard deviations, [7, 1, K]."""
         w68, w95 = (torch.tensor([one.width(level) for one in self.calibration.parameters]) for level in (68, 95))

@@ -18,6 +18,7 @@ from torch import Tensor
 from distlfm.errors import UsageError
 from distlfm.instance import FloatArray
 from distlfm.lfo.schema import OperatorSchema
+from distlfm.lfo.tables import table
 from distlfm.mechanisms.base import Mechanism
 from distlfm.mechanisms.build import build_system
 from distlfm.mechanisms.parameters import ParameterSpace
@@ -52,6 +53,11 @@ class Forward:
         assert isinstance(system, Mechanism)
         self.mechanism, self.schema = system, schema
         self.linearity = probe(system, ParameterSpace(system.settled()))
+        names = _names(system)
+        index = {name: i for i, name in enumerate([*schema.parameters, *schema.fixed])}
+        self._fixed = torch.tensor(list(schema.fixed.values()), dtype=torch.float64)
+        self._order = torch.tensor([index[name] for several in names.values() for name in several], dtype=torch.long)
+        self._sizes = {one: len(several) for one, several in names.items()}
 
     @cached_property
     def _panels(self) -> Panels:
@@ -76,15 +82,9 @@ class Forward:
 
     def values(self, params: Tensor) -> dict[str, Tensor]:
         """The mechanism's parameters, each [B, K'], from the learned ones [B, K] and the fixed ones."""
-        fixed = params.new_tensor(list(self.schema.fixed.values())).expand(params.shape[0], -1)
-        every = torch.cat([params, fixed], -1)
-        return {one: every[:, columns] for one, columns in self._columns.items()}
-
-    @cached_property
-    def _columns(self) -> dict[str, list[int]]:
-        """Where the elements of each parameter are among the learned ones and, behind them, the fixed ones."""
-        index = {name: i for i, name in enumerate([*self.schema.parameters, *self.schema.fixed])}
-        return {one: [index[name] for name in names] for one, names in _names(self.mechanism).items()}
+        every = torch.cat([params, self._fixed.to(params).expand(params.shape[0], -1)], -1)
+        ordered = every.index_select(-1, self._order.to(params.device))
+        return dict(zip(self._sizes, ordered.split(list(self._sizes.values()), -1), strict=True))
 
     def __call__(self, force: Tensor, params: Tensor) -> Tensor:
         """Outputs [B, P, T] of a force [B, L, T] and natural parameters [B, K]."""
@@ -114,7 +114,7 @@ class Forward:
         """
         values = self.values(params)
         dim = self.schema.dims[0]
-        times = torch.from_numpy(dim.points(outputs.shape[-1])).to(outputs)
+        times = _even(dim.start, dim.stop, outputs.shape[-1], outputs.dtype, outputs.device)
         rows = {name: value.unsqueeze(1) for name, value in values.items()}
         rates = self.mechanism.vector_field(times, outputs.mT, force.mT, rows).mT
         step = (dim.stop - dim.start) / (outputs.shape[-1] - 1)
@@ -139,6 +139,11 @@ class Forward:
             states.append(y)
         rows = {name: value.unsqueeze(1) for name, value in values.items()}
         return self.mechanism.observe(torch.stack(states, 1), rows).mT
+
+
+@table
+def _even(start: float, stop: float, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.linspace(start, stop, size, dtype=torch.float64).to(device, dtype)
 
 
 def _names(system: Mechanism) -> dict[str, tuple[str, ...]]:

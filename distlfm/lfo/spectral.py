@@ -11,16 +11,17 @@ Shapes: `B` instances, `W` channels, `n` points and `m` modes of a dimension, `k
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
+
+from distlfm.lfo.tables import table
 
 GREGORY = (3 / 8, 7 / 6, 23 / 24)
 """Weights at the ends of an even grid, in units of the step; elsewhere they are 1 (fourth order)."""
 
 
-@lru_cache(maxsize=256)
+@table
 def quadrature(size: int, dtype: torch.dtype = torch.float64, device: torch.device | None = None) -> Tensor:
     """Weights [n] that integrate over [0, 1] from `size` even points, ends included."""
     weights = torch.ones(size, dtype=torch.float64)
@@ -38,7 +39,7 @@ def waves(size: int, modes: int, padding: float, signed: bool) -> tuple[Tensor, 
     return torch.cos(angle), torch.sin(angle)
 
 
-@lru_cache(maxsize=256)
+@table
 def analysis(
     size: int, modes: int, padding: float, signed: bool, dtype: torch.dtype, device: torch.device | None
 ) -> Tensor:
@@ -48,7 +49,7 @@ def analysis(
     return table.to(device, dtype)
 
 
-@lru_cache(maxsize=256)
+@table
 def synthesis(
     size: int, modes: int, padding: float, signed: bool, dtype: torch.dtype, device: torch.device | None
 ) -> Tensor:
@@ -65,6 +66,16 @@ def synthesis(
 def _complex(real: Tensor, imaginary: Tensor) -> Tensor:
     """The real matrix [2a, 2b] that does to (real, imaginary) what a complex one [a, b] does."""
     return torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], -2)
+
+
+@table
+def series_tables(
+    size: int, modes: int, padding: float, dtype: torch.dtype, device: torch.device | None
+) -> tuple[Tensor, Tensor]:
+    """`analysis` and `synthesis` of a function of one dimension, with the two parts of each mode side by side."""
+    there = analysis(size, modes, padding, False, torch.float64, None).unflatten(0, (2, modes)).transpose(0, 1)
+    back = synthesis(size, modes, padding, False, torch.float64, None).unflatten(1, (2, modes)).transpose(1, 2)
+    return there.flatten(0, 1).to(device, dtype), back.flatten(1).to(device, dtype)
 
 
 class SpectralConv(nn.Module):
@@ -91,6 +102,16 @@ class SpectralConv(nn.Module):
         self._settled = self.block().detach()
 
     def forward(self, u: Tensor) -> Tensor:
+        block = self.block() if self._settled is None else self._settled
+        if len(self.modes) > 1:
+            return self._several(u, block)
+        there, back = series_tables(u.shape[1], self.modes[0], self.padding, u.dtype, u.device)
+        c = (there @ u).reshape(u.shape[0], self.modes[0], 2 * self.width).transpose(0, 1)
+        found: Tensor = back @ torch.bmm(c, block).transpose(0, 1).reshape(u.shape[0], 2 * self.modes[0], self.width)
+        return found
+
+    def _several(self, u: Tensor, block: Tensor) -> Tensor:
+        """The same for a grid of several dimensions."""
         grid, batch, last = u.shape[1:-1], u.shape[0], len(self.modes) - 1
         where = (u.dtype, u.device)
         # The last dimension first: real to complex. [B·others, n, W] → [B, others…, 2, m, W]
@@ -105,11 +126,7 @@ class SpectralConv(nn.Module):
         count = math.prod(spectrum)
         # [B, 2, modes, W] → [modes, B, 2W], where a complex product is one real one with a block matrix.
         rows = c.reshape(batch, 2, count, self.width).permute(2, 0, 1, 3).reshape(count, batch, 2 * self.width)
-        c = (
-            torch.bmm(rows, self.block() if self._settled is None else self._settled)
-            .reshape(count, batch, 2, self.width)
-            .permute(1, 2, 0, 3)
-        )
+        c = torch.bmm(rows, block).reshape(count, batch, 2, self.width).permute(1, 2, 0, 3)
         for dim in range(last):
             spectrum.pop(0)
             rest = math.prod(spectrum) * self.width

@@ -16,7 +16,6 @@ from distlfm.inference.tally import Row, Tally, figures_of
 from distlfm.pipeline.run_files import CONFIG as CONFIG
 from distlfm.pipeline.run_files import REPORT as REPORT
 from distlfm.pipeline.run_files import SUMMARY as SUMMARY
-from distlfm.report.fit_report import fit_page
 from distlfm.store import Store
 from distlfm.store.files import storing
 from distlfm.store.find import RUN_STORE, is_store
@@ -101,6 +100,8 @@ def write_page(
     directory: Path, tally: Tally, results: Mapping[str, FitResult], config: Config, overall: Mapping[str, Any]
 ) -> None:
     """report.html."""
+    from distlfm.report.fit_report import fit_page  # draws; workers never do
+
     told = {"seed": config.model_dump()["run"]["seed"], "hash": overall["config_hash"], "versions": overall["versions"]}
     with storing("the report", directory):
         fit_page(directory / REPORT, tally, results, dump(config), told)
