@@ -21,7 +21,7 @@ from distlfm.lfo.dataset import kept_rows
 from distlfm.lfo.settings import SplitConfig
 from distlfm.pipeline.evaluate_fine import resolutions
 from distlfm.pipeline.query import worth_a_look
-from distlfm.pipeline.query_ask import ask, find_checkpoint, mark
+from distlfm.pipeline.query_ask import ask, find_checkpoint, mark, origin
 from distlfm.pipeline.query_figures import Calibration, failed_answer, novelty_of, row_of, true_elements
 from distlfm.pipeline.query_settings import AskConfig, EvaluateConfig
 from distlfm.pipeline.rundir import CONFIG, REPORT, begin, write_config, write_summary
@@ -104,7 +104,7 @@ def evaluate(
         begin(config.run.dir)
         write_config(config.run.dir, config)
         write_summary(config.run.dir, found.rows, found.overall)
-        told = {"hash": found.overall["config_hash"], "versions": versions(), "checkpoint": found.checkpoint}
+        told = origin(found.operator, found.checkpoint, found.overall["config_hash"])
         page = config.run.dir / REPORT
         evaluation_page(page, found.scores, found.examples, found.fine, found.operator.schema, dump(config), told)
     return found

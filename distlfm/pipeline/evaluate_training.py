@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +12,9 @@ from distlfm.config import read_yaml
 from distlfm.errors import UsageError
 from distlfm.lfo import Operator
 from distlfm.pipeline.evaluate import find_or_none, scored
-from distlfm.pipeline.query_ask import OPERATOR, mark
+from distlfm.pipeline.query_ask import OPERATOR, mark, origin
 from distlfm.pipeline.query_settings import EvaluateConfig
 from distlfm.pipeline.rundir import CONFIG, REPORT
-from distlfm.pipeline.versions import versions
 from distlfm.report.lfo_page import training_page
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.store.files import storing
@@ -39,7 +39,9 @@ def report_training(run: Path | str, reporter: Reporter | None = None) -> Path:
             found = scored(config, reporter or Silent())
         except UsageError:  # no validation split
             found = None
-    told = {"versions": versions(), "checkpoint": mark(folder / OPERATOR), **_told(operator.training)}
+    work = json.dumps(operator.training.get("settings"), sort_keys=True)
+    told = origin(operator, mark(folder / OPERATOR), hashlib.sha256(work.encode()).hexdigest()[:16])
+    told |= _told(operator.training)
     text = (folder / CONFIG).read_text(encoding="utf-8") if (folder / CONFIG).is_file() else ""
     with storing("the report", folder):
         return training_page(

@@ -18,7 +18,7 @@ from distlfm.inference.metrics import Figures
 from distlfm.inference.tally import Tally
 from distlfm.instance import Instance
 from distlfm.lfo import Answer, Operator
-from distlfm.pipeline.query_ask import Asked, ask, check_names, find_checkpoint, mark, renamed
+from distlfm.pipeline.query_ask import Asked, ask, check_names, find_checkpoint, mark, origin, renamed
 from distlfm.pipeline.query_figures import failed_answer, novelty_of, row_of, true_elements
 from distlfm.pipeline.query_settings import QueryConfig
 from distlfm.pipeline.query_tables import tables
@@ -162,7 +162,7 @@ def _draw(run: QueryRun, source: Source, folder: Path, reporter: Reporter) -> No
             save_figure(figure, folder / "plots", index, one.instance.id)
             examples.append(Example(one.instance, one.answer, run.rows[index], chosen[index], true, figure))
             task.advance()
-    told = {"hash": run.overall["config_hash"], "versions": versions(), "checkpoint": run.checkpoint}
+    told = origin(run.operator, run.checkpoint, run.overall["config_hash"])
     query_page(folder / REPORT, run.tally, run.rows, examples, schema, dump(run.config), told)
 
 

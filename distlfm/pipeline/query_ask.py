@@ -7,10 +7,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from distlfm.errors import DistlfmError, UsageError
 from distlfm.instance import Instance
 from distlfm.lfo import Answer, Operator
+from distlfm.pipeline.versions import versions
 
 OPERATOR = "operator.pt"
 """The checkpoint in the folder of a training run."""
@@ -40,6 +42,12 @@ def mark(path: Path) -> str:
     """A short hash of a checkpoint, which tells whether two answers are of the same operator."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def origin(operator: Operator, checkpoint: str, config_hash: str | None) -> dict[str, Any]:
+    """What a page tells of where its answers come from. checkpoint: as marked. The seed is that of the training."""
+    loop = operator.training.get("settings", {}).get("loop", {})
+    return {"hash": config_hash, "versions": versions(), "seed": loop.get("seed"), "checkpoint": checkpoint}
 
 
 def renamed(instance: Instance, names: Mapping[str, str], known: Sequence[str]) -> Instance:

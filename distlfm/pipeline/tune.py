@@ -24,7 +24,9 @@ from distlfm.pipeline.train_log import METRICS, lines
 from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.pipeline.train_work import CONFIG, TrainWork, begin, flat, keep_config, open_examples
 from distlfm.pipeline.tune_data import shared_examples
+from distlfm.pipeline.tune_report import report_sweep
 from distlfm.pipeline.tune_settings import TuneConfig
+from distlfm.report.tune_page import Tried
 from distlfm.runtime.reporting import Reporter, Silent, Task
 from distlfm.runtime.signals import Stop
 from distlfm.store import driver_lock
@@ -118,8 +120,8 @@ class TrialWork(SweepTask):
 def tune(config: TuneConfig | Path | str, overrides: Sequence[str] = (), reporter: Reporter | None = None) -> TuneRun:
     """Search for settings. The same call again goes on with a sweep that was stopped or killed.
 
-    The folder has config.yaml, trials.json and trials.csv, trials/NAME/ (a run of `distlfm train` each), and best.yaml,
-    a config for `distlfm train`.
+    The folder has config.yaml, trials.json and trials.csv, trials/NAME/ (a run of `distlfm train` each), report.html,
+    and best.yaml, a config for `distlfm train`.
     """
     if not isinstance(config, TuneConfig):
         config = load(TuneConfig, Path(config), overrides)
@@ -192,6 +194,8 @@ def _conclude(config: TuneConfig, directory: Path, ledger: Ledger, reporter: Rep
     head = f"# The best of {len(run.trials)} trials: {config.search.metric} {winner.best:.6g} at epoch {winner.at}.\n"
     with storing(BEST, directory):
         put_all({directory / BEST: (head + dump(run.best)).encode()})
+        tried = [Tried(one.name, one.status, one.epochs, one.best, one.values, one.failure) for one in run.trials]
+        report_sweep(directory, config, tried)
     reporter.say(f"The best settings are in {directory / BEST}: distlfm train {directory / BEST} --out DIR")
     return run
 

@@ -17,7 +17,7 @@ from distlfm.lfo import Answer, OperatorSchema
 from distlfm.report.curves import draw_band
 from distlfm.report.lfo_fields import known_unit, true_map
 from distlfm.report.lfo_plots import DASHES, band_of, true_curve
-from distlfm.report.style import BAND68, INFERRED, MEASURED, QUIET, TRUTH, handles, house, new_figure, plain, quantity
+from distlfm.report.style import BAND68, INFERRED, MEASURED, QUIET, TRUTH, handles, house, new_figure, quantity
 
 LOWEST_Q2 = -1.0
 """Q² has no lower end: what is below this is counted in the leftmost bar."""
@@ -114,9 +114,11 @@ def plot_resolutions(instance: Instance, answers: Sequence[Answer], schema: Oper
             image, across, up = _plane(values, answer)
             drawn = axes.pcolormesh(across, up, image.T, vmin=low, vmax=high, shading="nearest", rasterized=True)
             axes.set_title(title, fontweight="bold")
-            axes.set_xlabel(answer.dims[len(answer.dims) > 2])
-        row[0].set_ylabel(answers[0].dims[min(2, len(answers[0].dims) - 1)])
-        figure.colorbar(drawn, ax=list(row), label=plain(answers[0].forces[0]), fraction=0.03)
+            across_name = answer.dims[len(answer.dims) > 2]
+            axes.set_xlabel(quantity(across_name, known_unit(schema, across_name)))
+        up_name, force = answers[0].dims[min(2, len(answers[0].dims) - 1)], answers[0].forces[0]
+        row[0].set_ylabel(quantity(up_name, known_unit(schema, up_name)))
+        figure.colorbar(drawn, ax=list(row), label=quantity(force, known_unit(schema, force)), fraction=0.03)
     return figure
 
 

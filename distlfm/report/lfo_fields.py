@@ -31,6 +31,7 @@ class Panel:
     """One map on the grid: values [*grid]."""
 
     title: str
+    label: str
     values: FloatArray
     colours: str
     limits: Normalize
@@ -46,18 +47,19 @@ def plot_field_answer(instance: Instance, answer: Answer, schema: OperatorSchema
 
 def _panels(instance: Instance, answer: Answer, schema: OperatorSchema) -> list[Panel]:
     output, force = instance.outputs[0], plain(answer.forces[0])
+    value, label = (quantity(name, known_unit(schema, name)) for name in (output, answer.forces[0]))
     points = _points(instance.times, instance.positions)
     seen, _ = to_grid(points, instance.values[:1], instance.mask[:1], schema.dims, answer.shape)
     mean, sd = answer.mean[0], answer.sd[0]
     true = true_map(instance, answer, schema)
-    found = [Panel(f"{plain(output)}: observed", seen[0].astype(np.float64), LEVEL_MAP, _limits(seen[0]))]
+    found = [Panel(f"{plain(output)}: observed", value, seen[0].astype(np.float64), LEVEL_MAP, _limits(seen[0]))]
     shared = _limits(mean if true is None else np.concatenate([mean, true]))
-    found.append(Panel(f"{force}: mean", mean, LEVEL_MAP, shared))
-    found.append(Panel(f"{force}: sd", sd, SPREAD_MAP, Normalize(0.0, float(np.nanquantile(sd, 0.97)) or 1.0)))
+    found.append(Panel(f"{force}: mean", label, mean, LEVEL_MAP, shared))
+    found.append(Panel(f"{force}: sd", label, sd, SPREAD_MAP, Normalize(0.0, float(np.nanquantile(sd, 0.97)) or 1.0)))
     if true is not None:
         end = float(np.nanmax(np.abs(mean - true))) or 1.0
-        found.append(Panel(f"{force}: truth", true, LEVEL_MAP, shared))
-        found.append(Panel(f"{force}: mean − truth", mean - true, ERROR_MAP, Normalize(-end, end)))
+        found.append(Panel(f"{force}: truth", label, true, LEVEL_MAP, shared))
+        found.append(Panel(f"{force}: mean − truth", label, mean - true, ERROR_MAP, Normalize(-end, end)))
     return found
 
 
@@ -79,7 +81,9 @@ def _images(answer: Answer, panels: list[Panel], labels: list[str]) -> Figure:
     places = figure.subplots(rows, 2, squeeze=False, sharex=True, sharey=True).ravel()
     for axes, panel in zip(places, panels, strict=False):
         _draw(axes, panel.values.T, answer.axes[0], answer.axes[1], panel)
-        figure.colorbar(ScalarMappable(panel.limits, panel.colours), ax=axes, fraction=0.05, aspect=16)
+        figure.colorbar(
+            ScalarMappable(panel.limits, panel.colours), ax=axes, label=panel.label, fraction=0.05, aspect=16
+        )
         axes.set_xlabel(labels[0])
         axes.set_ylabel(labels[1])
     for axes in places[len(panels) :]:
@@ -99,7 +103,8 @@ def _snapshots(answer: Answer, panels: list[Panel], labels: list[str]) -> Figure
             _draw(axes, layer.T, answer.axes[1], answer.axes[2], panel)
             axes.set_title(f"{panel.title}, t = {answer.times[at]:.3g}", fontsize=6.5)
         row[0].set_ylabel(labels[2])
-        figure.colorbar(ScalarMappable(panel.limits, panel.colours), ax=list(row), fraction=0.03, aspect=16)
+        bar = ScalarMappable(panel.limits, panel.colours)
+        figure.colorbar(bar, ax=list(row), label=panel.label, fraction=0.03, aspect=16)
     for axes in places[-1]:
         axes.set_xlabel(labels[1])
     return figure

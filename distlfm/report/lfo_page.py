@@ -232,9 +232,5 @@ def _number(value: Any) -> Cell:
     return None if value is None else float(value)
 
 
-def _status(row: Mapping[str, Any]) -> str:
-    return str(row["status"]).replace("_", "\N{NO-BREAK SPACE}")
-
-
 def _rank(value: Any) -> float:
     return 0.0 if value is None else float(value)

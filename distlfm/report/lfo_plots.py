@@ -54,7 +54,7 @@ def plot_answer(
         places = figure.add_gridspec(len(heights), 1, height_ratios=heights)
         _draw_curves(figure.add_subfigure(places[0]), instance, answer, schema, layout)
         if groups:
-            _draw_parameters(figure.add_subfigure(places[1]), groups, true or {})
+            _draw_parameters(figure.add_subfigure(places[1]), groups, true or {}, schema)
         return settled(figure)
 
 
@@ -130,18 +130,18 @@ def _draw_curves(canvas: SubFigure, instance: Instance, answer: Answer, schema: 
         canvas.supxlabel(f"The first {MAX_PANELS} of {len(instance.outputs)} outputs are shown.", fontsize=8)
 
 
-def _draw_parameters(canvas: SubFigure, groups: list[Group], true: dict[str, float]) -> None:
+def _draw_parameters(canvas: SubFigure, groups: list[Group], true: dict[str, float], schema: OperatorSchema) -> None:
     heights = forest_rows(groups)
     columns = -(-len(groups) // len(heights))
     grid = canvas.add_gridspec(len(heights), columns, height_ratios=heights)
     for i, group in enumerate(groups):
-        _draw_group(canvas.add_subplot(grid[i // columns, i % columns]), group, true)
+        _draw_group(canvas.add_subplot(grid[i // columns, i % columns]), group, true, schema)
     if any(one.name in true for group in groups for one in group.estimates):
         canvas.legend(handles=[truth_mark("true value")], loc="outside upper right")
     canvas.suptitle("Parameters", fontsize=8, fontweight="bold")
 
 
-def _draw_group(axes: Axes, group: Group, true: dict[str, float]) -> None:
+def _draw_group(axes: Axes, group: Group, true: dict[str, float], schema: OperatorSchema) -> None:
     shown = group.estimates[: group.num_rows]
     rows = np.arange(len(shown))
     for lower, upper, colour in (("lower95", "upper95", BAND95), ("lower68", "upper68", BAND68)):
@@ -165,7 +165,9 @@ def _draw_group(axes: Axes, group: Group, true: dict[str, float]) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.set_title(plain(group.title, 40))
     left_out = len(group.estimates) - len(shown)
-    axes.set_xlabel("value" if not left_out else f"value; {left_out} more not shown")
+    units = {known_unit(schema, one.name) for one in shown}
+    value = quantity("value", units.pop() if len(units) == 1 else None)
+    axes.set_xlabel(value if not left_out else f"{value}; {left_out} more not shown")
 
 
 def _rows(answer: Answer) -> list[Row]:
