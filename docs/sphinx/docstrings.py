@@ -11,6 +11,7 @@ from typing import Any
 from sphinx.application import Sphinx
 
 CODE = re.compile(r"(``.+?``|`[^`\n]+`)")
+BOLD = re.compile(r"(\*\*[^*\n]+\*\*)")
 MARKUP = re.compile(r"([\\*|]|(?<=\w)_(?!\w))")
 
 
@@ -21,7 +22,9 @@ def escaped(line: str) -> str:
         if CODE.fullmatch(part):
             parts[number] = f"``{part.strip('`')}``"
         else:
-            parts[number] = MARKUP.sub(r"\\\1", part)
+            words = BOLD.split(part)
+            words[::2] = [MARKUP.sub(r"\\\1", word) for word in words[::2]]
+            parts[number] = "".join(words)
     return "".join(parts)
 
 

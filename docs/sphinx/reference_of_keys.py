@@ -54,7 +54,7 @@ def models(annotation: Any) -> Iterator[Model]:
 
 def words(annotation: Any) -> str:
     """A type in words, as reStructuredText."""
-    return " or ".join(dict.fromkeys(_word(part) for part in parts(annotation)))
+    return ", or ".join(dict.fromkeys(_word(part) for part in parts(annotation)))
 
 
 def _word(part: Any) -> str:
@@ -64,7 +64,7 @@ def _word(part: Any) -> str:
     if origin in (tuple, list, frozenset):
         return f"list of {words(inner[0])}"
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return f"{words(inner[1])}, by name"
+        return "mapping" if inner[1] is Any else f"mapping of names to {words(inner[1])}"
     if isinstance(part, type) and issubclass(part, BaseModel):
         return f":ref:`{kind_of(part)} <{label(part)}>`"
     return WORDS.get(part, "anything")

@@ -27,7 +27,7 @@ from distlfm.pipeline.verbs import VERBS
 PROJECT = Path(__file__).resolve().parents[2]
 PUBLIC = ("distlfm", "distlfm.data", "distlfm.equations", "distlfm.lfo", "distlfm.mechanisms", "distlfm.store")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @dataclass
@@ -57,7 +57,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Co
     """What `make docs` writes, and how it ended. The environment is this one, so it is not set up again."""
     pages = tmp_path_factory.mktemp("docs") / "pages"
     command = ["make", "--old-file=setup", "docs", f"DOCS={pages}", f"VENV={sys.prefix}"]
-    return pages, subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=280)
+    return pages, subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=840)
 
 
 @pytest.fixture(scope="module")
