@@ -29,6 +29,8 @@ STEADY_SECONDS = 60.0
 END_SECONDS = 8.0
 """What a process is given to end by itself."""
 LOG_BYTES = 10_000_000
+START = "DISTLFM_START"
+"""Tells a process how often its supervisor has started it: 1 is the first time."""
 _DROPPED = ("FLWR_", "OTEL_")
 
 
@@ -154,7 +156,7 @@ class Supervisor:
                 stdin=subprocess.PIPE,
                 stdout=descriptor,
                 stderr=descriptor,
-                env=dict(program.environment),
+                env={**program.environment, START: str(child.starts + 1)},
                 start_new_session=True,
             )
         finally:

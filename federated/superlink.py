@@ -11,9 +11,16 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import uvicorn
-from flwr.common.constant import ISOLATION_MODE_PROCESS, NOOP_FLWR_AID, TRANSPORT_TYPE_GRPC_RERE
+from flwr.common.constant import (
+    ISOLATION_MODE_PROCESS,
+    NOOP_FLWR_AID,
+    TRANSPORT_TYPE_GRPC_RERE,
+    Status,
+    SubStatus,
+)
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
 from flwr.superlink.config_loader import SuperLinkLifespanConfig
 from flwr.superlink.main import create_app
@@ -24,12 +31,13 @@ from distlfm.federated.authn import TokenPlugin, read_digests
 from distlfm.federated.events import ControlEvents
 from distlfm.federated.gate import ALLOWED, Gate
 from distlfm.federated.homes import LinkHome, check_secret
-from distlfm.federated.processes import end_with_supervisor
+from distlfm.federated.processes import START, end_with_supervisor
 from distlfm.federated.refusals import Refusals
 from distlfm.federated.roster import FOLLOW_SECONDS, follow, read_roster
 
 KEYLESS = frozenset({"/v1/fleet/register-node", "/v1/fleet/unregister-node"})
 """Without TLS Flower has no node keys, and nodes register themselves."""
+ORPHAN = "the link was ended while it ran"
 
 
 def flower_config(
@@ -75,8 +83,11 @@ def main(folder: str, *flags: str) -> None:
     plugin = TokenPlugin(lambda: read_digests(home.tokens), lambda: refusals("control", "no admin token"))
     config = flower_config(home, plugin, ControlEvents(audit), insecure=insecure)
     app = create_app(config, SuperLinkLifespan)
+    state = app.state.linkstate_factory.state()
+    if os.environ.get(START) == "1":
+        end_orphans(state, audit)
     if not insecure:
-        threading.Thread(target=_follow, args=(home, app.state.linkstate_factory.state(), audit), daemon=True).start()
+        threading.Thread(target=_follow, args=(home, state, audit), daemon=True).start()
     allowed = ALLOWED | KEYLESS if insecure else ALLOWED
     gate = Gate(app, allowed, refusals)
     audit.append("link started", "", port=config.port, insecure=insecure)
@@ -94,6 +105,17 @@ def main(folder: str, *flags: str) -> None:
     if server.ssl is not None:
         server.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
     uvicorn.Server(server).run()
+
+
+def end_orphans(state: Any, audit: AuditLog) -> None:
+    """Runs whose ServerApp went down with the whole link have failed. Flower would say so a minute later, and would
+    begin one anew that had just been taken up, beside the one that its admin has started again.
+
+    state: Flower's LinkState. Not for a server that is started again beside its living task runner.
+    """
+    for task in state.get_tasks(statuses=[Status.STARTING, Status.RUNNING]):
+        if state.finish_task(task.task_id, SubStatus.FAILED, ORPHAN):
+            audit.append("run ended", str(task.run_id), why=ORPHAN)
 
 
 def _follow(home: LinkHome, state: object, audit: AuditLog) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -131,3 +132,11 @@ def answering(metrics: dict[str, Any], *, calls: list[str] | None = None) -> Cli
     app.evaluate()(answer)
     app.query("calibration")(answer)
     return app
+
+
+def spellings(value: float) -> list[bytes]:
+    """How a number could stand in bytes: binary of both widths and orders, fixed point, and text."""
+    found = [struct.pack(form, value) for form in ("<d", ">d", "<f", ">f")]
+    for bits in (20, 32, 40):
+        found += [struct.pack(form, round(value * 2**bits)) for form in ("<q", ">q")]
+    return [*found, repr(value).encode(), f"{value:.6f}".encode(), f"{value:.6g}".encode()]

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from fleet_runs import all_gone, driving
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.runtime import RuntimeHttpClient
 from foreign import start_foreign
@@ -152,6 +153,36 @@ def test_a_run_ends_right_when_the_link_is_killed_in_a_round(federation: Federat
     assert content["history"][0]["sites"] >= 3  # replies that were on their way may be lost with it
     told = json.loads(federation.link.status.read_text())["processes"]["superlink"]
     assert (told["starts"], told["last_exit"], told["state"]) == (2, -signal.SIGKILL, "up")
+
+
+def test_a_run_goes_on_after_its_last_round_when_the_whole_link_was_killed(
+    federation: Federation, first: dict[str, Any]
+) -> None:
+    """Server, task runner and ServerApp at once, in the second round of a run; then the same command again."""
+    (federation.folder / "programme.yaml").write_text(federation.programme(2).model_dump_json())
+    command = [sys.executable, "-m", "distlfm", "federated", "run", str(federation.folder / "programme.yaml")]
+    command += ["--link", str(federation.link.path), "--name", "first", "--json"]
+    known = len(events(federation.sites["north"], "shares"))
+    with driving(command, federation.folder / "run.log") as run:
+        wait_until(lambda: len(events(federation.sites["north"], "shares")) > known, why=lambda: run.text)
+        pids = federation.family("link")
+        federation.kill("link")
+        assert all_gone(pids)
+        federation.start("link")
+        assert run.wait() == 1
+    assert "the link was ended while it ran" in run.text
+    assert "--name first goes on" in run.text
+    [ended] = events(federation.link, "run ended")
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["rounds"] == 2
+    assert told["history"][0] == first["result"].content["history"][0]
+    assert [line["round"] for line in told["history"]] == [1, 2]
+    assert told["history"][1]["sites"] >= 3
+    assert told["run"] != ended["run"]
+    for site in federation.sites.values():  # nobody works a second time for the round that was whole
+        assert len([entry for entry in events(site, "mask") if entry["run"] == told["run"]]) <= 1
 
 
 def test_a_site_gives_its_tasks_to_nobody_without_its_own_secret(federation: Federation) -> None:

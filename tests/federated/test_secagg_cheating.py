@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from cohorts import NAMES, Exchange, adverts_of, members, refused, roster_of, small_words
 
 from distlfm.federated.refused import Reason
-from distlfm.federated.secagg.messages import Consents, Delivery, Survivors
+from distlfm.federated.secagg.keys import sign
+from distlfm.federated.secagg.member import CONSENT
+from distlfm.federated.secagg.messages import Consents, Delivery, Survivors, agreement
 
 
 def _until_masked(exchange: Exchange) -> Survivors:
@@ -155,6 +158,37 @@ def test_the_sites_own_fewest_number_holds_at_every_later_step() -> None:
     with refused(Reason.CONSENT):
         exchange.sites["east"].reveal(Consents(session=whole.session, signatures=few))
     assert set(exchange.sites["east"].reveal(Consents(session=whole.session, signatures=signatures)).seeds) == {*NAMES}
+
+
+def test_more_than_two_thirds_are_asked_for_where_a_site_would_be_content_with_fewer() -> None:
+    """Of seven sites five; their policies want three. Fewer signatures could stand under two lists at once."""
+    names = tuple(f"site-{number}" for number in range(7))
+    exchange = Exchange(members(names, min_cohort=3))
+    whole = exchange.mask(exchange.share(exchange.enrol()), lambda _: np.arange(5, dtype=np.uint64))
+    sites = exchange.sites
+    with refused(Reason.SURVIVORS):
+        sites[names[0]].consent(Survivors(session=whole.session, sites=names[:4]))
+    signatures = {name: sites[name].consent(whole).signature for name in names}
+    few = Consents(session=whole.session, signatures={name: signatures[name] for name in names[:4]})
+    with refused(Reason.CONSENT):
+        sites[names[0]].reveal(few)
+    enough = Consents(session=whole.session, signatures={name: signatures[name] for name in names[:5]})
+    assert set(sites[names[0]].reveal(enough).seeds) == set(names)
+
+
+def test_a_site_that_is_not_in_the_sum_does_not_count_among_its_signatures() -> None:
+    """West has dropped out, works with the server, and signs the list of the others all the same."""
+    exchange = Exchange(members(), lost={"mask": {"west"}})
+    listed, sites = _until_masked(exchange), exchange.sites
+    signatures = {name: sites[name].consent(listed).signature for name in ("east", "north", "south")}
+    state = sites["east"].state
+    assert state is not None
+    told = agreement(state.cohort, state.masking, state.survivors)
+    helped = {**signatures, "west": sign(sites["west"].key, CONSENT, told)}
+    del helped["south"]
+    with refused(Reason.CONSENT):
+        sites["east"].reveal(Consents(session=listed.session, signatures=helped))
+    sites["east"].reveal(Consents(session=listed.session, signatures=signatures))
 
 
 def test_of_each_site_only_one_secret_is_ever_revealed() -> None:

@@ -9,22 +9,15 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from secure_sites import COUNTS, LOSSES, NAMES, ask, local_grid, make_sites, name_of, request, step_of
+from secure_sites import COUNTS, LOSSES, NAMES, ask, local_grid, make_sites, name_of, request, spellings, step_of
 
+from distlfm.federated.audit import verify
 from distlfm.federated.local_grid import LocalGrid
 from distlfm.federated.secure_grid import SecureGrid
 from distlfm.federated.secure_mod import secure_mod
 
 PATIENT = "patient-4711"
 GLUCOSE = 13.370042
-
-
-def spellings(value: float) -> list[bytes]:
-    """How a number could stand in bytes: binary of both widths and orders, fixed point, and text."""
-    found = [struct.pack(form, value) for form in ("<d", ">d", "<f", ">f")]
-    for bits in (20, 32, 40):
-        found += [struct.pack(form, round(value * 2**bits)) for form in ("<q", ">q")]
-    return [*found, repr(value).encode(), f"{value:.6f}".encode(), f"{value:.6g}".encode()]
 
 
 def secrets_of(name: str, size: int) -> list[float]:
@@ -54,6 +47,10 @@ def test_no_update_metric_or_count_of_a_site_is_on_the_wire(tmp_path: Path, capl
     for content in (wire, kept, caplog.text.encode()):
         assert found_in(content, 20) == []
         assert counts_in(content) == []
+    for name in NAMES:
+        facts = [entry.get("facts", {}).values() for entry in verify(tmp_path / name / "audit.jsonl").entries]
+        assert facts
+        assert COUNTS[name] not in {value for told in facts for value in told if isinstance(value, int | float)}
 
 
 def test_the_look_out_sees_values_where_there_is_no_masking(tmp_path: Path) -> None:
