@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from distlfm.errors import UsageError
+from distlfm.runtime.import_file import import_file
 
 
 def import_plugins(names: Sequence[str]) -> None:
@@ -19,7 +19,7 @@ def import_plugins(names: Sequence[str]) -> None:
         file = Path(f"{name}.py")
         try:
             if file.is_file():
-                _import_file(name, file)
+                import_file(name, file)
             else:
                 importlib.import_module(name)
         except Exception as error:
@@ -28,16 +28,3 @@ def import_plugins(names: Sequence[str]) -> None:
                 f"The plugin {name!r} cannot be imported: {type(error).__name__}: {error}.",
                 f"It must be {file} in the current folder, or an installed module.",
             ) from error
-
-
-def _import_file(name: str, file: Path) -> None:
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from distlfm.config import nearest
 from distlfm.equations import Equation
 from distlfm.errors import DistlfmError, UsageError
+from distlfm.runtime.import_file import import_file
 from distlfm.solvers.fem.spec import EquationRef
 
 
@@ -44,17 +44,7 @@ def _import(name: str, file: Path | None) -> Any:
         return importlib.import_module(name)
     if not file.is_file():
         raise UsageError(f"There is no plugin file {file}.", "The helper group must see the same files.")
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    return import_file(name, file)
 
 
 class NamedCoefficients(dict[str, Any]):
