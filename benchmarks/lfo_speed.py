@@ -68,12 +68,12 @@ def query_figures(operator: Operator, instances: list[Instance], quick: bool) ->
     many = fastest({"many": lambda: operator(instances)}, 5)["many"] / len(instances)
     say(f"a query takes {1e3 * one:.2f} ms, or {1e3 * many:.3f} ms among {len(instances)}; now fits of one instance")
     epochs = 7 if quick else EPOCHS // 10
-    begun = time.perf_counter()
-    fit_reference(instances[0], instances[0].times, epochs)
-    reference = (time.perf_counter() - begun) * EPOCHS / epochs
+    reference = once(lambda: fit_reference(instances[0], instances[0].times, epochs)) * EPOCHS / epochs
+    say(f"a reference fit would take {reference:.0f} s; now our own")
     model, options = model_of(load(FitConfig, FIT), instances[:1]), InferenceConfig()
-    ours = fastest({"fit": lambda: fit_instances(model, instances[:1], options)}, 2)["fit"]
-    batched = fastest({"fit": lambda: fit_instances(model, instances[:16], options)}, 2)["fit"] / 16
+    ours = once(lambda: fit_instances(model, instances[:1], options))
+    batched = once(lambda: fit_instances(model, instances[:16], options)) / 16
+    say(f"our own takes {ours:.1f} s alone, and {batched:.1f} s among 16")
     return {
         "figures": {
             "query of one instance, ms": at_most(1e3 * one, 5.0),
@@ -154,6 +154,13 @@ def its_step(
         optimiser.step()
 
     return step
+
+
+def once(work: Callable[[], object]) -> float:
+    """Seconds of what takes long enough not to be done twice."""
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
 
 
 def fastest(works: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
