@@ -64,10 +64,9 @@ def _explain(
 ) -> Explained:
     equation = model.equation
     assert equation is not None
-    scale = noise.unsqueeze(-1)
-    at = _windows(residual / scale)
-    moves = _moves(model, values, prediction) / scale.unsqueeze(1)
-    start, moves = at.flatten(1), _windows(moves).flatten(2)  # [B, P·R], [B, D, P·R]
+    at = residual / noise.unsqueeze(-1) @ _windows(residual.shape[-1], residual.dtype, residual.device)
+    start = at.flatten(1)  # [B, P·R]
+    moves = (_moves(model, values, prediction) / noise[:, None, :, None]).flatten(2)  # [B, D, P·R]
     gram = moves @ moves.mT + FREE * torch.eye(moves.shape[1], dtype=moves.dtype, device=moves.device)
     step = torch.linalg.solve(gram, -(moves @ start.unsqueeze(-1)))  # [B, D, 1]
     left = start + (moves.mT @ step).squeeze(-1)
@@ -76,47 +75,65 @@ def _explain(
 
 
 def _moves(model: FourierOperator, values: Tensor, prediction: Prediction) -> Tensor:
-    """How the residual [B, D, P, COARSE] changes if a force or a parameter is moved by a standard deviation."""
+    """How the residual's averages [B, D, P, R] change if a force or a parameter is moved by a standard deviation.
+
+    A force acts on the rates at its own time. So one move of a whole force tells those by each of its waves.
+    """
     equation = model.equation
     assert equation is not None
+    batch, forces = prediction.force.shape[:2]
     thin = spline(values.shape[-1], COARSE, values.dtype, values.device).T
-    waves, ones = _directions(
-        prediction.force.shape[1], prediction.params.shape[1], equation.learned, values.dtype, values.device
-    )
-    force_sd = (0.5 * prediction.force_logvar.mean(-1)).exp()[:, None, :, None]
+    lifted, ones = _directions(forces, prediction.params.shape[1], equation.learned, values.dtype, values.device)
+    force_sd = (0.5 * prediction.force_logvar.mean(-1)).exp().unsqueeze(1)
     params_sd = (0.5 * prediction.params_logvar).exp().unsqueeze(1)
-    force = (prediction.force @ thin).unsqueeze(1) + force_sd * waves
+    force = (prediction.force @ thin).unsqueeze(1) + (force_sd * lifted).unsqueeze(-1)
     params = prediction.params.unsqueeze(1) + params_sd * ones
-    every = equation.residual(
+    start, rates = equation.start_and_rates(
         (values @ thin).repeat_interleave(len(ones), 0),
         force.flatten(0, 1),
         model.normal.physical(params.flatten(0, 1)),
-    ).unflatten(0, (len(values), len(ones)))
-    found: Tensor = every[:, 1:] - every[:, :1]
-    return found
+    )
+    start, rates = (one.unflatten(0, (batch, len(ones))) for one in (start, rates))
+    change = rates[:, 1:] - rates[:, :1]
+    by_waves, by_one = _integrals(equation.step(COARSE), values.dtype, values.device)
+    by_forces = (change[:, :forces] @ by_waves).unflatten(-1, (WAVES, WINDOWS)).transpose(2, 3).flatten(1, 2)
+    by_params = change[:, forces:] @ by_one + (start[:, 1 + forces :] - start[:, :1]).unsqueeze(-1)
+    return -torch.cat([by_forces, by_params], 1)
 
 
-def _windows(residual: Tensor) -> Tensor:
-    """Averages [..., R] over windows of time of what is unexplained [..., T]."""
-    table = local_fit(residual.shape[-1], 0.5 / WINDOWS, WINDOWS, residual.dtype, residual.device)[0]
-    return residual @ table.T
+@table
+def _windows(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Averages over windows of what is known at n times, [n, R]."""
+    return local_fit(size, 0.5 / WINDOWS, WINDOWS)[0].T.to(device, dtype)
+
+
+@table
+def _integrals(step: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The windows' averages of the integral of a rate that is known at COARSE times, [COARSE, R]; before it, the same
+
+    of the rate times each cosine of mean square one, [COARSE, WAVES · R].
+    """
+    weights = torch.ones(COARSE, COARSE, dtype=torch.float64).triu() - 0.5 * torch.eye(COARSE, dtype=torch.float64)
+    weights[0] = 0.5
+    weights[0, 0] = 0
+    by_one = step * weights @ _windows(COARSE, torch.float64, torch.device("cpu"))
+    times = torch.linspace(0, math.pi, COARSE, dtype=torch.float64)
+    waves = torch.cos(torch.arange(WAVES, dtype=torch.float64) * times.unsqueeze(-1))
+    waves[:, 1:] *= math.sqrt(2)
+    by_waves = (waves.unsqueeze(-1) * by_one.unsqueeze(1)).flatten(1)
+    return by_waves.to(device, dtype), by_one.to(device, dtype)
 
 
 @table
 def _directions(
     forces: int, params: int, chosen: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """What is added to the forces, [1 + D, L, COARSE], and to the parameters, [1 + D, K], in standard deviations.
+    """What is added to the forces, [1 + L + chosen, L], and to the parameters, [1 + L + chosen, K].
 
-    First nothing; then, one at a time, cosines of mean square one to each force, and one to each chosen parameter.
+    In standard deviations: first nothing; then, one at a time, one to each force, and one to each chosen parameter.
     """
-    number = 1 + forces * WAVES + len(chosen)
-    waves, ones = torch.zeros(number, forces, COARSE, dtype=dtype), torch.zeros(number, params, dtype=dtype)
-    cosines = torch.cos(
-        torch.arange(WAVES, dtype=dtype).unsqueeze(-1) * torch.linspace(0, math.pi, COARSE, dtype=dtype)
-    )
-    cosines[1:] *= math.sqrt(2)
-    for i in range(forces):
-        waves[1 + i * WAVES : 1 + (i + 1) * WAVES, i] = cosines
-    ones[torch.arange(number - len(chosen), number), torch.tensor(chosen, dtype=torch.long)] = 1
-    return waves.to(device), ones.to(device)
+    number = 1 + forces + len(chosen)
+    lifted, ones = torch.zeros(number, forces, dtype=dtype), torch.zeros(number, params, dtype=dtype)
+    lifted[1 : 1 + forces] = torch.eye(forces, dtype=dtype)
+    ones[torch.arange(1 + forces, number), torch.tensor(chosen, dtype=torch.long)] = 1
+    return lifted.to(device), ones.to(device)

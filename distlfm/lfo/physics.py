@@ -112,15 +112,22 @@ class Forward:
 
         No solve: the rates are taken at the given outputs, at any number of even times.
         """
-        values = self.values(params)
-        dim = self.schema.dims[0]
+        start, rates = self.start_and_rates(outputs, force, params)
+        inner = (rates[..., 1:] + rates[..., :-1]).cumsum(-1) * (self.step(outputs.shape[-1]) / 2)
+        integral = torch.cat([torch.zeros_like(inner[..., :1]), inner], -1)
+        return outputs - start.unsqueeze(-1) - integral
+
+    def start_and_rates(self, outputs: Tensor, force: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
+        """The start [B, P], and how fast the given outputs [B, P, T] would change at each of their even times."""
+        values, dim = self.values(params), self.schema.dims[0]
         times = _even(dim.start, dim.stop, outputs.shape[-1], outputs.dtype, outputs.device)
         rows = {name: value.unsqueeze(1) for name, value in values.items()}
         rates = self.mechanism.vector_field(times, outputs.mT, force.mT, rows).mT
-        step = (dim.stop - dim.start) / (outputs.shape[-1] - 1)
-        inner = (rates[..., 1:] + rates[..., :-1]).cumsum(-1) * (step / 2)
-        integral = torch.cat([torch.zeros_like(inner[..., :1]), inner], -1)
-        return outputs - self.mechanism.initial_state(values).unsqueeze(-1) - integral
+        return self.mechanism.initial_state(values), rates
+
+    def step(self, size: int) -> float:
+        """Between two of so many even times."""
+        return (self.schema.dims[0].stop - self.schema.dims[0].start) / (size - 1)
 
     def _runge_kutta(self, force: Tensor, values: dict[str, Tensor]) -> Tensor:
         """The classical rule of order 4, a step between two times of the grid."""
