@@ -218,6 +218,13 @@ def test_every_picture_is_shown_by_a_document() -> None:
     assert "](docs/images/road.svg)" in (PROJECT / "README.md").read_text(encoding="utf-8")
 
 
+def test_the_caution_of_every_page_is_told_in_the_words_of_the_pages() -> None:
+    from distlfm.report.words import CAUTION, WHY_DOUBT
+
+    text = " ".join((PROJECT / "docs" / "serve.md").read_text(encoding="utf-8").split())
+    assert f"**{CAUTION}** {WHY_DOUBT}" in text
+
+
 def test_changelog_has_this_version() -> None:
     from distlfm.version import __version__
 
