@@ -30,13 +30,14 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run what the run's settings ask for; the result is in the run's folder and in one line of the log."""
     from distlfm.federated.audit import AuditLog
-    from distlfm.federated.secure_grid import SecureGrid
+    from distlfm.federated.secure_grid import STAGE_SECONDS, SecureGrid
 
     programme = programme_of(str(context.run_config["programme"]))
     home = Path(os.environ[HOME])
     folder = home / RUNS / str(context.run_config["run-name"])
     audit = AuditLog(home / "audit.jsonl")
-    safe = SecureGrid(grid, min_sites=programme.min_sites, peers=peers_of(home), audit=audit)
+    patience = min(STAGE_SECONDS, programme.deadline / 2)  # one lost answer does not use up a round's whole time
+    safe = SecureGrid(grid, min_sites=programme.min_sites, stage_timeout=patience, peers=peers_of(home), audit=audit)
     result = perform(safe, programme, folder, str(context.run_id))
     log(INFO, "%s %s", MARK, json.dumps(result))
 

@@ -189,7 +189,7 @@ def wait_until(what: Callable[[], bool], seconds: float = 90.0, why: Callable[[]
     until = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < until, f"nothing came in {seconds} s: {why()}"
-        time.sleep(0.1)
+        time.sleep(0.25)  # to look costs what the federation needs
 
 
 def events(home: LinkHome | SiteHome, event: str) -> list[dict[str, Any]]:

@@ -127,19 +127,18 @@ def test_status_tells_of_sites_and_runs(federation: Federation, first: dict[str,
     assert {process["state"] for process in told["processes"].values()} == {"up"}
 
 
-def test_a_run_ends_right_when_a_site_is_killed_in_a_round(federation: Federation) -> None:
+def test_a_run_ends_right_when_a_site_is_killed_in_a_round_and_the_site_comes_back(federation: Federation) -> None:
+    """It is started again at once, and let in with its key when the link has noticed that it was gone."""
     known = len(events(federation.sites["west"], "shares"))
     background = Background(federation, federation.programme(1), "site-killed")
     wait_until(lambda: len(events(federation.sites["west"], "shares")) > known)
     federation.kill("west")
+    federation.start("west")
     history = background.wait().content["history"]
     assert [line["sites"] for line in history] == [3]
-
-
-def test_a_killed_site_comes_back_with_its_key(federation: Federation) -> None:
-    if "west" not in federation.drivers:
-        federation.start("west")
-    wait_until(lambda: federation.online() == set(SITES), why=lambda: federation.log_of("west"))
+    west = federation.drivers["west"]
+    wait_until(lambda: west.text.count("supernode is up") == 2, why=lambda: west.text + federation.log_of("west"))
+    assert federation.online() == set(SITES)
 
 
 def test_a_run_ends_right_when_the_link_is_killed_in_a_round(federation: Federation) -> None:
