@@ -5,6 +5,7 @@ from __future__ import annotations
 import html.parser
 import importlib
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -56,8 +57,10 @@ class Page(html.parser.HTMLParser):
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """What `make docs` writes, and how it ended. The environment is this one, so it is not set up again."""
     pages = tmp_path_factory.mktemp("docs") / "pages"
-    command = ["make", "--old-file=setup", "docs", f"DOCS={pages}", f"VENV={sys.prefix}"]
-    return pages, subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=840)
+    command = ["make", "--no-print-directory", "--old-file=setup", "docs", f"DOCS={pages}", f"VENV={sys.prefix}"]
+    # Not the settings of the `make test` that this may be a part of.
+    alone = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    return pages, subprocess.run(command, cwd=PROJECT, env=alone, capture_output=True, text=True, timeout=840)
 
 
 @pytest.fixture(scope="module")
