@@ -42,10 +42,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"There is no config file {path}.", "Shipped ones are in configs/; give the path of one."
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a folder.", "Give the path of a config file in it.") from None
+    except OSError as error:
         raise UsageError(
-            f"Cannot read the config file {path}: {error}.", "Check the path and its permissions."
+            f"Cannot read the config file {path}: {error.strerror}.", "Check the path and its permissions."
         ) from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is no text, and so no config file.", "Give the path of one.") from None
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -93,6 +97,11 @@ def _value(text: str) -> Any:
 
 def build(model: type[Model], content: dict[str, Any], source: str = "config") -> Model:
     """Check a mapping against a model; every wrong key or value becomes one sentence."""
+    wanted = model.model_fields["verb"].default if "verb" in model.model_fields else None
+    if wanted is not None and content.get("verb", wanted) != wanted:  # its other keys would be as strange
+        raise UsageError(
+            f"{source}: 'verb' should be {wanted!r}, not {content['verb']!r}.", f"Give a config whose verb is {wanted}."
+        )
     try:
         return model.model_validate(content)
     except ValidationError as error:

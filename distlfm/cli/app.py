@@ -101,8 +101,18 @@ def _run(arguments: list[str]) -> int:
         sys.stderr.close()
         return 1
     except Exception as error:
-        text = f"Unexpected {type(error).__name__}: {error}. This is a fault of distlfm; --debug shows where."
-        return _tell(text, 1)
+        return _tell(_unexpected(error), 1)
+
+
+def _unexpected(error: Exception) -> str:
+    """What nobody foresaw: a disk that is full, or the like, which the user can mend, or a fault of ours."""
+    if isinstance(error, OSError):
+        from distlfm.store.files import refusal
+
+        told = refusal(error)
+        if told is not None:
+            return str(told)
+    return f"Unexpected {type(error).__name__}: {error}. This is a fault of distlfm; --debug shows where."
 
 
 def _tell(text: str, code: int) -> int:

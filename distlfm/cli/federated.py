@@ -64,6 +64,9 @@ def prepare(folder: Folder) -> None:
     """
     from distlfm.federated.site_work import Site
 
+    if not (folder / "site.yaml").is_file():
+        fix = "Make one from the coordinator's kit: distlfm federated provision site KIT FOLDER"
+        raise UsageError(f"{folder} is no site's folder: it has no site.yaml.", fix)
     Site(folder).prepare(STATE.reporter)
     STATE.reporter.say(f"the patients of {folder} are fitted")
 

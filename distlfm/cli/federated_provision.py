@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from distlfm.cli.state import STATE, group
+from distlfm.errors import UsageError
 
 app = group("Make the roles of a federation. Private keys are made where they are used, and never leave.")
 
@@ -61,6 +62,7 @@ def site(
     """
     from distlfm.federated.provision import make_site
 
+    _sent(kit)
     public = make_site(kit, folder, operator)
     STATE.reporter.say(f"public keys, for the coordinator: {public}")
     STATE.reporter.say(f"next: read and change {folder / 'policy.yaml'}, fill in {folder / 'site.yaml'}")
@@ -75,8 +77,11 @@ def enrol(
 
     Example: `distlfm federated provision enrol link north.public.json south.public.json west.public.json`
     """
+    from distlfm.federated.homes import LinkHome
     from distlfm.federated.provision import enrol as take
 
+    LinkHome(folder).config()
+    _sent(*keys)
     told = take(folder, keys)
     STATE.reporter.say(f"peers, for all sites: {folder / 'peers.json'}")
     STATE.reporter.say(f"fingerprint of all signing keys: {told}")
@@ -94,6 +99,7 @@ def pin(
     """
     from distlfm.federated.provision import pin as write
 
+    _sent(peers)
     told = write(folder, peers, replace=replace)
     STATE.reporter.say(f"fingerprint of all signing keys: {told}")
     STATE.reporter.say("next: ask the other sites by telephone for theirs; if one differs, do not take part")
@@ -122,8 +128,10 @@ def token(
 
     Example: `distlfm federated provision token link anna`
     """
+    from distlfm.federated.homes import LinkHome
     from distlfm.federated.provision import add_token, drop_token
 
+    LinkHome(folder).config()  # a token elsewhere would open nothing
     if drop:
         drop_token(folder, holder)
         STATE.reporter.say(f"the token of {holder} opens nothing any more")
@@ -157,3 +165,9 @@ def local(
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _sent(*paths: Path) -> None:
+    for path in paths:
+        if not path.is_file():
+            raise UsageError(f"There is no file {path}.", "Give the file that the other side sent.")

@@ -137,6 +137,9 @@ def resume(
     from distlfm.store import Store, is_store
 
     kept = run / "config.yaml"
+    if not kept.is_file() and not is_store(run):
+        fix = "Give the --out folder of `distlfm fit`, `train` or `tune`, or the store of `distlfm generate`."
+        raise UsageError(f"{run} is no run: it has no config.yaml.", fix)
     verb = read_yaml(kept).get("verb") if kept.is_file() else None
     if verb in ("train", "tune"):
         return _resume_training(str(verb), run, as_overrides({"run.workers": workers, "run.address": address}))
@@ -190,6 +193,11 @@ def tell(run: FitRun, reporter: Reporter) -> int:
             reporter.warn(f"{row['id']}: {row['status']}. {row['advice']}")
     if run.tally.num_troubled > MOST_LISTED:
         reporter.warn(f"{run.tally.num_troubled} of {count} did not simply converge; the report says which and why")
+    if run.tally.count and (poor := int((run.tally.column("output_q2") < 0).sum())):
+        reporter.warn(
+            f"{poor} of {count} fits describe their data worse than a constant does (output_q2 below 0): "
+            "check the units of times and values against the priors of the config"
+        )
     if run.config.run.dir is not None:
         reporter.say(f"summary: {run.config.run.dir / 'summary.json'}")
         reporter.say(f"report: {run.config.run.dir / 'report.html'}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,11 +32,21 @@ class Asked:
 def find_checkpoint(path: str | Path) -> Path:
     """The checkpoint that a path means: the file, or that of a training run."""
     given = Path(path)
-    if not given.is_dir():
+    if given.is_dir():
+        if not (given / OPERATOR).is_file():
+            fix = "Give a checkpoint, or the folder of a finished training run."
+            raise UsageError(f"{given} has no {OPERATOR}.", fix)
+        given /= OPERATOR
+    try:
+        with given.open("rb") as file:
+            archive = zipfile.is_zipfile(file)
+    except PermissionError:
+        raise UsageError(f"Cannot read {given}: permission denied.", "Give yourself the right to read it.") from None
+    except OSError:  # the reader says what is wrong
         return given
-    if not (given / OPERATOR).is_file():
-        raise UsageError(f"{given} has no {OPERATOR}.", "Give a checkpoint, or the folder of a finished training run.")
-    return given / OPERATOR
+    if not archive:  # as all are that torch writes
+        raise UsageError(f"{given} is no checkpoint, or a damaged one.", "Give one of `distlfm train`.")
+    return given
 
 
 def mark(path: Path) -> str:

@@ -35,7 +35,8 @@ def training_figures(run: Path) -> dict[str, Any]:
 
 def sweep_figures(run: Path) -> dict[str, Any]:
     """Trials done and to do, from trials.json."""
-    from distlfm.pipeline.tune import BEST, FAILED, RUNNING, TRIALS
+    from distlfm.pipeline.tune import BEST, TRIALS
+    from distlfm.pipeline.tune_trials import FAILED, RUNNING
 
     try:
         states = [one["status"] for one in json.loads((run / TRIALS).read_text(encoding="utf-8"))["trials"]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import math
@@ -20,12 +19,14 @@ from distlfm.cluster.sweep_space import Values
 from distlfm.config import dump, load
 from distlfm.errors import DistlfmError, Stopped, UsageError, WorkError
 from distlfm.lfo import Examples
+from distlfm.optional import require
 from distlfm.pipeline.train_log import METRICS, lines
 from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.pipeline.train_work import CONFIG, TrainWork, begin, flat, keep_config, open_examples
 from distlfm.pipeline.tune_data import shared_examples
 from distlfm.pipeline.tune_report import report_sweep
 from distlfm.pipeline.tune_settings import TuneConfig
+from distlfm.pipeline.tune_trials import FAILED, FINISHED, STOPPED, Trial, ranked, trial_name
 from distlfm.report.tune_page import Tried
 from distlfm.runtime.reporting import Reporter, Silent, Task
 from distlfm.runtime.signals import Stop
@@ -33,7 +34,6 @@ from distlfm.store import driver_lock
 from distlfm.store.files import put_all, storing
 
 TRIALS, TABLE, BEST, FOLDER, SCRATCH = "trials.json", "trials.csv", "best.yaml", "trials", ".ray"
-RUNNING, STOPPED, FINISHED, FAILED = "running", "stopped", "finished", "failed"
 WORST = 1e30
 """The metric of a trial that failed, for a search that takes numbers only."""
 
@@ -45,23 +45,6 @@ class SweepStopped(Stopped):
         super().__init__(done, total, command, which)
         self.cause = f"Stopped by {which.name} after {done} of {total} trials."
         self.args = (f"{self.cause} {self.fix}",)
-
-
-@dataclass
-class Trial:
-    """One of the trainings. name: of its folder. best: the best metric so far, which it had at epoch `at`."""
-
-    name: str
-    values: dict[str, Any]
-    status: str = RUNNING
-    epochs: int = 0
-    best: float | None = None
-    at: int | None = None
-    failure: str = ""
-
-    @property
-    def done(self) -> bool:
-        return self.status != RUNNING
 
 
 @dataclass
@@ -143,6 +126,7 @@ def tune(config: TuneConfig | Path | str, overrides: Sequence[str] = (), reporte
 def _sweep(config: TuneConfig, directory: Path, ledger: Ledger, reporter: Reporter) -> None:
     from distlfm.cluster.ray_session import ray_session
 
+    require("optuna", extra="ray")  # before a cluster is started for nothing
     known = [one.values for one in ledger.trials]
     ended = frozenset(one.name for one in ledger.trials if one.done)
     plan = Plan(
@@ -165,15 +149,14 @@ def _sweep(config: TuneConfig, directory: Path, ledger: Ledger, reporter: Report
         reporter.say(f"Ray Tune: {concurrent} trials at a time on {session.words}")
         with reporter.task("tune", config.search.trials - len(ended)) as task:
             ledger.task = task
-            work = TrialWork(config, directory, ended)
-            options: dict[str, Any] = {"concurrent": concurrent, "cpus": config.run.threads}
             sweep(
                 session,
-                work,
+                TrialWork(config, directory, ended),
                 plan,
                 ledger,
                 stop,
-                **options,
+                concurrent=concurrent,
+                cpus=config.run.threads,
                 scratch=directory / SCRATCH,
                 shared=shared_examples(config.train),
             )
@@ -186,8 +169,8 @@ def _sweep(config: TuneConfig, directory: Path, ledger: Ledger, reporter: Report
 def _conclude(config: TuneConfig, directory: Path, ledger: Ledger, reporter: Reporter) -> TuneRun:
     run = TuneRun(config, directory, ledger.trials)
     if all(one.best is None for one in ledger.trials):
-        reasons = [one.failure for one in ledger.trials if one.failure]
-        raise WorkError(f"None of {len(ledger.trials)} trials gave a figure.", reasons[0] if reasons else "")
+        reason = next((one.failure for one in ledger.trials if one.failure), "")
+        raise WorkError(f"None of {len(ledger.trials)} trials gave a figure.", reason)
     keys = list(config.space)
     reporter.table("", ("trial", "status", "epochs", config.search.metric, *keys), table(run, keys))
     winner = run.winner
@@ -282,12 +265,6 @@ class Ledger(SweepWatch):
             )
 
 
-def ranked(trials: Sequence[Trial], mode: str) -> list[Trial]:
-    """The best first; those without a figure last."""
-    sign = 1 if mode == "min" else -1
-    return sorted(trials, key=lambda one: math.inf if one.best is None else sign * one.best)
-
-
 def table(run: TuneRun, keys: Sequence[str]) -> list[list[str]]:
     """Rows for people, the best first."""
     rows = []
@@ -296,8 +273,3 @@ def table(run: TuneRun, keys: Sequence[str]) -> list[list[str]]:
         best = "–" if one.best is None else f"{one.best:.5g}"
         rows.append([one.name, one.status, str(one.epochs), best, *chosen])
     return rows
-
-
-def trial_name(values: Values) -> str:
-    """The same for the same values."""
-    return hashlib.sha256(json.dumps(dict(values), sort_keys=True).encode()).hexdigest()[:10]

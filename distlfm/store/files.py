@@ -20,6 +20,8 @@ _FIX = {
     errno.EROFS: "Mount it for writing, or choose another place; then the same command goes on where it stopped.",
     errno.EACCES: "Give yourself the right to write there; then the same command goes on where it stopped.",
     errno.EPERM: "Give yourself the right to write there; then the same command goes on where it stopped.",
+    errno.EEXIST: "A file has the name that a folder should have: choose another place.",
+    errno.ENOTDIR: "A file has the name that a folder should have: choose another place.",
     errno.EIO: "The disk or the network has a fault: mend it; then the same command goes on where it stopped.",
 }
 _OTHERWISE = "Mend that; then the same command goes on where it stopped."

@@ -13,8 +13,8 @@ from distlfm.errors import UsageError
 from distlfm.pipeline.train import TrainingStopped, launcher_for
 from distlfm.pipeline.train_log import Follower, Progress, RunLog, lines
 from distlfm.pipeline.train_settings import TrainConfig, TrainRunConfig
-from distlfm.pipeline.tune import trial_name
 from distlfm.pipeline.tune_settings import TuneConfig
+from distlfm.pipeline.tune_trials import trial_name
 from distlfm.runtime.reporting import Plain, Silent
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
