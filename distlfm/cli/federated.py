@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from distlfm.cli.state import STATE, group
 from distlfm.config import load
 from distlfm.errors import UsageError
 from distlfm.optional import require
+from distlfm.runtime.reporting import Reporter, reporter_for
 
 if TYPE_CHECKING:
     from distlfm.federated.control import Connection
@@ -106,7 +108,7 @@ def run(
     from distlfm.federated.settings import ProgrammeConfig
 
     programme = _here(load(ProgrammeConfig, config, overrides or []), link)
-    result = run_programme(programme, name, _connection(link, server, ca, token, insecure), STATE.reporter)
+    result = run_programme(programme, name, _connection(link, server, ca, token, insecure), _reporter(as_json))
     _tell(result.content | {"run": str(result.run)}, as_json)
 
 
@@ -148,7 +150,7 @@ def query(
 
     asked = _here(load(ProgrammeConfig, programme, overrides or []), link)
     connection = _connection(link, server, ca, token, insecure)
-    result = ask_federation(asked, what, name, connection, STATE.reporter)
+    result = ask_federation(asked, what, name, connection, _reporter(as_json))
     _tell(result.content | {"run": str(result.run)}, as_json)
     return 0
 
@@ -179,7 +181,7 @@ def simulate(
     """
     from distlfm.federated.simulate import simulate as run_simulate
 
-    _tell(run_simulate(config, overrides or [], out, STATE.reporter), as_json)
+    _tell(run_simulate(config, overrides or [], out, _reporter(as_json)), as_json)
 
 
 @app.command("audit")
@@ -225,6 +227,11 @@ def _tell(content: dict[str, Any], as_json: bool) -> None:
         return
     rows = [[key, value if isinstance(value, str) else json.dumps(value)] for key, value in content.items()]
     STATE.reporter.table("", ("what", "value"), rows)
+
+
+def _reporter(as_json: bool) -> Reporter:
+    """What happens on the way is no part of one JSON object."""
+    return reporter_for(sys.stderr, quiet=STATE.quiet) if as_json else STATE.reporter
 
 
 def _connection(

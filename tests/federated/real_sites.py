@@ -177,7 +177,7 @@ class Background:
         self._thread = threading.Thread(target=work, daemon=True)
         self._thread.start()
 
-    def wait(self, seconds: float = 200.0) -> RunResult:
+    def wait(self, seconds: float = 400.0) -> RunResult:
         self._thread.join(seconds)
         if self.error is not None:
             raise self.error
@@ -185,7 +185,7 @@ class Background:
         return self.result
 
 
-def wait_until(what: Callable[[], bool], seconds: float = 90.0, why: Callable[[], str] = lambda: "") -> None:
+def wait_until(what: Callable[[], bool], seconds: float = 180.0, why: Callable[[], str] = lambda: "") -> None:
     until = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < until, f"nothing came in {seconds} s: {why()}"
