@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from distlfm.config import Config
+from distlfm.runtime.watching import stepped
 
 Objective = Callable[[Tensor, Tensor], Tensor]
 """(z [A, n], rows [A]) → value [A]; a value that is not finite means that z is not allowed."""
@@ -116,6 +117,7 @@ def minimise(objective: Objective, z0: Tensor, options: OptimiserConfig) -> Opti
         )
         evaluations += tries
         iterations[rows] += 1
+        stepped()
 
         step, change = new_z - z[rows], new_grad - grad[rows]
         curvature = (step * change).sum(-1)

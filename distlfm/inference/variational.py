@@ -30,6 +30,7 @@ from distlfm.inference.curvature import find_modes, hessian, root_of_inverse
 from distlfm.inference.forward import Forward
 from distlfm.inference.mixture import Mixture
 from distlfm.inference.optimise import OptimiserConfig, Status
+from distlfm.runtime.watching import stepped
 from distlfm.solvers.base import SolverConfig
 
 STEP_TOLERANCE = 1e-3
@@ -300,6 +301,7 @@ def _climb_adam(
         return forward.with_inducing(forward.inducing + REACH * gap * torch.tanh(moves))
 
     for _ in range(options.iterations):
+        stepped()
         rows = progress.rows()
         if len(rows) == 0:
             break
@@ -342,6 +344,7 @@ def _climb_natural(
     noise = _Noise(forward, seeds, options)
     state = natural_from_gaussian(q)
     for _ in range(options.iterations):
+        stepped()
         rows = progress.rows()
         if len(rows) == 0:
             break

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from distlfm.pipeline.settings import FitConfig
 from distlfm.report.lfo_beside import as_answer
 from distlfm.report.plots import plot_fit
 from distlfm.report.words import direction_words, status_words
+from distlfm.runtime.watching import watched
 from distlfm.serve.answers import picture, written
 from distlfm.serve.parent import end_with_parent
 from distlfm.solvers.field.meshed import close_helper_groups
@@ -30,6 +32,21 @@ from distlfm.store.files import put_quickly
 
 TASK, INSTANCE, STATE, RESULT = "task.json", "instance.npz", "state.json", "result.json"
 STAGES = ("starting", "searching for force and parameters", "predicting on the operator's grid", "drawing")
+EVERY = 0.5
+"""Seconds between two notes of how far a search is."""
+
+
+class Steps:
+    """Counts the steps of a search, and writes the number down now and then."""
+
+    def __init__(self, folder: Path) -> None:
+        self._state, self._taken, self._written = folder / STATE, 0, time.monotonic()
+
+    def __call__(self) -> None:
+        self._taken += 1
+        if time.monotonic() - self._written >= EVERY:
+            put(self._state, {"step": 1, "taken": self._taken})
+            self._written = time.monotonic()
 
 
 def work(folder: Path) -> None:
@@ -38,7 +55,8 @@ def work(folder: Path) -> None:
         put(folder / STATE, {"step": 1})
         task = json.loads((folder / TASK).read_text(encoding="utf-8"))
         (instance,) = read(folder / INSTANCE).instances
-        (result,) = fit(build(FitConfig, task["config"], source="fit"), [instance]).results
+        with watched(Steps(folder)):
+            (result,) = fit(build(FitConfig, task["config"], source="fit"), [instance]).results
         put(folder / STATE, {"step": 2})
         schema = build(OperatorSchema, task["schema"])
         answer = as_answer(result, [np.array(axis) for axis in task["axes"]], schema)

@@ -77,7 +77,9 @@ class Running:
     def about(self) -> dict[str, Any]:
         """How far it is."""
         self.look()
-        step = int(_read(self.folder / STATE).get("step", 0)) if self.state == "running" else len(STAGES)
+        said = _read(self.folder / STATE) if self.state == "running" else {"step": len(STAGES)}
+        step, taken = int(said.get("step", 0)), int(said.get("taken", 0))
+        stage = STAGES[step] if step < len(STAGES) else ""
         return {
             "key": self.key,
             "id": self.shown.instance.id,
@@ -85,7 +87,7 @@ class Running:
             "state": self.state,
             "step": step,
             "steps": len(STAGES),
-            "stage": STAGES[step] if step < len(STAGES) else "",
+            "stage": f"{stage} ({taken} {'step' if taken == 1 else 'steps'} of the search)" if taken else stage,
             "seconds": (self.ended or time.monotonic()) - self.began,
             "error": self.error,
         }

@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from query_factories import field, fresh_genes, genes, operator_of
 
 from distlfm.config import dump
 from distlfm.data import write_npz
 from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig
+from distlfm.inference.optimise import OptimiserConfig, minimise
 from distlfm.instance import Instance
 from distlfm.pipeline.query_tables import as_data
 from distlfm.pipeline.settings import FitConfig
+from distlfm.runtime.watching import watched
 from distlfm.serve.answers import Shown, in_words
 from distlfm.serve.comparison import agreement, parameter_rows, plot_comparison, restored
-from distlfm.serve.fit_child import INSTANCE, RESULT, STATE, TASK, work
-from distlfm.serve.fits import Fits, fit_options
+from distlfm.serve.fit_child import INSTANCE, RESULT, STATE, TASK, Steps, work
+from distlfm.serve.fits import Fits, Running, fit_options
 from distlfm.store import Store
 
 QUICK = InferenceConfig(method="preestimate")
@@ -91,6 +95,42 @@ def test_the_fits_process_gives_bands_on_the_operators_grid(tmp_path: Path) -> N
     assert {one.name for one in fitted.parameters} >= {"decay[output_0]", "decay[output_1]"}
     assert found["method"] == "preestimate"
     assert (tmp_path / "fit.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_whoever_waits_for_a_fit_hears_of_every_step_of_its_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the search is the same as without a listener."""
+    monkeypatch.setattr("distlfm.serve.fit_child.EVERY", 0.0)
+    start = torch.tensor([[-1.2, 1.0], [0.5, 0.5]], dtype=torch.float64)
+
+    def valley(z: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return (1 - z[:, 0]) ** 2 + 100 * (z[:, 1] - z[:, 0] ** 2) ** 2
+
+    alone = minimise(valley, start, OptimiserConfig())
+    with watched(Steps(tmp_path)):
+        heard = minimise(valley, start, OptimiserConfig())
+    assert torch.equal(alone.z, heard.z)
+    assert json.loads((tmp_path / STATE).read_text()) == {"step": 1, "taken": len(heard.trace) - 1}
+    minimise(valley, start, OptimiserConfig())
+    assert json.loads((tmp_path / STATE).read_text())["taken"] == len(heard.trace) - 1, "nobody listens any more"
+
+
+@pytest.mark.parametrize(
+    ("said", "stage"),
+    [
+        ({}, "starting"),
+        ({"step": 1}, "searching for force and parameters"),
+        ({"step": 1, "taken": 1}, "searching for force and parameters (1 step of the search)"),
+        ({"step": 1, "taken": 37}, "searching for force and parameters (37 steps of the search)"),
+        ({"step": 3}, "drawing"),
+    ],
+)
+def test_the_page_is_told_how_far_a_running_fit_is(tmp_path: Path, said: dict[str, int], stage: str) -> None:
+    (tmp_path / STATE).write_text(json.dumps(said))
+    process = SimpleNamespace(poll=lambda: None, pid=0, stdin=None)
+    told = Running("key", gene(), tmp_path, process, 0.0).about()  # type: ignore[arg-type]
+    assert (told["state"], told["step"], told["stage"]) == ("running", said.get("step", 0), stage)
 
 
 def test_a_fit_that_cannot_be_done_leaves_its_sentence(tmp_path: Path) -> None:
