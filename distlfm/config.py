@@ -49,7 +49,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
             f"Cannot read the config file {path}: {error.strerror}.", "Check the path and its permissions."
         ) from None
     except UnicodeDecodeError:
-        raise UsageError(f"{path} is no text, and so no config file.", "Give the path of one.") from None
+        raise UsageError(f"Cannot read the config file {path}: it is no text.", "Give the path of one.") from None
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -115,7 +115,7 @@ WRONG: dict[str, str] = {
     "train fit.yaml --out t": "fit.yaml: 'verb' should be 'train', not 'fit'. Give a config whose verb is train.",
     "federated simulate fit.yaml --out s": "'verb' should be 'federated', not 'fit'. Give a config whose verb",
     "query good.csv good.csv": "good.csv is no checkpoint, or a damaged one. Give one of `distlfm train`.",
-    "fit good.pt": "good.pt is no text, and so no config file. Give the path of one.",
+    "fit good.pt": "Cannot read the config file good.pt: it is no text. Give the path of one.",
     "train train.yaml --data good.csv --out t": "good.csv is no store",
     "simulate transcription --out toy.csv": "toy.csv is no .npz file. Give --out a name that ends in .npz.",
 }
