@@ -9,21 +9,19 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import click
 import pytest
-import typer.main
 from pydantic import BaseModel
 from sphinx.util.inventory import InventoryFile
 
-from distlfm.cli.app import app
 from distlfm.federated.verbs import VERBS as FEDERATED
 from distlfm.mechanisms import known_systems
 from distlfm.pipeline.verbs import VERBS
+from tests.unit.cli_verbs import verbs
 
 PROJECT = Path(__file__).resolve().parents[2]
 PUBLIC = ("distlfm", "distlfm.data", "distlfm.equations", "distlfm.lfo", "distlfm.mechanisms", "distlfm.store")
@@ -141,16 +139,8 @@ def test_every_public_class_and_function_is_in_the_reference(module: str, named:
     assert missing == []
 
 
-def verbs(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
-    if isinstance(command, click.Group):
-        for part, below in command.commands.items():
-            yield from verbs(below, f"{name}-{part}")
-    else:
-        yield name, command
-
-
 def test_every_verb_and_option_is_in_the_reference(named: set[str]) -> None:
-    found = dict(verbs(typer.main.get_command(app), "distlfm"))
+    found = {"-".join(("distlfm", *words)): command for words, command in verbs().items()}
     assert "distlfm-federated-provision-link" in found
     assert set(found) - named == set()
     options = {

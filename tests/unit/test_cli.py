@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from distlfm.cli import main
-from distlfm.cli.app import app
 from distlfm.errors import MissingExtra, WorkError
 from distlfm.version import __version__
+from tests.unit.cli_verbs import verbs
 
 PROJECT = Path(__file__).resolve().parents[2]
 COMMAND = Path(sys.executable).parent / "distlfm"
@@ -70,20 +70,6 @@ def run_on_terminal(*arguments: str) -> tuple[int, str]:
     return child.wait(timeout=10), shown.decode()
 
 
-def all_commands(group: Any = None, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Every verb, those of groups too."""
-    import typer.main
-
-    group = group or typer.main.get_command(app)
-    found: list[tuple[str, ...]] = []
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            found += all_commands(command, (*path, name))
-        else:
-            found.append((*path, name))
-    return found
-
-
 # ---- version, help, completion ---------------------------------------------------------------------------------------
 
 
@@ -99,10 +85,10 @@ def test_help_shows_examples_and_every_verb(flag: str, capsys: pytest.CaptureFix
     shown = capsys.readouterr().out
     assert "Examples" in shown
     assert "distlfm fit configs/" in shown
-    assert [path for path in all_commands() if not re.search(rf"^\W*{path[0]}\b", shown, re.MULTILINE)] == []
+    assert [path for path in verbs() if not re.search(rf"^\W*{path[0]}\b", shown, re.MULTILINE)] == []
 
 
-@pytest.mark.parametrize("command", all_commands(), ids=" ".join)
+@pytest.mark.parametrize("command", verbs(), ids=" ".join)
 def test_help_of_every_verb_shows_an_example(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -110,7 +96,7 @@ def test_help_of_every_verb_shows_an_example(command: tuple[str, ...], capsys: p
     assert f"distlfm {' '.join(command)}" in shown.split("Example", 1)[1]
 
 
-@pytest.mark.parametrize("command", [(), *all_commands()], ids=" ".join)
+@pytest.mark.parametrize("command", [(), *verbs()], ids=" ".join)
 def test_configs_that_a_help_names_are_shipped(
     command: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
