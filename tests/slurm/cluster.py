@@ -60,13 +60,13 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmdTimeout=10
 MailProg=/bin/true
-KillWait=5
+KillWait=30
 JobRequeue=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
 """
-PARTITIONS = """PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=20
+PARTITIONS = """PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes={nodes} MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 BOX = """hostname "$1"; mount --bind "$2/hosts" /etc/hosts; ip link set lo up; shift 2
@@ -122,15 +122,14 @@ class Cluster:
             subprocess.run([*there, *step], env=self._environment, check=True, capture_output=True)
 
     def kill_node(self, name: str) -> None:
-        """The power of a node is cut."""
-        box = self._boxes.pop(name)
-        box.kill()
-        box.wait()
+        """The power of a node is cut. Slurm would notice by itself after half a minute or so, and is told instead."""
+        self._end(name)
+        self.run("scontrol", "update", f"nodename={name}", "state=down", "reason=power")
 
     def stop(self) -> None:
         """End everything; what jobs have left behind too."""
         for name in list(reversed(self._boxes)):
-            self.kill_node(name)
+            self._end(name)
 
     def wait_idle(self) -> None:
         """Until every node waits for work."""
@@ -181,6 +180,11 @@ class Cluster:
             if (self.folder / log).exists():
                 told.append((self.folder / log).read_text(errors="replace")[-2000:])
         return "\n".join(told)
+
+    def _end(self, name: str) -> None:
+        box = self._boxes.pop(name)
+        box.kill()
+        box.wait()
 
     def _write_settings(self) -> None:
         for name in ("state", "munge"):

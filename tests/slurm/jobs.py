@@ -9,16 +9,19 @@ from pathlib import Path
 
 from cluster import Cluster
 
+from distlfm.store.files import put_quickly
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "slurm"
 SMALL = ("--cpus-per-task=1", "--mem-per-cpu=0")
 """The virtual nodes are small."""
 
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "OUT_OF_MEMORY"}
-LOOK_SECONDS = 0.1
+LOOK_SECONDS = 0.4
+"""Asking Slurm costs a few processes each time."""
 
 SITE = """export DISTLFM_PYTHON={python}
-export PYTHONPATH={tests} SLOWLY={slowly}
+export PYTHONPATH={tests} SLOWLY={pace}
 # More ranks than cores: none may spin, and none may be bound.
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_mpi_yield_when_idle=1
 """
@@ -70,12 +73,13 @@ class Queue:
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
-        self.site = folder / "site.sh"
-        self.settle()
+        self.site, self._pace = folder / "site.sh", folder / "pace"
+        self.site.write_text(SITE.format(python=sys.executable, tests=Path(__file__).parent, pace=self._pace))
+        self.pace(0.0)
 
-    def settle(self, slowly: float = 0.0) -> None:
-        """Write the site's file. slowly: seconds that a block or a step takes in addition, with the plugin `slowly`."""
-        self.site.write_text(SITE.format(python=sys.executable, tests=Path(__file__).parent, slowly=slowly))
+    def pace(self, seconds: float) -> None:
+        """So long a block or a step takes from now on in addition, even in jobs that run, with the plugin `slowly`."""
+        put_quickly(self._pace, str(seconds).encode())
 
     def submit(self, script: str, *arguments: str | Path, options: tuple[str, ...] = ()) -> Job:
         """Send slurm/SCRIPT.sbatch with arguments."""

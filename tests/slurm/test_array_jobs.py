@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -20,7 +20,9 @@ from distlfm.store import Store, driver_lock
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-INSTANCES, TASKS, KILLED = 24, 3, 1
+INSTANCES, TASKS, KILLED = 32, 3, 1
+HELD, SLOW = 600.0, 8.0
+"""Seconds of a block that nobody waits for, and of blocks that outlast the half minute in which Slurm warns."""
 
 
 def process_of(queue: Queue, part: str, seconds: float = 240.0) -> int:
@@ -35,22 +37,32 @@ def process_of(queue: Queue, part: str, seconds: float = 240.0) -> int:
     raise AssertionError(f"no process has part {part}:\n{queue.cluster.describe()}")
 
 
-def wait_for(path: Path, job: Job, seconds: float = 240.0) -> None:
+def wait_for(path: Path, job: Job, event: str = '"block_started"', times: int = 1, seconds: float = 240.0) -> None:
     until = time.monotonic() + seconds
-    while not path.exists() or '"block_started"' not in path.read_text():
-        assert time.monotonic() < until, f"no block within {seconds:g} s:\n{job.text}"
+    while not path.exists() or path.read_text().count(event) < times:
+        assert time.monotonic() < until, f"no {event} within {seconds:g} s:\n{job.text}"
         time.sleep(0.02)
 
 
-def test_a_failed_task_is_reported_the_others_finish_and_its_blocks_are_made_up_for(
-    queue: Queue, tmp_path: Path
-) -> None:
+def soon(job: Job) -> int:
+    """A time limit in minutes that is 30 to 90 seconds from now: Slurm looks twice a minute whom to warn."""
+    hours, minutes, seconds = map(int, job.facts["RunTime"].split(":"))
+    return (3600 * hours + 60 * minutes + seconds + 30) // 60 + 1
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a fleet, and a config that takes its time."""
     write_fleet(tmp_path, INSTANCES)
     config = json.loads((tmp_path / "config.yaml").read_text()) | {"plugins": ["slowly"]}
     (tmp_path / "slow.yaml").write_text(json.dumps(config))
-    queue.settle(slowly=2.0)
-    out, verb = tmp_path / "run", command(tmp_path, tmp_path / "run")[5:]
-    jobs = queue.array("fit_array", TASKS, tmp_path / "slow.yaml", *verb)
+    return tmp_path
+
+
+def test_a_failed_task_is_reported_the_others_finish_and_its_blocks_are_made_up_for(queue: Queue, folder: Path) -> None:
+    queue.pace(HELD)
+    out, verb = folder / "run", [folder / "slow.yaml", *command(folder, folder / "run")[5:]]
+    jobs = queue.array("fit_array", TASKS, *verb)
     wait_for(out / f"events-{KILLED + 1}-of-{TASKS}.jsonl", jobs[KILLED])
     with (
         pytest.raises(UsageError, match=rf"is in use: fit, part ./{TASKS} on n., job {jobs[0].name[:-2]}_"),
@@ -58,7 +70,8 @@ def test_a_failed_task_is_reported_the_others_finish_and_its_blocks_are_made_up_
     ):
         raise AssertionError("two drivers")
     os.kill(process_of(queue, f"{KILLED + 1}/{TASKS}"), signal.SIGKILL)
-    subprocess.run(command(tmp_path, tmp_path / "calm", "--executor", "serial"), check=True, capture_output=True)
+    queue.pace(0.0)
+    assert main(["-q", *command(folder, folder / "calm", "--executor", "serial")[3:]]) == 0
     states = [job.wait() for job in jobs]
     assert states == ["FAILED" if task == KILLED else "COMPLETED" for task in range(TASKS)], jobs[KILLED].text
     assert jobs[KILLED].code == 128 + signal.SIGKILL
@@ -67,33 +80,42 @@ def test_a_failed_task_is_reported_the_others_finish_and_its_blocks_are_made_up_
     assert {block % TASKS for block in missing} == {KILLED}
     assert status(out).state == "stopped"
     assert not (out / "report.html").exists()
-    queue.settle()
-    again = queue.array("fit_array", 2, tmp_path / "slow.yaml", *verb)
+    again = queue.array("fit_array", 2, *verb)
     assert [job.wait() for job in again] == ["COMPLETED", "COMPLETED"], [job.text for job in again]
     assert (out / "report.html").exists()
     assert main(["-q", "status", str(out)]) == 0
-    assert_same(out, tmp_path / "calm", INSTANCES)
+    assert_same(out, folder / "calm", INSTANCES)
 
 
-def test_a_job_at_the_end_of_its_walltime_is_queued_again_and_ends_with_every_block(
-    queue: Queue, tmp_path: Path
+def test_a_cancelled_job_keeps_what_it_has_and_one_at_the_end_of_its_walltime_is_queued_again(
+    queue: Queue, folder: Path
 ) -> None:
-    write_fleet(tmp_path, INSTANCES)
-    config = json.loads((tmp_path / "config.yaml").read_text()) | {"plugins": ["slowly"]}
-    (tmp_path / "slow.yaml").write_text(json.dumps(config))
-    queue.settle(slowly=8.0)
-    out = tmp_path / "run"
-    verb = command(tmp_path, out)[5:]
-    [job] = queue.array("fit_array", 1, tmp_path / "slow.yaml", *verb, options=("--time=1", "--signal=B:USR1@50"))
-    wait_for(out / "events-1-of-1.jsonl", job)
-    queue.settle()
+    out = folder / "run"
+    verb, told = [folder / "slow.yaml", *command(folder, out)[5:]], out / "events-1-of-1.jsonl"
+    queue.pace(HELD)
+    [cancelled] = queue.array("fit_array", 1, *verb)
+    wait_for(told, cancelled, '"block_done"')
+    queue.cluster.run("scancel", cancelled.name)
+    queue.pace(3.0)
+    assert cancelled.wait() == "CANCELLED"
+    queue.cluster.wait_quiet(60.0)
+    assert re.search(r"Stopped by SIGTERM after \d+ of 32 .*ended with exit code 143", cancelled.text, re.DOTALL)
+    assert cancelled.restarts == 0
+    begun = told.read_text().count('"block_started"')
+
+    queue.pace(HELD)
+    [job] = queue.array("fit_array", 1, *verb, options=("--time=30", "--signal=B:USR1@60"))
+    wait_for(told, job, '"block_started"', begun + 1)
+    queue.cluster.run("scontrol", "update", f"jobid={job.name}", f"timelimit={soon(job)}")
+    queue.pace(SLOW)
+    job.wait_for({"PENDING"})
+    queue.cluster.run("scontrol", "update", f"jobid={job.name}", "timelimit=30")
+    queue.pace(0.0)
     assert job.wait() == "COMPLETED", job.text
-    assert job.restarts >= 1
+    assert job.restarts == 1
+    assert "instances are there already" in job.text
     assert "Stopped by SIGUSR1 after" in job.text
-    done = [
-        event["block"]
-        for event in map(json.loads, (out / "events-1-of-1.jsonl").read_text().splitlines())
-        if event["event"] == "block_done"
-    ]
+    events = map(json.loads, told.read_text().splitlines())
+    done = [event["block"] for event in events if event["event"] == "block_done"]
     assert sorted(done) == list(range(Store.open(out).spec.num_blocks)), "a block was lost or done twice"
     assert (out / "report.html").exists()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 from fleet_runs import numbers
 from jobs import ENDED, Queue
 
+from distlfm.cli import main
 from distlfm.config import build
 from distlfm.data import write_npz
 from distlfm.pipeline.settings import SimulateConfig
@@ -54,12 +53,11 @@ def test_a_mesh_divided_between_two_nodes_gives_the_answer_of_one_process(queue:
         for node in queue.cluster.nodes:
             if any("solvers.fem.rank" in line for line in queue.cluster.processes(node).values()):
                 seen.add(node)
-        time.sleep(0.1)
+        time.sleep(0.3)
     assert job.state == "COMPLETED", job.text
     assert seen == {"n1", "n2"}
     assert "a group of 2 ranks, started by srun" in job.text
-    serial = [sys.executable, "-m", "distlfm", "fit", *words, str(tmp_path / "whole"), "--executor", "serial"]
-    subprocess.run(serial, check=True, capture_output=True)
+    assert main(["-q", "fit", *words, str(tmp_path / "whole"), "--executor", "serial"]) == 0
     found, wanted = numbers(tmp_path / "divided"), numbers(tmp_path / "whole")
     for name in ("params_mean", "force_mean", "solution_mean"):
         np.testing.assert_allclose(found[name], wanted[name], rtol=1e-4, atol=1e-4, err_msg=name)

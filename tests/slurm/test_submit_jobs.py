@@ -12,6 +12,8 @@ import pytest
 from fleet_runs import assert_same, command, write_fleet
 from jobs import Job, Queue
 
+from distlfm.cli import main
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 INSTANCES = 8
@@ -44,7 +46,7 @@ def test_an_array_and_a_job_that_waits_for_it_fit_what_was_asked_and_status_foll
     folder = tmp_path / ODD
     folder.mkdir()
     write_fleet(folder, INSTANCES)
-    subprocess.run(command(folder, tmp_path / "calm", "--executor", "serial"), check=True, capture_output=True)
+    assert main(["-q", *command(folder, tmp_path / "calm", "--executor", "serial")[3:]]) == 0
     more = ["--site", str(queue.site), "--sbatch=--comment=a b", "--time", "10"]
     arguments = ["submit", "fit", "config.yaml", *more]
     first = [*arguments, "--data", "data.npz", "--out", "first", "--array", "2", "--sbatch=--hold"]
@@ -53,7 +55,7 @@ def test_an_array_and_a_job_that_waits_for_it_fit_what_was_asked_and_status_foll
     assert again.returncode == 2
     assert f"--dependency afterany:{array.name}" in again.stderr
 
-    second = [*arguments, "--data", "first", "--out", "second", "--nodes", "2", "--cpus", "1"]
+    second = [*arguments, "--data", "first", "--out", "second", "--nodes", "1", "--cpus", "1"]
     ray = submitted(queue, distlfm(queue, folder, *second, "--dependency", array.name))
     waiting = distlfm(queue, folder, "status", "second")
     assert waiting.returncode == 0, waiting.stderr
