@@ -37,6 +37,9 @@ CONNECT_SECONDS = 2.0
 TAIL = 1500
 """Characters of Ray's last words that are shown."""
 
+HEAD_GONE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "15"}
+"""The head of a private Ray does not come back; its nodes would wait for it for a minute."""
+
 RAY = "import sys; from ray.scripts.scripts import main; sys.exit(main())"
 
 
@@ -108,7 +111,7 @@ def serve(orders: Orders, directory: Path) -> bool:
     )
     log = directory / "start.log"
     environment = {name: value for name, value in os.environ.items() if name not in STRAY}
-    environment |= PRIVATE | {"RAY_AUTH_TOKEN": orders.token}
+    environment |= PRIVATE | HEAD_GONE | {"RAY_AUTH_TOKEN": orders.token}
     with log.open("wb") as file:
         ray = subprocess.Popen(
             [sys.executable, "-c", RAY, *arguments(up, host, port)],
