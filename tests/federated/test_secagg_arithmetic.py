@@ -151,3 +151,15 @@ def test_two_owners_agree_and_a_third_does_not() -> None:
 def test_points_of_low_order_are_refused(point: str) -> None:
     with pytest.raises(BadKey):
         agree(new_secret(), point, os.urandom(32), "box")
+
+
+def test_a_mask_depends_on_every_bit_of_its_key() -> None:
+    """There is no shorter key inside of which a search would do."""
+    key = bytes(range(32))
+    flipped = [bytes(one ^ (1 << bit if at == place else 0) for at, one in enumerate(key)) for place, bit in BITS]
+    masks = {mask(one, 8).tobytes() for one in (key, *flipped)}
+    assert len(masks) == 257
+
+
+BITS = tuple(itertools.product(range(32), range(8)))
+"""Of a key: which byte, and which of its bits."""
