@@ -19,12 +19,18 @@ from typing import Any
 
 import pytest
 import torch
+from cli_verbs import verbs as all_verbs
+from factories import make_result, make_rows
 from query_factories import genes
 from store_factories import make_spec
-from test_cli import all_commands
 
 from distlfm.cli import main
+from distlfm.cli.fit import tell
+from distlfm.inference.tally import Tally
 from distlfm.lfo.schema import SCHEMA
+from distlfm.pipeline.fit import FitRun
+from distlfm.pipeline.settings import FitConfig
+from distlfm.runtime.reporting import reporter_for
 from distlfm.store import Store
 
 NO_CONFIG = "There is no config file none.yaml. Shipped ones are in configs/; give the path of one."
@@ -196,7 +202,7 @@ def test_a_file_that_is_not_there(call: str, capsys: pytest.CaptureFixture[str])
 
 
 def test_every_verb_is_tried_with_a_file_that_is_not_there() -> None:
-    verbs = {" ".join(command) for command in all_commands()}
+    verbs = {" ".join(command) for command in all_verbs()}
     tried = {verb for verb in verbs if any(call.startswith(f"{verb} ") for call in MISSING)}
     assert verbs - tried == NOTHING_TO_MISS
 
@@ -314,3 +320,16 @@ def test_values_in_another_unit_are_unlike_what_an_operator_learned_from(
     shown = capsys.readouterr().out
     assert "warning: big is unlike the data that the operator was trained on" in shown
     assert "Do not rely on this answer; fit the instance instead." in shown
+
+
+def test_fits_that_are_worse_than_a_constant_ask_for_the_units() -> None:
+    rows = make_rows([make_result(name, num_outputs=1) for name in ("good", "off", "further")])
+    rows[1]["output_q2"], rows[2]["output_q2"] = -0.5, -13000.0
+    run = FitRun(FitConfig(mechanism={"kind": "transcription"}), tally=Tally(rows), held_rows=rows)
+    said = io.StringIO()
+    assert tell(run, reporter_for(said)) == 0
+    warned = [line for line in said.getvalue().splitlines() if line.startswith("warning: ")]
+    assert warned == [
+        "warning: 2 of 3 fits describe their data worse than a constant does (output_q2 below 0): check the units of "
+        "times and values against the priors of the config"
+    ]
