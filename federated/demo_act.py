@@ -7,13 +7,10 @@ from typing import Any
 
 import yaml
 
-from distlfm.config import dump
 from distlfm.federated.simulate import PICTURE, gain_words, simulate
-from distlfm.federated.simulate_settings import read_config
-from distlfm.pipeline.run_files import CONFIG, REPORT
-from distlfm.pipeline.versions import versions
+from distlfm.pipeline.run_files import REPORT
 from distlfm.report.demo_page import Showing
-from distlfm.report.federation_page import federation_page, sites_figure
+from distlfm.report.federation_page import sites_figure
 from distlfm.runtime.reporting import Reporter
 from distlfm.store.files import put_quickly, storing
 
@@ -119,6 +116,4 @@ def act(out: Path, reporter: Reporter) -> Showing:
         f"noise for ε {spent:.1f} (pooled, without: {pooled:.2f}); on the others' patients that beats {better} of "
         f"{len(told['local'])} sites tuned alone; {gain_words(told)}"
     )
-    settings = read_config(folder / CONFIG)
-    page = federation_page(folder / REPORT, told, folder / PICTURE, dump(settings), versions(), settings.seed)
-    return Showing(line, [sites_figure(told, folder / PICTURE)], {"The report of the federation": page})
+    return Showing(line, [sites_figure(told, folder / PICTURE)], {"The report of the federation": folder / REPORT})

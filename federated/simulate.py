@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from distlfm.config import fingerprint
+from distlfm.config import dump, fingerprint
 from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.client_app import app
@@ -26,8 +26,10 @@ from distlfm.federated.simulate_settings import FederatedConfig, read_config
 from distlfm.federated.simulate_sites import base_operator, make_sites, nodes_of, uses_datasets
 from distlfm.federated.site_work import Site, codec_of
 from distlfm.lfo import Operator
-from distlfm.pipeline.rundir import CONFIG, SUMMARY, begin
+from distlfm.pipeline.rundir import CONFIG, REPORT, SUMMARY, begin
 from distlfm.pipeline.train_work import keep_config
+from distlfm.pipeline.versions import versions
+from distlfm.report.federation_page import federation_page
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.threads import torch_threads
 from distlfm.store import driver_lock
@@ -72,6 +74,7 @@ def simulate(
         with storing(SUMMARY, folder):
             put_quickly(folder / SUMMARY, f"{json.dumps(told, indent=2)}\n".encode())
             draw(told, folder / PICTURE)
+            federation_page(folder / REPORT, told, folder / PICTURE, dump(config), versions(), config.seed)
     _tell(told, reporter)
     return told
 

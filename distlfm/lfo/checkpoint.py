@@ -46,7 +46,7 @@ def load_checkpoint(path: str | Path, kind: str = OPERATOR) -> dict[str, Any]:
         content = torch.load(place, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UsageError(f"There is no checkpoint {place}.", "`distlfm train` makes one.") from None
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, ValueError) as error:
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, LookupError, ValueError, TypeError) as error:
         raise UsageError(
             f"{place} is no checkpoint, or a damaged one ({type(error).__name__}).", "Give one of `distlfm train`."
         ) from error

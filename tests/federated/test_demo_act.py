@@ -13,6 +13,9 @@ from distlfm.federated import demo_act
 from distlfm.federated.picture import draw
 from distlfm.federated.simulate import PICTURE
 from distlfm.federated.simulate_settings import read_config
+from distlfm.pipeline.run_files import REPORT
+from distlfm.pipeline.versions import versions
+from distlfm.report.federation_page import federation_page
 from distlfm.runtime.reporting import Silent
 
 SITES = ("hall2018", "azt1d", "hupa", "bigideas")
@@ -50,8 +53,9 @@ def told() -> dict[str, Any]:
 def test_the_act_says_what_the_sites_gain_and_leaves_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def simulated(config: Path, overrides: Sequence[str] = (), *, out: Path, reporter: Any) -> dict[str, Any]:
         out.mkdir()
-        (out / "config.yaml").write_text(dump(read_config(config)))
+        settings = read_config(config)
         draw(told(), out / PICTURE)
+        federation_page(out / REPORT, told(), out / PICTURE, dump(settings), versions(), settings.seed)
         return told()
 
     monkeypatch.setattr(demo_act, "simulate", simulated)

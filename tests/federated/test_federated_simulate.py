@@ -49,6 +49,9 @@ def test_the_shipped_simulation_tells_what_each_site_gains(tmp_path: Path) -> No
     listening = Listening()
     told = simulate(SHIPPED, SMALL, tmp_path / "run", listening)
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == told
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Not for clinical decisions." in page
+    assert told["config_hash"] in page
     for model in ("local", "federated", "pooled", "epsilon"):
         assert sorted(told[model]) == SITES
     assert all(value is None for value in told["epsilon"].values())
