@@ -22,7 +22,7 @@ demo: setup  ## the main job end to end on this machine, under 5 minutes after t
 test: setup-tests  ## the whole test-suite with the real FEniCS, MPI, Ray, Slurm and Flower
 	@echo "[test] fast tests first, then those that start real processes, two files side by side"
 	@$(PYTEST) -m "not slow" -q -n auto
-	@$(PYTEST) -m slow -q -n 2 --dist loadfile
+	@$(PYTEST) -m slow -q -n 2 --dist loadfile --durations=40 --durations-min=10
 
 check: setup  ## the fast subset for daily work, under 3 minutes
 	@$(PYTEST) -m "not slow" -q -n auto
