@@ -97,8 +97,8 @@ def run_checks(
         limited = [probe if time_limit is None else replace(probe, time_limit=time_limit) for probe in chosen]
         # The long ones first, so that no worker ends alone.
         queue = sorted(limited, key=lambda probe: not probe.starts_processes)
-        answers = {probe.name: pool.submit(_ask, probe, directory, base, stop) for probe in queue}
-        try:
+        try:  # from the first submission on: it may be interrupted before the second
+            answers = {probe.name: pool.submit(_ask, probe, directory, base, stop) for probe in queue}
             return [answers[probe.name].result() for probe in chosen]
         except BaseException:
             stop.set()

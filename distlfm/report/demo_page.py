@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +59,9 @@ def _section(number: int, one: Played, folder: Path) -> Section:
     if one.showing is None:
         return Section(title, took, trouble=f"This act failed. {one.failure}")
     links = [
-        Link(words, page.relative_to(folder).as_posix()) for words, page in one.showing.pages.items() if page.is_file()
+        Link(words, Path(os.path.relpath(page, folder)).as_posix())
+        for words, page in one.showing.pages.items()
+        if page.is_file()
     ]
     return Section(title, f"{_capital(one.showing.line)}.\n\n{took}", one.showing.figures, links=links)
 
