@@ -37,9 +37,8 @@ def losses(
     )
     found = {"force": mean_known(force, batch.force)}
     target = normal.standardised(batch.params)
-    spread = torch.nan_to_num(batch.params_var) if config.variance == "expected" else torch.zeros_like(target)
-    slope = torch.where(normal.param_log > 0, 1 / batch.params.clamp_min(1e-30), torch.ones_like(target))
-    spread = torch.nan_to_num(spread * (slope / normal.param_sd).square())
+    known = batch.params_var if config.variance == "expected" else torch.zeros_like(target)
+    spread = normal.standardised_variance(batch.params, known)
     parameters = gaussian(
         (prediction.params - torch.nan_to_num(target)).square(), prediction.params_logvar, spread, beta
     )

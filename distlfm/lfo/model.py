@@ -79,6 +79,11 @@ class Normal(nn.Module):
         logs = params.clamp_min(1e-30).log()
         return (torch.where(self.param_log > 0, logs, params) - self.param_mean) / self.param_sd
 
+    def standardised_variance(self, params: Tensor, variance: Tensor) -> Tensor:
+        """The variance [B, K] of `standardised` parameters, from that of the parameters; 0 where it is not known."""
+        slope = torch.where(self.param_log > 0, 1 / params.clamp_min(1e-30), torch.ones_like(params))
+        return torch.nan_to_num(torch.nan_to_num(variance) * (slope / self.param_sd).square())
+
     def within(self, params: Tensor) -> Tensor:
         """Parameters [B, K] brought into the range that the training split has."""
         return params.clamp(self.param_low, self.param_high)

@@ -25,6 +25,7 @@ from distlfm.lfo.model import FourierOperator, Prediction
 from distlfm.lfo.novelty import SENTENCES, Novelty, features
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import OperatorConfig
+from distlfm.lfo.tables import table
 
 TOGETHER = 32
 """Instances that go through the network at once."""
@@ -180,7 +181,7 @@ class Operator:
         """The parameters of each instance; intervals are made where parameters are learned, then brought back."""
         sd = (0.5 * found.params_logvar).exp()
         # Of the mean, one standard deviation to both sides, and both ends of both intervals: [7, B, K].
-        ends = self.model.normal.physical(found.params + sd * self._ends).double().numpy()
+        ends = self.model.normal.physical(found.params + sd * _ends(*self._widths)).double().numpy()
         columns = [ends[0], (ends[2] - ends[1]) / 2, *ends[3:]]
         columns = [column.tolist() for column in columns]
         names = list(zip(self.schema.parameters, self.schema.parameter_kinds, strict=True))
@@ -208,12 +209,11 @@ class Operator:
             "Do not rely on this answer; fit the instance instead."
         )
 
-    @cached_property
-    def _ends(self) -> Tensor:
-        """Where the sides of `Estimate` are, in standard deviations, [7, 1, K]."""
-        w68, w95 = (torch.tensor([one.width(level) for one in self.calibration.parameters]) for level in (68, 95))
-        one = torch.ones_like(w68)
-        return torch.stack([0 * one, -one, one, -w68, w68, -w95, w95]).unsqueeze(1)
+    @property
+    def _widths(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Of the 68 and of the 95 % interval of each parameter."""
+        every = self.calibration.parameters
+        return tuple(one.width68 for one in every), tuple(one.width95 for one in every)
 
     @cached_property
     def _grid(self) -> FloatArray:
@@ -245,6 +245,14 @@ class Operator:
             )
         times = one.times[:, None]
         return times if one.positions is None else np.concatenate([times, one.positions], -1)
+
+
+@table
+def _ends(width68: tuple[float, ...], width95: tuple[float, ...]) -> Tensor:
+    """Where the sides of `Estimate` are, in standard deviations, [7, 1, K]."""
+    w68, w95 = torch.tensor(width68), torch.tensor(width95)
+    one = torch.ones_like(w68)
+    return torch.stack([0 * one, -one, one, -w68, w68, -w95, w95]).unsqueeze(1)
 
 
 def _first_line(error: Exception) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -183,6 +185,24 @@ def test_calibration_brings_coverage_to_what_is_promised(wrong: float) -> None:
     assert fresh["force_68"] == pytest.approx(0.68, abs=0.02)
     assert fresh["parameters_95"] == pytest.approx(0.95, abs=0.03)
     assert fresh["parameters_68"] == pytest.approx(0.68, abs=0.05)
+
+
+def test_bands_of_an_operator_of_fits_hold_the_truth_and_not_only_the_means_of_fits() -> None:
+    prediction, batch, normal = toy_prediction(400, 0.1)  # a tenth off the fits' means, which are one off the truth
+    fitted = replace(batch, force_var=torch.ones_like(batch.force), params_var=torch.ones_like(batch.params))
+    calibration = calibrate(prediction, fitted, normal)
+    random = torch.Generator().manual_seed(3)
+    truth = replace(
+        batch,
+        force=batch.force + torch.randn(batch.force.shape, generator=random),
+        params=batch.params + torch.randn(batch.params.shape, generator=random),
+    )
+    held = coverage(calibration.apply(prediction), truth, normal, calibration)
+    assert held["force_95"] == pytest.approx(0.95, abs=0.01)
+    assert held["parameters_68"] == pytest.approx(0.68, abs=0.05)
+    assert coverage(calibration.apply(prediction), fitted, normal, calibration)["force_95"] == pytest.approx(
+        0.95, abs=0.01
+    )
 
 
 def test_bands_from_few_instances_whose_points_err_together_are_not_too_narrow() -> None:
