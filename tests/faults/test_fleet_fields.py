@@ -21,7 +21,7 @@ from distlfm.pipeline.settings import SimulateConfig
 from distlfm.pipeline.simulate import simulate_from
 from distlfm.store import Store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 FIELDS, BATCH, NODES = 3, 1, 21
 MODEL: dict[str, Any] = {
