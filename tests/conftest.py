@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -15,3 +17,26 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@contextmanager
+def logging_kept() -> Iterator[None]:
+    """The command line sets handlers and level of its process, which tests share."""
+    root = logging.getLogger()
+    before, handlers = root.level, root.handlers[:]
+    yield
+    logging.captureWarnings(False)
+    root.setLevel(before)
+    root.handlers[:] = handlers
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _logging_of_modules() -> Iterator[None]:
+    with logging_kept():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _logging_of_tests() -> Iterator[None]:
+    with logging_kept():
+        yield

@@ -27,7 +27,7 @@ from distlfm.cluster.ray_surroundings import (
     quiet,
     signals_kept,
 )
-from distlfm.errors import UsageError, WorkError
+from distlfm.errors import DistlfmError, UsageError, WorkError
 from distlfm.optional import require
 
 NO_HISTORY = {"RAY_task_events_report_interval_ms": "0"}
@@ -54,6 +54,8 @@ STRAY = ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH", "RAY_NAMESPACE", "RAY_RUNTIME_ENV
 CONNECT_SECONDS = 5.0
 FIRST_WITH_TOKENS = (2, 52)
 """Older versions ignore the token and let everybody in."""
+
+AGAIN = "If this machine is very busy, try again later; `--executor serial` needs no Ray."
 
 INNER = "r"
 """Ray opens its directory to everybody, so it gets one inside ours."""
@@ -178,8 +180,10 @@ def _connected(ray: ModuleType, trouble: str, settings: dict[str, Any]) -> Itera
             try:
                 with signals_kept():
                     ray.init(**settings, log_to_driver=False, logging_level=logging.CRITICAL)
-            except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-                raise WorkError(f"{trouble}: {' '.join(str(error).split())[:500]}") from error
+            except DistlfmError:
+                raise
+            except Exception as error:  # Ray raises no narrower class where the machine was too slow for it
+                raise WorkError(f"{trouble}: {' '.join(str(error).split())[:500]}", AGAIN) from error
             yield
         finally:
             ray.shutdown()

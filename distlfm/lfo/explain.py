@@ -17,7 +17,7 @@ from torch import Tensor
 
 from distlfm.lfo.derivatives import local_fit, spline
 from distlfm.lfo.model import FourierOperator, Prediction
-from distlfm.lfo.tables import table
+from distlfm.lfo.tables import ridge, table
 
 WAVES = 14
 """Cosines that a correction of a force is made of."""
@@ -67,7 +67,7 @@ def _explain(
     at = residual / noise.unsqueeze(-1) @ _windows(residual.shape[-1], residual.dtype, residual.device)
     start = at.flatten(1)  # [B, P·R]
     moves = (_moves(model, values, prediction) / noise[:, None, :, None]).flatten(2)  # [B, D, P·R]
-    gram = moves @ moves.mT + FREE * torch.eye(moves.shape[1], dtype=moves.dtype, device=moves.device)
+    gram = moves @ moves.mT + ridge(moves.shape[1], FREE, moves.dtype, moves.device)
     step = torch.linalg.solve(gram, -(moves @ start.unsqueeze(-1)))  # [B, D, 1]
     left = start + (moves.mT @ step).squeeze(-1)
     forces, params = step.squeeze(-1).square().split([prediction.force.shape[1] * WAVES, len(equation.learned)], -1)

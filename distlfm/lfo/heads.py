@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from distlfm.lfo.settings import OperatorConfig
 from distlfm.lfo.spectral import quadrature
-from distlfm.lfo.tables import table
+from distlfm.lfo.tables import ridge, table
 
 RIDGE = 1e-4
 """Added to a correlation matrix, or to the mean square of a channel, before it is inverted."""
@@ -63,7 +63,7 @@ class Regressions(nn.Module):
         norm = (products.diagonal(dim1=-2, dim2=-1) + RIDGE).sqrt()
         products = products / (norm.unsqueeze(-1) * norm.unsqueeze(-2))
         r = self.regressors
-        gram = products[..., :r, :r] + RIDGE * torch.eye(r, dtype=q.dtype, device=q.device)
+        gram = products[..., :r, :r] + ridge(r, RIDGE, q.dtype, q.device)
         right = products[..., :r, r:]
         # Formats for export know products and sums, but not every one of them a solver.
         solve = eliminated if torch.compiler.is_exporting() else torch.linalg.solve

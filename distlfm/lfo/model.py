@@ -90,7 +90,9 @@ class Normal(nn.Module):
 
     def physical(self, z: Tensor) -> Tensor:
         """The inverse."""
-        x, logs = z * self.param_sd + self.param_mean, self.param_log > 0
+        x, logs = torch.addcmul(self.param_mean, z, self.param_sd), self.param_log > 0
+        if not torch.is_grad_enabled():
+            return torch.where(logs, x.exp(), x)
         # A large x that is no logarithm must not overflow: its gradient would be 0 · ∞.
         return torch.where(logs, torch.where(logs, x, torch.zeros_like(x)).exp(), x)
 

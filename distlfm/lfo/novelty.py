@@ -72,11 +72,12 @@ def features(model: FourierOperator, values: Tensor, mask: Tensor, prediction: P
     spread = (v - means.view(*means.shape, *wide[1:])).square().mean(dims).sqrt()
     real = model.thinned(mask).round()
     rough = ((scatter(model.thinned(v), ROUGH_WINDOW) * real).sum(dims) / real.sum(dims).clamp_min(1)).sqrt()
+    log_rough, log_spread = _log(torch.stack([rough, spread])).unbind()
     certainty = prediction.force_logvar.flatten(2).mean(-1) - 2 * prediction.unit.log()
     doubt = torch.cat([certainty, prediction.params_logvar], -1)
     found = {
-        "size": torch.cat([means, _log(spread)], -1),
-        "roughness": torch.cat([_log(rough), _log(rough) - _log(spread)], -1),
+        "size": torch.cat([means, log_spread], -1),
+        "roughness": torch.cat([log_rough, log_rough - log_spread], -1),
         "seen": mask.mean(dims) / SEEN,
     }
     if model.equation is None:
@@ -86,8 +87,8 @@ def features(model: FourierOperator, values: Tensor, mask: Tensor, prediction: P
     explained = explain(model, values, prediction, noise, residual)
     residual = residual / normal.value_sd.view(wide)
     start = residual[..., : max(2, grid[0] // 8)]
-    found["equation"] = torch.cat([_log(residual.square().mean(-1).sqrt()), _log(start.abs().mean(-1))], -1)
-    found["answer"] = torch.cat([found["equation"], doubt, prediction.params, _log(rough), _log(spread)], -1)
+    found["equation"] = _log(torch.cat([residual.square().mean(-1).sqrt(), start.abs().mean(-1)], -1))
+    found["answer"] = torch.cat([found["equation"], doubt, prediction.params, log_rough, log_spread], -1)
     left = explained.left.square().mean(-1)
     found["unexplained"] = _log(torch.cat([left, left.mean(-1, keepdim=True)], -1))
     found["moved"] = _log(explained.moved)

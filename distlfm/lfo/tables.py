@@ -20,3 +20,9 @@ def table(function: Callable[P, T]) -> Callable[P, T]:
     gradients do not pass those that were made there.
     """
     return cast(Callable[P, T], lru_cache(maxsize=MOST)(torch.inference_mode(False)(function)))
+
+
+@table
+def ridge(size: int, weight: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """What is added to a matrix [size, size] before it is inverted."""
+    return weight * torch.eye(size, dtype=dtype, device=device)

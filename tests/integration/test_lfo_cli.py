@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import logging
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,17 +14,6 @@ from distlfm.cli import main
 
 PROJECT = Path(__file__).resolve().parents[2]
 TINY = ["operator.layers=1", "operator.width=8", "operator.modes=4", "loop.epochs=3", "loop.batch=32"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _keep_logging() -> Iterator[None]:
-    """The command line sets the log level of its process; these tests share one with all others."""
-    root = logging.getLogger()
-    before, handlers = root.level, root.handlers[:]
-    yield
-    logging.captureWarnings(False)
-    root.setLevel(before)
-    root.handlers[:] = handlers
 
 
 def run(*arguments: str | Path) -> int:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,17 +18,6 @@ from distlfm.store import STATUSES, Store, StoreSpec, pack
 
 PROJECT = Path(__file__).resolve().parents[2]
 COMMAND = Path(sys.executable).parent / "distlfm"
-
-
-@pytest.fixture(autouse=True)
-def _keep_logging() -> Iterator[None]:
-    """The command line sets the log level of its process; these tests share one with all others."""
-    root = logging.getLogger()
-    before, handlers = root.level, root.handlers[:]
-    yield
-    logging.captureWarnings(False)
-    root.setLevel(before)
-    root.handlers[:] = handlers
 
 
 def generated(path: Path, count: int = 5, block: int = 2, seed: int = 1, tag: str = "") -> Store:

@@ -55,7 +55,7 @@ def test_an_array_and_a_job_that_waits_for_it_fit_what_was_asked_and_status_foll
     assert again.returncode == 2
     assert f"--dependency afterany:{array.name}" in again.stderr
 
-    second = [*arguments, "--data", "first", "--out", "second", "--nodes", "1", "--cpus", "1"]
+    second = [*arguments, "--data", "first", "--out", "second", "--nodes", "2", "--cpus", "1"]
     ray = submitted(queue, distlfm(queue, folder, *second, "--dependency", array.name))
     waiting = distlfm(queue, folder, "status", "second")
     assert waiting.returncode == 0, waiting.stderr

@@ -14,7 +14,6 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,17 +26,6 @@ PROJECT = Path(__file__).resolve().parents[2]
 COMMAND = Path(sys.executable).parent / "distlfm"
 GOOD = "time,gene,value\n0,a,1\n1,a,2\n2,a,3\n"
 BROKEN = "time,gene,value\n0,a,1\n1,a,two\n2,a,3\n"
-
-
-@pytest.fixture(autouse=True)
-def _keep_logging() -> Any:
-    """The command line sets the log level of its process; these tests share one with all others."""
-    root = logging.getLogger()
-    before, handlers = root.level, root.handlers[:]
-    yield
-    logging.captureWarnings(False)
-    root.setLevel(before)
-    root.handlers[:] = handlers
 
 
 def run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:

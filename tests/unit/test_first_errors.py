@@ -10,10 +10,8 @@ import builtins
 import errno
 import io
 import json
-import logging
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -174,15 +172,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _there(files: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In that folder; the log level, which a call sets for the whole process, is put back."""
+def _there(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In that folder."""
     monkeypatch.chdir(files)
-    root = logging.getLogger()
-    before, handlers = root.level, root.handlers[:]
-    yield
-    logging.captureWarnings(False)
-    root.setLevel(before)
-    root.handlers[:] = handlers
 
 
 def told(call: str | list[str], code: int, capsys: pytest.CaptureFixture[str]) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from distlfm.cluster.machine import object_store_bytes, short_temporary, usable_cpus
-from distlfm.cluster.ray_session import require_tokens
-from distlfm.errors import UsageError
+from distlfm.cluster.ray_session import ray_session, require_tokens
+from distlfm.errors import UsageError, WorkError
 
 
 @pytest.fixture
@@ -79,3 +79,13 @@ def test_a_ray_that_lets_everybody_in_is_refused() -> None:
     require_tokens("3.0.0.dev0")
     with pytest.raises(UsageError, match=r"Install 2\.52 or newer"):
         require_tokens("2.40.0")
+
+
+def test_a_ray_that_the_machine_is_too_slow_for_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(**_: object) -> None:
+        raise Exception("The current node timed out\nduring startup.")  # noqa: TRY002 - as Ray does
+
+    monkeypatch.setattr("ray.init", never)
+    told = r"Cannot start Ray on this machine: The current node timed out during startup\. If this machine is very busy"
+    with pytest.raises(WorkError, match=told), ray_session():
+        pass
