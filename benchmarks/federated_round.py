@@ -89,7 +89,7 @@ def _running(folder: Path, link: LinkHome, sites: dict[str, SiteHome]) -> Iterat
         yield
     finally:
         for process in started:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
         for process in started:
             process.wait(END_SECONDS)
 
