@@ -5,6 +5,7 @@ Exit codes: 0 all went well, 1 the work failed, 2 the call was wrong, 130 interr
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ EXAMPLES = """Infer the unseen forces that drive a system whose equation is know
 """
 
 INTERRUPTED = 130
+ANYWHERE = re.compile(r"--(verbose|quiet|debug)|-(v+|q)")
+"""Global options, which are understood behind the verb too."""
 
 app = group(EXAMPLES)
 app.command("doctor")(doctor.doctor)
@@ -69,18 +72,26 @@ def options(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Say only what went wrong.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
 ) -> None:
-    """Options that come before the verb."""
+    """Options of every verb."""
     del version
     start(verbose, quiet, debug)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; what goes wrong becomes a sentence and an exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    code = _run(arguments)
+    code = _run(_global_first(sys.argv[1:] if argv is None else argv))
     if argv is None:
         sys.exit(code)
     return code
+
+
+def _global_first(arguments: Sequence[str]) -> list[str]:
+    """The same call with its global options before the verb; what follows `--` is left alone."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    front, back = [], []
+    for word in arguments[:end]:
+        (front if ANYWHERE.fullmatch(word) else back).append(word)
+    return [*front, *back, *arguments[end:]]
 
 
 def _run(arguments: list[str]) -> int:

@@ -45,6 +45,22 @@ class RunConfig(WorkConfig):
     draws: int = Field(default=0, ge=0)
 
 
+class UnitsConfig(Config):
+    """What the data are measured in, for the axes of plots and the store: of times, of values, and of positions.
+
+    It names units and converts nothing.
+    """
+
+    time: str | None = None
+    value: str | None = None
+    position: str | None = None
+
+    def told(self) -> dict[str, str]:
+        """As an instance's metadata name them."""
+        named = {"time_unit": self.time, "value_unit": self.value, "position_unit": self.position}
+        return {key: unit for key, unit in named.items() if unit is not None}
+
+
 class DataConfig(Config):
     """What is fitted: `path` to a file or folder, or the name of a reference `dataset`.
 
@@ -53,12 +69,13 @@ class DataConfig(Config):
     stride: only every so-many-th observation is used for fitting. fraction: a random share of them, drawn with
     `split_seed`, is, and outputs are scored at the others. only: ids of the instances to take.
     window: instances are cut into pieces of this length in time. scale: `output` measures each output in units of its
-    own root mean square.
+    own root mean square. units: of times, values and positions, where the file does not tell them.
     """
 
     path: Path | None = None
     dataset: str | None = None
     columns: ColumnMap | None = None
+    units: UnitsConfig = UnitsConfig()
     stride: int = Field(default=1, ge=1)
     fraction: float = Field(default=1.0, gt=0.0, le=1.0)
     split_seed: int = 0

@@ -212,7 +212,8 @@ def _prepared(reports: Iterator[ReadReport], config: DataConfig, intake: Intake)
             except DataError as error:  # too little is left of it
                 intake.set_aside.append(error.problem)
             else:
-                yield scaled(one) if config.scale == "output" else one
+                named = replace(one, metadata={**one.metadata, **config.units.told()})
+                yield scaled(named) if config.scale == "output" else named
     missing = [name for name in config.only if name not in known]
     if missing:
         raise UsageError(f"There is no instance {missing[0]!r} in the data.", f"Known are: {', '.join(known[:20])}.")

@@ -125,6 +125,16 @@ def test_missing_mpirun_names_the_install_line(tmp_path: Path) -> None:
         Group.start(2, environment={**os.environ, "PATH": str(tmp_path)})
 
 
+@pytest.mark.parametrize("missing", ["mpi4py", "dolfin"])
+def test_a_machine_without_fenics_is_told_the_install_line(tmp_path: Path, missing: str) -> None:
+    (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError('No module', name={missing!r})\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    with Group.start(1, environment={**os.environ, "PYTHONPATH": path}) as group:
+        with pytest.raises(MissingExtra, match=rf"{missing} is not installed.*apt-get install python3-dolfin"):
+            group.call("open", {"key": "a", "spec": problem("reaction_diffusion").model_dump(mode="json")})
+        assert group.alive
+
+
 def test_srun_outside_a_job_is_refused() -> None:
     outside = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
     with pytest.raises(UsageError, match="inside a Slurm job"):

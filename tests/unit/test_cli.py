@@ -204,6 +204,14 @@ def test_unexpected_failure_is_one_sentence_and_debug_shows_the_traceback(
     assert shown.splitlines()[-1] == line
 
 
+def test_global_options_are_understood_behind_the_verb_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["data", "check", "none", "--debug"], ["data", "--debug", "check", "none"]):
+        assert main(arguments) == 2
+        assert "Traceback" in capsys.readouterr().err
+    assert main(["data", "check", "--", "--debug"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_debug_of_one_call_does_not_stay(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, has_traceback in ((["--debug", "data", "check", "none"], True), (["data", "check", "none"], False)):
         assert main(arguments) == 2

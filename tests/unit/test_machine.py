@@ -83,7 +83,7 @@ def test_a_ray_that_lets_everybody_in_is_refused() -> None:
 
 def test_a_ray_that_the_machine_is_too_slow_for_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(**_: object) -> None:
-        raise Exception("The current node timed out\nduring startup.")  # noqa: TRY002 - as Ray does
+        raise Exception("The current node timed out\nduring startup.")
 
     monkeypatch.setattr("ray.init", never)
     told = r"Cannot start Ray on this machine: The current node timed out during startup\. If this machine is very busy"

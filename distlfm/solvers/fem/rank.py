@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from distlfm.errors import DistlfmError, UsageError
+from distlfm.optional import install_line
 from distlfm.solvers.fem.wire import SECRET_BYTES, Array, Channel, Message, PeerGone, greet_owner, tune
 
 Answer = tuple[Mapping[str, Any], Mapping[str, Array]]
@@ -36,6 +37,8 @@ Verb = Callable[[dict[str, Any], Mapping[str, Any], Mapping[str, Array]], Answer
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 DIAL_SECONDS = 30.0
 OWNER_LOST = 3  # exit code
+BROUGHT_BY_EXTRA = {"mpi4py", "petsc4py", "dolfin", "ufl", "ffc", "fenics_adjoint", "dolfin_adjoint", "pyadjoint"}
+"""Modules of the extra `fem` and its system packages."""
 
 
 def main() -> None:
@@ -119,6 +122,9 @@ def _described(error: Exception) -> dict[str, str]:
     """An error in words: the class of it that the owner raises, the cause and the fix."""
     if isinstance(error, DistlfmError):
         return {"kind": type(error).__name__, "cause": error.cause, "fix": error.fix}
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in BROUGHT_BY_EXTRA:
+        fix = f"Install it with: {install_line('fem')}"
+        return {"kind": "MissingExtra", "cause": f"{error.name} is not installed.", "fix": fix}
     lines = [line.strip("* \t") for line in str(error).splitlines()]
     told = [line.partition(":")[2].strip() for line in lines if line.startswith(("Error:", "Reason:"))]
     cause = " ".join(told) or " ".join(line for line in lines if line)
