@@ -20,6 +20,8 @@ from torchdiffeq import odeint
 from distlfm.instance import FloatArray, Instance
 
 SAMPLES, STEP, EPOCHS, INDUCING, RATE = 80, 0.1, 700, 20, 0.03
+COARSE_STEP = 0.5
+"""The step that the scripts beside the paper ask of its software, whose own default is STEP."""
 
 
 class _Force(gpytorch.models.ApproximateGP):  # type: ignore[misc]
@@ -43,11 +45,16 @@ class ReferenceFit:
     losses: list[float]
 
 
-def fit_reference(instance: Instance, query: FloatArray, epochs: int = EPOCHS, seed: int = 0) -> ReferenceFit:
-    """Fit one instance of transcription whose first sensitivity is 1, and predict its outputs at `query`."""
+def fit_reference(
+    instance: Instance, query: FloatArray, epochs: int = EPOCHS, seed: int = 0, step: float = STEP
+) -> ReferenceFit:
+    """Fit one instance of transcription whose first sensitivity is 1, and predict its outputs at `query`.
+
+    Times of the instance and of the query are multiples of the step.
+    """
     torch.manual_seed(seed)
     end = max(instance.times[-1], query[-1])
-    grid = torch.arange(0, end + STEP / 2, STEP, dtype=torch.float64)
+    grid = torch.arange(0, end + step / 2, step, dtype=torch.float64)
     force = _Force(torch.linspace(0, float(end), INDUCING, dtype=torch.float64).unsqueeze(-1)).double()
     num_genes = len(instance.outputs)
     raw = {
@@ -56,7 +63,7 @@ def fit_reference(instance: Instance, query: FloatArray, epochs: int = EPOCHS, s
     }
     parameters = {name: value.requires_grad_(True) for name, value in raw.items()}
     optimiser = torch.optim.Adam([*force.parameters(), *parameters.values()], lr=RATE)
-    at_data = torch.from_numpy(np.rint(instance.times / STEP).astype(int))
+    at_data = torch.from_numpy(np.rint(instance.times / step).astype(int))
     values, mask = torch.from_numpy(instance.values), torch.from_numpy(instance.mask)
     losses = []
     for _ in range(epochs):
@@ -73,23 +80,24 @@ def fit_reference(instance: Instance, query: FloatArray, epochs: int = EPOCHS, s
         losses.append(float(loss.detach()))
     with torch.no_grad(), gpytorch.settings.cholesky_jitter(double_value=1e-6):
         samples = force(grid.unsqueeze(-1)).rsample(torch.Size([SAMPLES]))
-        found = _solve(parameters, samples, grid)[:, :, torch.from_numpy(np.rint(query / STEP).astype(int))]
+        found = _solve(parameters, samples, grid)[:, :, torch.from_numpy(np.rint(query / step).astype(int))]
         noise = softplus(parameters["noise"]).unsqueeze(-1) + 1e-4
         return ReferenceFit(found.mean(0).numpy(), (found.var(0) + noise.square()).numpy(), losses)
 
 
 def _solve(parameters: dict[str, Tensor], samples: Tensor, grid: Tensor) -> Tensor:
     """Outputs [S, P, G] of force samples [S, G], from the steady state."""
+    step = float(grid[1] - grid[0])
     basal, decay = softplus(parameters["basal"]), softplus(parameters["decay"])
     sensitivity = torch.cat([torch.ones(1, dtype=grid.dtype), softplus(parameters["sensitivity"][1:])])
 
     def field(t: Tensor, y: Tensor) -> Tensor:
-        place = (t / STEP).clamp(0, len(grid) - 1)
+        place = (t / step).clamp(0, len(grid) - 1)
         left = place.floor().long().clamp(max=len(grid) - 2)
         share = place - left
         force = (1 - share) * samples[:, left] + share * samples[:, left + 1]
         return basal + sensitivity * force.unsqueeze(-1) - decay * y
 
     start = (basal / decay).expand(len(samples), -1)
-    states: Tensor = odeint(field, start, grid, method="rk4", options={"step_size": STEP})
+    states: Tensor = odeint(field, start, grid, method="rk4", options={"step_size": step})
     return states.permute(1, 2, 0)

@@ -112,7 +112,7 @@ def run(out: Path, reporter: Reporter, more: Sequence[Act] = ()) -> int:
         ),
         Act(
             "infer what drives a field, through an equation that FEniCS assembles",
-            lambda: _field(out / FIELD_RUN),
+            lambda: _field(out / FIELD_RUN, reporter),
             FIELD,
         ),
         Act(
@@ -120,8 +120,10 @@ def run(out: Path, reporter: Reporter, more: Sequence[Act] = ()) -> int:
         ),
         *more,
     ]
+    begun = time.perf_counter()
     played = play(acts, reporter)
     page = write_index(out, acts, played, SEED)
+    reporter.say(f"All acts together took {(time.perf_counter() - begun) / 60:.1f} minutes.")
     reporter.say(f"Open {page.resolve()} in a browser: all acts, with pictures and what to do about what failed.")
     return 1 if any(one.showing is None for one in played) else 0
 
@@ -184,14 +186,15 @@ def _operator(data: Path, out: Path, reporter: Reporter) -> Showing:
     return Showing(line, figures, pages)
 
 
-def _field(out: Path) -> Showing:
+def _field(out: Path, reporter: Reporter) -> Showing:
     content = {**FIELD, "instances": 1, "stop": 1.0, "points": 13, "places": 13, "missing": 0.3, "seed": SEED}
     instances = simulate_from(build(SimulateConfig, content))
     begin(out)
     with storing("the field", out):
         write_npz(out / "instances.npz", instances)
     data, run = {"path": str(out / "instances.npz")}, {"dir": str(out), "seed": SEED}
-    done = fit(build(FitConfig, {**FIELD, "data": data, "run": run}))
+    reporter.say("      FEniCS compiles the equation at first; that may take half a minute")
+    done = fit(build(FitConfig, {**FIELD, "data": data, "run": run}), reporter=reporter)
     figures = done.figures[0]
     line = (
         f"{int(instances[0].mask.sum())} noisy points of a field give its unseen source with Q² "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,10 +16,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import pytest
 import typer.main
+import yaml
 
 from distlfm.cli.app import app
+from distlfm.config import build
+from distlfm.pipeline.settings import FitConfig
 
 PROJECT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(sys.executable).parent
@@ -86,9 +91,14 @@ def installs_an_extra(match: re.Match[str]) -> None:
     assert [package for package in system if package not in script] == []
 
 
+def uses_the_environment_of_the_set_up(match: re.Match[str]) -> None:
+    assert match["folder"] in (PROJECT / "launch" / "bootstrap.sh").read_text()
+
+
 NOT_RUN: dict[str, Callable[[re.Match[str]], None]] = {
     # The suite itself, what needs root or a network, and what other tests run.
     r"make (?P<target>demo|docs|test|test-release|lint|lock|setup)": makes_a_target,
+    r"\. (?P<folder>\.venv)/bin/activate": uses_the_environment_of_the_set_up,
     r"pip install torch==(?P<version>[0-9.]+)": installs_the_locked_torch,
     r"(?P<system>apt-get install .* && )?"
     r'pip install -c constraints\.txt ("\.\[(?P<extra>\w+)\]"|\.)': installs_an_extra,
@@ -164,6 +174,80 @@ def test_block_with_a_command_that_is_not_listed_is_run() -> None:
     assert not is_run(Block("bash", "make test\n", 1))
     assert is_run(Block("bash", "make test\ndistlfm doctor\n", 1))
     assert is_run(Block("bash", "make test && distlfm doctor\n", 1))
+
+
+# ---- what is shown only ----------------------------------------------------------------------------------------------
+
+
+def calls(text: str) -> Iterator[list[str]]:
+    """Calls of distlfm in a text: the words behind it. Those with a gap (…, $@) are left out."""
+    for line in text.replace("\\\n", " ").splitlines():
+        found = re.search(r"(?:^|[\s(])distlfm ((?:[a-z]|--?\w).*)", line)
+        if found and not re.search(r"…|\$@", line):
+            yield shlex.split(found[1].rstrip("; })"), comments=True)
+
+
+def check_call(words: list[str]) -> None:
+    """Raises click's error if a verb or an option does not exist, or an option lacks its value."""
+    command: click.Command = typer.main.get_command(app)
+    context = click.Context(command)
+    while isinstance(command, click.Group):
+        while words and words[0].startswith("-"):
+            words = words[1:]
+        if not words or words == ["X"]:  # a family of verbs is named, or a global option
+            return
+        assert words[0] in command.commands, words[0]
+        command, words = command.commands[words[0]], words[1:]
+        context = click.Context(command, parent=context)
+    command.make_parser(context).parse_args(args=list(words))
+
+
+def shown() -> list[tuple[str, str]]:
+    """Texts that are not run: blocks, and code within a line."""
+    found = [(f"{path.name}:{block.line}", block.text) for path, block in of_all_documents("text")]
+    for path in DOCUMENTS:
+        prose = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        for code in re.findall(r"`(distlfm [^`]+)`", prose):
+            words = code.replace("\n", " ")
+            found.append((path.name, f"{words} X" if words.split()[-1].startswith("--") else words))
+    return found
+
+
+def test_calls_that_are_only_shown_have_verbs_and_options_that_exist() -> None:
+    checked = 0
+    for place, text in shown():
+        for words in calls(text):
+            try:
+                check_call(words)
+            except (click.ClickException, AssertionError) as error:
+                pytest.fail(f"{place}: distlfm {shlex.join(words)}: {error}")
+            checked += 1
+    assert checked > 30
+
+
+@pytest.mark.parametrize("wrong", ["fti x.yaml", "fit x.yaml --nodes 3", "fit x.yaml --out"])
+def test_a_call_that_cannot_work_is_noticed(wrong: str) -> None:
+    with pytest.raises((click.ClickException, AssertionError)):
+        check_call(wrong.split())
+
+
+@pytest.mark.parametrize(
+    ("path", "block"), of_all_documents("yaml"), ids=lambda one: one.name if isinstance(one, Path) else str(one.line)
+)
+def test_a_piece_of_a_config_is_one_that_a_fit_takes(path: Path, block: Block) -> None:
+    piece = yaml.safe_load(block.text)
+    mechanism = {"kind": "reaction_diffusion", **piece.pop("mechanism", {})}
+    assert build(FitConfig, {"mechanism": mechanism, **piece})
+
+
+def test_no_document_hides_a_command_in_an_indented_block() -> None:
+    hidden = [
+        (path.name, line)
+        for path in DOCUMENTS
+        for line in re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.S | re.M).splitlines()
+        if re.match(r"    (?:\$ )?(?:distlfm|sbatch|make|python|pip|docker|apptainer)\b", line)
+    ]
+    assert hidden == []
 
 
 # ---- what is not in blocks -------------------------------------------------------------------------------------------
