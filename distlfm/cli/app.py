@@ -88,10 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _global_first(arguments: Sequence[str]) -> list[str]:
     """The same call with its global options before the verb; what follows `--` is left alone."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    front, back = [], []
-    for word in arguments[:end]:
-        (front if ANYWHERE.fullmatch(word) else back).append(word)
-    return [*front, *back, *arguments[end:]]
+    mine = [word for word in arguments[:end] if ANYWHERE.fullmatch(word)]
+    others = [word for word in arguments[:end] if not ANYWHERE.fullmatch(word)]
+    return [*mine, *others, *arguments[end:]]
 
 
 def _run(arguments: list[str]) -> int:

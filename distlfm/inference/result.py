@@ -17,6 +17,7 @@ from distlfm.errors import UsageError
 from distlfm.inference.base import Fit, Posterior
 from distlfm.inference.mixture import Mixture
 from distlfm.inference.optimise import Status
+from distlfm.inference.strain import strain
 from distlfm.instance import FloatArray, Instance
 
 LEVELS = (0.68, 0.95)
@@ -369,12 +370,16 @@ def results_of(
         on_grid, at_data = predicted
     parameters, directions = estimates(posterior), undetermined(posterior)
     unknowns = posterior.unknowns()
-    middle = posterior.model.space.unpack((unknowns.weights.unsqueeze(-1) * unknowns.proposals).sum(0))
+    z = (unknowns.weights.unsqueeze(-1) * unknowns.proposals).sum(0)
+    middle = posterior.model.space.unpack(z)
     noise, relative = middle.get("noise"), middle.get("relative_noise")
     results = []
     for b, instance in enumerate(instances):
         status = Status(int(fit.status[b]))
         notice = fit.notices[b] if fit.notices else ""
+        strained = strain(posterior.model.space.free_names, z[b])
+        if strained not in notice:  # that of a saved fit has it already
+            notice = f"{notice} {strained}".strip()
         results.append(
             FitResult(
                 instance=instance,
