@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from distlfm.config import Config
-from distlfm.inference.field_map import FieldMap
+from distlfm.inference.field_map import FieldMap, Places, at_times, pick
+from distlfm.inference.field_remainder import draw_remainder
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.inference.whitened import Asked, Compared, WhitenedMarginal, noise_of
 from distlfm.mechanisms.parameters import Values
-from distlfm.solvers.field.engine import TimeGrid
+from distlfm.solvers.field.engine import TimeGrid, solve
 
 EXACT = 1e-12
 """Share of the largest number of its kind below which one is nought."""
@@ -56,12 +57,26 @@ class FieldGaussian(WhitenedMarginal):
         return found.offset + (found.columns @ self.whitened(z, rows).mean.unsqueeze(-1)).squeeze(-1)
 
     def asked(self, values: Values, rows: Tensor, query: Tensor) -> Asked:
+        longer, places, which = self._where(rows, query)
+        found = longer.columns(values, which, places)
+        return Asked(found.offset, found.columns, found.slack, *longer.force_columns(values, query))
+
+    def left_over(
+        self, values: Values, rows: Tensor, query: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        longer, places, which = self._where(rows, query)
+        drawn = draw_remainder(longer, values, query, generator)
+        # Shapes of projected solutions are those of the columns: what is left of the force has others.
+        engine, start, force = longer.discretised.engine, drawn.initial.unsqueeze(1), drawn.on_grid.unsqueeze(1)
+        observed = solve(engine, longer.theta(values), start, force, longer.grid, places.observe, driven=False)
+        return drawn.at_points, pick(at_times(observed, places), places, which)[:, 0]
+
+    def _where(self, rows: Tensor, query: Tensor) -> tuple[FieldMap, Places, Tensor]:
+        """The map on a grid that reaches all query points, their places, and which of the places each row has."""
         longer = self.map.with_grid(reaching(self.map.grid, float(query[..., 0].max())))
         shared = len(query) > 1 and bool((query == query[:1]).all())
         places = longer.places(query[:1] if shared else query)
-        which = torch.zeros_like(rows) if shared else torch.arange(len(rows))
-        found = longer.columns(values, which, places)
-        return Asked(found.offset, found.columns, found.slack, *longer.force_columns(values, query))
+        return longer, places, torch.zeros_like(rows) if shared else torch.arange(len(rows))
 
 
 def given(residual: Tensor, columns: Tensor, values: Tensor) -> Tensor:

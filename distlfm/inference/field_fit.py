@@ -165,12 +165,13 @@ def _unsettled(marginal: FieldGaussian, settings: FieldSettings, z: Tensor) -> T
     fitted = marginal.fitted(z, rows)
 
     def moves(settings: FieldSettings) -> Tensor:
-        other = FieldGaussian(model, data, build_map(model, settings)).fitted(z, rows)
+        finer = build_map(model, settings, marginal.map.both_ways)
+        other = FieldGaussian(model, data, finer).fitted(z, rows)
         return torch.where(data.mask[:, 0], (other - fitted).abs() / noise, 0.0).amax(-1) > MOVED
 
     needs = int(Needs.POINTS) * (marginal.lost_share(z, rows) > LOST).long()
     needs += int(Needs.STEPS) * moves(settings.finer_steps()).long()
-    finer = settings.finer_mesh()
-    if finer is not None:
-        needs += int(Needs.MESH) * moves(finer).long()
+    halved = settings.finer_mesh()
+    if halved is not None:
+        needs += int(Needs.MESH) * moves(halved).long()
     return needs

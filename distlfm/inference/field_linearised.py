@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
@@ -27,12 +26,12 @@ from distlfm.inference.field_linear import (
     start_of,
 )
 from distlfm.inference.field_map import FieldMap, Places, at_times, left_open, pick
+from distlfm.inference.field_remainder import draw_remainder
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.inference.whitened import Asked, Compared, WhitenedMarginal, noise_of
 from distlfm.mechanisms.parameters import Values
 from distlfm.solvers.fem.spec import FloatArray
-from distlfm.solvers.field.engine import TimeGrid
 from distlfm.solvers.field.meshed import Meshed
 from distlfm.solvers.field.tangent import Tangent, Watched, trajectory
 
@@ -97,6 +96,12 @@ def free_coefficients(model: Model, field_map: FieldMap) -> tuple[int, ...]:
     return tuple(i for i, name in enumerate(field_map.names) if model.space[name].free)
 
 
+def gradient_bytes(field_map: FieldMap, data: Observations) -> int:
+    """About how much memory the gradients of one instance's outputs take, with those on both sides of coefficients."""
+    points, steps = data.times.shape[1], field_map.grid.steps + 1
+    return 16 * points * steps * len(field_map.nodes) * (1 + 2 * len(free_coefficients(field_map.model, field_map)))
+
+
 class LinearisedField(WhitenedMarginal):
     """Gauss–Newton's model of a field: outputs are linear in force, initial state and coefficients around a point.
 
@@ -125,6 +130,7 @@ class LinearisedField(WhitenedMarginal):
         level = self.reached.abs().unsqueeze(1) if model.likelihood.relative is not None else observations.level
         super().__init__(model, replace(observations, level=level))
         self._tangents: dict[tuple[int, int], Tangent] = {}
+        self._longer: LinearisedField | None = None
         self._linear = self._linearise()
         self._curved = None if sides is None else self._bend(sides)
 
@@ -148,8 +154,7 @@ class LinearisedField(WhitenedMarginal):
         return Compared(data.values[:, 0] - found.offset, found.columns, found.slack, noise, data.mask[:, 0])
 
     def asked(self, values: Values, rows: Tensor, query: Tensor) -> Asked:
-        grid = reaching(self.map.grid, float(query[..., 0].max()))
-        longer = self if grid == self.map.grid else self._on(grid)
+        longer = self._reaching(query)
         parts = [
             longer.ask_one(int(row), {name: value[i : i + 1] for name, value in values.items()}, query[i : i + 1])
             for i, row in enumerate(rows)
@@ -158,9 +163,27 @@ class LinearisedField(WhitenedMarginal):
         offset, columns, slack = (torch.stack(part) for part in zip(*parts, strict=True))
         return Asked(offset, columns, slack, force, left)
 
-    def _on(self, grid: TimeGrid) -> LinearisedField:
-        """The same on a longer grid; the force at the point goes on as its posterior mean."""
-        return LinearisedField(self.model, self.observations, self.map.with_grid(grid), self.point, sides=self.sides)
+    def left_over(
+        self, values: Values, rows: Tensor, query: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        longer = self._reaching(query)
+        drawn = draw_remainder(longer.map, values, query, generator)
+        outputs = []
+        for i, row in enumerate(rows.tolist()):
+            force, start = drawn.on_grid[i].unsqueeze(-1).numpy(), drawn.initial[i].unsqueeze(-1).numpy()
+            moved = longer._tangent(row).forward(force, start)
+            outputs.append(longer._seen(moved, longer.map.places(query[i : i + 1]))[:, 0])
+        return drawn.at_points, torch.stack(outputs)
+
+    def _reaching(self, query: Tensor) -> LinearisedField:
+        """The same on a grid that reaches all query points; the force at the point goes on as its posterior mean."""
+        grid = reaching(self.map.grid, float(query[..., 0].max()))
+        if grid == self.map.grid:
+            return self
+        if self._longer is None or self._longer.map.grid != grid:
+            field_map = self.map.with_grid(grid)
+            self._longer = LinearisedField(self.model, self.observations, field_map, self.point, sides=self.sides)
+        return self._longer
 
     def ask_one(self, b: int, values: Values, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Offset [Q], columns [Q, R] and slack [Q] of one instance at query points [1, Q, 1 + d], for one z."""
@@ -255,7 +278,8 @@ class LinearisedField(WhitenedMarginal):
             zero = torch.zeros(count, self.map.grid.steps + 1, nodes, dtype=torch.float64)
             return zero, zero[:, 0], torch.zeros(count, self.solved.theta.shape[1], dtype=torch.float64)
         places, time = self.places, self.places.time[b]
-        observe = sp.csr_array(np.asarray(places.observe.to_dense()))
+        seen = places.observe.coalesce()
+        observe = sp.csr_array((seen.values().numpy(), seen.indices().numpy()), shape=(seen.shape[0], seen.shape[1]))
         watched = Watched(
             places.before[time].numpy(), places.share[time].numpy(), sp.csr_array(observe[places.place[b].numpy()])
         )

@@ -22,6 +22,8 @@ from distlfm.gp.inducing import place_on_points
 from distlfm.gp.kernels import Hyper
 from distlfm.gp.linalg import safe_cholesky
 from distlfm.gp.separable import Separable, separate
+from distlfm.inference.field_profile import profile_at
+from distlfm.inference.field_signs import groups_of, largest_in, moves_both_ways, pulses_of
 from distlfm.inference.model import Model
 from distlfm.mechanisms.parameters import Values
 from distlfm.solvers.field.discretised import Discretised
@@ -94,8 +96,9 @@ class FieldMap:
         grid: TimeGrid,
         inducing: Inducing,
         engine: Engine | None = None,
+        both_ways: bool | None = None,
     ) -> None:
-        """engine: in place of the discretised field's own."""
+        """engine: in place of the discretised field's own. both_ways: what `both_ways` is, if known."""
         self.model, self.discretised, self.grid, self.inducing = model, discretised, grid, inducing
         self.engine = engine or discretised.engine
         self.kernel = model.kernels[0]
@@ -103,9 +106,20 @@ class FieldMap:
         self.nodes = torch.from_numpy(discretised.nodes)
         self.initial = model.field.field.initial
         self.names = self.engine.names
+        self._both_ways = both_ways
+        self._profile: Tensor | None = None
+
+    @property
+    def both_ways(self) -> bool:
+        """Whether a force of one sign moves outputs up and down."""
+        if self._both_ways is None:
+            self._both_ways = moves_both_ways(self.model, self.discretised.engine, self.nodes, self.grid)
+        return self._both_ways
 
     def with_grid(self, grid: TimeGrid) -> FieldMap:
-        return FieldMap(self.model, self.discretised, grid, self.inducing, self.engine)
+        if grid == self.grid:
+            return self
+        return FieldMap(self.model, self.discretised, grid, self.inducing, self.engine, self._both_ways)
 
     def reduced(self, values: Values) -> FieldMap:
         """The same on the shapes that solutions take at these values [A, …]; as it is where that brings nothing."""
@@ -113,8 +127,15 @@ class FieldMap:
             return self
         with torch.no_grad():
             initial, force, _ = self._sources(values)
+            if self.both_ways:
+                pulses = pulses_of(groups_of(self.nodes)).expand(len(force), -1, -1, -1)
+                initial, force = (
+                    torch.cat([initial, torch.zeros_like(pulses[:, :, 0])], 1),
+                    torch.cat([force, pulses], 1),
+                )
             shapes = find_shapes(self.engine, self.theta(values), initial, force, self.grid)
-        return FieldMap(self.model, self.discretised, self.grid, self.inducing, ReducedEngine(self.engine, shapes))
+        engine = ReducedEngine(self.engine, shapes)
+        return FieldMap(self.model, self.discretised, self.grid, self.inducing, engine, self.both_ways)
 
     def places(self, points: Tensor) -> Places:
         """points: [B, T, 1 + d], none before the start of the grid or beyond its end."""
@@ -195,7 +216,13 @@ class FieldMap:
         both = torch.cat([time, open_time, torch.ones_like(open_time)], -1)
         kicks = _kicks(both, places, self.grid.steps)
         found = self._pairs(answers[:, :size], kicks[..., : time.shape[-1]], places, rows)
-        loose = torch.einsum("atji,aijo->ato", kicks[..., -2:], answers[:, size:])
+        open_answers = answers[:, size:]
+        if self.both_ways:
+            groups = groups_of(self.nodes)
+            strength = self._strengths(values, groups, places)
+            most = largest_in(groups, force[:, num_pulses - 1, 0])
+            open_answers = torch.stack([strength.sum(1), torch.einsum("ag,agjo->ajo", most, strength)], 1)
+        loose = torch.einsum("atji,aijo->ato", kicks[..., -2:], open_answers)
         scale = self.separable.variance(hyper)
         slack = scale[:, None] * pick(loose, places, rows).square()
         found = scale.sqrt()[:, None, None] * found.flatten(-2)
@@ -214,12 +241,20 @@ class FieldMap:
         hyper = self.model.hyper(values)[0]
         space = whitened_basis(self.separable.space, hyper, self.nodes, self.inducing.places)
         # What the inducing points leave open is at most the sum of what each factor does; taken as fully correlated,
-        # its effect on the outputs is bounded by the answer to its deviation (Cauchy-Schwarz, for responses ≥ 0).
+        # its effect on the outputs is bounded by the answer to its deviation (Cauchy-Schwarz, for responses ≥ 0; for
+        # others by the sizes of the answers of single nodes, `field_signs.py`).
         pulses = torch.cat([space, torch.ones_like(space[..., :1]), left_open(space)], -1).mT
         starts, deviation = self.starts(values, hyper)
         initial = torch.cat([torch.zeros_like(pulses), starts], 1)
         force = torch.cat([pulses, torch.zeros_like(starts)], 1).unsqueeze(2)
         return initial, force, deviation
+
+    def _strengths(self, values: Values, groups: Tensor, places: Places) -> Tensor:
+        """How strongly each group of nodes [J] moves each place so many steps later, up or down, [A, G, N, O]."""
+        theta = self.theta(values)
+        force = pulses_of(groups).expand(len(theta), -1, -1, -1)
+        none = torch.zeros_like(force[:, :, 0])
+        return solve(self.engine, theta, none, force, self.grid, places.observe, driven=False)[:, :, 1:].abs()
 
     def _pairs(self, answers: Tensor, kicks: Tensor, places: Places, rows: Tensor) -> Tensor:
         """Σ_j answers [A, M_x, N, O] · kicks [A, U, N, M_t] at each point, [A, T, M_x, M_t]."""
@@ -248,6 +283,12 @@ class FieldMap:
         seen = pick(at_times(observed, places), places, rows)
         size = basis.shape[-1]
         found, slack = seen[:, :size].mT, seen[:, size].square()
+        if self.both_ways:
+            groups = groups_of(nodes)
+            most = largest_in(groups, loose.squeeze(-1).unflatten(-1, (len(times), len(nodes))))
+            strength = self._strengths(values, groups, places)
+            bound = torch.einsum("atjg,agjo->ato", _kicks(most, places, self.grid.steps), strength)
+            slack = pick(bound, places, rows).square()
         if starts.shape[1]:
             later = deviation[..., None] * seen[:, size + 1 :]
             found = torch.cat([found, later[:, :-1].mT], -1)
@@ -259,14 +300,20 @@ class FieldMap:
         some = next(iter(hyper.values()))
         if self.initial.kind != "field":
             return some.new_zeros(len(some), 0, len(self.nodes)), some.new_ones(len(some), 1)
+        correlation = self.start_correlation(values)
+        basis = whitened_basis(correlation, hyper, self.nodes, self.inducing.places)
+        return torch.cat([basis, left_open(basis)], -1).mT, values["initial_deviation"]
+
+    @staticmethod
+    def start_correlation(values: Values) -> Callable[[Hyper, Tensor, Tensor], Tensor]:
+        """Correlation of an unknown initial state between places."""
         length = values["initial_lengthscale"].unsqueeze(-1)
 
         def correlation(_: Hyper, first: Tensor, second: Tensor) -> Tensor:
             gaps = (first.unsqueeze(-2) - second.unsqueeze(-3)).square().sum(-1)
             return torch.exp(-0.5 * gaps / length**2)
 
-        basis = whitened_basis(correlation, hyper, self.nodes, self.inducing.places)
-        return torch.cat([basis, left_open(basis)], -1).mT, values["initial_deviation"]
+        return correlation
 
     def _driven(self, values: Values, places: Places, rows: Tensor) -> Tensor:
         """What is there without any force [A, T]: sources, boundaries, and a given start."""
@@ -283,27 +330,9 @@ class FieldMap:
 
     def profile(self) -> Tensor:
         """The given initial state at the nodes [J]; zero where none is given."""
-        given = self.initial
-        if given.kind not in ("given", "scaled"):
-            return torch.zeros(len(self.nodes), dtype=torch.float64)
-        if len(given.values) == 1:
-            return torch.full((len(self.nodes),), given.values[0], dtype=torch.float64)
-        if self.nodes.shape[1] > 1:
-            raise UsageError(
-                f"A profile of {len(given.values)} values is given for an initial state in {self.nodes.shape[1]} "
-                "dimensions, and profiles are for lines.",
-                "Give one value for the whole domain, or mechanism.initial.kind=field.",
-            )
-        order = np.argsort(given.points)
-        points, nodes = np.array(given.points)[order], self.nodes[:, 0].numpy()
-        if points[0] > nodes.min() + 1e-9 or points[-1] < nodes.max() - 1e-9:
-            raise UsageError(
-                f"The initial state is given from {points[0]:g} to {points[-1]:g}, and the domain reaches from "
-                f"{nodes.min():g} to {nodes.max():g}.",
-                "Give mechanism.initial.points that cover the domain.",
-            )
-        at = np.interp(nodes, points, np.array(given.values)[order])
-        return torch.from_numpy(at)
+        if self._profile is None:
+            self._profile = torch.from_numpy(profile_at(self.initial, self.discretised.nodes))
+        return self._profile
 
 
 def whitened_basis(

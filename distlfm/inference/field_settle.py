@@ -162,11 +162,11 @@ def num_nodes(mesh: MeshConfig) -> int:
     return math.prod(math.ceil((high - low) / mesh.size) + 1 for low, high in sides)
 
 
-def build_map(model: Model, settings: FieldSettings) -> FieldMap:
-    """The map from whitened numbers to observations under these settings."""
+def build_map(model: Model, settings: FieldSettings, both_ways: bool | None = None) -> FieldMap:
+    """The map from whitened numbers to observations under these settings; both_ways: as `FieldMap` takes it."""
     discretised = open_field(model, settings)
     inducing = place_inducing(discretised, settings.grid, settings.num_times, settings.num_places)
-    return FieldMap(model, discretised, settings.grid, inducing)
+    return FieldMap(model, discretised, settings.grid, inducing, both_ways=both_ways)
 
 
 def extent_of(model: Model, instances: Sequence[Instance]) -> Extent:
@@ -192,7 +192,8 @@ def extent_of(model: Model, instances: Sequence[Instance]) -> Extent:
 def _mesh(given: MeshConfig, extent: Extent) -> MeshConfig:
     """The mesh with its extent, its vertices at the data on a line, and a size."""
     if given.kind == "file":
-        return given
+        # A saved fit, and another process, may have another working directory.
+        return given.model_copy(update={"path": given.path and given.path.absolute()})
     lower = np.array(given.lower or extent.lower)
     upper = np.array(given.upper or extent.upper)
     for name, wanted in (("lower", lower), ("upper", upper)):

@@ -24,9 +24,11 @@ from distlfm.config import Config
 from distlfm.inference.base import Fit, Unknowns
 from distlfm.inference.collapsed import CollapsedPosterior, Starts, best_of_starts
 from distlfm.inference.curvature import find_modes
+from distlfm.inference.field import reaching
 from distlfm.inference.field_linear import Linearisation, force_on, linear_columns
 from distlfm.inference.field_linearised import Point
 from distlfm.inference.field_map import FieldMap
+from distlfm.inference.field_remainder import draw_remainder
 from distlfm.inference.field_settle import FieldSettings, build_map
 from distlfm.inference.field_shown import shown_points
 from distlfm.inference.field_surface import Surface
@@ -118,13 +120,23 @@ class FieldSlopes(WhitenedMarginal):
     def asked(self, values: Values, rows: Tensor, query: Tensor) -> Asked:
         """The force as matched; outputs are the surface's own."""
         del rows
-        force, left = self.map.force_columns(values, query)
         # Draws of one instance are asked at the same points, and the surface does not depend on them.
-        shared = bool((query == query[:1]).all())
-        mean, variance = self.surface.at((query[:1] if shared else query).flatten(0, 1))
+        distinct = query[:1] if bool((query == query[:1]).all()) else query
+        # A surface has values anywhere: points outside the domain or before its start are refused by the map.
+        self.map.with_grid(reaching(self.map.grid, float(query[..., 0].max()))).places(distinct)
+        force, left = self.map.force_columns(values, query)
+        mean, variance = self.surface.at(distinct.flatten(0, 1))
         shape = query.shape[:2]
         outputs, spread = (part.reshape(-1, shape[1]).expand(shape) for part in (mean, variance))
         return Asked(outputs, None, spread, force, left)
+
+    def left_over(
+        self, values: Values, rows: Tensor, query: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Of the outputs, what a draw of the surface has besides its mean."""
+        del rows
+        drawn = draw_remainder(self.map, values, query, generator)
+        return drawn.at_points, self.surface.deviation(query, generator)
 
     def _match(self) -> None:
         field = self.map.discretised
@@ -146,7 +158,8 @@ class FieldSlopes(WhitenedMarginal):
         combined, deviation, _ = np.linalg.svd(errors.reshape(-1, len(mean)) @ root, full_matrices=False)
         kept = deviation > KNOWN * deviation[0]
         turn = combined[:, kept].reshape(len(self.times), len(free), -1)
-        by_force = np.stack([(rate(b[free].toarray())).T @ t for b, t in zip(form.by_force, turn, strict=True)])
+        pairs = zip(form.by_force, turn, strict=True)
+        by_force = np.stack([b[free].T @ factor.solve(np.ascontiguousarray(t), trans="T") for b, t in pairs])
         by_theta = np.stack([rate(g[:, free].T) for g in form.by_theta])
         reached = np.einsum("nf,nfc->c", np.stack([rate(one[free]) for one in form.value]), turn)
         gradient = torch.from_numpy(by_force.transpose(2, 0, 1).copy())

@@ -80,6 +80,14 @@ class Surface:
         return self.centre + columns @ self.belief.mean, (columns @ self.belief.root).square().sum(-1)
 
     @torch.no_grad()
+    def deviation(self, points: Tensor, generator: torch.Generator) -> Tensor:
+        """How far draws of the surface, one a row, are from its mean at points [A, Q, 1 + d]: [A, Q]."""
+        columns = self._columns(self.hyper, points.flatten(0, 1))[0].unflatten(0, points.shape[:2])
+        noise = torch.randn(len(points), columns.shape[-1], 1, generator=generator, dtype=torch.float64)
+        found: Tensor = (columns @ (self.belief.root @ noise)).squeeze(-1)
+        return found
+
+    @torch.no_grad()
     def columns_on(self, times: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """Columns [n, J, R] of the surface and of its slope in time; the surface is `centre` plus columns · c."""
         points = torch.cat([times.repeat_interleave(len(nodes)).unsqueeze(-1), nodes.repeat(len(times), 1)], -1)

@@ -78,6 +78,12 @@ class WhitenedMarginal(Marginal):
     def asked(self, values: Values, rows: Tensor, query: Tensor) -> Asked:
         """Outputs and force at query points [A, Q, 1 + d]."""
 
+    @abstractmethod
+    def left_over(
+        self, values: Values, rows: Tensor, query: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """A draw of what no column of w can give: of the force [A, Q], and of the outputs [A, Q] that it drives."""
+
     def log_marginal(self, z: Tensor, rows: Tensor) -> Tensor:
         # Few rows at a time stay in the processor's caches: many take half as long again each.
         if len(rows) > ROWS and not torch.is_grad_enabled():
@@ -122,13 +128,15 @@ class WhitenedMarginal(Marginal):
 
     def draw(self, z: Tensor, rows: Tensor, query: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """One joint draw at query points [A, Q, 1 + d]: force [A, 1, Q] and outputs [A, 1, Q]."""
-        asked, w = self.asked(self.model.space.unpack(z), rows, query), self.whitened(z, rows)
+        values = self.model.space.unpack(z)
+        asked, w = self.asked(values, rows, query), self.whitened(z, rows)
         noise = torch.randn(*w.mean.shape, 1, generator=generator, dtype=torch.float64)
         drawn = w.mean.unsqueeze(-1) + torch.linalg.solve_triangular(w.factor.mT, noise, upper=True)
-        outputs = asked.offset
+        force, outputs = self.left_over(values, rows, query, generator)
+        force, outputs = force + (asked.force @ drawn).squeeze(-1), outputs + asked.offset
         if asked.columns is not None:
             outputs = outputs + (asked.columns @ drawn).squeeze(-1)
-        return (asked.force @ drawn).squeeze(-1).unsqueeze(1), outputs.unsqueeze(1)
+        return force.unsqueeze(1), outputs.unsqueeze(1)
 
 
 def noise_of(model: Model, values: Values, data: Observations) -> Tensor:

@@ -26,13 +26,13 @@ PRIOR: TypeAdapter[Any] = TypeAdapter(Prior)
 class InitialConfig(Config):
     """The state at the start.
 
-    `zero`; `given`: `values` at `points`, between which it is interpolated (on a line; elsewhere one value for all);
-    `scaled`: that profile times a learned positive number; `field`: unknown, a Gaussian process in space whose
-    lengthscale and deviation are learned too.
+    `zero`; `given`: `values` at `points`, between which it is interpolated, or one value for all (a point is a number
+    on a line, and a list of coordinates elsewhere); `scaled`: that profile times a learned positive number; `field`:
+    unknown, a Gaussian process in space whose lengthscale and deviation are learned too.
     """
 
     kind: Literal["zero", "given", "scaled", "field"] = "zero"
-    points: tuple[FiniteFloat, ...] = ()
+    points: tuple[FiniteFloat | tuple[FiniteFloat, ...], ...] = ()
     values: tuple[FiniteFloat, ...] = ()
     scale: Prior = LogNormal(median=1.0, spread=1.0)
     lengthscale: Prior = LogNormal(median=1.0, spread=1.0)
@@ -47,6 +47,8 @@ class InitialConfig(Config):
                 raise ValueError("points and values must be as many; one value alone holds everywhere")
             if len(set(self.points)) < len(self.points):
                 raise ValueError("a point of the initial state is given twice")
+            if len({len(one) if isinstance(one, tuple) else 1 for one in self.points}) > 1:
+                raise ValueError("points of the initial state have different numbers of coordinates")
         return self
 
 

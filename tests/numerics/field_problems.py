@@ -18,8 +18,18 @@ def csr(matrix: FloatArray) -> Csr:
     return Csr(found.data.astype(np.float64), indices, pointers, matrix.shape)  # type: ignore[arg-type]
 
 
-def line(nodes: FloatArray, *, held: tuple[int, ...] = (0, -1), value: float = 0.0, drift: bool = False) -> Operators:
-    """Reaction–diffusion with P1 elements on a line; `drift` adds a velocity, and a constant source of rate `decay`."""
+def line(
+    nodes: FloatArray,
+    *,
+    held: tuple[int, ...] = (0, -1),
+    value: float = 0.0,
+    drift: bool = False,
+    slope: bool = False,
+) -> Operators:
+    """Reaction–diffusion with P1 elements on a line; `drift` adds a velocity, and a constant source of rate `decay`.
+
+    slope: what drives it is the force's (negative) derivative, ∫ f ∂v.
+    """
     count = len(nodes)
     mass, grad, carried = (np.zeros((count, count)) for _ in range(3))
     for i, width in enumerate(np.diff(nodes)):
@@ -39,7 +49,7 @@ def line(nodes: FloatArray, *, held: tuple[int, ...] = (0, -1), value: float = 0
         cells,
         csr(mass),
         stiffness,
-        {"sensitivity": csr(mass)},
+        {"sensitivity": csr(carried.T if slope else mass)},
         source,
         fixed,
         np.full(len(fixed), value),

@@ -57,6 +57,13 @@ def full_rank(owner: Model, value: float = 0.0) -> FieldMap:
     return FieldMap(owner, Line(line(NODES, value=value), NAMES), GRID, inducing)
 
 
+def even(count: int) -> Inducing:
+    """So many inducing points in time and in space."""
+    return Inducing(
+        torch.linspace(0, 0.8, count, dtype=torch.float64), torch.linspace(0, 1, count, dtype=torch.float64)[:, None]
+    )
+
+
 def dense_prior(owner: Model, fields: FieldMap, z: Tensor, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean [T] and covariance [T, T] of the outputs at points, and covariance [T, Q] with the force on the grid."""
     values = owner.space.unpack(z)
@@ -119,29 +126,39 @@ def test_force_and_outputs_given_the_data_are_those_of_the_dense_gaussian() -> N
 
 def test_the_marginal_likelihood_has_the_gradient_of_its_differences() -> None:
     owner = model(initial={"kind": "field"})
-    inducing = Inducing(
-        torch.linspace(0, 0.8, 5, dtype=torch.float64), torch.linspace(0, 1, 5, dtype=torch.float64)[:, None]
-    )
-    fields = FieldMap(owner, Line(line(NODES, value=0.2), NAMES), GRID, inducing)
+    fields = FieldMap(owner, Line(line(NODES, value=0.2), NAMES), GRID, even(5))
     marginal = FieldGaussian(owner, collate([instance(0), instance(1)], ("output",)), fields)
     z = 0.2 * torch.randn(2, owner.space.num_free, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     rows = torch.tensor([1, 0])
     torch.autograd.gradcheck(lambda x: marginal.log_marginal(x, rows), z.requires_grad_(), rtol=1e-4, atol=1e-6)
 
 
-def test_fewer_inducing_points_bound_the_marginal_likelihood_from_below() -> None:
-    owner = model()
+@pytest.mark.parametrize("factors", [True, False], ids=["with factors", "without"])
+@pytest.mark.parametrize("form", ["plain", "drift", "slope"])
+def test_fewer_inducing_points_bound_the_marginal_likelihood_from_below(form: str, factors: bool) -> None:
+    """Also where the force is under a derivative, so that one push moves outputs up and down."""
+    drift = form == "drift"
+    owner = model(kind="advection_diffusion" if drift else "reaction_diffusion")
+    problem = Line(line(NODES, drift=drift, slope=form == "slope"), (*NAMES, "velocity_0") if drift else NAMES)
     data = collate([instance(0)], ("output",))
     z, rows = torch.zeros(1, owner.space.num_free, dtype=torch.float64), torch.tensor([0])
-    exact = float(FieldGaussian(owner, data, full_rank(owner)).log_marginal(z, rows))
+
+    def marginal(inducing: Inducing) -> FieldGaussian:
+        fields = FieldMap(owner, problem, GRID, inducing)
+        if not factors:
+            fields.separable = None
+        assert drift or fields.both_ways == (form == "slope")
+        return FieldGaussian(owner, data, fields)
+
+    whole = marginal(Inducing(GRID.times, torch.from_numpy(NODES)[:, None]))
+    exact, variance = float(whole.log_marginal(z, rows)), whole.compared(owner.space.unpack(z), rows).columns.square()
     bounds = []
     for count in (3, 4, 5, 6):
-        inducing = Inducing(
-            torch.linspace(0, 0.8, count, dtype=torch.float64),
-            torch.linspace(0, 1, count, dtype=torch.float64)[:, None],
-        )
-        fields = FieldMap(owner, Line(line(NODES), NAMES), GRID, inducing)
-        bounds.append(float(FieldGaussian(owner, data, fields).log_marginal(z, rows)))
+        own = marginal(even(count))
+        found = own.compared(owner.space.unpack(z), rows)
+        left = variance.sum(-1) - found.columns.square().sum(-1)
+        assert bool((left <= found.slack + 1e-6).all()), "what is left open is at most the slack"
+        bounds.append(float(own.log_marginal(z, rows)))
     assert all(bound <= exact + 1e-6 for bound in bounds)
     assert exact - bounds[-1] < 0.3 * (exact - bounds[0])
 
@@ -179,16 +196,46 @@ def test_an_instance_in_a_batch_has_the_likelihood_it_has_alone() -> None:
         assert float(alone.log_marginal(z[:1], torch.tensor([0]))) == pytest.approx(float(together[i]), abs=1e-6)
 
 
-def test_draws_scatter_as_the_posterior_says() -> None:
+def sparse_rank(owner: Model, count: int = 4) -> FieldMap:
+    """Few inducing points, which leave much open."""
+    return FieldMap(owner, Line(line(NODES), NAMES), GRID, even(count))
+
+
+@pytest.mark.parametrize("case", ["all points", "few points", "few points, no factors"])
+def test_draws_scatter_as_the_posterior_says(case: str) -> None:
     owner = model()
-    marginal = FieldGaussian(owner, collate([instance(0)], ("output",)), full_rank(owner))
-    rows = torch.zeros(4000, dtype=torch.long)
-    z = torch.zeros(4000, owner.space.num_free, dtype=torch.float64)
-    points = marginal.observations.points[:, :5]
-    force, outputs = marginal.draw(z, rows, points.expand(4000, -1, -1), torch.Generator().manual_seed(0))
+    fields = full_rank(owner) if case == "all points" else sparse_rank(owner)
+    if case.endswith("no factors"):
+        fields.separable = None
+    marginal = FieldGaussian(owner, collate([instance(0)], ("output",)), fields)
+    many = 2000
+    rows, z = torch.zeros(many, dtype=torch.long), torch.zeros(many, owner.space.num_free, dtype=torch.float64)
+    points = torch.cat([marginal.observations.points[:, :5], torch.tensor([[[1.0, 0.3], [1.6, 0.6]]])], 1)
+    force, outputs = marginal.draw(z, rows, points.expand(many, -1, -1), torch.Generator().manual_seed(0))
     told = marginal.posterior(z[:1], rows[:1], points)
     torch.testing.assert_close(outputs.mean(0), told.output_mean[0], rtol=0, atol=0.05)
+    torch.testing.assert_close(force.mean(0), told.force_mean[0], rtol=0, atol=0.06)
     torch.testing.assert_close(force.std(0), told.force_var[0].sqrt(), rtol=0.06, atol=0.01)
+    assert bool((outputs.std(0) < 1.05 * told.output_var[0].sqrt() + 0.01).all()), "bands are bounds"
+    assert bool((outputs.std(0)[0, -2:] > 0.1).all()), "past the data nobody knows"
+
+
+@pytest.mark.parametrize("initial", ["zero", "field"])
+def test_outputs_of_a_draw_are_those_that_its_force_drives(initial: str) -> None:
+    owner = model(initial={"kind": initial})
+    marginal = FieldGaussian(owner, collate([instance(0)], ("output",)), sparse_rank(owner))
+    later = TimeGrid(0.0, 0.1, 14)
+    nodes = torch.from_numpy(NODES)[:, None]
+    points = torch.cat([later.times.repeat_interleave(len(nodes))[:, None], nodes.repeat(15, 1)], -1)
+    z, rows = torch.zeros(1, owner.space.num_free, dtype=torch.float64), torch.zeros(1, dtype=torch.long)
+    force, outputs = marginal.draw(z, rows, points[None], torch.Generator().manual_seed(1))
+    values = owner.space.unpack(z)
+    start, pushed = outputs[..., : len(nodes)], force.unflatten(-1, (15, len(nodes)))
+    everywhere = torch.eye(len(nodes), dtype=torch.float64)
+    solved = solve(marginal.map.engine, marginal.map.theta(values), start, pushed, later, everywhere)
+    torch.testing.assert_close(solved.flatten(-2), outputs, rtol=0, atol=1e-3)
+    assert float(outputs.std()) > 0.1
+    assert (float(start.std()) > 0.1) == (initial == "field")
 
 
 def test_a_low_rank_density_does_not_depend_on_which_matrix_is_factored() -> None:

@@ -104,6 +104,13 @@ def test_a_population_with_known_rates_gives_its_force(populations: list[Instanc
     np.testing.assert_allclose(second.force.mean, first.force.mean, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(second.outputs.upper95, first.outputs.upper95, rtol=1e-6, atol=1e-9)
 
+    end = float(result.grid.times[-1])
+    times = [1.1, end + 1.5]
+    told, drawn = result.predict(times, places[1:]), result.draws(times, 300, positions=places[1:])
+    np.testing.assert_allclose(drawn.force.std(0), told.force.sd, rtol=0.2)
+    assert (drawn.outputs.std(0) < 1.2 * told.outputs.sd).all()
+    assert drawn.outputs.std(0)[0, 1] > 0.3 * told.outputs.sd[0, 1]
+
 
 def test_a_learned_growth_rate_has_an_interval_that_knows_the_force(populations: list[Instance]) -> None:
     """The volume of forces that explain the data depends on growth; without it the interval is shifted and narrow."""

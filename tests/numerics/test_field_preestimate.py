@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from distlfm.config import build, read_yaml
+from distlfm.errors import UsageError
 from distlfm.inference.archive import load, save
 from distlfm.inference.field_settle import build_map, settle
 from distlfm.inference.field_surface import Surface
@@ -102,8 +104,28 @@ def test_the_force_follows_from_slopes_alone(tmp_path: Path) -> None:
     first, second = (one.predict([0.3, 0.7], np.array([0.2, 0.6])) for one in (result, again))
     np.testing.assert_allclose(second.force.mean, first.force.mean, rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(second.outputs.sd, first.outputs.sd, rtol=1e-6, atol=1e-9)
-    drawn = result.draws([0.3, 0.7], 4, positions=np.array([0.2, 0.6]))
-    assert drawn.force.shape == (4, 1, 2)
+
+    drawn = result.draws([0.3, 0.7, 2.5], 400, positions=np.array([0.2, 0.6, 0.4]))
+    told = result.predict([0.3, 0.7, 2.5], np.array([0.2, 0.6, 0.4]))
+    np.testing.assert_allclose(drawn.force.std(0), told.force.sd, rtol=0.15)
+    np.testing.assert_allclose(drawn.outputs.std(0), told.outputs.sd, rtol=0.15)
+    for times, places, word in (([0.5], [1.4], "outside"), ([-0.5], [0.5], "starts at")):
+        with pytest.raises(UsageError, match=word):
+            result.predict(times, np.array(places))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"preestimate": {"interpolant": "gp"}},
+        {"preestimate": {"points": 30}},
+        {"method": "preestimate", "posterior": {"draws": 7}},
+    ],
+)
+def test_options_that_a_field_does_not_have_are_refused(options: dict[str, Any]) -> None:
+    instance = scattered(20)
+    with pytest.raises(UsageError, match="no effect on a field"):
+        fit_instances(reaction(instance), [instance], build(InferenceConfig, options))
 
 
 def test_more_data_and_less_noise_bring_the_match_closer() -> None:
