@@ -129,6 +129,7 @@ def _fit_fields(model: Model, instances: Sequence[Instance], options: InferenceC
             raise UsageError(
                 f"inference.{name} has no effect on a field.", "Leave it out, and ask the result for any points."
             )
+    _check_preestimate(options)
     if model.likelihood.kind != "gaussian":
         raise UsageError(
             f"Fields are fitted with Gaussian noise, and the likelihood is {model.likelihood.kind!r}.",
@@ -153,6 +154,21 @@ def _fit_fields(model: Model, instances: Sequence[Instance], options: InferenceC
             model, instances, settings, seeds, *how, options.field, starts, matched=options.preestimate.enabled
         )
     return fit_linear_fields(model, instances, settings, seeds, *how, options.field, starts)
+
+
+def _check_preestimate(options: InferenceConfig) -> None:
+    """Refuse what only curves in time have: slopes of a field are those of a Gaussian process over time and space."""
+    for name, field in PreestimateConfig.model_fields.items():
+        if name != "enabled" and getattr(options.preestimate, name) != field.default:
+            raise UsageError(
+                f"inference.preestimate.{name} has no effect on a field, whose surface is always a Gaussian process.",
+                "Leave it out.",
+            )
+    if options.method == "preestimate" and options.posterior != PosteriorConfig():
+        raise UsageError(
+            "inference.posterior has no effect on a field's matched slopes, whose draws are always Laplace's.",
+            "Leave it out, or use inference.method=auto.",
+        )
 
 
 def _check_counts(model: Model, instances: Sequence[Instance]) -> None:

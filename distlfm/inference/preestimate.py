@@ -41,11 +41,12 @@ START = OptimiserConfig(iterations=40, rounds=1, gradient=1e-2, change=1e-4, dis
 
 
 class PreestimateConfig(Config):
-    """enabled: whether a variational fit starts from here.
+    """enabled: whether a variational fit, or one of a nonlinear field, starts from here.
 
     interpolant: `spline`, natural and cubic, or `gp`, for noisy data; `smoothness` is the latter's kernel.
     points: even times at which slopes are matched; by default the observed times and the middles between them.
     draws, features: of the quick mode's answer, as those of the variational fit.
+    All but `enabled` are of curves in time: a field has a surface, always of a Gaussian process.
     """
 
     enabled: bool = True
