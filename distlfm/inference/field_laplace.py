@@ -9,6 +9,7 @@ further, by linearisations on both sides of them (`field_curved.py`).
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,9 +17,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from distlfm.errors import UsageError
 from distlfm.inference.base import Fit, Unknowns
 from distlfm.inference.collapsed import CollapsedPosterior, Starts
-from distlfm.inference.field_linearised import Point, shown_by, solve_at
+from distlfm.inference.field_linearised import Point, gradient_bytes, shown_by, solve_at
 from distlfm.inference.field_map import FieldMap
 from distlfm.inference.field_needs import LOST, MOVED, Needs, refined, warned
 from distlfm.inference.field_search import Search, find_point
@@ -26,7 +28,7 @@ from distlfm.inference.field_settle import FieldOptions, FieldSettings, build_ma
 from distlfm.inference.field_shown import shown_points
 from distlfm.inference.field_slopes import match_slopes
 from distlfm.inference.model import Model
-from distlfm.inference.observations import collate
+from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import OptimiserConfig, Status
 from distlfm.inference.posterior import PosteriorConfig, infer
 from distlfm.inference.result import FitResult, results_of
@@ -83,14 +85,18 @@ def _fit_one(
     began = time.perf_counter()
     data = collate([instance.blind()], model.system.outputs)
     field_map = build_map(model, settings)
+    _check_memory(field_map, data)
     start = match_slopes(model, data, field_map, seed, QUICK, starts).point() if matched else None
     search = find_point(model, data, field_map, start, seed, optimiser, starts, settings)
     needs, lost = _needs(search, settings), search.status == Status.DIVERGED
     stated = Needs.MESH if model.field.field.mesh.size is not None else Needs(0)
     while needs & ~stated and refinements and not lost:
         refinements -= 1
-        settings = refined(settings, needs & ~stated)
-        field_map = build_map(model, settings)
+        finer = refined(settings, needs & ~stated)
+        finer_map = build_map(model, finer)
+        if gradient_bytes(finer_map, data) > memory_bytes():
+            break
+        settings, field_map = finer, finer_map
         start = carried(search.marginal.map, search.marginal.point, field_map)
         search = find_point(model, data, field_map, start, seed, optimiser, starts, settings)
         needs, lost = _needs(search, settings), search.status == Status.DIVERGED
@@ -110,6 +116,23 @@ def _fit_one(
     )
     (result,) = results_of(fit, [instance], shown_points(field_map, settings, 1), time.perf_counter() - began)
     return replace(result, advice=ADVICE) if lost else warned(result, needs)
+
+
+def memory_bytes() -> int:
+    """This machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _check_memory(field_map: FieldMap, data: Observations) -> None:
+    needed, there = gradient_bytes(field_map, data), memory_bytes()
+    if needed > there:
+        points, steps, nodes = data.times.shape[1], field_map.grid.steps, len(field_map.nodes)
+        raise UsageError(
+            f"To linearise {points} observations of a field with {nodes} nodes and {steps} steps takes about "
+            f"{needed / 1e9:.1f} GB, and this machine has {there / 1e9:.1f}.",
+            "Take larger cells (mechanism.mesh.size), longer steps (mechanism.step), or a part of the data "
+            "(data.fraction).",
+        )
 
 
 @torch.no_grad()

@@ -54,7 +54,8 @@ def form_at(field: Meshed, theta: Tensor, states: FloatArray, force: FloatArray)
 
 def trajectory(field: Meshed, theta: Tensor, initial: Tensor, force: Tensor, grid: TimeGrid) -> Tensor | None:
     """States [N + 1, J] for theta [k], initial [J] and force [N + 1, J]; None where a step cannot be solved."""
-    everywhere = torch.eye(len(initial), dtype=torch.float64).to_sparse()
+    index, ones = torch.arange(len(initial)).repeat(2, 1), torch.ones(len(initial), dtype=torch.float64)
+    everywhere = torch.sparse_coo_tensor(index, ones, check_invariants=True).coalesce()
     with torch.no_grad():
         found = solve(field.engine, theta[None], initial[None, None], force[None, None], grid, everywhere)[0, 0]
     return found if bool(torch.isfinite(found).all()) else None
