@@ -14,6 +14,7 @@ from torch import Tensor
 from distlfm.config import build
 from distlfm.inference.field import FieldGaussian
 from distlfm.inference.field_map import FieldMap, Inducing
+from distlfm.inference.field_signs import MOST_GROUPS, groups_of, largest_in, pulses_of
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.observations import collate
 from distlfm.inference.whitened import log_low_rank
@@ -268,6 +269,31 @@ def test_a_projected_engine_agrees_with_the_full_one_at_values_between_its_sampl
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-5 * float(found[0].detach().abs().max()))
     slopes = [torch.autograd.grad(one.square().sum(), theta)[0] for one in found]
     torch.testing.assert_close(slopes[1], slopes[0], rtol=1e-4, atol=0)
+
+
+def test_what_is_left_open_of_a_force_under_a_derivative_is_known_to_the_projected_engine_too() -> None:
+    nodes, owner = np.linspace(0, 1, 41), model()
+    operators = line(nodes, slope=True)
+    problem = Line(operators, NAMES)
+    problem.engine = SparseEngine(split(operators, NAMES))
+    values = owner.space.unpack(torch.zeros(1, owner.space.num_free, dtype=torch.float64))
+    full = FieldMap(owner, problem, GRID, even(4))
+    data, rows = collate([instance(0)], ("output",)), torch.tensor([0])
+    slack = [FieldGaussian(owner, data, one).compared(values, rows).slack for one in (full, full.reduced(values))]
+    torch.testing.assert_close(slack[1], slack[0], rtol=0.02, atol=1e-6)
+
+
+def test_nodes_of_a_large_mesh_are_taken_in_groups_of_neighbours() -> None:
+    nodes = torch.rand(1000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    groups = groups_of(nodes)
+    pulses = pulses_of(groups)
+    assert pulses.shape == (MOST_GROUPS, 1, 1000)
+    assert bool((pulses.sum(0) == 1).all())
+    centres = (pulses[:, 0] @ nodes) / pulses[:, 0].sum(-1, keepdim=True)
+    assert float((nodes - centres[groups]).norm(dim=-1).max()) < 0.15
+    largest = largest_in(groups, nodes[:, 0])
+    assert bool((largest[groups] >= nodes[:, 0]).all())
+    assert torch.equal(groups_of(nodes[:50]), torch.arange(50))
 
 
 def test_held_back_points_are_never_among_those_fitted() -> None:
