@@ -107,6 +107,17 @@ def subdivided() -> dict[str, Any]:
     }
 
 
+def in_other_units() -> dict[str, Any]:
+    """The names of the operators of one problem, with lengths of about one and of a ten-millionth."""
+
+    def names(length: float) -> list[list[str]]:
+        mesh = MeshConfig(lower=(0.0,), upper=(length,), size=0.05 * length)
+        found = assemble_operators(problem(mesh, all=BoundaryConfig(kind="robin", rate=0.5, value=3.0)))
+        return [sorted(found.stiffness), sorted(found.load), sorted(found.source)]
+
+    return {"ones": names(1.0), "ten-millionths": names(1e-7)}
+
+
 def from_files(folder: Path) -> dict[str, Any]:
     mesh = dolfin.UnitSquareMesh(COMM, 4, 4)
     dolfin.File(str(folder / "square.xml")) << mesh
@@ -116,8 +127,15 @@ def from_files(folder: Path) -> dict[str, Any]:
     dolfin.CompiledSubDomain("near(x[1], 1) && on_boundary").mark(marks, 7)
     dolfin.File(str(folder / "marked.xml")) << mesh
     dolfin.File(str(folder / "marked_facet_region.xml")) << marks
+    for name, written in (("marked", mesh), ("marked_facet_region", marks)):
+        with dolfin.XDMFFile(COMM, str(folder / f"{name}.xdmf")) as file:
+            file.write(written)
+    mesh.domains().init(2)
+    for facet in np.flatnonzero(marks.array() == 7):
+        mesh.domains().set_marker((int(facet), 5), 1)
+    dolfin.File(str(folder / "inside.xml")) << mesh
     found = {}
-    for name in ("square.xml", "square.xdmf", "marked.xml", "plate.msh", "bar.msh"):
+    for name in FILES:
         d = problem(MeshConfig(kind="file", path=folder / name))
         operators = assemble_operators(d)
         found[name] = {
@@ -135,9 +153,18 @@ def from_files(folder: Path) -> dict[str, Any]:
         "where": sorted(set(operators.nodes[fed][:, 0].tolist())),
         "fixed": sorted(map(tuple, operators.nodes[operators.fixed].tolist())),
     }
-    d = problem(MeshConfig(kind="file", path=folder / "marked.xml"), **{"7": DIRICHLET})
-    found["marked"] = {"fixed": d.nodes[assemble_operators(d).fixed].tolist()}
+    for name, part in (("marked.xml", "7"), ("marked.xdmf", "7"), ("inside.xml", "5"), ("plate.mesh", "3")):
+        d = problem(MeshConfig(kind="file", path=folder / name), **{part: DIRICHLET})
+        found[f"{name} fixed"] = d.nodes[assemble_operators(d).fixed].tolist()
+    d = problem(MeshConfig(kind="file", path=folder / "bar.msh"), end=DIRICHLET)
+    found["bar.msh fixed"] = d.nodes[assemble_operators(d).fixed].tolist()
     return found
+
+
+FILES = (
+    *("square.xml", "square.xdmf", "marked.xml", "marked.xdmf", "inside.xml"),
+    *("plate.msh", "plate.mesh", "bar.msh"),
+)
 
 
 def linearity() -> dict[str, Any]:
@@ -157,6 +184,7 @@ def main() -> None:
     answer: dict[str, Any] = {f"{kind} P{degree}": in_dims(kind, dims, degree) for kind, dims, degree in cases}
     if COMM.size == 1:
         answer |= {"known": known_interval(), "subdivided": subdivided(), "linearity": linearity()}
+        answer["units"] = in_other_units()
         answer["files"] = from_files(Path(sys.argv[1]))
     if COMM.rank == 0:
         sys.stdout.write("\n" + json.dumps(answer) + "\n")

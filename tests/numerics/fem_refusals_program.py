@@ -27,8 +27,8 @@ XML = (
 )
 LINE = {"kind": "interval", "lower": [0.0], "upper": [1.0]}
 PLUGIN = """
-from ufl import dx, grad, inner
-from distlfm.equations import Equation, positive
+from ufl import SpatialCoordinate, conditional, dx, grad, gt, inner, max_value
+from distlfm.equations import Equation, positive, real
 
 class Named(Equation):
     coefficients = {"decay": positive(1.0), "diffusion": positive(1.0)}
@@ -72,6 +72,28 @@ class Divides(Named):
 class Multiplies(Named):
     def form(self, y, v, f, p):
         return (f * y - p["decay"] * y) * v * dx - p["diffusion"] * inner(grad(y), grad(v)) * dx
+
+class Upwind(Named):
+    def form(self, y, v, f, p):
+        spread = p["diffusion"] + 0.01 * abs(p["decay"])
+        return (f - p["decay"] * y.dx(0)) * v * dx - spread * inner(grad(y), grad(v)) * dx
+
+class OneSided(Named):
+    coefficients = {"decay": real(1.0, 1.0), "diffusion": positive(1.0)}
+    def form(self, y, v, f, p):
+        kept = max_value(p["decay"], 0) * y
+        return (f - kept) * v * dx - p["diffusion"] * inner(grad(y), grad(v)) * dx
+
+class Stepped(Named):
+    def form(self, y, v, f, p):
+        fast = conditional(gt(p["decay"], 50.0), 2.0, 1.0)
+        return (f - fast * y) * v * dx - p["diffusion"] * inner(grad(y), grad(v)) * dx
+
+class Divided(Named):
+    def form(self, y, v, f, p):
+        x = SpatialCoordinate(y.ufl_domain())[0]
+        lost = p["decay"] * y / (2 + x) * conditional(gt(x, 0.5), x**2, abs(x))
+        return (f - lost) * v * dx - inner(grad(p["diffusion"] * y), grad(v)) * dx
 
 class Unmakeable(Named):
     def __init__(self):
@@ -124,6 +146,8 @@ def main() -> None:
                 "loose.msh",
                 "merged.msh",
                 "bent.msh",
+                "pinched.msh",
+                "hinged.msh",
             )
         },
     }
@@ -133,7 +157,7 @@ def main() -> None:
     answer = {name: told(case) for name, case in cases.items()}
     answer["reasons"] = {
         name: discretise(ProblemSpec(equation=plugin(folder, name), mesh=LINE), COMM).reason
-        for name in ("Divides", "Multiplies")
+        for name in ("Divides", "Multiplies", "Upwind", "OneSided", "Stepped", "Divided")
     }
     if COMM.rank == 0:
         sys.stdout.write("\n" + json.dumps(answer) + "\n")
@@ -194,6 +218,11 @@ def write_files(folder: Path) -> None:
     write(folder / "twice.msh", corners[:3], triangle=[[0, 1, 2], [2, 0, 1]])
     write(folder / "loose.msh", corners[:4], triangle=[[0, 1, 2]])
     write(folder / "merged.msh", [*corners[:3], [1, 0], [1, 1], [0, 1]], triangle=[[0, 1, 2], [3, 4, 5]])
+    write(folder / "pinched.msh", [*corners[:3], [-1, 0], [0, -1]], triangle=[[0, 1, 2], [0, 3, 4]])
+    meshio.Mesh(
+        np.array([[0, 0, 0], [0, 0, 1], [1, 0, 0], [1, 1, 0], [-1, 0, 0], [-1, -1, 0.0]]),
+        [("tetra", [[0, 1, 2, 3], [0, 1, 4, 5]])],
+    ).write(folder / "hinged.msh", file_format="gmsh22", binary=False)
     meshio.Mesh(np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 1.0]]), [("triangle", [[0, 1, 2], [1, 2, 3]])]).write(
         folder / "bent.msh", file_format="gmsh22", binary=False
     )

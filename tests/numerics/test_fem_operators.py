@@ -35,14 +35,25 @@ def write_plate(path: Path) -> None:
         field_data={name: np.array([tag, dims]) for name, tag, dims in PLATE_GROUPS},
     )
     mesh.write(path, file_format="gmsh22", binary=False)
+    flat = [("line", mesh.cells[1].data), ("triangle", mesh.cells[2].data)]
+    medit = meshio.Mesh(mesh.points[:6, :2], flat, cell_data={"medit:ref": tags[1:]})
+    medit.write(path.with_suffix(".mesh"), file_format="medit")
 
 
 PLATE_GROUPS = [("inflow", 1, 1), ("outflow", 2, 1), ("wall", 3, 1), ("metal", 4, 2)]
 
 
 def write_bar(path: Path) -> None:
-    points = np.array([[0.0, 1, 2], [0.4, 1, 2], [3.0, 1, 2]])
-    meshio.Mesh(points, [("line", np.array([[0, 1], [1, 2]]))]).write(path, file_format="gmsh22", binary=False)
+    """[0, 3] with one named end, and a point beside it that has a name too."""
+    points = np.array([[0.0, 1, 2], [0.4, 1, 2], [3.0, 1, 2], [9.0, 1, 2]])
+    tags = [np.array([1, 2]), np.array([3, 3])]
+    mesh = meshio.Mesh(
+        points,
+        [("vertex", np.array([[0], [3]])), ("line", np.array([[0, 1], [1, 2]]))],
+        cell_data={"gmsh:physical": tags, "gmsh:geometrical": [np.ones_like(tag) for tag in tags]},
+        field_data={"end": np.array([1, 0]), "beside": np.array([2, 0]), "steel": np.array([3, 1])},
+    )
+    mesh.write(path, file_format="gmsh22", binary=False)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -110,20 +121,27 @@ def test_linearity_is_found_in_the_form_itself(serial: dict[str, Any]) -> None:
     assert serial["linearity"]["fisher_kpp"] == [False, False, "The form is not linear in the state y."]
 
 
+def test_no_operator_is_lost_where_lengths_have_another_unit(serial: dict[str, Any]) -> None:
+    names = [["", "decay", "diffusion"], ["sensitivity"], [""]]
+    assert serial["units"] == {"ones": names, "ten-millionths": names}
+
+
 def test_meshes_come_from_xml_xdmf_and_gmsh(serial: dict[str, Any]) -> None:
     files = serial["files"]
     box = ["all", "bottom", "left", "right", "top"]
     square = {"num_nodes": 25, "dims": 2, "volume": pytest.approx(1.0), "boundaries": box}
     assert files["square.xml"] == square
     assert files["square.xdmf"] == square
-    assert files["marked.xml"] == {**square, "boundaries": ["7", *box]}
+    assert files["marked.xml"] == files["marked.xdmf"] == {**square, "boundaries": ["7", *box]}
+    assert files["inside.xml"] == {**square, "boundaries": ["5", *box]}
     plate = {"num_nodes": 6, "dims": 2, "volume": pytest.approx(2.0)}
     assert files["plate.msh"] == {**plate, "boundaries": sorted([*box, "inflow", "outflow", "wall"])}
+    assert files["plate.mesh"] == {**plate, "boundaries": sorted([*box, "1", "2", "3"])}
     assert files["bar.msh"] == {
         "num_nodes": 3,
         "dims": 1,
         "volume": pytest.approx(3.0),
-        "boundaries": ["all", "left", "right"],
+        "boundaries": ["all", "end", "left", "right"],
     }
 
 
@@ -132,4 +150,7 @@ def test_names_of_boundaries_in_files_carry_conditions(serial: dict[str, Any]) -
     assert plate["inflow"] == pytest.approx(3.0)
     assert plate["where"] == [0.0]
     assert plate["fixed"] == [[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]]
-    assert serial["files"]["marked"]["fixed"] == [[0.25 * i, 1.0] for i in range(5)]
+    for name in ("marked.xml", "marked.xdmf", "inside.xml"):
+        assert serial["files"][f"{name} fixed"] == [[0.25 * i, 1.0] for i in range(5)]
+    assert serial["files"]["plate.mesh fixed"] == [[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]]
+    assert serial["files"]["bar.msh fixed"] == [[0.0]]

@@ -47,6 +47,8 @@ SENTENCES = {
     "twice.msh": "twice.msh is not a manifold: it has a cell twice.",
     "loose.msh": "loose.msh is not a manifold: 1 vertices belong to no cell, the first at (1, 1).",
     "merged.msh": "merged.msh has two vertices at",
+    "pinched.msh": "pinched.msh is not a manifold: at (0, 0) cells share a corner and no facet joins them.",
+    "hinged.msh": "hinged.msh is not a manifold: at (0, 0, 0) cells share a corner and no facet joins them.",
     "bent.msh": "bend out of the plane of its first axes.",
 }
 
@@ -69,6 +71,10 @@ def test_a_form_that_is_not_affine_says_why(told: dict[str, Any]) -> None:
     assert told["reasons"] == {
         "Divides": "The form is not affine in its coefficients.",
         "Multiplies": "The form multiplies the state y by the force f.",
+        "Upwind": "The form is not affine in its coefficients.",
+        "OneSided": "The form is not affine in its coefficients.",
+        "Stepped": "The form is not affine in its coefficients.",
+        "Divided": "",  # any function of the place, and coefficients inside of derivatives, do no harm
     }
 
 

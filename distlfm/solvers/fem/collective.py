@@ -45,3 +45,9 @@ def concatenated(comm: Any, part: NDArray[Number]) -> NDArray[Number]:
     if comm.size == 1:
         return part
     return np.concatenate(comm.allgather(np.ascontiguousarray(part)))
+
+
+def on_root_concatenated(comm: Any, part: NDArray[Number]) -> NDArray[Number]:
+    """The parts [n_r, …] of all ranks one after another, on rank 0; elsewhere none [0, …]."""
+    parts = comm.gather(np.ascontiguousarray(part), root=0) if comm.size > 1 else [part]
+    return part[:0] if parts is None else np.concatenate(parts)

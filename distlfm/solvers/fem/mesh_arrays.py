@@ -1,7 +1,8 @@
-"""A mesh as arrays, and what makes one unfit: no cells, loose vertices, cells without volume, facets of three cells."""
+"""A mesh as arrays, and what makes one unfit: no cells, loose vertices, cells without volume, or that meet amiss."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -59,6 +60,49 @@ def check_mesh(mesh: MeshArrays, called: str) -> None:
             f"{called} is not a manifold: the facet at {_place(vertices[worst].mean(axis=0))} "
             f"belongs to {counts.max()} cells.",
             "A facet may belong to two cells at most; remove the overlapping ones.",
+        )
+    for size in range(1, dims):
+        _check_pinches(mesh, ordered, size, called)
+
+
+def count_nodes(mesh: MeshArrays, degree: int) -> int:
+    """Nodes of linear elements, which are the vertices, or of quadratic ones, which are the edges too."""
+    if degree == 1:
+        return len(mesh.vertices)
+    pairs = np.concatenate([mesh.cells[:, pair] for pair in itertools.combinations(range(mesh.cells.shape[1]), 2)])
+    return len(mesh.vertices) + len(np.unique(np.sort(pairs, axis=1), axis=0))
+
+
+def _check_pinches(mesh: MeshArrays, ordered: IntArray, size: int, called: str) -> None:
+    """Refuse corners (`size` 1) and edges (2) at which cells meet that are not joined by facets around them.
+
+    ordered: the cells with their vertices in rising order.
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    num_cells, width = ordered.shape
+    corners = list(itertools.combinations(range(width), size))
+    # The place of a corner among those of a cell, for the corners of each of its facets, in the order of the facet.
+    of_facet = [[i for i, corner in enumerate(corners) if left_out not in corner] for left_out in range(width)]
+    facets = np.concatenate([np.delete(ordered, left_out, axis=1) for left_out in range(width)])
+    own = np.arange(num_cells)[:, None] * len(corners)
+    places = np.concatenate([own + np.array(within) for within in of_facet])
+    order = np.lexsort(facets.T[::-1])
+    pairs = np.flatnonzero((facets[order[1:]] == facets[order[:-1]]).all(axis=1))
+    one, other = places[order[pairs]].ravel(), places[order[pairs + 1]].ravel()
+    count = num_cells * len(corners)
+    joined = coo_array((np.ones(len(one), dtype=np.int8), (one, other)), shape=(count, count))
+    _, fan = connected_components(joined, directed=False)
+    met = ordered[:, corners].reshape(count, size)
+    fans = np.unique(np.column_stack([met, fan]), axis=0)
+    repeated = np.flatnonzero((fans[1:, :size] == fans[:-1, :size]).all(axis=1))
+    if repeated.size:
+        place = _place(mesh.vertices[fans[repeated[0], :size]].mean(axis=0))
+        what = "a corner" if size == 1 else "an edge"
+        raise UsageError(
+            f"{called} is not a manifold: at {place} cells share {what} and no facet joins them.",
+            "Join the parts by cells, or pull them apart.",
         )
 
 

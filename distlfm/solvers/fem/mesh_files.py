@@ -18,14 +18,17 @@ from distlfm.solvers.fem.spec import FloatArray, IntArray
 
 # By how many dimensions their cells have, in meshio's words.
 SIMPLICES = ("vertex", "line", "triangle", "tetra")
+# Where meshio leaves the numbers of groups: of Gmsh, of Medit.
+FACET_GROUPS = ("gmsh:physical", "medit:ref")
 DOLFIN_CELLS = {"interval": 1, "triangle": 2, "tetrahedron": 3}
 
 
 def read_mesh(path: Path) -> MeshArrays:
     """Vertices, cells and named boundary parts in a file.
 
-    Facet groups of a Gmsh file have their physical names, or their numbers. Beside a FEniCS XML file `name.xml`, the
-    markers of `name_facet_region.xml` (what dolfin-convert writes) are parts named by their numbers.
+    Facet groups of a Gmsh file have their physical names, or their numbers, as those of Medit do. Markers of FEniCS are
+    parts named by their numbers: those inside of an XML file, and those of `name_facet_region.xml` or
+    `name_facet_region.xdmf` beside `name.xml` or `name.xdmf`.
     """
     if not path.is_file():
         raise UsageError(f"There is no mesh file {path}.", "Check mesh.path; it is read where the helper group runs.")
@@ -58,10 +61,15 @@ def _read_xml(path: Path) -> MeshArrays:
 
     mesh = dolfin.Mesh(dolfin.MPI.comm_self, str(path))
     arrays = _from_dolfin(mesh, path)
-    companion = path.with_name(path.name.split(".xml")[0] + "_facet_region" + path.name[path.name.index(".xml") :])
-    if not companion.is_file() or len(arrays.cells) == 0:
+    if len(arrays.cells) == 0:
         return arrays
-    markers = dolfin.MeshFunction("size_t", mesh, str(companion))
+    companion = path.with_name(path.name.split(".xml")[0] + "_facet_region" + path.name[path.name.index(".xml") :])
+    source = [str(companion)] if companion.is_file() else [mesh.topology().dim() - 1, mesh.domains()]
+    return _with_markers(arrays, mesh, dolfin.MeshFunction("size_t", mesh, *source))
+
+
+def _with_markers(arrays: MeshArrays, mesh: Any, markers: Any) -> MeshArrays:
+    """The mesh with a part for each number that its facets are marked by."""
     dims = mesh.topology().dim()
     mesh.init(dims - 1, 0)
     facets = (
@@ -70,7 +78,7 @@ def _read_xml(path: Path) -> MeshArrays:
         else np.array(mesh.topology()(dims - 1, 0)(), dtype=np.int64).reshape(-1, dims)
     )
     marks = np.asarray(markers.array(), dtype=np.int64)
-    # dolfin-convert writes 0, and some versions the largest integer, for facets that no group has.
+    # dolfin-convert writes 0, and dolfin the largest integer, for facets that no group has.
     used = [mark for mark in np.unique(marks) if 0 < mark < 2**31]
     return MeshArrays(arrays.vertices, arrays.cells, {str(mark): facets[marks == mark] for mark in used})
 
@@ -81,7 +89,14 @@ def _read_xdmf(path: Path) -> MeshArrays:
     mesh = dolfin.Mesh(dolfin.MPI.comm_self)
     with dolfin.XDMFFile(dolfin.MPI.comm_self, str(path)) as file:
         file.read(mesh)
-    return _from_dolfin(mesh, path)
+    arrays = _from_dolfin(mesh, path)
+    companion = path.with_name(f"{path.stem}_facet_region.xdmf")
+    if not companion.is_file() or len(arrays.cells) == 0:
+        return arrays
+    values = dolfin.MeshValueCollection("size_t", mesh, mesh.topology().dim() - 1)
+    with dolfin.XDMFFile(dolfin.MPI.comm_self, str(companion)) as file:
+        file.read(values)
+    return _with_markers(arrays, mesh, dolfin.MeshFunction("size_t", mesh, values))
 
 
 def _from_dolfin(mesh: Any, path: Path) -> MeshArrays:
@@ -116,20 +131,24 @@ def _read_meshio(path: Path) -> MeshArrays:
     kept = np.setdiff1d(np.arange(len(vertices)), np.setdiff1d(of_geometry, cells))
     number = np.full(len(vertices), -1, dtype=np.int64)
     number[kept] = np.arange(len(kept))
-    return MeshArrays(vertices[kept], number[cells], {name: number[facets] for name, facets in parts.items()})
+    numbered = {name: number[facets] for name, facets in parts.items()}
+    inside = {name: facets[(facets >= 0).all(axis=1)] for name, facets in numbered.items()}
+    return MeshArrays(vertices[kept], number[cells], {name: facets for name, facets in inside.items() if len(facets)})
 
 
 def _named_facets(mesh: Any, dims: int) -> Mapping[str, IntArray]:
-    """Facets by group, from the physical groups of Gmsh or from meshio's cell sets."""
+    """Facets by group, from the groups of Gmsh and Medit or from meshio's cell sets."""
     kind = SIMPLICES[dims - 1]
-    names = {int(tag): name for name, (tag, of_dims) in mesh.field_data.items() if int(of_dims) == dims - 1}
-    tags = mesh.cell_data.get("gmsh:physical", [None] * len(mesh.cells))
     found: dict[str, list[IntArray]] = {}
-    for block, block_tags in zip(mesh.cells, tags, strict=True):
-        if block.type == kind and block_tags is not None:
-            for tag in np.unique(block_tags):
-                if tag:
-                    found.setdefault(names.get(int(tag), str(tag)), []).append(block.data[block_tags == tag])
+    for column in FACET_GROUPS:
+        if column not in mesh.cell_data:
+            continue
+        names = {int(tag): name for name, (tag, of_dims) in mesh.field_data.items() if int(of_dims) == dims - 1}
+        for block, block_tags in zip(mesh.cells, mesh.cell_data[column], strict=True):
+            if block.type == kind and block_tags is not None:
+                for tag in np.unique(block_tags):
+                    if tag:
+                        found.setdefault(names.get(int(tag), str(tag)), []).append(block.data[block_tags == tag])
     for name, members in mesh.cell_sets.items():
         if name.startswith("gmsh:") or name in found:
             continue

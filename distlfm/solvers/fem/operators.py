@@ -13,11 +13,11 @@ import numpy as np
 
 from distlfm.errors import UsageError
 from distlfm.solvers.fem.adjoint import import_adjoint
-from distlfm.solvers.fem.collective import concatenated
+from distlfm.solvers.fem.collective import concatenated, on_root_concatenated
 from distlfm.solvers.fem.discretise import Discretisation
 from distlfm.solvers.fem.spec import Csr, FloatArray, IntArray, Operators
 
-# An operator whose norm is this small beside the largest of its kind is what rounding left of zero.
+# A difference whose norm is this small beside those of its terms is what rounding left of zero.
 NEGLIGIBLE = 1e-14
 
 
@@ -88,11 +88,13 @@ def _by_coefficient(d: Discretisation, form: Any) -> dict[str, Any]:
         # To find the pattern of a large matrix takes longer than to fill it.
         like = next(iter(parts.values()), None)
         parts[name] = dolfin.as_backend_type(dolfin.assemble(compiled, tensor=None if like is None else like.copy()))
+    norm = "frobenius" if is_matrix else "l2"
+    rounding = dict.fromkeys(parts, 0.0)
     for name in names if "" in parts else []:
+        rounding[name] = NEGLIGIBLE * (parts[name].norm(norm) + parts[""].norm(norm))
         parts[name].axpy(-1.0, parts[""], *([True] if is_matrix else []))
-    sizes = {name: float(part.norm("frobenius" if is_matrix else "l2")) for name, part in parts.items()}
-    largest = max(sizes.values())
-    return {name: part for name, part in parts.items() if sizes[name] > NEGLIGIBLE * largest}
+    # Not beside another coefficient's: those have units of their own.
+    return {name: part for name, part in parts.items() if part.norm(norm) > rounding[name]}
 
 
 def assemble_operators(d: Discretisation) -> Operators:
@@ -118,7 +120,16 @@ def fixed_nodes(d: Discretisation) -> dict[str, Any]:
 
 def all_cells(d: Discretisation) -> IntArray:
     """[C, d + 1]: the cells of all ranks, in an order that does not depend on the ranks. Collective."""
-    cells = np.sort(concatenated(d.comm, d.own_cells()), axis=1)
+    return _ordered(concatenated(d.comm, d.own_cells()))
+
+
+def cells_on_root(d: Discretisation) -> IntArray:
+    """`all_cells` on rank 0, none [0, d + 1] elsewhere: large meshes are divided to be nowhere twice. Collective."""
+    return _ordered(on_root_concatenated(d.comm, d.own_cells()))
+
+
+def _ordered(cells: IntArray) -> IntArray:
+    cells = np.sort(cells, axis=1)
     ordered: IntArray = cells[np.lexsort(cells.T[::-1])]
     return ordered
 
