@@ -111,3 +111,19 @@ def test_a_killed_owner_leaves_no_rank_behind_and_its_field_is_fitted_again(fold
         assert driver.wait() == 0, driver.text
         assert all_gone(driver.family), "a process outlives the run"
     assert Store.open(out).missing() == []
+
+
+def test_a_killed_rank_is_started_anew_and_all_fields_are_fitted(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with driving(command(folder, "above", out, "--executor", "serial"), tmp_path / "log") as driver:
+        wait_for(out, "block_done", 1, driver, 300.0)
+        before = ranks_below(driver.process.pid)
+        ranks = [pid for pid in before if b"python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]]
+        assert len(ranks) == 2, "the mesh is not divided"
+        os.kill(max(ranks), signal.SIGKILL)
+        assert driver.wait(300.0) == 0, driver.text
+        assert all_gone(driver.family), "a process outlives the run"
+    assert "is started anew" in driver.text
+    store = Store.open(out)
+    assert store.missing() == []
+    assert not {row["status"] for row in store.rows()} & {"failed", "diverged"}

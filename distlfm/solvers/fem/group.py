@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import os
 import selectors
 import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from distlfm.errors import DistlfmError, MissingExtra, UsageError, WorkError
 from distlfm.solvers.fem.launcher import LauncherName
+from distlfm.solvers.fem.requests import Arrays, Remembered, Reply, Request
 from distlfm.solvers.fem.starting import Running, Settings, TransportName, start_ranks
-from distlfm.solvers.fem.wire import Array, Message, PeerGone, WireError
+from distlfm.solvers.fem.wire import Message, PeerGone, WireError
 
 START_SECONDS = 60.0
 GRACE_SECONDS = 15.0
@@ -31,25 +32,7 @@ CLOSE_SECONDS = 3.0
 SLICE_SECONDS = 0.2
 SERVICE = "distlfm.solvers.fem.service"
 
-Arrays = Mapping[str, Array]
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What one rank answered."""
-
-    rank: int
-    header: Mapping[str, Any]
-    arrays: Arrays
-
-
-@dataclass(frozen=True)
-class _Opening:
-    """A request that a group started anew must hear again."""
-
-    verb: str
-    header: Mapping[str, Any]
-    arrays: Arrays | Sequence[Arrays]
+_log = logging.getLogger(__name__)
 
 
 class Group:
@@ -61,8 +44,8 @@ class Group:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.RLock()
-        self._openings: list[_Opening] = []
-        self._deferred: collections.deque[_Opening] = collections.deque()
+        self._remembered = Remembered()
+        self._deferred: collections.deque[Request] = collections.deque()
         self._asking = False
         self._running: Running | None = None
         self.generation = 0
@@ -134,29 +117,48 @@ class Group:
         WorkError says so, and `restart` begins anew.
         """
         given = {} if arrays is None else arrays
-        opening = _Opening(verb, {} if header is None else header, given)
+        opening = Request(verb, {} if header is None else header, given)
         with self._lock:
             replies = self._ask(opening, timeout)
             if remember:
-                self._openings.append(opening)
+                self._remembered.add(opening)
         return replies
 
     def later(self, verb: str, header: Mapping[str, Any]) -> None:
         """Ask this before the next call, and ignore the answer. Safe anywhere, in `__del__` too: it does not wait."""
-        self._deferred.append(_Opening(verb, header, {}))
+        self._deferred.append(Request(verb, header, {}))
 
     def forget(self, key: str) -> None:
-        """Requests whose header has this `key` are not asked again after a `restart`."""
+        """Requests whose header has this `key` are not asked again after a `restart`. Safe anywhere, as `later` is."""
+        self._remembered.forget(key)
+
+    @property
+    def holds(self) -> int:
+        """How many requests would be asked again after a `restart`."""
         with self._lock:
-            self._openings = [opening for opening in self._openings if opening.header.get("key") != key]
+            return len(list(self._remembered))
 
     def restart(self) -> None:
         """End what is left of the group, start it anew, and ask again what was to be remembered."""
         with self._lock:
             self._finish()
             self._begin()
-            for opening in self._openings:
+            for opening in self._remembered:
                 self._ask(opening, None)
+
+    def revive(self) -> None:
+        """`restart` a group that has ended; one that is alive goes on."""
+        with self._lock:
+            if not self.alive:
+                rank, how = (None, "") if self._running is None else self._running.job.fate()
+                why = f"rank {rank} {how}" if rank is not None else "it had ended"
+                _log.warning("The helper group of %d ranks is started anew: %s.", self.ranks, why)
+                self.restart()
+
+    def check(self, generation: int) -> None:
+        """Raise a WorkError if the group was started anew since, and what its ranks held is gone."""
+        if generation != self.generation:
+            raise WorkError("The helper group was started anew after the forward solve.", "Solve forward again.")
 
     def close(self) -> None:
         """Ask the ranks to stop, and end those that do not."""
@@ -183,7 +185,7 @@ class Group:
             self._finalizer()
         self._running = None
 
-    def _ask(self, request: _Opening, timeout: float | None) -> list[Reply]:
+    def _ask(self, request: Request, timeout: float | None) -> list[Reply]:
         running = self._running
         if running is None:
             raise WorkError("The helper group has ended.", "Call restart() to begin anew.")
@@ -204,7 +206,7 @@ class Group:
         finally:
             self._asking = False
 
-    def _exchange(self, running: Running, request: _Opening, deadline: float | None) -> list[Reply]:
+    def _exchange(self, running: Running, request: Request, deadline: float | None) -> list[Reply]:
         arrays = request.arrays
         if not isinstance(arrays, Mapping) and len(arrays) != self.ranks:
             raise UsageError(f"There are arrays for {len(arrays)} ranks, and {self.ranks} ranks.", "Give one a rank.")

@@ -306,6 +306,7 @@ def close_problem(session: Session, header: Header, arrays: Arrays) -> tuple[Hea
     """`petsc_close` {key}: forget a problem with its factors."""
     del arrays
     session.get(NAME, {}).pop(header["key"], None)
+    gc.collect()  # now, on all ranks alike
     return {}, {}
 
 

@@ -7,6 +7,7 @@ Shapes: `S` right-hand sides, `J` nodes in canonical order, `K` leading times at
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from pydantic import Field
 from scipy.sparse import csr_array
 
 from distlfm.config import Config
-from distlfm.errors import UsageError, WorkError
+from distlfm.errors import UsageError
 from distlfm.solvers.fem.group import Group
 from distlfm.solvers.fem.spec import Csr, FloatArray, IntArray, ProblemSpec
 from distlfm.solvers.fem.wire import Array
@@ -59,12 +60,16 @@ class Gradients:
 
 
 class PartitionedSolver:
-    """Trajectories of one affine problem, solved by the ranks of a group."""
+    """Trajectories of one affine problem, solved by the ranks of a group, which is started anew if it has died.
+
+    The group forgets the problem when this object goes.
+    """
 
     def __init__(self, group: Group, spec: ProblemSpec, solver: LinearSolverConfig | None = None) -> None:
         self._group, self._spec = group, spec
-        self._solver = solver or LinearSolverConfig()
+        self.linear = solver or LinearSolverConfig()
         self._key = f"partitioned-{next(_keys)}"
+        weakref.finalize(self, group.later, "petsc_close", {"key": self._key}).atexit = False
         self._generation = -1
         self._owned: list[IntArray] = []
         self._places: IntArray = np.zeros(0, dtype=np.int64)
@@ -79,8 +84,8 @@ class PartitionedSolver:
     @property
     def kind(self) -> str:
         """The linear solver that is used."""
-        if self._solver.kind != "auto":
-            return self._solver.kind
+        if self.linear.kind != "auto":
+            return self.linear.kind
         if self.num_nodes > LARGEST_FACTORED and self.symmetric:
             return "cg_amg"
         return "petsc_lu" if self._group.ranks == 1 else "mumps"
@@ -130,7 +135,7 @@ class PartitionedSolver:
             "theta": {name: float(theta[name]) for name in self.names},
             "dt": float(dt),
             "num_steps": int(num_steps),
-            "solver": {"kind": self.kind, "tolerance": self._solver.tolerance},
+            "solver": {"kind": self.kind, "tolerance": self.linear.tolerance},
             "driven": driven,
             "keep_states": keep_states,
         }
@@ -142,8 +147,7 @@ class PartitionedSolver:
 
     def adjoint(self, run: RunId, weights: FloatArray) -> Gradients:
         """The gradients of Σ weights · observed, weights [S, N + 1, O]. The run can be used again, until `drop`."""
-        if run.generation != self._group.generation:
-            raise WorkError("The helper group was started anew after the forward solve.", "Solve forward again.")
+        self._group.check(run.generation)
         if weights.shape != run.shape:
             raise UsageError(
                 f"The weights are {weights.shape}, and what was observed is {run.shape}.", "Give one each."
@@ -174,7 +178,8 @@ class PartitionedSolver:
         self._generation = -1
 
     def _settle(self) -> None:
-        """Put the problem on the ranks, also on those of a group that was started anew."""
+        """Put the problem on the ranks, also on those of a group that was, or has to be, started anew."""
+        self._group.revive()
         if self._generation == self._group.generation:
             return
         header = {"key": self._key, "spec": self._spec.model_dump(mode="json")}

@@ -6,8 +6,10 @@ has, rank 0 alone sends them. A session is a dictionary that lasts as long as th
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,13 @@ from pydantic import ValidationError
 
 from distlfm.errors import UsageError, WorkError
 from distlfm.solvers.fem import partitioned
+from distlfm.solvers.fem.collective import on_root
 from distlfm.solvers.fem.derivatives import FormDerivatives
 from distlfm.solvers.fem.discretise import Discretisation, discretise
+from distlfm.solvers.fem.mesh_arrays import count_nodes
+from distlfm.solvers.fem.mesh_files import read_mesh
 from distlfm.solvers.fem.observe import interpolation
-from distlfm.solvers.fem.operators import all_cells, assemble_operators, fixed_nodes
+from distlfm.solvers.fem.operators import assemble_operators, cells_on_root, fixed_nodes
 from distlfm.solvers.fem.packing import pack_csr, pack_operators, unpack_csr
 from distlfm.solvers.fem.spec import ProblemSpec
 from distlfm.solvers.fem.steppers import CachedStepper
@@ -80,7 +85,16 @@ def open_problem(session: Session, header: Header, arrays: Arrays) -> Answer:
         "upper": d.domain.upper.tolist(),
         "ranks": d.comm.size,
     }
-    return about, _from_root(d, {"nodes": d.nodes, "cells": all_cells(d), **fixed_nodes(d)})
+    return about, _from_root(d, {"nodes": d.nodes, "cells": cells_on_root(d), **fixed_nodes(d)})
+
+
+def count_mesh(session: Session, header: Header, arrays: Arrays) -> Answer:
+    """`count` {mesh, degree}: the number of nodes {num_nodes} that a mesh from a file has. Nothing is kept."""
+    del session, arrays
+    from mpi4py import MPI
+
+    path = Path(header["mesh"]["path"])
+    return {"num_nodes": on_root(MPI.COMM_WORLD, lambda: count_nodes(read_mesh(path), header["degree"]))}, {}
 
 
 def assemble(session: Session, header: Header, arrays: Arrays) -> Answer:
@@ -195,6 +209,7 @@ def close_problem(session: Session, header: Header, arrays: Arrays) -> Answer:
     """`close` {key}: forget a problem and all that was recorded of it."""
     del arrays
     session.get(NAME, {}).pop(header["key"], None)
+    gc.collect()  # now, on all ranks alike
     return {}, {}
 
 
@@ -231,6 +246,7 @@ def _check_shapes(d: Discretisation, theta: Any, initial: Any, force: Any, num_s
 
 VERBS: dict[str, Verb] = {
     "open": open_problem,
+    "count": count_mesh,
     "assemble": assemble,
     "interpolate": interpolate,
     "taped_forward": taped_forward,

@@ -13,11 +13,11 @@ from distlfm.errors import UsageError
 from distlfm.solvers.fem.group import Group
 from distlfm.solvers.fem.packing import unpack_csr, unpack_operators
 from distlfm.solvers.fem.partitioned_client import LinearSolverConfig, PartitionedSolver
-from distlfm.solvers.fem.spec import Csr, FloatArray, ProblemSpec
+from distlfm.solvers.fem.spec import Csr, FloatArray, MeshConfig, ProblemSpec
 from distlfm.solvers.field.dense import DenseEngine
 from distlfm.solvers.field.discretised import Discretised
 from distlfm.solvers.field.engine import Engine
-from distlfm.solvers.field.remote import PetscEngine, TapedEngine
+from distlfm.solvers.field.remote import Held, PetscEngine, TapedEngine
 from distlfm.solvers.field.sparse import SparseEngine
 from distlfm.solvers.field.system import split
 
@@ -37,21 +37,24 @@ def helper_group(ranks: int) -> Group:
     """This process's helper group of so many ranks, started when first asked for, and anew if it has died."""
     if ranks not in _groups:
         _groups[ranks] = Group.start(ranks)
-    elif not _groups[ranks].alive:
-        _groups[ranks].restart()
+    _groups[ranks].revive()
     return _groups[ranks]
 
 
 def close_helper_groups() -> None:
     """End all helper groups of this process; they start again when needed."""
-    for group in _groups.values():
-        group.close()
-    _groups.clear()
     meshed.cache_clear()
+    for ranks, group in list(_groups.items()):
+        group.close()
+        if not group.holds:  # otherwise somebody has a field of it, which must come back with the group
+            del _groups[ranks]
 
 
 class Meshed(Discretised):
-    """A problem opened in a helper group. Its matrices are fetched if an engine of this process works with them."""
+    """A problem opened in a helper group. Its matrices are fetched if an engine of this process works with them.
+
+    The group forgets the problem when neither this object nor its engine is there any more.
+    """
 
     def __init__(self, spec: ProblemSpec, solver: Solver, ranks: int, linear: LinearSolverConfig) -> None:
         self.spec, self.ranks = spec, ranks
@@ -59,6 +62,7 @@ class Meshed(Discretised):
         group = self.group
         header = {"key": self.key, "spec": spec.model_dump(mode="json")}
         opened = group.call("open", header, remember=True)[0]
+        self._held = Held(functools.partial(_let_go, group, self.key))
         self.nodes, self.cells = np.array(opened.arrays["nodes"]), np.array(opened.arrays["cells"])
         self.fixed, self.fixed_values = np.array(opened.arrays["fixed"]), np.array(opened.arrays["fixed_values"])
         self.names = tuple(str(name) for name in opened.header["coefficients"])
@@ -89,7 +93,7 @@ class Meshed(Discretised):
     def _build(self, linear: LinearSolverConfig) -> Engine:
         group = self.group
         if self.kind == "taped":
-            return TapedEngine(group, self.key, self.names, len(self.nodes))
+            return TapedEngine(group, self.key, self.names, len(self.nodes), self._held)
         if self.kind == "petsc":
             return PetscEngine(PartitionedSolver(group, self.spec, linear), self.names)
         system = split(unpack_operators(group.call("assemble", {"key": self.key})[0].arrays), self.names)
@@ -105,8 +109,21 @@ class Meshed(Discretised):
         return self._weights[name]
 
 
+def count_nodes(mesh: MeshConfig, degree: int) -> int:
+    """Nodes of a mesh from a file, as a helper process reads it."""
+    header = {"mesh": mesh.model_dump(mode="json"), "degree": degree}
+    return int(helper_group(1).call("count", header)[0].header["num_nodes"])
+
+
+def _let_go(group: Group, key: str) -> None:
+    group.forget(key)
+    group.later("close", {"key": key})
+
+
 @functools.lru_cache(maxsize=16)
-def meshed(spec_json: str, solver: Solver, ranks: int, linear: str) -> Meshed:
+def meshed(
+    spec_json: str, solver: Solver, ranks: int, linear: str, tolerance: float = LinearSolverConfig().tolerance
+) -> Meshed:
     """The problem of a spec; asked again, it is the same one."""
-    found = LinearSolverConfig.model_validate({"kind": linear})
+    found = LinearSolverConfig.model_validate({"kind": linear, "tolerance": tolerance})
     return Meshed(ProblemSpec.model_validate_json(spec_json), solver, ranks, found)

@@ -28,7 +28,7 @@ def to_csr(observe: Tensor) -> Csr:
     return Csr(entries.values().numpy(), columns.astype(np.int64), pointers, shape)
 
 
-class _Held:
+class Held:
     """Something that a group keeps for the adjoint, dropped when nobody can ask for it any more."""
 
     def __init__(self, drop: Callable[[], None]) -> None:
@@ -42,7 +42,7 @@ class _Held:
 @dataclass(frozen=True)
 class _PetscRuns:
     runs: list[RunId]
-    held: _Held
+    held: Held
 
 
 class PetscEngine(Engine):
@@ -62,7 +62,9 @@ class PetscEngine(Engine):
         driven: bool,
         keep: bool,
     ) -> tuple[Tensor, _PetscRuns]:
-        looked, found, runs = to_csr(observe), [], []
+        looked, found = to_csr(observe), []
+        runs: list[RunId] = []
+        held = Held(lambda: self.solver.drop(*runs))  # also those before one that fails
         for a, values in enumerate(theta.tolist()):
             given = dict(zip(self.names, values, strict=True))
             start, pushed = initial[a].numpy(), force[a].numpy()
@@ -71,7 +73,6 @@ class PetscEngine(Engine):
             )
             found.append(observed)
             runs.append(run)
-        held = _Held(lambda: self.solver.drop(*runs))
         return torch.from_numpy(np.stack(found)), _PetscRuns(runs, held)
 
     def adjoint(self, saved: _PetscRuns, weights: Tensor) -> Sensitivities:
@@ -88,14 +89,17 @@ class PetscEngine(Engine):
 class _Tape:
     run: int
     generation: int
-    held: _Held
+    held: Held
 
 
 class TapedEngine(Engine):
-    """Any weak form, linear or not: one dolfin-adjoint tape a trajectory. A trajectory that fails is NaN."""
+    """Any weak form, linear or not: one dolfin-adjoint tape a trajectory. A trajectory that fails is NaN.
 
-    def __init__(self, group: Group, key: str, names: tuple[str, ...], num_nodes: int) -> None:
-        self.group, self.key, self.names, self.num_nodes = group, key, names, num_nodes
+    problem: kept as long as this engine, so that the group does not let it go.
+    """
+
+    def __init__(self, group: Group, key: str, names: tuple[str, ...], num_nodes: int, problem: Held) -> None:
+        self.group, self.key, self.names, self.num_nodes, self.problem = group, key, names, num_nodes, problem
 
     def forward(
         self,
@@ -117,6 +121,7 @@ class TapedEngine(Engine):
             **pack_csr("observe", to_csr(observe)),
         }
         header = {"key": self.key, "dt": grid.dt, "num_steps": grid.steps, "keep": keep}
+        self.group.revive()
         reply = self.group.call("taped_forward", header, arrays)[0]
         run, generation = int(reply.header["run"] or 0), self.group.generation
 
@@ -124,9 +129,10 @@ class TapedEngine(Engine):
             if run and self.group.alive and self.group.generation == generation:
                 self.group.later("taped_drop", {"key": self.key, "runs": [run]})
 
-        return torch.from_numpy(np.array(reply.arrays["observed"])), _Tape(run, generation, _Held(drop))
+        return torch.from_numpy(np.array(reply.arrays["observed"])), _Tape(run, generation, Held(drop))
 
     def adjoint(self, saved: _Tape, weights: Tensor) -> Sensitivities:
+        self.group.check(saved.generation)
         header = {"key": self.key, "run": saved.run}
         clean = torch.nan_to_num(weights).contiguous().numpy()
         arrays = self.group.call("taped_adjoint", header, {"weights": clean})[0].arrays

@@ -1,0 +1,91 @@
+"""Fields whose helper group dies, is closed, or has nobody to work for any more."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from distlfm.errors import UsageError, WorkError
+from distlfm.solvers.fem.spec import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
+from distlfm.solvers.field.engine import TimeGrid, solve
+from distlfm.solvers.field.meshed import Meshed, Solver, close_helper_groups, helper_group, meshed
+
+pytestmark = pytest.mark.slow
+
+SPEC = ProblemSpec(
+    equation=EquationRef(module="distlfm.equations.reaction_diffusion", name="ReactionDiffusion"),
+    mesh=MeshConfig(lower=(0.0,), upper=(1.0,), size=0.05),
+    boundary={"all": BoundaryConfig(kind="dirichlet")},
+)
+GRID = TimeGrid(0.0, 0.1, 4)
+PLACES = np.array([[0.31], [0.62]])
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    close_helper_groups()
+
+
+def opened(solver: Solver) -> Meshed:
+    return meshed(SPEC.model_dump_json(), solver, 1, "auto")
+
+
+def solved(field: Meshed, force: torch.Tensor) -> torch.Tensor:
+    """What is observed of a trajectory."""
+    theta = torch.tensor([[1.0, 0.3, 0.05]], dtype=torch.float64)
+    start = torch.zeros(1, 1, len(field.nodes), dtype=torch.float64)
+    observe = torch.zeros(1, len(field.nodes), dtype=torch.float64)
+    observe[0, 7] = 1.0
+    return solve(field.engine, theta, start, force, GRID, observe)
+
+
+@pytest.mark.parametrize("solver", ["petsc", "taped"])
+def test_a_field_is_solved_again_after_its_group_has_died(solver: Solver) -> None:
+    field = opened(solver)
+    force = torch.ones(1, 1, GRID.steps + 1, len(field.nodes), dtype=torch.float64, requires_grad=True)
+    first = solved(field, force)
+    (gradient,) = torch.autograd.grad(first.sum(), force, retain_graph=True)
+    os.kill(field.group.pids[0], signal.SIGKILL)
+    with pytest.raises(WorkError, match=r"signal 9|forward again"):
+        torch.autograd.grad(first.sum(), force, retain_graph=True)
+    again = solved(field, force)
+    # The new group counts its runs from one too: what it holds is not taken for what the old one did.
+    with pytest.raises(WorkError, match="forward again"):
+        torch.autograd.grad(first.sum(), force)
+    torch.testing.assert_close(again, first, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(torch.autograd.grad(again.sum(), force)[0], gradient, rtol=1e-10, atol=1e-14)
+
+
+def test_a_field_that_somebody_holds_comes_back_after_all_groups_were_closed() -> None:
+    field = opened("dense")
+    before = field.weights(PLACES)
+    close_helper_groups()
+    after = field.weights(PLACES + 0.01)
+    assert after.shape == before.shape
+
+
+@pytest.mark.parametrize("solver", ["petsc", "taped"])
+def test_a_group_forgets_a_field_that_nobody_holds(solver: Solver) -> None:
+    field = opened(solver)
+    force = torch.ones(1, 1, GRID.steps + 1, len(field.nodes), dtype=torch.float64)
+    solved(field, force)
+    group, keys = helper_group(1), {"open": field.key}
+    if solver == "petsc":
+        keys["petsc"] = field.engine.solver._key  # type: ignore[attr-defined]
+    assert group.holds == 1
+    del field
+    meshed.cache_clear()
+    gc.collect()
+    assert group.holds == 0
+    with pytest.raises(UsageError, match="holds no problem"):
+        group.call("interpolate", {"key": keys["open"]}, {"points": PLACES})
+    if solver == "petsc":
+        with pytest.raises(UsageError, match="holds no problem"):
+            group.call("petsc_adjoint", {"key": keys["petsc"], "run": 1})
