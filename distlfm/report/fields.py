@@ -89,7 +89,7 @@ def _panels(view: FieldView) -> list[Panel]:
         limits, true_limits = _shared(mean.values, None if true is None else true.values)
         found.append(Panel(f"{name}: posterior mean", label, mean, LEVEL_MAP, limits, marks=kind == "outputs"))
         found.append(Panel(f"{name}: sd", "sd", sd, SPREAD_MAP, Normalize(0.0, _usual(sd.values))))
-        if true is not None and (kind == "force" or view.dims == 1):
+        if true is not None:
             error = view.error(true, kind)
             end = _top(np.abs(error.values))
             truth = view.truth_name if kind == "force" else "truth"

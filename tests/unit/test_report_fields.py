@@ -13,7 +13,7 @@ import pytest
 from factories import make_page, make_result
 from field_factories import make_field
 from matplotlib.collections import PathCollection, QuadMesh, TriMesh
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 
 from distlfm.errors import UsageError
 from distlfm.inference.residuals import residuals
@@ -135,21 +135,35 @@ def test_snapshots_in_the_plane_are_on_the_mesh() -> None:
     figure = plot_field(FieldView(result))
     drawn = [one for part in figure.subfigs for axes in part.axes for one in axes.collections]
     on_mesh = [one for one in drawn if isinstance(one, TriMesh)]
-    assert len(on_mesh) == 4 * 5
+    assert len(on_mesh) == 4 * 7
     cells = result.posterior.marginal.map.discretised.cells  # type: ignore[attr-defined]
     assert len(on_mesh[0]._triangulation.triangles) == len(cells)
+
+
+def rows_of(figure: Figure) -> dict[str, SubFigure]:
+    return {part.get_suptitle(): part for part in figure.subfigs}
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_output_and_force_have_truth_and_error_in_the_plane_and_in_space(dims: int) -> None:
+    rows = rows_of(plot_field(FieldView(make_field(dims))))
+    shown = ["posterior mean", "truth", "mean − truth"]
+    assert {f"{name}: {what}" for name in ("output", "force") for what in shown} <= set(rows)
+    errors = [np.asarray(axes.collections[0].get_array()) for axes in rows["output: mean − truth"].axes[:4]]
+    assert all(np.abs(one).max() < 1e-9 for one in errors)
+    assert "output: truth" not in rows_of(plot_field(FieldView(make_field(dims, truth=False))))
 
 
 def test_snapshots_fill_the_mesh_where_only_some_nodes_are_known() -> None:
     result = make_field(2)
     grid = result.grid
     assert grid.positions is not None
-    some = np.arange(len(grid.times)) % 3 > 0
+    some, name = np.arange(len(grid.times)) % 3 > 0, "force: posterior mean"
     fewer = Prediction(
         grid.times[some], *(_columns(one, some) for one in (grid.force, grid.outputs)), grid.positions[some]
     )
     whole, filled = (
-        next(one for one in plot_field(FieldView(field)).subfigs[1].axes[0].collections if isinstance(one, TriMesh))
+        next(one for one in rows_of(plot_field(FieldView(field)))[name].axes[0].collections if isinstance(one, TriMesh))
         for field in (result, replace(result, grid=fewer))
     )
     expected, found = np.asarray(whole.get_array()), np.asarray(filled.get_array())
