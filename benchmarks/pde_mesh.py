@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.sparse import csr_array
 
 from benchmarks.goals import at_least, at_most
 from distlfm.solvers.fem.group import Group
 from distlfm.solvers.fem.partitioned_client import LinearSolverConfig, PartitionedSolver
 from distlfm.solvers.fem.spec import EquationRef, MeshConfig, ProblemSpec
+from distlfm.solvers.field.engine import TimeGrid, solve
+from distlfm.solvers.field.meshed import Meshed, close_helper_groups
 
 THETA = {"sensitivity": 1.0, "decay": 0.3, "diffusion": 0.03}
 DT = 0.02
@@ -84,13 +87,20 @@ def partitioned_seconds(
 
 
 def peak_bytes(cells: int, ranks: int, kind: Any = "cg_amg", num_steps: int = 2) -> list[int]:
-    """The most memory that each rank held while it assembled the problem, solved it and solved back."""
-    with Group.start(ranks) as group:
-        solver = PartitionedSolver(group, reaction_diffusion(cells), LinearSolverConfig(kind=kind, tolerance=1e-8))
-        force = np.ones((1, num_steps + 1, solver.num_nodes))
-        _, run_id = solver.forward(THETA, None, force, DT, num_steps, some_nodes(solver.num_nodes))
-        solver.adjoint(run_id, np.ones((1, num_steps + 1, NUM_OBSERVED)))
-        return [int(reply.header["peak_bytes"]) for reply in group.call("usage")]
+    """The most memory that each rank held while it opened the field as a fit does, solved it and solved back."""
+    close_helper_groups()
+    field = Meshed(reaction_diffusion(cells), "petsc", ranks, LinearSolverConfig(kind=kind, tolerance=1e-8))
+    shape = (1, 1, num_steps + 1, len(field.nodes))
+    forces = torch.ones(shape, dtype=torch.float64, requires_grad=True)
+    theta = torch.tensor([[THETA[name] for name in field.names]], dtype=torch.float64)
+    start = torch.zeros(1, 1, len(field.nodes), dtype=torch.float64)
+    places = np.random.default_rng(0).uniform(size=(NUM_OBSERVED, 2))
+    seen = field.observe(places)
+    solve(field.engine, theta, start, forces, TimeGrid(0.0, DT, num_steps), seen).sum().backward()
+    peaks = [int(reply.header["peak_bytes"]) for reply in field.group.call("usage")]
+    del field
+    close_helper_groups()
+    return peaks
 
 
 def used(group: Group) -> float:
