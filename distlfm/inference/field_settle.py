@@ -18,7 +18,7 @@ from distlfm.inference.model import Model
 from distlfm.instance import FloatArray, Instance
 from distlfm.mechanisms.field import FieldConfig
 from distlfm.solvers.field.engine import TimeGrid
-from distlfm.solvers.field.meshed import Meshed, meshed
+from distlfm.solvers.field.meshed import Meshed, count_nodes, meshed
 
 MOST_VERTICES = 400
 LEAST_CELLS, MOST_CELLS = 40, 400
@@ -52,7 +52,7 @@ class FieldOptions(Config):
 
 
 class FieldSettings(Config):
-    """Everything settled, as it is kept with a saved fit."""
+    """Everything settled, as it is kept with a saved fit. file_nodes: of a mesh from a file that may be divided."""
 
     mesh: MeshConfig
     start: float
@@ -62,6 +62,7 @@ class FieldSettings(Config):
     num_places: int
     shown_times: int | None = None
     shown_places: int | None = None
+    file_nodes: int | None = None
 
     @property
     def grid(self) -> TimeGrid:
@@ -131,6 +132,7 @@ def settle_extent(model: Model, extent: Extent, options: FieldOptions) -> FieldS
         num_places=places,
         shown_times=options.shown_times,
         shown_places=options.shown_places,
+        file_nodes=_file_nodes(model.field.field, mesh),
     )
 
 
@@ -139,27 +141,47 @@ def open_field(model: Model, settings: FieldSettings) -> Meshed:
     field = model.field
     options = field.field
     spec = field.problem(settings.mesh).model_dump_json()
-    ranks = num_ranks(options, settings.mesh)
-    found = meshed(spec, options.solver, ranks, options.linear_solver)
+    ranks = _num_ranks(options, settings)
+    linear = options.linear_solver, options.linear_tolerance
+    found = meshed(spec, options.solver, ranks, *linear)
     if ranks > 1 and options.ranks is None and not found.affine:
         # A recorded trajectory is not divided unless that is asked for.
-        found = meshed(spec, options.solver, 1, options.linear_solver)
+        found = meshed(spec, options.solver, 1, *linear)
     return found
 
 
-def num_ranks(options: FieldConfig, mesh: MeshConfig) -> int:
-    """Processes among which a mesh is divided: as many as are asked for, or PARTITIONED above the limit."""
+def num_ranks(model: Model, settings: FieldSettings) -> int:
+    """Processes among which a fit divides its mesh; a mesh above the limit is opened to see what it is divided for."""
+    ranks = _num_ranks(model.field.field, settings)
+    return ranks if ranks == 1 or model.field.field.ranks is not None else open_field(model, settings).ranks
+
+
+def _num_ranks(options: FieldConfig, settings: FieldSettings) -> int:
+    """As many as are asked for, or PARTITIONED for a mesh above the limit if its equation is linear."""
     if options.ranks is not None:
         return options.ranks
-    return PARTITIONED if options.solver in ("auto", "petsc") and num_nodes(mesh) > options.mesh_limit else 1
+    return PARTITIONED if _may_divide(options) and _num_nodes(options, settings) > options.mesh_limit else 1
 
 
-def num_nodes(mesh: MeshConfig) -> int:
-    """About how many nodes a settled mesh has; 0 for one from a file, which nobody has looked at yet."""
+def _may_divide(options: FieldConfig) -> bool:
+    return options.ranks is None and options.solver in ("auto", "petsc")
+
+
+def _file_nodes(options: FieldConfig, mesh: MeshConfig) -> int | None:
+    """Nodes of a mesh from a file, counted once for a whole fleet; None where nothing depends on it."""
+    return count_nodes(mesh, options.degree) if mesh.kind == "file" and _may_divide(options) else None
+
+
+def _num_nodes(options: FieldConfig, settings: FieldSettings) -> int:
+    """About how many nodes a settled mesh has."""
+    mesh = settings.mesh
     if mesh.kind == "file" or mesh.size is None:
-        return 0
+        return settings.file_nodes or 0
+    if mesh.kind == "interval":
+        gaps = np.diff(np.unique([*mesh.lower, *mesh.vertices, *mesh.upper]))
+        return options.degree * int(np.ceil(gaps / mesh.size - 1e-9).sum()) + 1
     sides = zip(mesh.lower, mesh.upper, strict=True)
-    return math.prod(math.ceil((high - low) / mesh.size) + 1 for low, high in sides)
+    return math.prod(options.degree * math.ceil((high - low) / mesh.size - 1e-9) + 1 for low, high in sides)
 
 
 def build_map(model: Model, settings: FieldSettings, both_ways: bool | None = None) -> FieldMap:

@@ -60,7 +60,8 @@ class FieldConfig(MechanismConfig):
     the shortest gap between observed times, or a fortieth of the whole, and halved where that changes the answer.
     solver: `dense`, `sparse`, `petsc` or `taped`, by default by the size of the mesh and by the form. ranks: processes
     among which `petsc` divides the mesh; by default one, and two above `mesh_limit` nodes.
-    linear_solver: of `petsc`: a direct one, or conjugate gradients with algebraic multigrid.
+    linear_solver: of `petsc`: a direct one, or conjugate gradients with algebraic multigrid, whose residual is at most
+    `linear_tolerance` relative to the right-hand side.
     """
 
     outputs: tuple[str, ...] = ("output",)
@@ -74,6 +75,7 @@ class FieldConfig(MechanismConfig):
     ranks: int | None = Field(default=None, ge=1)
     mesh_limit: int = Field(default=60_000, ge=1)
     linear_solver: Literal["auto", "mumps", "petsc_lu", "cg_amg"] = "auto"
+    linear_tolerance: float = Field(default=1e-10, gt=0, lt=1)
     dims: int | None = Field(default=None, ge=1, le=3)
 
     @model_validator(mode="after")

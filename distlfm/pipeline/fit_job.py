@@ -155,4 +155,4 @@ def ranks_of(model: Model, options: InferenceConfig) -> int:
     """Processes that a worker starts to divide a mesh among; 1 where it is not divided."""
     if not model.is_field or options.settled is None:
         return 1
-    return num_ranks(model.field.field, options.settled.mesh)
+    return num_ranks(model, options.settled)

@@ -83,7 +83,8 @@ class Lattice:
         self.points = np.stack([axis.ravel() for axis in np.meshgrid(*self.axes, indexing="ij")], -1)
         options = model.field.field
         problem = model.field.problem(mesh).model_dump_json()
-        self.discretised = meshed(problem, options.solver, options.ranks or 1, options.linear_solver)
+        linear = options.linear_solver, options.linear_tolerance
+        self.discretised = meshed(problem, options.solver, options.ranks or 1, *linear)
         grid = _grid(times)
         self.fields = FieldMap(model, self.discretised, grid, place_inducing(self.discretised, grid, 3, 3))
         self.places = self.fields.places(torch.from_numpy(self.points).unsqueeze(0))

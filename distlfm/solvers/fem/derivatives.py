@@ -44,14 +44,15 @@ class FormDerivatives:
         with import_adjoint().stop_annotating():
             trial = dolfin.TrialFunction(d.space)
             self._value = dolfin.Form(d.form)
-            self._by_state = dolfin.Form(dolfin.derivative(d.form, d.state, trial))
-            self._by_force = dolfin.Form(dolfin.derivative(d.form, d.force, trial))
+            self._forms = tuple(dolfin.Form(dolfin.derivative(d.form, of, trial)) for of in (d.state, d.force))
             self._by_theta = [
                 dolfin.Form(dolfin.derivative(d.form, constant, dolfin.Constant(1.0)))
                 for constant in d.coefficients.values()
             ]
             self._mass = dolfin.as_backend_type(dolfin.assemble(trial * d.test * dolfin.dx)).mat()
-            self._tensor = dolfin.PETScMatrix(d.comm)
+            # Forms over interior facets have wider patterns than others: one tensor for each.
+            self._tensors = tuple(dolfin.PETScMatrix(d.comm) for _ in range(2))
+            self._keys: IntArray | None = None
 
     def at(self, theta: FloatArray, states: FloatArray, force: FloatArray) -> Derivatives:
         """theta: [k] in the problem's order; states, force: [n, J]."""
@@ -61,24 +62,40 @@ class FormDerivatives:
         with import_adjoint().stop_annotating():
             for constant, value in zip(d.coefficients.values(), theta, strict=True):
                 constant.assign(float(value))
-            keys, mass = self._ordered(self._mass)
-            count, size = len(states), len(mass)
+            keys = self._keys = self._pattern() if self._keys is None else self._keys
+            count, size = len(states), len(keys)
             value, by_theta = np.empty((count, d.num_nodes)), np.empty((count, len(theta), d.num_nodes))
-            by_state, by_force = np.empty((count, size)), np.empty((count, size))
+            mass, by_state, by_force = self._on(keys, self._mass), np.empty((count, size)), np.empty((count, size))
             for n in range(count):
                 d.scatter(d.state.vector(), states[n])
                 d.scatter(d.force.vector(), force[n])
                 value[n] = d.gather(dolfin.assemble(self._value))
                 for k, form in enumerate(self._by_theta):
                     by_theta[n, k] = d.gather(dolfin.assemble(form))
-                for form, found in ((self._by_state, by_state), (self._by_force, by_force)):
-                    dolfin.assemble(form, tensor=self._tensor)
-                    own, entries = self._ordered(self._tensor.mat())
-                    assert np.array_equal(own, keys), "forms over interior facets have other patterns"
-                    found[n] = entries
+                for form, tensor, found in zip(self._forms, self._tensors, (by_state, by_force), strict=True):
+                    dolfin.assemble(form, tensor=tensor)
+                    found[n] = self._on(keys, tensor.mat())
         rows, columns = np.divmod(keys, d.num_nodes)
         indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=d.num_nodes))]).astype(np.int64)
         return Derivatives(value, by_theta, mass, by_state, by_force, columns.astype(np.int64), indptr)
+
+    def _pattern(self) -> IntArray:
+        """Canonical places of all entries that mass and derivatives have, in order."""
+        import dolfin
+
+        for form, tensor in zip(self._forms, self._tensors, strict=True):
+            dolfin.assemble(form, tensor=tensor)
+        parts = [self._ordered(matrix)[0] for matrix in (self._mass, *(tensor.mat() for tensor in self._tensors))]
+        return np.unique(np.concatenate(parts))
+
+    def _on(self, keys: IntArray, matrix: Any) -> FloatArray:
+        """The entries of a matrix at places `keys`, zero where it has none."""
+        own, entries = self._ordered(matrix)
+        if len(own) == len(keys):
+            return entries
+        found = np.zeros(len(keys))
+        found[np.searchsorted(keys, own)] = entries
+        return found
 
     def _ordered(self, matrix: Any) -> tuple[IntArray, FloatArray]:
         """Canonical places row · J + column of the entries, in order, and the entries, on every rank."""

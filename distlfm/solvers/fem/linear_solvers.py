@@ -101,7 +101,7 @@ class Multigrid(LinearSolver):
                 raise WorkError(
                     f"The iterative solver stopped at a residual of {ksp.getResidualNorm():.2g} after "
                     f"{ksp.getIterationNumber()} iterations.",
-                    "Use a larger tolerance or a smaller time step, or the solver mumps.",
+                    "Raise mechanism.linear_tolerance, lower mechanism.step, or set mechanism.linear_solver=mumps.",
                 )
 
 
@@ -117,5 +117,5 @@ def make_solver(matrix: Any, kind: str, tolerance: float, *, symmetric: bool) ->
 def _no_factor(reason: str) -> WorkError:
     return WorkError(
         f"The matrix of a time step could not be factored ({reason}).",
-        "It is singular, or memory ran out: use more ranks, the solver cg_amg, or a smaller time step.",
+        "It is singular, or memory ran out: use more ranks, mechanism.linear_solver=cg_amg, or a smaller step.",
     )
