@@ -1,4 +1,4 @@
-"""The costliest block goes first, and the time left is learned from what is done."""
+"""The costliest block goes first; what blocks cost, and the time left, is learned from what is done."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distlfm.cluster.rates import Rates, kind_of
 from distlfm.cluster.schedule import Schedule
 
 
@@ -69,3 +70,48 @@ def test_when_all_is_done_no_time_is_left() -> None:
     schedule.next()
     schedule.done(0, seconds=4.0)
     assert schedule.time_left(3) == 0.0
+
+
+def test_measured_seconds_change_the_order() -> None:
+    """Blocks that were guessed to be cheap take longest."""
+    schedule = Schedule(range(16), [4.0] * 8 + [1.0] * 8)
+    first, look = schedule.next(), schedule.next()
+    assert (first, look) == (0, 8), "the smallest is looked at early"
+    schedule.done(0, seconds=1.0)
+    schedule.done(8, seconds=5.0)
+    assert taken(schedule) == [*range(9, 16), *range(1, 8)]
+
+
+def test_seconds_measured_before_a_stop_order_the_rest() -> None:
+    weights = [4.0, 4.0, 1.0, 1.0, 2.0]
+    assert taken(Schedule([1, 3, 4], weights)) == [1, 4, 3]
+    assert taken(Schedule([1, 3, 4], weights, {0: 1.0, 2: 16.0})) == [3, 4, 1]
+
+
+def test_sizes_that_were_not_measured_cost_what_the_next_ones_tell() -> None:
+    """Seconds that grow by the root of the guess: 1 s at 1, 4 s at 16, so 2 s at 4; beyond, in proportion."""
+    rates = Rates()
+    rates.learn(1.0, 1.0)
+    rates.learn(16.0, 4.0)
+    assert 4.0 * rates.of(kind_of(4.0)) == pytest.approx(2.0)
+    assert 32.0 * rates.of(kind_of(32.0)) == pytest.approx(8.0)
+    assert 0.5 * rates.of(kind_of(0.5)) == pytest.approx(0.5)
+
+
+def test_a_small_fleet_begins_with_its_costliest_blocks_only() -> None:
+    assert taken(Schedule(range(4), [4.0, 4.0, 1.0, 1.0])) == [0, 1, 2, 3]
+
+
+def test_the_time_left_is_that_of_sizes_as_measured() -> None:
+    schedule = Schedule(range(16), [4.0] * 8 + [1.0] * 8)
+    assert (schedule.next(), schedule.next()) == (0, 8)
+    schedule.done(0, seconds=1.0)
+    schedule.done(8, seconds=5.0)
+    assert schedule.time_left(1) == pytest.approx(7 * 1.0 + 7 * 5.0)
+
+
+def test_a_block_without_any_answer_says_nothing_of_the_others() -> None:
+    schedule = Schedule(range(2), [1.0, 1.0])
+    schedule.next()
+    schedule.done(0, None)
+    assert math.isnan(schedule.time_left(1))
