@@ -15,15 +15,19 @@ FAMILIES: dict[str, type[DistlfmError]] = {
 }
 """What we raise on purpose keeps its family; of these, an exception belongs to the first that fits."""
 
+TORCH_STARVED = "DefaultCPUAllocator"
+"""Torch raises a plain RuntimeError where there is no memory; this is in its message."""
+
+DIED = "WorkerDied"
 TEXT_LIMIT = 2000
 """Characters of a message that are kept."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """kind: the exception's type name. family: a key of `FAMILIES`, "other", or "death" of the worker's process.
+    """kind: the exception's type name. where: the line that raised, for the log.
 
-    where: the line that raised, for the log.
+    family: a key of `FAMILIES`, "memory" if there was not enough of it, "death" of the worker's process, or "other".
     """
 
     kind: str
@@ -38,10 +42,15 @@ class Failure:
         return self.family == "death"
 
     @property
+    def starved(self) -> bool:
+        """There was not enough memory, whoever had it."""
+        return self.family == "memory"
+
+    @property
     def reason(self) -> str:
         """One line for the row that fails this way."""
         text = self.cause if not self.fix else f"{self.cause} {self.fix}"
-        return f"{self.kind}: {text}" if self.family == "other" else text
+        return f"{self.kind}: {text}" if self.family in ("other", "memory") and self.kind != DIED else text
 
     def error(self) -> DistlfmError:
         """An exception of the same family and text."""
@@ -59,12 +68,14 @@ def failure_of(error: BaseException) -> Failure:
     for family, member in FAMILIES.items():
         if isinstance(error, member):
             return Failure(kind, family, _short(error.cause), _short(error.fix), where)
-    return Failure(kind, "other", _short(_text(error)), "", where)
+    text = _text(error)
+    starved = isinstance(error, MemoryError) or TORCH_STARVED in text
+    return Failure(kind, "memory" if starved else "other", _short(text), "", where)
 
 
-def death(cause: str) -> Failure:
-    """A worker's process ended, for the given cause."""
-    return Failure("WorkerDied", "death", cause)
+def death(cause: str, starved: bool = False) -> Failure:
+    """A worker's process ended, for the given cause. starved: it was ended for the memory that it took."""
+    return Failure(DIED, "memory" if starved else "death", cause)
 
 
 def _text(error: BaseException) -> str:

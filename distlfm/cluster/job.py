@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Past:
+    """What earlier tries at a job have left. seconds: that blocks took which are done, by block.
+
+    answered: the call has proven right, as some row of theirs did not fail.
+    """
+
+    seconds: Mapping[int, float] = field(default_factory=dict)
+    answered: bool = False
 
 
 class Worker(ABC):
@@ -34,11 +46,13 @@ class Job(ABC):
 
     cpus: what a worker takes, as threads or as processes of its own.
     grouped: a worker starts `cpus` processes of its own, so their places are reserved together on one node.
+    memory: bytes that a block in hand takes, about; 0 if that is little.
     """
 
     num_blocks: int
     cpus: int = 1
     grouped: bool = False
+    memory: int = 0
 
     @abstractmethod
     def sizes(self) -> Sequence[float]:
@@ -47,6 +61,10 @@ class Job(ABC):
     @abstractmethod
     def count(self, block: int) -> int:
         """Number of rows of a block."""
+
+    def past(self) -> Past:
+        """What is known from earlier tries; nothing by default."""
+        return Past()
 
     @abstractmethod
     def open(self) -> Worker:

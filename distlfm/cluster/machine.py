@@ -19,6 +19,8 @@ STORE_SHARE = 0.05
 LONGEST_TEMPORARY = 22
 """A socket's path holds 107 characters, and Ray appends some 75 to its directory."""
 
+OWN_GROUPS = Path("/proc/self/cgroup")
+
 
 def usable_cpus(
     environment: Mapping[str, str] = os.environ, control_groups: Path = Path("/sys/fs/cgroup"), own: Path | None = None
@@ -28,7 +30,8 @@ def usable_cpus(
     own: the file that names this process's control group.
     """
     limits = [float(len(os.sched_getaffinity(0)))]
-    limits += _quotas(control_groups, own or Path("/proc/self/cgroup"))
+    for group in _groups(control_groups, own or OWN_GROUPS, "cpu"):
+        limits += _quota(group)
     for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
         if environment.get(name, "").isdigit():
             limits.append(float(environment[name]))
@@ -36,8 +39,8 @@ def usable_cpus(
     return max(1, int(min(limits)))
 
 
-def _quotas(root: Path, own: Path) -> Iterator[float]:
-    """Cores allowed by each control group above this process, of either version."""
+def _groups(root: Path, own: Path, controller: str) -> Iterator[Path]:
+    """The control groups above this process, of either version, that limit what the controller deals out."""
     try:
         lines = own.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -46,13 +49,12 @@ def _quotas(root: Path, own: Path) -> Iterator[float]:
         _, controllers, place = [*line.split(":", 2), "", ""][:3]
         if not controllers:
             base = root
-        elif "cpu" in controllers.split(","):
-            base = root / "cpu"
+        elif controller in controllers.split(","):
+            base = root / controller
         else:
             continue
         below = Path(place.lstrip("/"))
-        for group in (base / below, *(base / parent for parent in below.parents)):
-            yield from _quota(group)
+        yield from (base / below, *(base / parent for parent in below.parents))
 
 
 def _quota(group: Path) -> Iterator[float]:
@@ -66,6 +68,42 @@ def _quota(group: Path) -> Iterator[float]:
         if quota != "max" and int(quota) > 0:
             yield int(quota) / int(period)
     except (OSError, ValueError):
+        return
+
+
+def free_bytes(
+    table: Path = Path("/proc/meminfo"), control_groups: Path = Path("/sys/fs/cgroup"), own: Path | None = None
+) -> int | None:
+    """Memory that this process and its children could still take: the least that the machine and its control groups
+    have. None if nothing tells."""
+    limits = [*_available(table)]
+    for group in _groups(control_groups, own or OWN_GROUPS, "memory"):
+        limits += _allowed(group)
+    return min(limits, default=None)
+
+
+def _available(table: Path) -> Iterator[int]:
+    try:
+        for line in table.read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("MemAvailable:"):
+                yield int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        return
+
+
+def _allowed(group: Path) -> Iterator[int]:
+    """What a group with a limit has left; pages of files that are not in use would be given up for it."""
+    limit, used, idle = ("memory.max", "memory.current", "inactive_file ")
+    if not (group / limit).exists():
+        limit, used, idle = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ")
+    try:
+        allowed = (group / limit).read_text().strip()
+        if allowed == "max":
+            return
+        lines = (group / "memory.stat").read_text().splitlines()
+        files = sum(int(line.split()[1]) for line in lines if line.startswith(idle))
+        yield max(0, int(allowed) - int((group / used).read_text()) + files)
+    except (OSError, ValueError, IndexError):
         return
 
 

@@ -28,6 +28,7 @@ DOUBT_PAUSE = 0.1
 NODE_DIED = "its node has died"
 """What Ray says of an actor whose node is gone, if it never came up."""
 
+STARVED = "its process was ended because the memory of its node was used up"
 UNEXPECTED = "its process ended unexpectedly (killed from outside, out of memory, or a crash in compiled code)"
 
 
@@ -61,10 +62,14 @@ class Lost(Exception):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why a member is gone. blameless: its node went, so nothing is known against what it did."""
+    """Why a member is gone. blameless: its node went, so nothing is known against what it did.
+
+    starved: its node had no memory left, whoever had taken it.
+    """
 
     why: str
     blameless: bool
+    starved: bool = False
 
 
 class Crew:
@@ -95,9 +100,14 @@ class Crew:
         return [member for member in self.members if not member.name]
 
     @property
+    def up(self) -> int:
+        """How many have a process that is up."""
+        return len(self.members) - len(self.starting)
+
+    @property
     def works(self) -> bool:
         """Is any of them up?"""
-        return any(member.name for member in self.members)
+        return self.up > 0
 
     def hire(self) -> None:
         """One more member."""
@@ -164,7 +174,7 @@ class Crew:
         if getattr(error, "actor_init_failed", False):
             return Verdict(f"it could not start: {text.splitlines()[-1]}", blameless=False)
         if isinstance(error, self._ray.exceptions.OutOfMemoryError) or "low on memory" in text:
-            return Verdict("its process was ended because the memory of its node was used up", blameless=False)
+            return Verdict(STARVED, blameless=False, starved=True)
         return Verdict(UNEXPECTED, blameless=False)
 
     def dismiss(self, member: Member) -> None:

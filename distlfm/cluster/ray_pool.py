@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from distlfm.cluster.failure import Failure, death
 from distlfm.cluster.job import Job
 from distlfm.cluster.ledger import Ledger
+from distlfm.cluster.machine import MEBIBYTE, free_bytes
 from distlfm.cluster.pool import GRACE_SECONDS, BlockRetried, Event, Pool, Started, WorkerLost
 from distlfm.cluster.ray_crew import Crew, Lost, Member
 from distlfm.cluster.ray_session import RayEnded, RaySession
@@ -31,12 +32,18 @@ RECOUNT_SECONDS = 5.0
 OPEN_TRIES = 3
 """If so many workers in a row cannot be opened while none is, the work is given up."""
 
+WORKER_BYTES = 400 * MEBIBYTE
+"""What the process of a worker takes before it has a block."""
+
 SIGNAL_SECONDS = 0.5
 """The end of a batch job ends Ray's own processes too, perhaps a moment before its signal reaches this one."""
 
 
 class RayPool(Pool):
-    """Workers are Ray actors; `workers` limits how many, otherwise all CPUs of the cluster are used."""
+    """Workers are Ray actors, as many as are asked for; otherwise one for every CPU, as far as memory is known to do.
+
+    workers: those that are up.
+    """
 
     def __init__(
         self,
@@ -51,7 +58,8 @@ class RayPool(Pool):
         self.grace = grace
         self.patience = patience
         self._asked = workers
-        self.workers = workers or max(1, sum(session.node_cpus().values()))
+        self._free = free_bytes() if session.local else None  # once: workers that are up have taken theirs
+        self.workers = 0
 
     def planned(self, job: Job, num_blocks: int) -> int:
         """How many workers a job with so many blocks gets."""
@@ -66,13 +74,16 @@ class RayPool(Pool):
     def room(self, job: Job) -> int:
         """How many workers of this job the nodes that are alive could hold, no more than were asked for."""
         room = sum(cpus // job.cpus for cpus in self.session.node_cpus().values())
-        return room if self._asked is None else min(room, self._asked)
+        if self._asked is not None:
+            return min(room, self._asked)
+        if self._free is None or not job.memory:
+            return room
+        return min(room, max(1, self._free // (job.memory + WORKER_BYTES)))
 
     def work(self, job: Job, blocks: Sequence[int], stop: Stop) -> Iterator[Event]:
         """See Pool."""
         if not blocks or stop.requested:
             return
-        self.workers = self.planned(job, len(blocks))
         shift = _Shift(self, job, blocks)
         try:
             yield from shift.work(stop)
@@ -82,6 +93,7 @@ class RayPool(Pool):
                 raise
         finally:
             shift.crew.end(polite=shift.ledger.left == 0)
+            self.workers = 0
 
 
 class _Shift:
@@ -92,7 +104,7 @@ class _Shift:
         self.job = job
         self.ledger = Ledger(job, blocks)
         self.crew = Crew(pool.session, job)
-        self._room = pool.workers
+        self._room = self._wanted = pool.planned(job, len(blocks))
         self._counted = self._alive = time.monotonic()
         self._failed_opens = self._unusable = 0
 
@@ -117,12 +129,13 @@ class _Shift:
             self._room, self._counted = self.pool.room(self.job), now
         places = min(self._room, max(1, self._room - self._unusable))
         wanted = min(places, self.ledger.waiting + len(self.crew.busy))
-        self.pool.workers = max(1, wanted)
-        for member in self.crew.starting:
-            if len(self.crew.members) > wanted:
-                self.crew.dismiss(member)
+        self._wanted = max(1, wanted)
+        spare = self.crew.starting + (self.crew.idle if self.ledger.solitary else [])  # those hold memory
+        for member in spare[: max(0, len(self.crew.members) - wanted)]:
+            self.crew.dismiss(member)
         while len(self.crew.members) < wanted:
             self.crew.hire()
+        self.pool.workers = self.crew.up
         if self.crew.works:
             self._alive = now
         elif now - self._alive > self.pool.patience:
@@ -153,12 +166,13 @@ class _Shift:
             return
         member.rescue = None
         seconds = time.monotonic() - since
-        yield from self.ledger.record(rescue, report, failure, seconds, member.name, self.pool.workers)
+        yield from self.ledger.record(rescue, report, failure, seconds, member.name, self._wanted)
 
     def _opened(self, member: Member, report: dict[str, str], failure: Failure | None) -> Iterator[Event]:
         if failure is None:
             member.name, member.node = report["name"], report["node"]
             self._failed_opens = 0
+            self.pool.workers = self.crew.up
             return
         self.crew.dismiss(member)
         self._unopened(failure)
@@ -178,17 +192,17 @@ class _Shift:
         """A member is gone; another is made when there is work for it."""
         verdict = self.crew.verdict(member, lost)
         self.crew.dismiss(member)
+        self.pool.workers = self.crew.up
         yield WorkerLost(member.name or "a new worker", verdict.why)
         if member.rescue is None:
             if not verdict.blameless:
                 self._unopened(death(f"No worker can be started: {verdict.why}."))
-        elif verdict.blameless:
-            self.ledger.give_back(member.rescue)
+        elif verdict.blameless and self.ledger.give_back(member.rescue):
             yield BlockRetried(member.rescue.block, verdict.why)
         else:
             seconds = time.monotonic() - member.since
-            failure = death(f"it takes its worker down: {verdict.why}")
-            yield from self.ledger.record(member.rescue, {}, failure, seconds, member.name, self.pool.workers)
+            failure = death(f"it takes its worker down: {verdict.why}", verdict.starved)
+            yield from self.ledger.record(member.rescue, {}, failure, seconds, member.name, self._wanted)
 
     def _leave(self) -> Iterator[Event]:
         """A stop was asked for: blocks in hand may be finished for a while, and nothing new is begun."""
@@ -205,4 +219,4 @@ class _Shift:
                 self.crew.dismiss(member)
                 if failure is None and member.rescue is not None:
                     seconds = time.monotonic() - member.since
-                    yield from self.ledger.record(member.rescue, report, None, seconds, member.name, self.pool.workers)
+                    yield from self.ledger.record(member.rescue, report, None, seconds, member.name, self._wanted)

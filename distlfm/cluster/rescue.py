@@ -2,7 +2,10 @@
 
 The block is tried twice whole. Then its bad rows are looked for by halves; a row is bad only if alone it raises twice,
 or kills its worker twice. Then the block is done without them. If none was bad, the block is done whole, so that a
-worker killed from outside changes no number. If that fails too, no row of it can be had.
+worker killed from outside changes no number. If that raises too, no row of it can be had.
+
+What runs out of memory is done again when nothing else is in hand, and so is a block that takes its worker down though
+none of its rows does. If it does so even then, it is lost: nothing of it is stored, so that a later try may have it.
 
 This knows of no process and no clock: a pool does `action`, and tells by `feed` how it went.
 """
@@ -23,7 +26,12 @@ STRIKES = 2
 """Failures of one sort, alone, that make a row bad."""
 
 EVERYBODY = ("usage", "extra")
-"""If every row fails in one of these ways before any block has worked, the call is wrong and not the data."""
+"""If every row fails in one of these ways before any block has worked, the call may be wrong and not the data."""
+
+LOST = (
+    "Nothing of it is stored, and the same command tries it again. If memory is short, free some, or give fewer "
+    "--workers; a new run with a smaller run.batch needs less."
+)
 
 
 @dataclass(frozen=True)
@@ -50,16 +58,20 @@ class Phase(Enum):
 
     WHOLE = "whole"
     SEARCH = "search"
+    DOUBT = "doubt"
     LAST = "last"
     GIVEN_UP = "given up"
     DONE = "done"
+    LOST = "lost"
     FATAL = "fatal"
 
 
 class Rescue:
     """The road of one block with `count` rows, from its first try to done.
 
-    left_out: rows set aside so far, with reasons. error: what ends the whole run, once `phase` is FATAL.
+    left_out: rows set aside so far, with reasons. alone: it is to be done while nothing else is in hand. returned: how
+    often in a row its action was lost without any fault of its own. error: what ends the whole run: at once if `phase`
+    is FATAL, after all other blocks if it is LOST, and unless some block works if it is DOUBT.
     """
 
     def __init__(self, block: int, count: int) -> None:
@@ -67,21 +79,24 @@ class Rescue:
         self.count = count
         self.phase = Phase.WHOLE
         self.left_out: dict[int, str] = {}
+        self.alone = False
+        self.returned = 0
         self.error: Failure | None = None
         self._tries = 0
         self._groups: list[tuple[int, ...]] = []
-        self._strikes: Counter[tuple[int, bool]] = Counter()
+        self._strikes: Counter[tuple[int, str]] = Counter()
         self._families: set[str] = set()
 
     @property
     def finished(self) -> bool:
         """There is nothing more to do for this block."""
-        return self.phase in (Phase.DONE, Phase.FATAL)
+        return self.phase in (Phase.DONE, Phase.LOST, Phase.FATAL)
 
     @property
     def action(self) -> Action:
         """What to do now. Asking changes nothing: if its node is lost, an action is simply done again."""
         assert not self.finished
+        assert self.phase is not Phase.DOUBT
         if self.phase is Phase.SEARCH:
             return Attempt(self.block, self._groups[-1])
         return Run(self.block, dict(self.left_out))
@@ -89,8 +104,11 @@ class Rescue:
     def feed(self, failure: Failure | None, proven: bool) -> None:
         """How `action` went: None for well. proven: some block of this run has been done."""
         assert not self.finished
+        self.returned = 0
         if failure is not None and failure.family == "storage":
-            self._end(failure)
+            self._end(Phase.FATAL, failure)
+        elif failure is not None and failure.starved and not self.alone:
+            self.alone = True  # others had the memory: nothing is known against this one
         elif self.phase is Phase.SEARCH:
             self._search(failure)
             if not self._groups:
@@ -100,6 +118,12 @@ class Rescue:
         else:
             self._failed(failure)
 
+    def trust(self) -> None:
+        """The call is right, as another block has worked: rows that were in doubt are bad."""
+        assert self.phase is Phase.DOUBT
+        self.error = None
+        self._enter(Phase.LAST)
+
     def _failed(self, failure: Failure) -> None:
         """A whole run failed."""
         self._tries += 1
@@ -107,12 +131,23 @@ class Rescue:
             self._enter(Phase.SEARCH)
             self._split(tuple(range(self.count)))
         elif self.phase is Phase.LAST and self._tries >= LAST_TRIES:
+            self._last_failed(failure)
+        elif self.phase is Phase.GIVEN_UP and self._tries >= LAST_TRIES:
+            cause = f"Block {self.block} fails even with all its rows left out: {failure.reason}"
+            self._end(Phase.FATAL, failure_of(WorkError(cause, "Look at the log for the first failure.")))
+
+    def _last_failed(self, failure: Failure) -> None:
+        """The block fails as a whole, and by none of the rows that are left in it."""
+        if not failure.died and not failure.starved:
             self._enter(Phase.GIVEN_UP)
             why = f"Its block fails as a whole, though not by this row alone: {failure.reason}"
             self.left_out = {row: self.left_out.get(row, why) for row in range(self.count)}
-        elif self.phase is Phase.GIVEN_UP and self._tries >= LAST_TRIES:
-            cause = f"Block {self.block} fails even with all its rows left out: {failure.reason}"
-            self._end(failure_of(WorkError(cause, "Look at the log for the first failure.")))
+        elif not self.alone:
+            self.alone = True
+            self._tries = 0
+        else:
+            cause = f"Block {self.block} fails as a whole, though none of its rows does alone: {failure.reason}."
+            self._end(Phase.LOST, failure_of(WorkError(cause, LOST)))
 
     def _search(self, failure: Failure | None) -> None:
         """A group of rows was tried alone."""
@@ -124,8 +159,9 @@ class Rescue:
             self._split(rows)
         else:
             (row,) = rows
-            self._strikes[row, failure.died] += 1
-            if self._strikes[row, failure.died] >= STRIKES:
+            sort = failure.family if failure.died or failure.starved else "raised"
+            self._strikes[row, sort] += 1
+            if self._strikes[row, sort] >= STRIKES:
                 self._groups.pop()
                 self.left_out[row] = failure.reason
                 self._families.add(failure.family)
@@ -139,7 +175,7 @@ class Rescue:
         """All rows have been looked at."""
         everybody = len(self.left_out) == self.count and self._families <= set(EVERYBODY)
         if everybody and not proven and failure is not None:
-            self._end(failure)
+            self._end(Phase.DOUBT, failure)
         else:
             self._enter(Phase.LAST)
 
@@ -147,6 +183,6 @@ class Rescue:
         self.phase = phase
         self._tries = 0
 
-    def _end(self, failure: Failure) -> None:
-        self.phase = Phase.FATAL
+    def _end(self, phase: Phase, failure: Failure) -> None:
+        self.phase = phase
         self.error = failure

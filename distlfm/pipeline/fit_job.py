@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from distlfm.cluster.job import Job, Worker
+from distlfm.cluster.job import Job, Past, Worker
 from distlfm.config import build
 from distlfm.inference.archive import save
 from distlfm.inference.field_settle import num_ranks
@@ -23,6 +23,7 @@ from distlfm.inference.tally import Tally, failed_row, row_of
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_system
 from distlfm.pipeline.fit_columns import columns
+from distlfm.pipeline.past import past_of
 from distlfm.pipeline.settings import FitConfig
 from distlfm.pipeline.sources import Source, for_fitting
 from distlfm.solvers.field.meshed import close_helper_groups
@@ -58,6 +59,7 @@ class FitJob(Job):
     costs: tuple[float, ...]
     cpus: int = 1
     grouped: bool = False
+    memory: int = 0
 
     @property
     def num_blocks(self) -> int:  # type: ignore[override]
@@ -68,6 +70,9 @@ class FitJob(Job):
 
     def count(self, block: int) -> int:
         return len(self.store.block_range(block))
+
+    def past(self) -> Past:
+        return past_of(self.store)
 
     def open(self) -> Worker:
         return FitWorker(self, build(FitConfig, self.config))

@@ -163,6 +163,7 @@ def make_job(directory: Path, config: FitConfig, plan: Plan, store: Store) -> Fi
         costs=tuple(sum(costs[start : start + block]) for start in range(0, len(costs), block)),
         cpus=max(ranks, config.run.threads),
         grouped=ranks > 1,
+        memory=block * instance_bytes(plan.model, plan.found.samples, plan.options),
     )
 
 

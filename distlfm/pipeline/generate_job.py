@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from distlfm.cluster.job import Job, Worker
+from distlfm.cluster.job import Job, Past, Worker
 from distlfm.config import build
 from distlfm.pipeline.generate_block import generate_block
 from distlfm.pipeline.generate_draws import open_draws
 from distlfm.pipeline.generate_settings import GenerateConfig
+from distlfm.pipeline.past import past_of
 from distlfm.solvers.field.meshed import close_helper_groups
 from distlfm.store import Store
 from distlfm.store.layout import FAILED
@@ -43,6 +44,9 @@ class GenerateJob(Job):
 
     def count(self, block: int) -> int:
         return len(self.store.block_range(block))
+
+    def past(self) -> Past:
+        return past_of(self.store)
 
     def open(self) -> Worker:
         return GenerateWorker(build(GenerateConfig, self.config), self.store)

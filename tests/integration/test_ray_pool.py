@@ -95,6 +95,21 @@ def test_a_worker_killed_from_outside_changes_nothing(session: RaySession, tmp_p
     assert sum(isinstance(event, BlockRetried) for event in events) == 1
 
 
+def test_a_block_that_works_only_with_the_machine_for_itself_is_done_at_the_end(
+    session: RaySession, tmp_path: Path
+) -> None:
+    """As one does that needs more memory than the others leave: it kills its worker while another lives."""
+    pool, events = RayPool(session), []
+    job = ToyJob(tmp_path, num_blocks=3, block=1, rows={0: "sleep:6"}, crowded=2)
+    for event in pool.work(job, range(3), Stop()):
+        events.append(event)
+    done = [event.block for event in events if isinstance(event, BlockDone)]
+    assert done == [1, 0, 2]
+    assert results(tmp_path) == {0: "0", 1: "1", 2: "4"}
+    assert set_aside(events) == {}
+    assert pool.workers == 0
+
+
 def test_what_ends_the_run_keeps_its_kind(session: RaySession, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="row 1 is bad"):
         worked(RayPool(session, workers=1), ToyJob(tmp_path, rows={1: "storage"}))
@@ -110,7 +125,10 @@ def test_workers_that_cannot_be_opened_end_the_run(session: RaySession, tmp_path
 
 
 def test_a_place_where_no_worker_can_be_opened_is_left_alone(session: RaySession, tmp_path: Path) -> None:
-    events = worked(RayPool(session), ToyJob(tmp_path, num_blocks=4, seconds=0.5, refuse="second"))
+    pool, events = RayPool(session), []
+    for event in pool.work(ToyJob(tmp_path, num_blocks=4, seconds=0.5, refuse="second"), range(4), Stop()):
+        events.append(event)
+        assert pool.workers == (0 if isinstance(event, WorkerLost) and len(events) == 1 else 1), "one alone is up"
     assert len(results(tmp_path)) == 4
     lost = [event.why for event in events if isinstance(event, WorkerLost)]
     assert len(lost) <= 1
@@ -169,19 +187,21 @@ from pool_toy import ToyJob, results
 from distlfm.cluster.ray_pool import RayPool
 from distlfm.cluster.ray_session import ray_session
 from distlfm.runtime.signals import Stop
-with ray_session(sys.argv[1]) as session:
-    assert not session.local
-    print(session.words)
-    list(RayPool(session).work(ToyJob(Path(sys.argv[2])), range(6), Stop()))
+for address in (sys.argv[1], "auto"):
+    with ray_session(address) as session:
+        assert not session.local
+        print(session.words)
+        if address == "auto":
+            list(RayPool(session).work(ToyJob(Path(sys.argv[2])), range(6), Stop()))
 """
 
 
-def test_another_driver_with_the_token_joins(session: RaySession, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+def test_another_driver_with_the_token_joins_by_address_and_by_itself(session: RaySession, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "RAY_ADDRESS": session.address}
     command = [sys.executable, "-c", JOIN, session.address, str(tmp_path)]
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert answer.returncode == 0, answer.stderr
-    assert f"the cluster at {session.address} (1 node, 2 CPUs)" in answer.stdout
+    assert answer.stdout.splitlines() == [f"the cluster at {session.address} (1 node, 2 CPUs)"] * 2
     assert len(results(tmp_path)) == 6
     assert session.node_cpus(), "the cluster outlives a driver that joined"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distlfm.cluster.job import Job, Worker
+from distlfm.cluster.job import Job, Past, Worker
 from distlfm.errors import StorageError, UsageError, WorkError
 
 ERRORS = {"usage": UsageError, "work": WorkError, "storage": StorageError, "value": ValueError}
@@ -30,6 +30,7 @@ class ToyJob(Job):
     """rows: what a row does, by its global number; see `ToyWorker.do`. Others give their number's square.
 
     refuse: how opening fails: `die`, `second` (all but the first), or the name of an error in `ERRORS`.
+    crowded: a block that, as a whole, kills its worker while another worker lives. earlier: what `past` gives.
     """
 
     folder: Path
@@ -39,8 +40,14 @@ class ToyJob(Job):
     seconds: float = 0.0
     cpus: int = 1
     grouped: bool = False
+    memory: int = 0
     weights: tuple[float, ...] = ()
     refuse: str = ""
+    crowded: int = -1
+    earlier: Past = field(default_factory=Past)
+
+    def past(self) -> Past:
+        return self.earlier
 
     def sizes(self) -> Sequence[float]:
         return self.weights or [1.0] * self.num_blocks
@@ -61,11 +68,14 @@ class ToyJob(Job):
 class ToyWorker(Worker):
     def __init__(self, job: ToyJob) -> None:
         self.job = job
+        (self.job.folder / f"up.{os.getpid()}").touch()
 
     def run(self, block: int, left_out: Mapping[int, str]) -> Mapping[str, Any]:
         path = self.job.folder / f"{block}.txt"
         with (self.job.folder / "log").open("a") as log:
             log.write(f"{block} {os.getpid()} {sorted(left_out)}\n")
+        if block == self.job.crowded and len(self.living()) > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
         if not path.exists():
             values = [
                 "-" if row in left_out else str(self.do(block * self.job.block + row)) for row in range(self.job.block)
@@ -85,6 +95,11 @@ class ToyWorker(Worker):
     def attempt(self, block: int, rows: Sequence[int]) -> None:
         for row in rows:
             self.do(block * self.job.block + row)
+
+    def living(self) -> list[str]:
+        """Workers of this job whose processes are there."""
+        opened = [path.suffix[1:] for path in self.job.folder.glob("up.*")]
+        return [number for number in opened if Path(f"/proc/{number}").exists()]
 
     def close(self) -> None:
         (self.job.folder / f"closed.{os.getpid()}").touch()

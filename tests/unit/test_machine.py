@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 from pathlib import Path
+from types import ModuleType
+from typing import TextIO
 
 import pytest
+from pool_toy import ToyJob
 
-from distlfm.cluster.machine import object_store_bytes, short_temporary, usable_cpus
-from distlfm.cluster.ray_session import ray_session, require_tokens
+from distlfm.cluster import ray_pool, ray_surroundings
+from distlfm.cluster.machine import MEBIBYTE, free_bytes, object_store_bytes, short_temporary, usable_cpus
+from distlfm.cluster.ray_session import RaySession, ray_session, require_tokens
 from distlfm.errors import UsageError, WorkError
 
 
@@ -63,6 +69,91 @@ def test_slurms_allotment_limits_the_cores(tmp_path: Path, environment: dict[str
 
 def test_affinity_limits_the_cores(tmp_path: Path) -> None:
     assert usable_cpus({}, tmp_path, tmp_path / "none") == len(os.sched_getaffinity(0))
+
+
+MEMINFO = "MemTotal: 4000 kB\nMemFree: 100 kB\nMemAvailable: 2000 kB\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "free"),
+    [
+        ({}, "0::/a\n", 2_048_000),
+        ({"a/memory.max": "max\n"}, "0::/a\n", 2_048_000),
+        (
+            {"a/memory.max": "900000", "a/memory.current": "500000", "a/memory.stat": "anon 7\ninactive_file 50000\n"},
+            "0::/a/b\n",
+            450_000,
+        ),
+        (
+            {
+                "memory/j/memory.limit_in_bytes": "900000",
+                "memory/j/memory.usage_in_bytes": "800000",
+                "memory/j/memory.stat": "inactive_file 9\ntotal_inactive_file 20000\n",
+            },
+            "4:memory:/j\n1:x:/\n",
+            120_000,
+        ),
+        ({"a/memory.max": "10", "a/memory.current": "20", "a/memory.stat": ""}, "0::/a\n", 0),
+        ({"a/memory.max": "nonsense"}, "0::/a\nnonsense\n", 2_048_000),
+    ],
+)
+def test_free_memory_is_the_least_that_machine_and_control_groups_have(
+    tmp_path: Path, files: dict[str, str], own: str, free: int
+) -> None:
+    tree, mine = groups(tmp_path, files, own)
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    assert free_bytes(tmp_path / "meminfo", tree, mine) == free
+
+
+def test_where_nothing_tells_of_memory_nothing_is_said(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path / "none", tmp_path, tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "local", "free", "memory", "workers"),
+    [
+        (None, True, 3_200 * MEBIBYTE, 1_200 * MEBIBYTE, 2),
+        (None, True, 100 * MEBIBYTE, 1_200 * MEBIBYTE, 1),
+        (None, True, 64_000 * MEBIBYTE, 1_200 * MEBIBYTE, 8),
+        (None, True, None, 1_200 * MEBIBYTE, 8),
+        (None, True, 100 * MEBIBYTE, 0, 8),
+        (None, False, 100 * MEBIBYTE, 1_200 * MEBIBYTE, 8),
+        (5, True, 100 * MEBIBYTE, 1_200 * MEBIBYTE, 5),
+    ],
+)
+def test_a_machine_gets_no_more_workers_than_its_memory_holds_unless_they_are_asked_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: int | None,
+    local: bool,
+    free: int | None,
+    memory: int,
+    workers: int,
+) -> None:
+    monkeypatch.setattr(ray_pool, "free_bytes", lambda: free)
+    session = RaySession(ModuleType("ray"), "127.0.0.1:1", local)
+    monkeypatch.setattr(RaySession, "node_cpus", lambda _: {"here": 8})
+    assert ray_pool.RayPool(session, asked).planned(ToyJob(tmp_path, memory=memory), 100) == workers
+
+
+def test_a_private_directory_that_another_driver_sweeps_away_is_made_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Between the making of its lock and the locking, a new directory looks like one that was left behind."""
+    real, seen = fcntl.flock, []
+
+    def swept(lock: TextIO, how: int) -> None:
+        seen.append(Path(lock.name).parent)
+        if len(seen) == 1:
+            shutil.rmtree(seen[0])
+        real(lock, how)
+
+    monkeypatch.setattr(ray_surroundings, "short_temporary", lambda: tmp_path)
+    monkeypatch.setattr("fcntl.flock", swept)
+    with ray_surroundings.private_directory() as directory:
+        assert (directory / "lock").exists()
+        assert directory == seen[1] != seen[0]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_object_store_is_modest() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool_toy import ToyJob, results
@@ -31,7 +32,7 @@ def outcome(action: Action, count: int, bad: Mapping[int, Failure]) -> Failure |
 def rescued(count: int, bad: Mapping[int, Failure], killed: int = -1, proven: bool = False) -> tuple[Rescue, int]:
     """A block brought to its end, and the number of actions; the action number `killed` is killed from outside."""
     rescue, actions = Rescue(7, count), 0
-    while not rescue.finished:
+    while not rescue.finished and rescue.phase is not Phase.DOUBT:
         failure = DIED if actions == killed else outcome(rescue.action, count, bad)
         rescue.feed(failure, proven)
         actions += 1
@@ -98,6 +99,44 @@ def test_a_block_that_fails_whole_and_in_no_row_is_given_up_with_the_reason() ->
     assert rescue.phase is Phase.DONE
 
 
+def test_a_block_that_dies_whole_and_in_no_row_is_tried_alone_and_then_lost_with_nothing_stored() -> None:
+    rescue, actions = Rescue(3, 2), []
+    while not rescue.finished:
+        actions.append((type(rescue.action), rescue.alone))
+        rescue.feed(DIED if isinstance(rescue.action, Run) else None, proven=True)
+    among, alone = [(Run, False)] * 2 + [(Attempt, False)] * 2 + [(Run, False)] * 2, [(Run, True)] * 2
+    assert actions == among + alone
+    assert (rescue.phase, rescue.left_out) == (Phase.LOST, {})
+    assert rescue.error is not None
+    told = str(rescue.error.error())
+    assert told.startswith("Block 3 fails as a whole, though none of its rows does alone: killed. Nothing of it is")
+
+
+def test_a_block_that_dies_among_others_and_works_alone_is_done_whole() -> None:
+    rescue = Rescue(3, 2)
+    while not rescue.finished:
+        rescue.feed(DIED if isinstance(rescue.action, Run) and not rescue.alone else None, proven=True)
+    assert (rescue.phase, rescue.left_out) == (Phase.DONE, {})
+
+
+@pytest.mark.parametrize("failure", [death("no memory", starved=True), failure_of(MemoryError("a terabyte"))])
+def test_what_runs_out_of_memory_is_done_again_alone_before_anything_is_held_against_it(failure: Failure) -> None:
+    rescue = Rescue(0, 4)
+    rescue.feed(failure, proven=True)
+    assert (rescue.alone, rescue.action) == (True, Run(0, {}))
+    rescue.feed(failure, proven=True)
+    assert rescue.action == Run(0, {}), "the first time has counted"
+    rescue.feed(None, proven=True)
+    assert (rescue.phase, rescue.left_out) == (Phase.DONE, {})
+
+
+def test_torchs_want_of_memory_is_known_as_such() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(10**15)
+    assert failure_of(raised.value).starved
+    assert not failure_of(RuntimeError("shapes differ")).starved
+
+
 def test_a_block_that_fails_without_any_row_ends_the_run() -> None:
     rescue = Rescue(0, 2)
     while not rescue.finished:
@@ -118,12 +157,19 @@ def test_a_full_disk_ends_the_run_at_once() -> None:
 
 
 @pytest.mark.parametrize("error", [UsageError("No such key.", "Mend it."), MissingExtra("No ray.", "Install it.")])
-def test_a_call_that_is_wrong_for_every_row_ends_the_run(error: UsageError | MissingExtra) -> None:
+def test_a_call_that_may_be_wrong_for_every_row_waits_for_others_to_prove_it_right(
+    error: UsageError | MissingExtra,
+) -> None:
     wrong = failure_of(error)
     rescue, _ = rescued(4, dict.fromkeys(range(4), wrong))
+    assert (rescue.phase, rescue.finished) == (Phase.DOUBT, False)
     assert rescue.error is not None
     assert type(rescue.error.error()) is type(error)
     assert str(rescue.error.error()) == str(error)
+    rescue.trust()
+    assert rescue.action == Run(7, dict.fromkeys(range(4), wrong.reason))
+    rescue.feed(None, proven=True)
+    assert (rescue.phase, rescue.error) == (Phase.DONE, None)
 
 
 def test_a_usage_error_after_a_block_has_worked_costs_only_its_rows() -> None:
