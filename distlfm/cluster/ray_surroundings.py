@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from distlfm.cluster import ray_guard
 from distlfm.cluster.machine import short_temporary
@@ -97,13 +97,23 @@ def private_directory() -> Iterator[Path]:
     """
     parent = short_temporary()
     _sweep(parent)
-    directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-    with (directory / LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    directory, lock = _locked(parent)
+    with lock:
         try:
             yield directory
         finally:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _locked(parent: Path) -> tuple[Path, TextIO]:
+    """A new directory and its lock, held. Another process may sweep it away just before it is."""
+    while True:
+        directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        lock = (directory / LOCK).open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.fstat(lock.fileno()).st_nlink > 0:
+            return directory, lock
+        lock.close()
 
 
 def _sweep(parent: Path) -> None:

@@ -56,6 +56,11 @@ def _holds(file: Path, text: str) -> bool:
 def same_work(store: Store, identity: Mapping[str, Any], block: int | None) -> None:
     """Refuse to go on with a store that was begun for other work, and say what differs."""
     told, path = store.spec.attributes, store.path
+    if "merged_from" in told:
+        raise UsageError(
+            f"{path} was merged from other stores, and what it lacks is theirs.",
+            "Resume those, and merge again; or choose another --out directory.",
+        )
     elsewhere = "Give the config and data it was begun with, or another --out directory."
     before, now = _flat(told.get("config", {})), _flat(identity["config"])
     differing = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]

@@ -20,10 +20,11 @@ from distlfm.inference.survey import Survey
 from distlfm.pipeline.fit import FitRun, fit
 from distlfm.pipeline.fit_job import model_with
 from distlfm.pipeline.fit_plan import batch_size
-from distlfm.pipeline.generate import generate
+from distlfm.pipeline.generate import generate, resume_generate
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.pipeline.settings import FitConfig
 from distlfm.store import Store
+from distlfm.store.merge import merge
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
@@ -107,6 +108,16 @@ def test_an_incomplete_store_is_not_fitted(tmp_path: Path) -> None:
     (store.path / "markers" / "00001.json").unlink()
     with pytest.raises(UsageError, match="not complete: 1 of its blocks"):
         fit_in(tmp_path / "run", tmp_path / "store")
+
+
+def test_what_a_merged_store_lacks_is_not_drawn_anew(tmp_path: Path) -> None:
+    sources = [generate(build_generate(tmp_path / name)).path for name in ("one", "two")]
+    merged = merge(sources, tmp_path / "both", prefix=True)
+    assert "config" in merged.spec.attributes
+    (merged.path / "markers" / "00001.json").unlink()
+    with pytest.raises(UsageError, match=r"was merged from other stores.*Resume those, and merge again"):
+        resume_generate(merged.path)
+    assert merged.missing() == [1]
 
 
 def test_few_posteriors_are_kept_of_a_large_fleet_and_the_worst_is_among_them(folder: Path) -> None:
