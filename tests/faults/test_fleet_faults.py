@@ -10,9 +10,12 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fleet_runs import (
+    CONFIG,
     INSTANCES,
+    PROGRAM,
     Driver,
     all_gone,
     assert_same,
@@ -20,16 +23,19 @@ from fleet_runs import (
     descendants,
     driving,
     events,
+    numbers,
     wait_for,
     write_fleet,
 )
 
 from distlfm.cli import main
 from distlfm.store import Store
+from distlfm.store.verify import verify
 
 pytestmark = pytest.mark.slow
 
-WORKERS_KILLED, DRIVERS_KILLED = 3, 2
+WORKERS_KILLED, DRIVERS_KILLED, RAYLETS_KILLED = 3, 2, 2
+DRAWN = 4000
 RAY = ("--executor", "ray", "--workers", "2")
 
 
@@ -84,15 +90,19 @@ def test_drivers_killed_at_any_moment_leave_nothing_behind_and_the_same_command_
     assert_same(out, fleet / "calm")
 
 
-def test_a_killed_raylet_ends_the_driver_and_the_same_command_finishes(fleet: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    with driving(command(fleet, out, *RAY), tmp_path / "log") as driver:
-        wait_for(out, "block_done", 1, driver)
-        driver.watch()
-        os.kill(raylet_of(driver), signal.SIGKILL)
-        assert driver.wait() != 0
-        assert all_gone(driver.family), "a process outlives its driver"
-    assert Store.open(out).missing(), "it was killed too late to prove anything"
+def test_raylets_killed_at_any_moment_end_their_drivers_and_the_same_command_finishes(
+    fleet: Path, tmp_path: Path
+) -> None:
+    moments, out = random.Random(13), tmp_path / "run"
+    for number in range(RAYLETS_KILLED):
+        with driving(command(fleet, out, *RAY), tmp_path / "log") as driver:
+            wait_for(out, "block_done", 1 + 2 * number, driver)
+            driver.watch()
+            time.sleep(moments.uniform(0, 0.3))
+            os.kill(raylet_of(driver), signal.SIGKILL)
+            assert driver.wait() != 0
+            assert all_gone(driver.family), "a process outlives its driver"
+        assert Store.open(out).missing(), "it was killed too late to prove anything"
     finish(fleet, out, tmp_path / "log")
     assert_same(out, fleet / "calm")
 
@@ -102,6 +112,25 @@ def raylet_of(driver: Driver) -> int:
         if Path(f"/proc/{pid}/comm").read_text().strip() == "raylet":
             return pid
     raise AssertionError("there is no raylet")
+
+
+def test_a_worker_killed_while_a_store_is_generated_changes_no_number(tmp_path: Path) -> None:
+    model = {key: CONFIG[key] for key in ("mechanism", "likelihood")}
+    config = {"verb": "generate", **model, "instances": DRAWN, "points": 500, "run": {"block": DRAWN // 40}}
+    (tmp_path / "config.yaml").write_text(json.dumps(config), encoding="utf-8")
+    draw = ["generate", str(tmp_path / "config.yaml"), "--out"]
+    assert main(["-q", *draw, str(tmp_path / "calm"), "--executor", "serial"]) == 0
+    out = tmp_path / "store"
+    with driving([*PROGRAM, *draw, str(out), *RAY], tmp_path / "log") as driver:
+        started = wait_for(out, "block_started", 3, driver)
+        os.kill(int(started[-1]["worker"].rpartition(":")[2]), signal.SIGKILL)
+        wait_for(out, "worker_lost", 1, driver)
+        assert driver.wait() == 0, driver.text
+    assert verify(Store.open(out)).flaws == []
+    found, wanted = numbers(out), numbers(tmp_path / "calm")
+    assert len(set(found["id"])) == DRAWN
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
@@ -145,19 +174,23 @@ def test_a_second_driver_is_refused_and_told_who_is_the_first(
     assert_same(out, fleet / "calm")
 
 
-def test_a_run_begun_with_other_settings_or_data_is_refused_and_left_as_it_is(fleet: Path, tmp_path: Path) -> None:
+def test_a_run_begun_with_other_settings_or_data_is_refused_and_left_as_it_is(
+    fleet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     base = ["-q", *command(fleet, out, "--executor", "serial")[3:]]
     write_fleet(tmp_path, 6)
     small = [text.replace(str(fleet), str(tmp_path)) for text in base]
     assert main(small) == 0
     before = {path: path.stat().st_mtime_ns for path in sorted(out.rglob("*")) if path.name != "lock"}
-    for refused in (
-        [*small, "run.seed=6"],
-        [*small, "inference.posterior.draws=17"],
-        [*small, "run.batch=3"],
-        base,
+    for refused, why in (
+        ([*small, "run.seed=6"], "run.seed=5, and it is 6 now"),
+        ([*small, "inference.posterior.draws=17"], "inference.posterior.draws=16, and it is 17 now"),
+        ([*small, "run.batch=3"], "in blocks of 4 instances, not 3"),
+        (base, "other data: they have changed since"),
     ):
         assert main(refused) == 2
+        assert f"{out / 'store.zarr'} was begun" in (said := capsys.readouterr().err)
+        assert why in said
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert main(small) == 0

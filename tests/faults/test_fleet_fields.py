@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ import numpy as np
 import pytest
 from fleet_runs import all_gone, descendants, driving, numbers, wait_for
 
+from distlfm.cluster.machine import usable_cpus
 from distlfm.config import build
 from distlfm.data import write_npz
+from distlfm.inference.field_settle import PARTITIONED
 from distlfm.pipeline.settings import SimulateConfig
 from distlfm.pipeline.simulate import simulate_from
 from distlfm.store import Store
@@ -74,12 +78,31 @@ def ranks_below(pid: int) -> set[int]:
     return found
 
 
+@pytest.fixture(scope="module")
+def calm(folder: Path) -> Callable[[str], Path]:
+    """The undisturbed run in one process, of either side."""
+
+    @cache
+    def run(side: str) -> Path:
+        out = folder / f"{side}-serial"
+        subprocess.run(command(folder, side, out, "--executor", "serial"), check=True, capture_output=True)
+        return out
+
+    return run
+
+
+def assert_close(out: Path, reference: Path) -> None:
+    found, wanted = numbers(out), numbers(reference)
+    assert sorted(found["id"]) == sorted(wanted["id"])
+    for name, array in wanted.items():
+        if array.dtype.kind == "f":
+            np.testing.assert_allclose(found[name], array, rtol=1e-8, atol=1e-10, err_msg=name)
+
+
 @pytest.mark.parametrize("side", ["below", "above"])
 def test_a_ray_fit_of_fields_equals_the_serial_one_on_both_sides_of_the_mesh_limit(
-    folder: Path, tmp_path: Path, side: str
+    folder: Path, calm: Callable[[str], Path], tmp_path: Path, side: str
 ) -> None:
-    serial = command(folder, side, tmp_path / "serial", "--executor", "serial")
-    subprocess.run(serial, check=True, capture_output=True)
     most = 0
     with driving(command(folder, side, tmp_path / "ray", "--executor", "ray"), tmp_path / "log") as driver:
         while driver.process.poll() is None:
@@ -87,18 +110,16 @@ def test_a_ray_fit_of_fields_equals_the_serial_one_on_both_sides_of_the_mesh_lim
             time.sleep(0.2)
         assert driver.wait() == 0, driver.text
     assert most > 0, "no helper group was seen"
-    found, wanted = numbers(tmp_path / "ray"), numbers(tmp_path / "serial")
-    assert sorted(found["id"]) == sorted(wanted["id"])
-    for name, array in wanted.items():
-        if array.dtype.kind == "f":
-            np.testing.assert_allclose(found[name], array, rtol=1e-8, atol=1e-10, err_msg=name)
-    workers = 2 if side == "below" else 1
-    assert f"Ray: {min(workers, os.cpu_count() or 1)} workers" in driver.text
+    assert_close(tmp_path / "ray", calm(side))
+    workers = min(FIELDS, usable_cpus()) if side == "below" else max(1, min(FIELDS, usable_cpus() // PARTITIONED))
+    assert f"Ray: {workers} workers" in driver.text
     store = Store.open(tmp_path / "ray")
     assert store.dataset()["force_mean"].dims == ("instance", "force", "time", "x")
 
 
-def test_a_killed_owner_leaves_no_rank_behind_and_its_field_is_fitted_again(folder: Path, tmp_path: Path) -> None:
+def test_a_killed_owner_leaves_no_rank_behind_and_its_field_is_fitted_again(
+    folder: Path, calm: Callable[[str], Path], tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     with driving(command(folder, "above", out, "--executor", "ray"), tmp_path / "log") as driver:
         wait_for(out, "block_done", 1, driver)
@@ -111,6 +132,7 @@ def test_a_killed_owner_leaves_no_rank_behind_and_its_field_is_fitted_again(fold
         assert driver.wait() == 0, driver.text
         assert all_gone(driver.family), "a process outlives the run"
     assert Store.open(out).missing() == []
+    assert_close(out, calm("above"))
 
 
 def test_a_killed_rank_is_started_anew_and_all_fields_are_fitted(folder: Path, tmp_path: Path) -> None:
