@@ -35,7 +35,7 @@ from distlfm.store.verify import verify
 pytestmark = pytest.mark.slow
 
 WORKERS_KILLED, DRIVERS_KILLED, RAYLETS_KILLED = 3, 2, 2
-DRAWN = 4000
+DRAWN = 1600
 RAY = ("--executor", "ray", "--workers", "2")
 
 
@@ -116,7 +116,7 @@ def raylet_of(driver: Driver) -> int:
 
 def test_a_worker_killed_while_a_store_is_generated_changes_no_number(tmp_path: Path) -> None:
     model = {key: CONFIG[key] for key in ("mechanism", "likelihood")}
-    config = {"verb": "generate", **model, "instances": DRAWN, "points": 500, "run": {"block": DRAWN // 40}}
+    config = {"verb": "generate", **model, "instances": DRAWN, "points": 100, "run": {"block": DRAWN // 40}}
     (tmp_path / "config.yaml").write_text(json.dumps(config), encoding="utf-8")
     draw = ["generate", str(tmp_path / "config.yaml"), "--out"]
     assert main(["-q", *draw, str(tmp_path / "calm"), "--executor", "serial"]) == 0

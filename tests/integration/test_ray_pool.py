@@ -95,17 +95,13 @@ def test_a_worker_killed_from_outside_changes_nothing(session: RaySession, tmp_p
     assert sum(isinstance(event, BlockRetried) for event in events) == 1
 
 
-def test_a_block_that_works_only_with_the_machine_for_itself_is_done_at_the_end(
+def test_a_block_that_needs_the_memory_of_all_is_done_at_the_end_with_the_machine_for_itself(
     session: RaySession, tmp_path: Path
 ) -> None:
-    """As one does that needs more memory than the others leave: it kills its worker while another lives."""
-    pool, events = RayPool(session), []
-    job = ToyJob(tmp_path, num_blocks=3, block=1, rows={0: "sleep:6"}, crowded=2)
-    for event in pool.work(job, range(3), Stop()):
-        events.append(event)
-    done = [event.block for event in events if isinstance(event, BlockDone)]
-    assert done == [1, 0, 2]
-    assert results(tmp_path) == {0: "0", 1: "1", 2: "4"}
+    pool = RayPool(session)
+    events = worked(pool, ToyJob(tmp_path, num_blocks=4, block=2, seconds=0.3, crowded=0))
+    assert [event.block for event in events if isinstance(event, BlockDone)][-1] == 0
+    assert results(tmp_path) == {0: "0 1", 1: "4 9", 2: "16 25", 3: "36 49"}
     assert set_aside(events) == {}
     assert pool.workers == 0
 
