@@ -38,7 +38,8 @@ def status(
     if found.driver is not None:
         speed = "" if not found.rate else f", {found.rate:.3g} instances/s"
         left = "" if found.left_s is None else f", {found.left_s:.0f} s left"
-        reporter.say(f"worked on by {found.driver}, {found.workers or 1} workers{speed}{left}")
+        workers = 1 if found.workers is None else found.workers
+        reporter.say(f"worked on by {found.driver}, {workers} workers{speed}{left}")
     for job in found.jobs:
         reporter.say(f"{job.words}; log: {job.note.log}")
     if found.state == "stopped":
