@@ -24,7 +24,6 @@ from distlfm.pipeline.settings import FitConfig
 from distlfm.pipeline.simulate import simulate
 from distlfm.store import Store
 
-PROGRAM = [sys.executable, "-m", "distlfm"]
 INSTANCES, BATCH = 40, 4
 TIMED = {"wall_s"}
 """What no two runs share."""
@@ -53,7 +52,7 @@ def write_fleet(folder: Path, count: int = INSTANCES) -> None:
 
 def command(folder: Path, out: Path, *more: str) -> list[str]:
     verb = ["fit", str(folder / "config.yaml"), "--data", str(folder / "data.npz"), "--out", str(out)]
-    return [*PROGRAM, *verb, *more]
+    return [sys.executable, "-m", "distlfm", *verb, *more]
 
 
 class Driver:

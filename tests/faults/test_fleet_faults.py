@@ -6,16 +6,12 @@ import json
 import os
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from fleet_runs import (
-    CONFIG,
     INSTANCES,
-    PROGRAM,
     Driver,
     all_gone,
     assert_same,
@@ -23,29 +19,17 @@ from fleet_runs import (
     descendants,
     driving,
     events,
-    numbers,
     wait_for,
     write_fleet,
 )
 
 from distlfm.cli import main
 from distlfm.store import Store
-from distlfm.store.verify import verify
 
 pytestmark = pytest.mark.slow
 
 WORKERS_KILLED, DRIVERS_KILLED, RAYLETS_KILLED = 3, 2, 2
-DRAWN = 1600
 RAY = ("--executor", "ray", "--workers", "2")
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the fleet, and in `calm` its undisturbed run in one process."""
-    folder = tmp_path_factory.mktemp("fleet")
-    write_fleet(folder)
-    subprocess.run(command(folder, folder / "calm", "--executor", "serial"), check=True, capture_output=True)
-    return folder
 
 
 def finish(fleet: Path, out: Path, log: Path) -> None:
@@ -112,25 +96,6 @@ def raylet_of(driver: Driver) -> int:
         if Path(f"/proc/{pid}/comm").read_text().strip() == "raylet":
             return pid
     raise AssertionError("there is no raylet")
-
-
-def test_a_worker_killed_while_a_store_is_generated_changes_no_number(tmp_path: Path) -> None:
-    model = {key: CONFIG[key] for key in ("mechanism", "likelihood")}
-    config = {"verb": "generate", **model, "instances": DRAWN, "points": 100, "run": {"block": DRAWN // 40}}
-    (tmp_path / "config.yaml").write_text(json.dumps(config), encoding="utf-8")
-    draw = ["generate", str(tmp_path / "config.yaml"), "--out"]
-    assert main(["-q", *draw, str(tmp_path / "calm"), "--executor", "serial"]) == 0
-    out = tmp_path / "store"
-    with driving([*PROGRAM, *draw, str(out), *RAY], tmp_path / "log") as driver:
-        started = wait_for(out, "block_started", 3, driver)
-        os.kill(int(started[-1]["worker"].rpartition(":")[2]), signal.SIGKILL)
-        wait_for(out, "worker_lost", 1, driver)
-        assert driver.wait() == 0, driver.text
-    assert verify(Store.open(out)).flaws == []
-    found, wanted = numbers(out), numbers(tmp_path / "calm")
-    assert len(set(found["id"])) == DRAWN
-    for name, array in wanted.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])

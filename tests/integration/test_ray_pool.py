@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pool_toy import ToyJob, results
 
@@ -22,8 +23,13 @@ from distlfm.cluster.ray_knock import knock
 from distlfm.cluster.ray_pool import RayPool
 from distlfm.cluster.ray_session import RaySession, ray_session
 from distlfm.cluster.serial import SerialPool
+from distlfm.config import build
 from distlfm.errors import StorageError, UsageError, WorkError
+from distlfm.pipeline.generate import open_store
+from distlfm.pipeline.generate_job import GenerateJob
+from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.runtime.signals import Stop
+from distlfm.store.verify import verify
 
 pytestmark = pytest.mark.slow
 
@@ -104,6 +110,22 @@ def test_a_block_that_needs_the_memory_of_all_is_done_at_the_end_with_the_machin
     assert results(tmp_path) == {0: "0 1", 1: "4 9", 2: "16 25", 3: "36 49"}
     assert set_aside(events) == {}
     assert pool.workers == 0
+
+
+def test_a_worker_killed_while_a_store_is_generated_changes_no_number(session: RaySession, tmp_path: Path) -> None:
+    content = {"mechanism": {"kind": "transcription"}, "num_outputs": 2, "instances": 400, "points": 50}
+    config = build(GenerateConfig, {**content, "run": {"block": 10}})
+    calm, store = (open_store(config, tmp_path / name) for name in ("calm", "store"))
+    list(SerialPool().work(GenerateJob.of(config, calm), range(40), Stop()))
+    events = []
+    for event in RayPool(session).work(GenerateJob.of(config, store), range(40), Stop()):
+        events.append(event)
+        if isinstance(event, Started) and len(events) == 5:
+            os.kill(int(event.worker.split(":")[1]), signal.SIGKILL)
+    assert sum(isinstance(event, WorkerLost) for event in events) == 1
+    assert verify(store).flaws == []
+    for name in calm.variables.keys() - {"wall_s"}:
+        np.testing.assert_array_equal(store.read(name), calm.read(name), err_msg=name)
 
 
 def test_what_ends_the_run_keeps_its_kind(session: RaySession, tmp_path: Path) -> None:
