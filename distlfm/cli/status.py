@@ -38,8 +38,9 @@ def status(
     if found.driver is not None:
         speed = "" if not found.rate else f", {found.rate:.3g} instances/s"
         left = "" if found.left_s is None else f", {found.left_s:.0f} s left"
-        workers = 1 if found.workers is None else found.workers
-        reporter.say(f"worked on by {found.driver}, {workers} workers{speed}{left}")
+        others = f", and {found.others} more with their parts" if found.others else ""
+        workers = 1 + found.others if found.workers is None else found.workers
+        reporter.say(f"worked on by {found.driver}{others}, {workers} workers{speed}{left}")
     for job in found.jobs:
         reporter.say(f"{job.words}; log: {job.note.log}")
     if found.state == "stopped":

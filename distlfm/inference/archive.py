@@ -5,7 +5,11 @@ Only plain arrays and JSON text are written, and nothing is unpickled on reading
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -73,7 +77,17 @@ def model_from(description: dict[str, Any]) -> Model:
 
 
 def save(result: FitResult, path: Path) -> None:
-    """Write one instance's fit."""
+    """Write one instance's fit. The file appears whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        draft.write_bytes(packed(result))
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def packed(result: FitResult) -> bytes:
+    """One instance's fit as the content of a file."""
     instance, row = result.instance, result.row
     header = {
         "schema": SCHEMA,
@@ -99,8 +113,9 @@ def save(result: FitResult, path: Path) -> None:
         arrays[f"state_{name}"] = tensor[row].numpy()
     arrays |= _truth_arrays(instance.truth)
     arrays |= _band_arrays("grid", result.grid) | _band_arrays("data", result.at_data)
-    with path.open("wb") as file:
-        np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
+    file = io.BytesIO()
+    np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
+    return file.getvalue()
 
 
 def load(path: Path) -> FitResult:
@@ -111,7 +126,7 @@ def load(path: Path) -> FitResult:
             arrays = {name: archive[name] for name in archive.files if name != "header"}
     except FileNotFoundError:
         raise UsageError(f"There is no fit {path}.", "Fits are in the folder 'fits' of a run.") from None
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise UsageError(f"{path} is not a saved fit: {error}.", "Give a file that `distlfm fit` wrote.") from None
     if header["schema"] != SCHEMA:
         raise UsageError(

@@ -72,7 +72,8 @@ def survey(model: Model, whole: Sequence[Instance], chosen: Sequence[Instance], 
     variational = options.variational
     if variational.num_inducing is not None and variational.solver.steps is not None:
         return found
-    each = [collate([one.blind()], model.mechanism.outputs) for one in _unlike(chosen)]
+    # One with an output that the mechanism does not know is refused alone, when it is fitted.
+    each = [collate([one.blind()], one.outputs) for one in _unlike(chosen)]
     adaptive = variational.solver.method not in RULES
     return replace(
         found,

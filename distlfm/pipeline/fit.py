@@ -15,8 +15,8 @@ from distlfm.inference.metrics import Figures
 from distlfm.inference.result import Digest, FitResult
 from distlfm.inference.tally import Tally, directions_of, figures_of, row_of
 from distlfm.instance import Instance
-from distlfm.pipeline.fit_plan import Prepared, make_plan, open_folder, prepare
-from distlfm.pipeline.fleet import run_blocks
+from distlfm.pipeline.fit_plan import Prepared, command_for, make_plan, open_folder, prepare
+from distlfm.pipeline.fleet import run_blocks, told_how_to_go_on
 from distlfm.pipeline.rundir import CONFIG, write_page, write_summary
 from distlfm.pipeline.settings import FitConfig
 from distlfm.pipeline.sources import for_fitting
@@ -24,6 +24,7 @@ from distlfm.pipeline.versions import versions
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.threads import torch_threads
 from distlfm.store import Store, driver_lock
+from distlfm.store.find import RUN_STORE
 
 
 @dataclass
@@ -94,7 +95,7 @@ def fit(
     if config.run.dir is None:
         run = _fit_here(config, data, reporter)
     else:
-        run = _fit_in(config.run.dir, config, data, reporter)
+        run = _fit_in(config.run.dir, config.located(), data, reporter)
     if run.tally.failed == run.tally.count:
         first = next(run.rows())
         raise WorkError(f"All {run.tally.count} fits failed.", str(first["advice"]))
@@ -119,13 +120,14 @@ def _fit_here(config: FitConfig, data: Sequence[Instance] | None, reporter: Repo
 
 def _fit_in(directory: Path, config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> FitRun:
     directory = open_folder(directory, config)
-    with driver_lock(directory, "fit"):
+    again = command_for(directory, data is not None)
+    with driver_lock(directory, "fit"), told_how_to_go_on(directory / RUN_STORE, again):
         work = prepare(directory, config, data, reporter)
         run_blocks(work.fleet, config.run, reporter)
-        return conclude(work)
+        return conclude(work, reporter)
 
 
-def conclude(work: Prepared) -> FitRun:
+def conclude(work: Prepared, reporter: Reporter) -> FitRun:
     """Summary and page of a run whose blocks are all there."""
     plan, directory, config = work.plan, work.directory, work.config
     run = FitRun(config, set_aside=plan.set_aside, store=work.store, tally=Tally(set_aside=map(str, plan.set_aside)))
@@ -136,19 +138,41 @@ def conclude(work: Prepared) -> FitRun:
             paths.append(directory / row["kept"])
     run.results = SavedFits(paths)
     write_summary(directory, run.rows(), run.overall)
-    write_page(directory, run.tally, _Kept(directory, run.tally.kept), config, run.overall)
+    kept = _Kept(directory, run.tally.kept)
+    while True:
+        try:
+            write_page(directory, run.tally, kept, config, run.overall)
+            break
+        except _Lost as lost:  # the store has its numbers; only its picture is missing
+            reporter.warn(f"{lost.name} is not drawn in the report: {lost}")
+            kept.leave_out(lost.name)
     plan.tidy()
     return run
+
+
+class _Lost(Exception):
+    """A saved fit that cannot be read."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(why)
+        self.name = name
 
 
 class _Kept(Mapping[str, FitResult]):
     """Saved fits by the id of their instance, read when they are asked for."""
 
     def __init__(self, directory: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
-        self._directory, self._rows = directory, rows
+        self._directory, self._rows = directory, dict(rows)
+
+    def leave_out(self, name: str) -> None:
+        """Forget one."""
+        del self._rows[name]
 
     def __getitem__(self, name: str) -> FitResult:
-        return SavedFits([self._directory / self._rows[name]["kept"]])[0]
+        try:
+            return SavedFits([self._directory / self._rows[name]["kept"]])[0]
+        except UsageError as error:
+            raise _Lost(name, str(error)) from error
 
     def __contains__(self, name: object) -> bool:
         return name in self._rows
@@ -166,5 +190,10 @@ def resume(directory: Path | str, overrides: Sequence[str] = (), reporter: Repor
     if not path.is_file():
         raise UsageError(f"{directory} is no run: it has no config.yaml.", "Give the --out folder of `distlfm fit`.")
     config = load(FitConfig, path, overrides)
+    if config.data.path is None and config.data.dataset is None:
+        raise UsageError(
+            f"{directory} was begun by a Python program with instances in memory, which a run does not keep.",
+            "Call `fit` again with the same config and instances: it goes on where it was.",
+        )
     here = config.run.model_copy(update={"dir": Path(directory)})
     return fit(config.model_copy(update={"run": here}), reporter=reporter)

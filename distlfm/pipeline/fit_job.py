@@ -13,7 +13,7 @@ import torch
 
 from distlfm.cluster.job import Job, Past, Worker
 from distlfm.config import build
-from distlfm.inference.archive import save
+from distlfm.inference.archive import packed
 from distlfm.inference.field_settle import num_ranks
 from distlfm.inference.fit import InferenceConfig, fit_instances, seed_of
 from distlfm.inference.metrics import Figures
@@ -25,10 +25,10 @@ from distlfm.mechanisms import build_system
 from distlfm.pipeline.fit_columns import columns
 from distlfm.pipeline.past import past_of
 from distlfm.pipeline.settings import FitConfig
-from distlfm.pipeline.sources import Source, for_fitting
+from distlfm.pipeline.source_base import Source
+from distlfm.pipeline.sources import for_fitting
 from distlfm.solvers.field.meshed import close_helper_groups
 from distlfm.store import Store
-from distlfm.store.files import storing
 
 FITS = "fits"
 
@@ -94,16 +94,16 @@ class FitWorker(Worker):
         results: list[FitResult | None] = [None] * len(chosen)
         for row, result in zip(rows, fitted, strict=True):
             results[row] = result
-        seconds = time.perf_counter() - began
         figures = [
             failed_row(one.id, left_out[row]) if result is None else row_of(result)
             for row, (one, result) in enumerate(zip(chosen, results, strict=True))
         ]
-        self._keep(block, results, figures)
+        fitted_at = time.perf_counter()
+        seconds = fitted_at - began
+        kept = self._keep(block, results, figures)
         arrays = columns(self.job.store.spec, chosen, results, self._seeds(chosen))
-        before = time.perf_counter()
-        marker = self.job.store.write_block(block, arrays, figures, seconds)
-        written = time.perf_counter() - before
+        marker = self.job.store.write_block(block, arrays, figures, seconds, kept)
+        written = time.perf_counter() - fitted_at
         failed = sum(marker.statuses.get(status, 0) for status in ("diverged", "failed"))
         return {"count": len(chosen), "failed": failed, "seconds": seconds, "write_s": written}
 
@@ -127,17 +127,18 @@ class FitWorker(Worker):
     def _fit(self, instances: Sequence[Instance]) -> list[FitResult]:
         return fit_instances(self.model, instances, self.job.options, self.config.run.seed) if instances else []
 
-    def _keep(self, block: int, results: Sequence[FitResult | None], figures: Sequence[Figures]) -> None:
-        """Save whole posteriors of those instances that are to be kept; their rows tell where."""
+    def _keep(self, block: int, results: Sequence[FitResult | None], figures: Sequence[Figures]) -> dict[Path, bytes]:
+        """Files with the whole posteriors of those instances that are to be kept; their rows tell where."""
+        files: dict[Path, bytes] = {}
         first = self.job.store.block_range(block).start
         wanted = telling(figures) if self.job.keep == "few" else {str(row["id"]) for row in figures}
         for row, result in enumerate(results):
             if self.job.keep == "none" or result is None or result.id not in wanted:
                 continue
             name = f"{first + row:05d}-{safe(result.id)}.npz"
-            with storing("a fit", self.job.run):
-                save(result, self.job.run / FITS / name)
+            files[self.job.run / FITS / name] = packed(result)
             figures[row]["kept"] = f"{FITS}/{name}"
+        return files
 
 
 def telling(rows: Sequence[Figures]) -> set[str]:

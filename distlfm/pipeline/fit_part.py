@@ -13,12 +13,13 @@ from distlfm.cluster.share import Share
 from distlfm.config import load
 from distlfm.errors import UsageError
 from distlfm.pipeline.fit import FitRun, conclude
-from distlfm.pipeline.fit_plan import open_folder, prepare
-from distlfm.pipeline.fleet import run_blocks
+from distlfm.pipeline.fit_plan import command_for, open_folder, prepare
+from distlfm.pipeline.fleet import run_blocks, told_how_to_go_on
 from distlfm.pipeline.rundir import REPORT
 from distlfm.pipeline.settings import FitConfig
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.store import part_lock, turn
+from distlfm.store.find import RUN_STORE
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,19 @@ def fit_part(
         config = load(FitConfig, Path(config), overrides)
     if config.run.dir is None:
         raise UsageError("A part of a run needs the folder of the run.", "Give --out DIR, the same for all parts.")
-    directory = open_folder(config.run.dir, config)
-    with part_lock(directory, str(share)):
+    directory, config = config.run.dir, config.located()
+    directory = open_folder(directory, config)
+    again = command_for(directory, share=share)
+    with part_lock(directory, str(share)), told_how_to_go_on(directory / RUN_STORE, again):
         with turn(directory):
             work = prepare(directory, config, None, reporter)
-        fleet = replace(work.fleet, share=share)
+        fleet = replace(work.fleet, share=share, command=again)
         run_blocks(fleet, config.run, reporter)
         with turn(directory):
             missing = work.store.missing()
             run = None
             if not missing and not (directory / REPORT).is_file():
-                run = conclude(work)
+                run = conclude(work, reporter)
             elif not missing:  # another part was the last; our copy of the data may have come after it
                 work.plan.tidy()
         left = sum(len(work.store.block_range(block)) for block in missing)

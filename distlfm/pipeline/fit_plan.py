@@ -7,21 +7,24 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from distlfm.cluster.share import Share
 from distlfm.config import fingerprint
 from distlfm.errors import Problem, UsageError
 from distlfm.inference.fit import InferenceConfig, instance_bytes
 from distlfm.inference.model import Model
 from distlfm.inference.survey import Survey, settled, survey
 from distlfm.instance import Instance
-from distlfm.pipeline import sources
+from distlfm.pipeline import spool
 from distlfm.pipeline.fit_columns import AXES, grid_part, mesh_of, parameter_part
 from distlfm.pipeline.fit_job import FITS, FitJob, model_with, ranks_of
 from distlfm.pipeline.fleet import Fleet
-from distlfm.pipeline.rundir import begin, refuse_others, same_work, write_config
+from distlfm.pipeline.run_files import CONFIG
+from distlfm.pipeline.rundir import begin, forget_report, refuse_others, same_data, same_settings, write_config
 from distlfm.pipeline.settings import FitConfig
-from distlfm.pipeline.sources import Source, for_fitting, open_source
+from distlfm.pipeline.source_base import Source
+from distlfm.pipeline.sources import for_fitting, open_source
 from distlfm.pipeline.versions import versions
 from distlfm.runtime.reporting import Reporter
 from distlfm.store import Store, StoreSpec
@@ -57,14 +60,7 @@ class Plan:
     def tidy(self) -> None:
         """Remove the copy of the data: the store has what was fitted."""
         if self.folder is not None:
-            sources.clear_spool(self.folder)
-
-
-def kept(config: FitConfig) -> FitConfig:
-    """The config as a run keeps it: its data are found from any working directory."""
-    if config.data.path is None:
-        return config
-    return config.model_copy(update={"data": config.data.model_copy(update={"path": config.data.path.absolute()})})
+            spool.clear_spool(self.folder)
 
 
 def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path | None, reporter: Reporter) -> Plan:
@@ -110,19 +106,24 @@ def batch_size(model: Model, found: Survey, options: InferenceConfig) -> int:
     return max(1, min(room, MAX_BATCH, max(LEAST_BATCH, -(-found.count // BLOCKS))))
 
 
-def open_store(path: Path, config: FitConfig, plan: Plan) -> Store:
-    """The store of the run: a new one, or that of an earlier try at the same work."""
+def identity(config: FitConfig) -> dict[str, Any]:
+    """The attributes by which a store is known as that of a config, wherever the config's files lie."""
     work = config.work()
-    identity = {
+    return {
         "mechanism": config.mechanism["kind"],
         "config": work.model_dump(mode="json"),
         "config_hash": fingerprint(work),
-        "data": plan.source.fingerprint,
     }
-    if (path / "zarr.json").exists():
+
+
+def open_store(path: Path, config: FitConfig, plan: Plan) -> Store:
+    """The store of the run: a new one, or that of an earlier try at the same work."""
+    if is_store(path):
         store = Store.open(path)
-        same_work(store, identity, config.run.batch)
+        same_settings(store, identity(config), config.run.batch)
+        same_data(store, plan.source.fingerprint)
         return store
+    known = {**identity(config), "data": plan.source.fingerprint, "seed": config.run.seed, "versions": versions()}
     spec = StoreSpec(
         kind="fit",
         instances=plan.source.count,
@@ -133,7 +134,7 @@ def open_store(path: Path, config: FitConfig, plan: Plan) -> Store:
         draws=config.run.draws,
         variance=plan.found.variance,
         units=_units(plan),
-        attributes={**identity, "seed": config.run.seed, "versions": versions(), "title": "Latent force fits"},
+        attributes={**known, "title": "Latent force fits"},
         **parameter_part(plan.model),
         **grid_part(plan.model, plan.options, plan.found),
     )
@@ -181,18 +182,43 @@ class Prepared:
 def open_folder(directory: Path, config: FitConfig) -> Path:
     """The folder of a run, made if need be, and refused if somebody else's files are in it; workers on other nodes know
     no relative paths."""
-    refuse_others(directory, kept(config))
+    refuse_others(directory, config)
     if not is_store(directory):
-        sources.refuse_others(directory / INPUT)
+        spool.refuse_others(directory / INPUT)
     begin(directory, FITS)
     return directory.resolve()
 
 
 def prepare(directory: Path, config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> Prepared:
-    """Read the data, open the store, and keep the config. The caller has the lock of the folder."""
-    plan = make_plan(config, data, directory / INPUT, reporter)
-    store = open_store(directory / RUN_STORE, config, plan)
-    write_config(directory, kept(config))
-    job = make_job(directory, config, plan, store)
-    again = f"distlfm resume {shlex.quote(str(directory))}"
-    return Prepared(directory, config, plan, store, Fleet("fit", job, store, again, directory))
+    """Read the data, open the store, and keep the config. The caller has the lock of the folder.
+
+    Whoever comes with other settings is refused before the data are read, and other data leave nothing behind.
+    """
+    path = directory / RUN_STORE
+    if is_store(path):
+        same_settings(Store.open(path), identity(config), config.run.batch)
+    with spool.removed_if_refused(directory / INPUT):
+        plan = make_plan(config, data, directory / INPUT, reporter)
+        store = open_store(path, config, plan)
+    if store.missing():
+        forget_report(directory)
+    write_config(directory, config)
+    fleet = Fleet(
+        "fit",
+        make_job(directory, config, plan, store),
+        store,
+        command_for(directory, data is not None),
+        directory,
+        named=lambda number: plan.source.read(number, number + 1)[0].id,
+    )
+    return Prepared(directory, config, plan, store, fleet)
+
+
+def command_for(directory: Path, in_memory: bool = False, share: Share | None = None) -> str:
+    """What goes on with a run that was stopped. in_memory: its data are those of a Python program."""
+    run = shlex.quote(str(directory))
+    if in_memory:
+        return "call `fit` again with the same config and instances."
+    if share is not None:
+        return f"distlfm fit {shlex.quote(str(directory / CONFIG))} --out {run} --part {share}"
+    return f"distlfm resume {run}"

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,9 +23,11 @@ from distlfm.cluster.share import Share
 from distlfm.errors import Stopped
 from distlfm.pipeline.settings import WorkConfig
 from distlfm.runtime.reporting import Reporter, Task
-from distlfm.runtime.signals import Stop
+from distlfm.runtime.signals import Signalled, Stop, raised
+from distlfm.solvers.field.meshed import close_helper_groups
 from distlfm.store import Store, write_progress
 from distlfm.store.files import storing
+from distlfm.store.find import is_store
 from distlfm.store.layout import FAILED
 
 EVENTS = "events"
@@ -36,7 +38,7 @@ class Fleet:
     """What is worked on. what: the verb; command: what the user types to go on; folder: where events are written.
 
     worth: so many blocks are worth the seconds that Ray takes to start, where nobody asks for it. share: what is worked
-    on here, while others work on the rest; all blocks by default.
+    on here, while others work on the rest; all blocks by default. named: the name of an instance by its number.
     """
 
     what: str
@@ -46,6 +48,7 @@ class Fleet:
     folder: Path
     worth: int = 2
     share: Share | None = None
+    named: Callable[[int], str] = str
 
     @property
     def blocks(self) -> range:
@@ -87,7 +90,7 @@ def run_blocks(fleet: Fleet, config: WorkConfig, reporter: Reporter) -> None:
     with (
         Stop() as stop,
         _pool(fleet, len(missing), config, reporter) as pool,
-        reporter.task(fleet.what, left) as task,
+        reporter.task(fleet.what, total, total - left) as task,
         _log(fleet) as log,
     ):
         watch = _Watch(fleet, pool, total - left, task, log, reporter)
@@ -96,6 +99,27 @@ def run_blocks(fleet: Fleet, config: WorkConfig, reporter: Reporter) -> None:
         watch.end()
     if stop.requested and fleet.missing():
         raise Stopped(watch.done, total, fleet.command, stop.signal or signal.SIGINT)
+
+
+@contextmanager
+def told_how_to_go_on(store: Path, command: str) -> Iterator[None]:
+    """Signals outside the blocks, while data are read or the report is written, end the work with a sentence too.
+
+    store: where it is, or will be; command: what goes on once it is there.
+    """
+    try:
+        with raised():
+            yield
+    except (Signalled, KeyboardInterrupt) as ended:
+        which = ended.which if isinstance(ended, Signalled) else signal.SIGINT
+        if not is_store(store):
+            when = "before the first block was begun"
+            raise Stopped(0, 0, "give the same command again.", which, when) from None
+        opened = Store.open(store)
+        done, total = sum(marker.count for marker in opened.markers().values()), opened.spec.instances
+        unsaid = ", before summary and report were written" if opened.spec.kind == "fit" else ""
+        when = "" if done < total else f"after all {total} instances{unsaid}"
+        raise Stopped(done, total, command, which, when) from None
 
 
 @contextmanager
@@ -111,6 +135,7 @@ def _pool(fleet: Fleet, num_blocks: int, config: WorkConfig, reporter: Reporter)
     from distlfm.cluster.ray_pool import RayPool
     from distlfm.cluster.ray_session import ray_session
 
+    close_helper_groups()  # the driver opened the mesh of a field to make the store; from here on workers have it
     with ray_session(config.address) as session:
         pool = RayPool(session, config.workers)
         reporter.say(f"Ray: {pool.planned(fleet.job, num_blocks)} workers on {session.words}")
@@ -145,10 +170,12 @@ class _Watch:
             self._tell("block_retried", block=event.block, why=event.why)
         elif isinstance(event, RowsSetAside):
             first = self.fleet.store.block_range(event.block).start
+            names = {row: self.fleet.named(first + row) for row in event.reasons}
             for row, reason in event.reasons.items():
-                self.reporter.warn(f"instance {first + row} (row {row} of block {event.block}) is set aside: {reason}")
+                self.reporter.warn(f"{names[row]} (row {row} of block {event.block}) is set aside: {reason}")
             reasons = {str(row): reason for row, reason in event.reasons.items()}
-            self._tell("set_aside", block=event.block, reasons=reasons)
+            ids = {str(row): name for row, name in names.items()}
+            self._tell("set_aside", block=event.block, reasons=reasons, ids=ids)
         elif isinstance(event, WorkerLost):
             self.reporter.warn(f"worker {event.worker} is lost: {event.why}")
             self._tell("worker_lost", worker=event.worker, why=event.why)
@@ -178,18 +205,20 @@ class _Watch:
         }
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.log.write({"time": now, "event": event, **state, **more})
-        if self.fleet.share is not None:  # one file tells of one driver
-            return
         driver = {"host": socket.gethostname(), "pid": os.getpid()}
-        write_progress(self.fleet.store.path, {"time": now, "what": self.fleet.what, **driver, **state})
+        part = str(self.fleet.share or "")
+        write_progress(self.fleet.store.path, {"time": now, "what": self.fleet.what, **driver, **state}, part)
 
 
 class _Log:
-    """JSON lines, each written whole."""
+    """JSON lines, each written whole. What a full disk cut short is left as a line of its own."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        cut = path.exists() and path.stat().st_size > 0 and not _ends_a_line(path)
         self._file = path.open("a", encoding="utf-8")
+        if cut:
+            self._file.write("\n")
 
     def write(self, event: Mapping[str, Any]) -> None:
         with storing("an event", self.path.parent):
@@ -199,6 +228,12 @@ class _Log:
     def close(self) -> None:
         with storing("an event", self.path.parent):
             self._file.close()
+
+
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
 
 
 @contextmanager

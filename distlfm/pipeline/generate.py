@@ -8,12 +8,12 @@ from pathlib import Path
 
 from distlfm.config import apply_overrides, build, load
 from distlfm.errors import UsageError, WorkError
-from distlfm.pipeline.fleet import Fleet, run_blocks
-from distlfm.pipeline.generate_block import DIVERGED, identity, store_spec
+from distlfm.pipeline.fleet import Fleet, run_blocks, told_how_to_go_on
+from distlfm.pipeline.generate_block import DIVERGED, identity, instance_name, store_spec
 from distlfm.pipeline.generate_draws import open_draws
 from distlfm.pipeline.generate_job import GenerateJob
 from distlfm.pipeline.generate_settings import GenerateConfig
-from distlfm.pipeline.rundir import same_work
+from distlfm.pipeline.rundir import same_settings
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.store import Store, driver_lock, is_store
 
@@ -30,11 +30,14 @@ def generate(
         config = load(GenerateConfig, Path(config), overrides)
     if config.run.dir is None:
         raise UsageError("It is not said where the store goes.", "Give --out STORE, or set run.dir in the config.")
-    store = open_store(config, config.run.dir.resolve())
-    with driver_lock(store.path, "generate"):
-        job, again = GenerateJob.of(config, store), f"distlfm resume {shlex.quote(str(store.path))}"
-        fleet = Fleet("generate", job, store, again, store.path, worth=WORTH)
-        run_blocks(fleet, config.run, reporter)
+    path, config = config.run.dir.resolve(), config.located()
+    again = f"distlfm resume {shlex.quote(str(path))}"
+    with told_how_to_go_on(path, again):
+        store = open_store(config, path)
+        with driver_lock(store.path, "generate"):
+            job = GenerateJob.of(config, store)
+            fleet = Fleet("generate", job, store, again, store.path, worth=WORTH, named=instance_name)
+            run_blocks(fleet, config.run, reporter)
     statuses = [marker.statuses for marker in store.markers().values()]
     done = sum(one.get("generated", 0) for one in statuses)
     if not done:
@@ -52,7 +55,9 @@ def resume_generate(path: Path | str, overrides: Sequence[str] = (), reporter: R
             f"{path} keeps no config to go on with: it was merged from stores that differ in theirs.",
             "Resume those, and merge again.",
         )
-    content = {**store.spec.attributes["config"], "run": {"dir": str(store.path), "block": store.spec.block}}
+    told = store.spec.attributes
+    content = {**told["config"], "run": {"dir": str(store.path), "block": store.spec.block}}
+    content["plugins"] = told.get("plugins", content["plugins"])
     return generate(build(GenerateConfig, apply_overrides(content, overrides)), reporter=reporter)
 
 
@@ -62,7 +67,7 @@ def open_store(config: GenerateConfig, path: Path) -> Store:
         store = Store.open(path)
         if store.spec.kind != "generate":
             raise UsageError(f"{path} is the store of a fit.", "Choose another --out.")
-        same_work(store, identity(config), None)
+        same_settings(store, identity(config), None)
         return store
     draws = open_draws(config)
     return Store.create(path, store_spec(config, draws), draws.mesh)

@@ -55,6 +55,7 @@ def store_spec(config: GenerateConfig, draws: Draws) -> StoreSpec:
         attributes={
             **identity(config),
             "seed": config.seed,
+            "plugins": list(config.plugins),
             "title": config.title or f"{config.mechanism['kind']}, drawn from its priors",
             "versions": versions(),
         },

@@ -72,4 +72,4 @@ class GenerateConfig(ModelConfig):
 
     def work(self) -> GenerateConfig:
         """The same without what changes no number: where the store is, how it is cut, and who computes."""
-        return self.model_copy(update={"run": GenerateRunConfig()})
+        return self.model_copy(update={"run": GenerateRunConfig(), "plugins": self.named_plugins()})

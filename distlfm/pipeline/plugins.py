@@ -12,19 +12,38 @@ from distlfm.runtime.import_file import import_file
 
 
 def import_plugins(names: Sequence[str]) -> None:
-    """Import each module: NAME.py in the current folder, or an installed one. What they register is then known."""
+    """Import each module: NAME.py in the current folder or at a path, or an installed one.
+
+    What they register is then known.
+    """
     for name in names:
-        if name in sys.modules:
+        module = plugin_name(name)
+        if module in sys.modules:
             continue
-        file = Path(f"{name}.py")
+        file = _file(name)
         try:
             if file.is_file():
-                import_file(name, file)
+                import_file(module, file)
             else:
-                importlib.import_module(name)
+                importlib.import_module(module)
         except Exception as error:
             # The user's own code: whatever it raises is told, and --debug shows where.
+            place = file if file.is_absolute() else f"{file} in the current folder"
             raise UsageError(
                 f"The plugin {name!r} cannot be imported: {type(error).__name__}: {error}.",
-                f"It must be {file} in the current folder, or an installed module.",
+                f"It must be {place}, or an installed module.",
             ) from error
+
+
+def plugin_name(name: str) -> str:
+    """The module that a config means, whether it gives its name or the path of its file."""
+    return Path(name).stem if name.endswith(".py") else name
+
+
+def located(names: Sequence[str]) -> tuple[str, ...]:
+    """The same plugins, those in files by their absolute paths."""
+    return tuple(str(_file(name).absolute()) if _file(name).is_file() else name for name in names)
+
+
+def _file(name: str) -> Path:
+    return Path(name if name.endswith(".py") else f"{name}.py")

@@ -24,7 +24,8 @@ from distlfm.pipeline.query_settings import QueryConfig
 from distlfm.pipeline.query_tables import tables
 from distlfm.pipeline.rundir import REPORT, begin, write_config, write_summary
 from distlfm.pipeline.settings import DataConfig
-from distlfm.pipeline.sources import Source, for_fitting, open_source
+from distlfm.pipeline.source_base import Source
+from distlfm.pipeline.sources import for_fitting, open_source
 from distlfm.pipeline.versions import versions
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.threads import torch_threads

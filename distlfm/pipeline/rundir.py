@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,13 @@ def begin(directory: Path, *folders: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         for folder in folders:
             (directory / folder).mkdir(exist_ok=True)
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise PermissionError(13, "Permission denied")
+        with tempfile.TemporaryFile(dir=directory) as probe:  # rights alone do not tell of a read-only or full disk
+            probe.write(b"\0")
+            probe.flush()
     except OSError as error:
+        if is_store(directory):  # a run that was begun goes on there and nowhere else
+            with storing("anything", directory):
+                raise
         raise UsageError(f"Cannot write to {directory}: {error.strerror}.", "Choose another --out directory.") from None
 
 
@@ -53,32 +58,45 @@ def _holds(file: Path, text: str) -> bool:
         return False
 
 
-def same_work(store: Store, identity: Mapping[str, Any], block: int | None) -> None:
-    """Refuse to go on with a store that was begun for other work, and say what differs."""
+ELSEWHERE = "Give the config and data it was begun with, or another --out directory."
+
+
+def same_settings(store: Store, identity: Mapping[str, Any], block: int | None) -> None:
+    """Refuse to go on with a store that was begun with other settings, and say what differs."""
     told, path = store.spec.attributes, store.path
     if "merged_from" in told:
         raise UsageError(
             f"{path} was merged from other stores, and what it lacks is theirs.",
             "Resume those, and merge again; or choose another --out directory.",
         )
-    elsewhere = "Give the config and data it was begun with, or another --out directory."
     before, now = _flat(told.get("config", {})), _flat(identity["config"])
     differing = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     if differing:
         key = differing[0]
         more = f", and {len(differing) - 1} more settings differ" if len(differing) > 1 else ""
         raise UsageError(
-            f"{path} was begun with {key}={before.get(key)!r}, and it is {now.get(key)!r} now{more}.", elsewhere
+            f"{path} was begun with {key}={before.get(key)!r}, and it is {now.get(key)!r} now{more}.", ELSEWHERE
         )
     if told.get("config_hash") != identity["config_hash"]:
-        raise UsageError(f"{path} was begun with another config (its hash is {told.get('config_hash')}).", elsewhere)
-    if told.get("data") != identity["data"]:
-        raise UsageError(f"{path} was begun with other data: they have changed since.", elsewhere)
+        raise UsageError(f"{path} was begun with another config (its hash is {told.get('config_hash')}).", ELSEWHERE)
     if block is not None and block != store.spec.block:
         raise UsageError(
             f"{path} was begun in blocks of {store.spec.block} instances, not {block}.",
             "Leave run.batch out, or choose another --out directory.",
         )
+
+
+def same_data(store: Store, data: str) -> None:
+    """Refuse to go on with a store that was begun with other data. data: the fingerprint of those given now."""
+    if store.spec.attributes.get("data") != data:
+        raise UsageError(f"{store.path} was begun with other data: they have changed since.", ELSEWHERE)
+
+
+def forget_report(directory: Path) -> None:
+    """Remove the summary and the report of a run of which something is to be done again."""
+    for name in (SUMMARY, REPORT):
+        with storing(name, directory):
+            (directory / name).unlink(missing_ok=True)
 
 
 def write_config(directory: Path, config: Config) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -13,7 +13,7 @@ from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.model import ForceConfig, LikelihoodConfig
 from distlfm.mechanisms import find_system
-from distlfm.pipeline.plugins import import_plugins
+from distlfm.pipeline.plugins import import_plugins, located, plugin_name
 
 
 class WorkConfig(Config):
@@ -85,7 +85,10 @@ class DataConfig(Config):
 
 
 class ModelConfig(Config):
-    """Mechanism, prior of the forces, likelihood. plugins: modules to import first, which register mechanisms."""
+    """Mechanism, prior of the forces, likelihood.
+
+    plugins: modules to import first, which register mechanisms: installed ones, or NAME.py in the current folder.
+    """
 
     plugins: tuple[str, ...] = ()
     mechanism: dict[str, Any]
@@ -116,6 +119,17 @@ class ModelConfig(Config):
             example.settled()
         return options
 
+    def located(self) -> Self:
+        """The same with absolute paths: its files are found from any working directory, and by workers elsewhere."""
+        mesh, mechanism = self.mechanism.get("mesh"), self.mechanism
+        if isinstance(mesh, dict) and mesh.get("path") is not None:
+            mechanism = {**mechanism, "mesh": {**mesh, "path": str(Path(mesh["path"]).absolute())}}
+        return self.model_copy(update={"plugins": located(self.plugins), "mechanism": mechanism})
+
+    def named_plugins(self) -> tuple[str, ...]:
+        """The plugins by the names of their modules, wherever these lie."""
+        return tuple(map(plugin_name, self.plugins))
+
 
 class FitConfig(ModelConfig):
     """`distlfm fit`."""
@@ -129,7 +143,13 @@ class FitConfig(ModelConfig):
         """The same without what changes no number: where results go, who computes, and what is kept of them."""
         run = RunConfig(seed=self.run.seed, draws=self.run.draws)
         data = self.data.model_copy(update={"path": None})
-        return self.model_copy(update={"run": run, "data": data})
+        return self.model_copy(update={"run": run, "data": data, "plugins": self.named_plugins()})
+
+    def located(self) -> Self:
+        found = super().located()
+        if self.data.path is None:
+            return found
+        return found.model_copy(update={"data": self.data.model_copy(update={"path": self.data.path.absolute()})})
 
 
 class SimulateConfig(ModelConfig):

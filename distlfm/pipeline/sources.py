@@ -7,47 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distlfm.data import ReadReport, catalog, iter_reports, read, write_npz
+from distlfm.data import ReadReport, catalog, iter_reports
 from distlfm.data.prepare import scaled, windows
 from distlfm.errors import DataError, Problem, UsageError, WorkError
 from distlfm.instance import Instance
 from distlfm.pipeline.settings import DataConfig
+from distlfm.pipeline.source_base import PIECE, Held, Source
+from distlfm.pipeline.spool import spool
 from distlfm.store import Store, find_store, is_store
-from distlfm.store.files import flush, put_quickly, storing
 from distlfm.store.layout import FAILED, STATUSES
-
-PIECE = 64
-"""Instances in a file of the spool."""
-
-_NOTED = re.compile(r"(\d{6})\.sum")
-_DRAFT = re.compile(r"\.\d{6}\.(npz|sum)\.\d+\.part")
-
-
-class Source(ABC):
-    """Instances 0 … count − 1. `fingerprint` tells whether they are still the same ones."""
-
-    count: int
-    outputs: tuple[str, ...]
-    fingerprint: str
-
-    @abstractmethod
-    def read(self, start: int, stop: int) -> list[Instance]:
-        """Instances `start` … `stop` − 1."""
-
-    def pieces(self, size: int = PIECE) -> Iterator[list[Instance]]:
-        """All instances, `size` at a time."""
-        for start in range(0, self.count, size):
-            yield self.read(start, min(start + size, self.count))
 
 
 @dataclass
@@ -58,26 +33,11 @@ class Intake:
     notices: list[Problem] = field(default_factory=list)
 
 
-class Held(Source):
-    """Instances in memory."""
-
-    def __init__(self, instances: Sequence[Instance]) -> None:
-        self.instances = list(instances)
-        self.count = len(self.instances)
-        self.outputs = _outputs(self.instances)
-        hashed = hashlib.sha256()
-        for instance in self.instances:
-            _add_to(hashed, instance)
-        self.fingerprint = hashed.hexdigest()[:16]
-
-    def read(self, start: int, stop: int) -> list[Instance]:
-        return self.instances[start:stop]
-
-
 class Stored(Source):
-    """The instances of a store whose blocks are all there. holes: those that could not be generated, left out."""
+    """The instances of a store whose blocks are all there. holes: those that are left out, and why."""
 
     holes: tuple[Problem, ...] = ()
+    _unfit: frozenset[str] = frozenset()
     _rows: NDArray[np.int64] | None = None
     """Where in the store the instances are, if not all of its rows are some."""
 
@@ -111,31 +71,36 @@ class Stored(Source):
         self._rows = np.setdiff1d(np.arange(self.count), empty)
         self.count = len(self._rows)
 
+    def leave_out_unfit(self, config: DataConfig) -> None:
+        """Set aside the instances of which the config leaves too little, as they are when they come from a file."""
+        if config.stride == 1 and config.fraction == 1.0 and not Store.open(self.path).spec.space:
+            return
+        rows = np.arange(self.count) if self._rows is None else self._rows
+        fit, problems = np.ones(self.count, dtype=bool), []
+        for start in range(0, self.count, PIECE):
+            for place, one in enumerate(self.read(start, min(start + PIECE, self.count)), start):
+                try:
+                    for_fitting(one, config)
+                except DataError as error:
+                    fit[place] = False
+                    problems.append(replace(error.problem, file=str(self.path), instance=one.id))
+        if problems:
+            self.holes += tuple(problems)
+            self._unfit = frozenset(str(problem.instance) for problem in problems)
+            self._rows = rows[fit]
+            self.count = len(self._rows)
+
     def read(self, start: int, stop: int) -> list[Instance]:
         if stop <= start:
             return []
         rows = range(start, stop) if self._rows is None else self._rows[start:stop]
-        found = Store.open(self.path).instances(int(rows[0]), int(rows[-1]) + 1)
+        within = Store.open(self.path).instances(int(rows[0]), int(rows[-1]) + 1)
+        found = [one for one in within if one.id not in self._unfit]
         if len(found) != len(rows):
             raise WorkError(
                 f"{self.path} has no observation in {len(rows) - len(found)} of its rows {rows[0]} to {rows[-1]}.",
                 "Export it with `distlfm store export --format npz`, which leaves those out, and fit that.",
             )
-        return found
-
-
-class Spooled(Source):
-    """Instances that were read once, and lie in a folder in files of `PIECE`."""
-
-    def __init__(self, folder: Path, count: int, outputs: tuple[str, ...], fingerprint: str) -> None:
-        self.folder, self.count, self.outputs, self.fingerprint = folder, count, outputs, fingerprint
-
-    def read(self, start: int, stop: int) -> list[Instance]:
-        found: list[Instance] = []
-        for piece in range(start // PIECE, (stop - 1) // PIECE + 1):
-            instances = read(_piece(self.folder, piece)).instances
-            first = piece * PIECE
-            found += instances[max(start - first, 0) : stop - first]
         return found
 
 
@@ -150,6 +115,7 @@ def open_source(config: DataConfig, data: Sequence[Instance] | None, folder: Pat
     if stored and config.window is None and config.scale == "none" and not config.only:
         assert config.path is not None
         whole = Stored(config.path)
+        whole.leave_out_unfit(config)
         intake.set_aside += whole.holes
         if not whole.count:
             raise DataError(_nothing(config, intake))
@@ -159,7 +125,7 @@ def open_source(config: DataConfig, data: Sequence[Instance] | None, folder: Pat
     if folder is None:
         source: Source = Held(list(instances))
     else:
-        source = _spool(instances, folder)
+        source = spool(instances, folder)
     if not source.count:
         raise DataError(_nothing(config, intake))
     return source, intake
@@ -240,87 +206,6 @@ def _scorable(instance: Instance) -> Instance:
     if not keep.any():
         force = outputs = None
     return replace(instance, truth=replace(truth, times=truth.times[keep], force=force, outputs=outputs, scored=scored))
-
-
-def _spool(instances: Iterator[Instance], folder: Path) -> Spooled:
-    """Put instances into files. What lies there already from the same data is not written again."""
-    hashed, outputs, count = hashlib.sha256(), dict[str, None](), 0
-    seen: set[str] = set()
-    piece: list[Instance] = []
-    with storing("a copy of the data", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    refuse_others(folder)
-
-    def write() -> None:
-        number = (count - 1) // PIECE
-        inner = Held(piece).fingerprint.encode()
-        noted, copy = folder / f"{number:06d}.sum", _piece(folder, number)
-        with storing("a copy of the data", folder):
-            if not noted.exists() or noted.read_bytes() != inner or not copy.exists():
-                noted.write_bytes(b"")  # until the piece is there, its sum is nobody's
-                write_npz(copy, piece)
-                flush(copy)
-                put_quickly(noted, inner)
-        piece.clear()
-
-    for instance in instances:
-        if instance.id in seen:
-            raise UsageError(f"Two instances have the name {instance.id!r}.", "Give each its own name.")
-        seen.add(instance.id)
-        _add_to(hashed, instance)
-        outputs |= dict.fromkeys(instance.outputs)
-        piece.append(instance)
-        count += 1
-        if len(piece) == PIECE:
-            write()
-    if piece:
-        write()
-    return Spooled(folder, count, tuple(outputs), hashed.hexdigest()[:16])
-
-
-def refuse_others(folder: Path) -> None:
-    """Refuse to put a spool where somebody else's files are: it would write over them, and remove them at the end."""
-    others = sorted({one.name for one in _inside(folder)} - {one.name for one in _spooled(folder)})
-    if others:
-        raise UsageError(
-            f"{folder}, where a run keeps a copy of its data, has files of somebody else, such as {others[0]}.",
-            "Choose another --out directory.",
-        )
-
-
-def clear_spool(folder: Path) -> None:
-    """Remove a spool, and nothing else."""
-    for file in _spooled(folder):
-        file.unlink(missing_ok=True)
-    with suppress(OSError):  # not there, or it has something else in it
-        folder.rmdir()
-
-
-def _spooled(folder: Path) -> list[Path]:
-    """The files of a spool: pieces have a sum beside them."""
-    names = [one.name for one in _inside(folder)]
-    numbers = {found.group(1) for name in names if (found := _NOTED.fullmatch(name))}
-    return [folder / name for name in names if name.partition(".")[0] in numbers or _DRAFT.fullmatch(name)]
-
-
-def _inside(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
-
-
-def _piece(folder: Path, number: int) -> Path:
-    return folder / f"{number:06d}.npz"
-
-
-def _outputs(instances: Sequence[Instance]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for instance in instances for name in instance.outputs))
-
-
-def _add_to(hashed: hashlib._Hash, instance: Instance) -> None:
-    """What a fit may see of an instance goes into the hash."""
-    hashed.update(json.dumps([instance.id, instance.outputs, instance.values.shape]).encode())
-    for array in (instance.times, instance.values, instance.mask, instance.positions, instance.variance):
-        if array is not None:
-            hashed.update(np.ascontiguousarray(array).tobytes())
 
 
 def _nothing(config: DataConfig, intake: Intake) -> Problem:

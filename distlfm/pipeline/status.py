@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ from distlfm.pipeline.submit_jobs import RunJob, jobs_of
 from distlfm.store import Holder, Store, find_store, is_store, read_progress
 from distlfm.store.find import RUN_STORE
 from distlfm.store.layout import FAILED
-from distlfm.store.lock import driver_of, holder
+from distlfm.store.lock import drivers_of, holder
 
 FIGURES: dict[str | None, Callable[[Path], dict[str, Any]]] = {"train": training_figures, "tune": sweep_figures}
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How far a run is. running: instances in hand; driver: who works on it now, if anybody does.
+    """How far a run is. running: instances in hand; driver: who works on it now, if anybody does, and `others` beside
+
+    it, each with a part.
 
     reported: whether its last act, summary and report, is done too. unit: what is counted; a training counts steps.
     jobs: the last ones that were submitted for it. begun: whether there is anything of it but jobs.
@@ -40,6 +43,7 @@ class RunStatus:
     reported: bool = False
     statuses: dict[str, int] = field(default_factory=dict)
     driver: Holder | None = None
+    others: int = 0
     workers: int | None = None
     rate: float | None = None
     left_s: float | None = None
@@ -85,9 +89,9 @@ def status(path: Path | str) -> RunStatus:
     statuses: Counter[str] = Counter()
     for marker in markers.values():
         statuses.update(marker.statuses)
-    driver = driver_of(where)
-    said = (read_progress(where) or {}) if driver is not None else {}
-    in_hand = [block for block in said.get("running", []) if block not in markers]
+    drivers = drivers_of(where)
+    said = [one for one in read_progress(where) if any(_is_of(one, who) for who in drivers)]
+    in_hand = {block for one in said for block in one.get("running", [])} - set(markers)
     return RunStatus(
         path=where,
         kind=store.spec.kind,
@@ -100,13 +104,29 @@ def status(path: Path | str) -> RunStatus:
         blocks_done=len(markers),
         reported=store.spec.kind != "fit" or where.name != RUN_STORE or (where.parent / REPORT).is_file(),
         statuses=dict(statuses),
-        driver=driver,
-        workers=said.get("workers"),
-        rate=said.get("rate"),
-        left_s=said.get("left_s"),
+        driver=next(iter(drivers), None),
+        others=max(0, len(drivers) - 1),
+        workers=_over(sum, said, "workers"),
+        rate=_over(sum, said, "rate"),
+        left_s=_over(max, said, "left_s"),
         config_hash=str(store.spec.attributes.get("config_hash", "")),
         jobs=jobs_of(where.parent if where.name == RUN_STORE else where),
     )
+
+
+def _is_of(said: dict[str, Any], driver: Holder) -> bool:
+    """Whether a driver said this itself: an earlier one may have had its number, and left its last word behind."""
+    try:
+        late = datetime.fromisoformat(said["time"]) >= datetime.fromisoformat(driver.since)
+    except (KeyError, TypeError, ValueError):
+        return False
+    return late and (said.get("host"), said.get("pid")) == (driver.host, driver.pid)
+
+
+def _over(together: Callable[[Sequence[Any]], Any], said: Sequence[dict[str, Any]], name: str) -> Any:
+    """A figure of all drivers together; None if none of them knows it."""
+    known = [one[name] for one in said if one.get(name) is not None]
+    return together(known) if known else None
 
 
 def _without_store(run: Path) -> RunStatus | None:

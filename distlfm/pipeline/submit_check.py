@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from distlfm.cluster.ranks import Place
-from distlfm.config import Config, apply_overrides, fingerprint, read_yaml
+from distlfm.config import Config, apply_overrides, read_yaml
 from distlfm.errors import DataError, UsageError
-from distlfm.pipeline import generate, sources
-from distlfm.pipeline.fit_plan import INPUT, kept
+from distlfm.pipeline import generate, sources, spool
+from distlfm.pipeline.fit_plan import INPUT, identity
 from distlfm.pipeline.generate_settings import GenerateConfig
-from distlfm.pipeline.rundir import refuse_others, same_work
+from distlfm.pipeline.rundir import refuse_others, same_settings
 from distlfm.pipeline.settings import FitConfig, WorkConfig
 from distlfm.pipeline.train import launcher_for
 from distlfm.pipeline.train_settings import TrainConfig
@@ -59,17 +59,14 @@ def checked(verb: str, path: Path, overrides: Sequence[str], setting: Setting) -
 
 
 def _fit(config: FitConfig, setting: Setting) -> FitConfig:
-    config, directory = kept(config), config.run.dir
+    config, directory = config.located(), config.run.dir
     assert directory is not None
     _used(config.run, setting)
     refuse_others(directory, config)
     if is_store(directory):
-        store = Store.open(directory)
-        work = config.work()
-        same = {"config": work.model_dump(mode="json"), "config_hash": fingerprint(work)}
-        same_work(store, {**same, "data": store.spec.attributes.get("data")}, config.run.batch)
+        same_settings(Store.open(directory), identity(config), config.run.batch)
     else:
-        sources.refuse_others(directory / INPUT)
+        spool.refuse_others(directory / INPUT)
     if not setting.waits:
         first = sources.first_report(config.data)
         if first.set_aside and not first.instances:
@@ -78,6 +75,7 @@ def _fit(config: FitConfig, setting: Setting) -> FitConfig:
 
 
 def _generate(config: GenerateConfig, setting: Setting) -> GenerateConfig:
+    config = config.located()
     assert config.run.dir is not None
     _used(config.run, setting)
     if is_store(config.run.dir):

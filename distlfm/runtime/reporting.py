@@ -13,7 +13,15 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Task as Bar
 from rich.table import Table
 from rich.text import Text
 
@@ -45,8 +53,8 @@ class Reporter(ABC):
         """A small table of results."""
 
     @abstractmethod
-    def task(self, name: str, total: int) -> AbstractContextManager[Task]:
-        """A context that shows the progress of `total` units."""
+    def task(self, name: str, total: int, done: int = 0) -> AbstractContextManager[Task]:
+        """A context that shows the progress of `total` units, `done` of which were there before."""
 
 
 class Silent(Reporter):
@@ -62,8 +70,8 @@ class Silent(Reporter):
         """Nothing."""
 
     @contextmanager
-    def task(self, name: str, total: int) -> Iterator[Task]:
-        del name, total
+    def task(self, name: str, total: int, done: int = 0) -> Iterator[Task]:
+        del name, total, done
         yield _SilentTask()
 
 
@@ -93,14 +101,14 @@ class Plain(Reporter):
             self.say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
     @contextmanager
-    def task(self, name: str, total: int) -> Iterator[Task]:
-        yield _PlainTask(self, name, total)
+    def task(self, name: str, total: int, done: int = 0) -> Iterator[Task]:
+        yield _PlainTask(self, name, total, done)
 
 
 class _PlainTask(Task):
-    def __init__(self, reporter: Plain, name: str, total: int) -> None:
+    def __init__(self, reporter: Plain, name: str, total: int, done: int) -> None:
         self._reporter, self._name, self._total = reporter, name, total
-        self._done = 0
+        self._done = self._before = done
         self._start = self._last = time.monotonic()
 
     def advance(self, count: int = 1, note: str = "") -> None:
@@ -109,7 +117,7 @@ class _PlainTask(Task):
         if self._done < self._total and now - self._last < PLAIN_SECONDS:
             return
         self._last = now
-        rate = self._done / max(now - self._start, 1e-9)
+        rate = (self._done - self._before) / max(now - self._start, 1e-9)
         left = (self._total - self._done) / max(rate, 1e-9)
         tail = f", {note}" if note else ""
         self._reporter.say(f"{self._name}: {self._done}/{self._total}, {rate:.3g}/s, {left:.0f} s left{tail}")
@@ -137,22 +145,31 @@ class Terminal(Reporter):
         self._console.print(table)
 
     @contextmanager
-    def task(self, name: str, total: int) -> Iterator[Task]:
+    def task(self, name: str, total: int, done: int = 0) -> Iterator[Task]:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
+            _RateColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
         )
         with Progress(*columns, console=self._console, transient=True) as progress:
-            yield _TerminalTask(progress, name, total)
+            yield _TerminalTask(progress, name, total, done)
+
+
+class _RateColumn(ProgressColumn):
+    """Units a second, once some are done."""
+
+    def render(self, task: Bar) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:.3g}/s")
 
 
 class _TerminalTask(Task):
-    def __init__(self, progress: Progress, name: str, total: int) -> None:
+    def __init__(self, progress: Progress, name: str, total: int, done: int) -> None:
         self._progress = progress
-        self._task = progress.add_task(name, total=total, note="")
+        self._task = progress.add_task(name, total=total, completed=done, note="")
 
     def advance(self, count: int = 1, note: str = "") -> None:
         self._progress.update(self._task, advance=count, note=note)

@@ -17,6 +17,36 @@ class BrokenOff(BaseException):
     """Work went on for too long after a stop was asked for. No ordinary handler of exceptions should catch it."""
 
 
+class Signalled(BaseException):
+    """A signal ended what was going on. No ordinary handler of exceptions should catch it."""
+
+    def __init__(self, which: signal.Signals) -> None:
+        super().__init__(which.name)
+        self.which = which
+
+
+@contextmanager
+def raised() -> Iterator[None]:
+    """Inside this context a signal raises Signalled, where by itself it would end the process without a word.
+
+    As with `Stop`, only in the main thread, and not for a signal that was ignored.
+    """
+    before: dict[signal.Signals, Any] = {}
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        raise Signalled(signal.Signals(number))
+
+    if threading.current_thread() is threading.main_thread():
+        for which in SIGNALS:
+            if signal.getsignal(which) is not signal.SIG_IGN:
+                before[which] = signal.signal(which, handle)
+    try:
+        yield
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, signal.SIG_DFL if handler is None else handler)
+
+
 class Stop:
     """Inside this context the first signal sets `requested`, and a second one raises KeyboardInterrupt.
 

@@ -22,7 +22,8 @@ from distlfm.instance import Instance
 from distlfm.pipeline.query_ask import check_names, renamed
 from distlfm.pipeline.query_settings import QueryConfig
 from distlfm.pipeline.settings import DataConfig
-from distlfm.pipeline.sources import Source, for_fitting, open_source
+from distlfm.pipeline.source_base import Source
+from distlfm.pipeline.sources import for_fitting, open_source
 from distlfm.serve.settings import ServeConfig
 from distlfm.serve.sizes import refuse_oversized
 

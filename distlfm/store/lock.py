@@ -119,6 +119,11 @@ def drivers(store: Path) -> list[Holder]:
     return [who for who in found if who is not None]
 
 
+def drivers_of(store: Path) -> list[Holder]:
+    """Who works on the store now: the lock of a run is beside its store, that of any other in it."""
+    return drivers(store) or (drivers(store.parent) if store.name == RUN_STORE else [])
+
+
 def holder(store: Path) -> Holder | None:
     """Who drives the store now, or the first of those who do; None if nobody does."""
     return next(iter(drivers(store)), None)
@@ -142,8 +147,8 @@ def _holder(path: Path) -> Holder | None:
 
 
 def driver_of(store: Path) -> Holder | None:
-    """Who works on the store now: the lock of a run is beside its store, that of any other in it."""
-    return holder(store) or (holder(store.parent) if store.name == RUN_STORE else None)
+    """The first of those who work on the store now."""
+    return next(iter(drivers_of(store)), None)
 
 
 def _taken(descriptor: int, path: Path, how: int) -> bool:

@@ -109,11 +109,13 @@ class Store:
         arrays: Mapping[str, NDArray[Any]],
         rows: Sequence[Mapping[str, Any]],
         seconds: float = math.nan,
+        beside: Mapping[Path, bytes] | None = None,
     ) -> Marker:
         """Write a block whole: shards and rows onto the disk, then its marker.
 
         arrays: [b, ...] each, b instances of the block; `id` and `status` must be there, what else is left out is
-        fill. rows: one JSON-able mapping an instance. A block that is finished already is left as it is.
+        fill. rows: one JSON-able mapping an instance. beside: files elsewhere that must be there whole when the marker
+        is. A block that is finished already is left as it is.
         """
         where = self.block_range(index)
         given = checked_arrays(self.variables, arrays, where)
@@ -127,7 +129,7 @@ class Store:
             if existing is not None:
                 return existing
             try:
-                checksums, size = self._put(index, given, told)
+                checksums, size = self._put(index, given, told, beside or {})
                 marker = Marker(
                     block=index,
                     first=where.start,
@@ -142,7 +144,7 @@ class Store:
                 publish(self.path, marker, draft)
             except BaseException:
                 if not marker_path(self.path, index).exists():
-                    self._discard(index)
+                    self._discard([*self.block_files(index), *(beside or {})])
                 raise
         return marker
 
@@ -263,20 +265,24 @@ class Store:
             f"`distlfm store verify {self.path}` says what is wrong with the store and how to mend it.",
         )
 
-    def _discard(self, index: int) -> None:
+    def _discard(self, files: Iterable[Path]) -> None:
         """Take away what was written of a block that cannot be finished, so that it does not fill the disk."""
-        for path in self.block_files(index):
+        for path in files:
             remove(partial(path))
             remove(path)
 
     def _put(
-        self, index: int, arrays: Mapping[str, NDArray[Any]], rows: Sequence[Mapping[str, Any]]
+        self,
+        index: int,
+        arrays: Mapping[str, NDArray[Any]],
+        rows: Sequence[Mapping[str, Any]],
+        beside: Mapping[Path, bytes],
     ) -> tuple[dict[str, str], int]:
         """Bring a block onto the disk; its checksums by path, and its size."""
         shards = [encoder.encode(index, arrays[name]) for name, encoder in self._encoders.items()]
         contents = dict(zip(self.block_files(index), [*shards, encoded_rows(rows)], strict=True))
         (self.path / ROWS).mkdir(exist_ok=True)
-        put_all(contents)
+        put_all({**beside, **contents})
         checksums = {
             path.relative_to(self.path).as_posix(): hashlib.sha256(content).hexdigest()
             for path, content in contents.items()

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fleet_runs import assert_same, write_fleet
 
 from distlfm.cluster.share import Share
 from distlfm.config import load
+from distlfm.data import read, write_npz
 from distlfm.errors import UsageError
+from distlfm.pipeline import fit_part as fit_part_module
 from distlfm.pipeline.fit import fit
 from distlfm.pipeline.fit_part import fit_part
-from distlfm.pipeline.settings import FitConfig
+from distlfm.pipeline.fleet import Fleet
+from distlfm.pipeline.settings import DataConfig, FitConfig
 from distlfm.pipeline.status import status
 from distlfm.store import Store, driver_lock, holder, part_lock
 
@@ -50,6 +55,54 @@ def test_parts_together_are_the_whole_and_the_last_one_concludes(fleet: Path, tm
     assert not (tmp_path / "run" / "input").exists()
     fit(config(fleet, tmp_path / "whole"))
     assert_same(tmp_path / "run", tmp_path / "whole", INSTANCES)
+
+
+@pytest.mark.slow
+def test_a_part_begun_with_other_data_changes_nothing_for_those_at_work(
+    fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instances = read(fleet / "data.npz").instances
+    write_npz(tmp_path / "other.npz", [replace(one, values=one.values + 1.0) for one in instances])
+    run, work = tmp_path / "run", fit_part_module.run_blocks
+    fit_part(config(fleet, run), Share(2, 2))
+
+    def meanwhile(*arguments: Any) -> None:
+        before = sorted((run / "input").iterdir())
+        other = config(fleet, run)
+        mistaken = other.model_copy(update={"data": DataConfig(path=tmp_path / "other.npz")})
+        with pytest.raises(UsageError, match="begun with other data"):
+            fit_part(mistaken, Share(2, 2))
+        assert sorted((run / "input").iterdir()) == before
+        work(*arguments)
+
+    monkeypatch.setattr(fit_part_module, "run_blocks", meanwhile)
+    last = fit_part(config(fleet, run), Share(1, 2))
+    assert last.run is not None
+    monkeypatch.undo()
+    fit(config(fleet, tmp_path / "whole"))
+    assert_same(run, tmp_path / "whole", INSTANCES)
+
+
+@pytest.mark.slow
+def test_a_part_that_does_a_block_again_writes_the_report_again_and_tells_its_own_command(
+    fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, work = tmp_path / "run", fit_part_module.run_blocks
+    told: list[str] = []
+
+    def noted(fleet_: Fleet, *more: Any) -> None:
+        told.append(fleet_.command)
+        assert not (run / "report.html").exists(), "the old report stands while a block is done again"
+        work(fleet_, *more)
+
+    monkeypatch.setattr(fit_part_module, "run_blocks", noted)
+    for _ in range(2):
+        assert fit_part(config(fleet, run), Share(1, 1)).run is not None
+        (run / "store.zarr" / "markers" / "00001.json").unlink()
+    assert fit_part(config(fleet, run), Share(1, 3)).run is None
+    assert status(run).state == "stopped"
+    assert not (run / "report.html").exists()
+    assert told[2] == f"distlfm fit {run / 'config.yaml'} --out {run} --part 1/3"
 
 
 def test_a_part_without_a_folder_is_refused(fleet: Path) -> None:

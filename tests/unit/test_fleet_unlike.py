@@ -96,3 +96,19 @@ def test_an_instance_of_which_too_little_is_left_is_set_aside(instances: list[In
     found = fit_in(tmp_path / "run", [short, *instances[1:]], stride=4)
     assert [row["id"] for row in found.figures] == [one.id for one in instances[1:]]
     assert "only one time point" in str(found.set_aside[0])
+
+
+def test_an_instance_of_a_store_of_which_too_little_is_left_is_set_aside_too(
+    instances: list[Instance], tmp_path: Path
+) -> None:
+    short = cut(instances[1], 0, 3)
+    run = {**CONFIG["run"], "executor": "serial"}
+    whole = build(FitConfig, {**CONFIG, "run": {**run, "dir": str(tmp_path / "whole")}})
+    fit(whole, [instances[0], short, *instances[2:]])
+    thinned = {**CONFIG, "run": {**run, "dir": str(tmp_path / "run")}, "data": {"stride": 4}}
+    found = fit(build(FitConfig, thinned), tmp_path / "whole")
+    assert [row["id"] for row in found.figures] == [instances[0].id, *(one.id for one in instances[2:])]
+    assert [problem.instance for problem in found.set_aside] == [short.id]
+    assert "only one time point" in str(found.set_aside[0])
+    assert found.store is not None
+    np.testing.assert_array_equal(found.store.read("observed_time")[1], instances[2].times[::4])

@@ -41,6 +41,27 @@ def test_a_module_named_in_the_config_brings_its_mechanism(folder: Path) -> None
     assert build(FitConfig, content).mechanism["kind"] == "leaky_test_tank"
 
 
+def test_a_located_config_is_the_same_work_and_finds_its_files_from_anywhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "leaky_test_plugin.py").write_text(LEAK)
+    mechanism = {"kind": "reaction_diffusion", "mesh": {"kind": "file", "path": "plate.xml"}, "dims": 2}
+    content = {"plugins": ["leaky_test_plugin", "json"], "mechanism": mechanism, "data": {"path": "data.npz"}}
+    config = build(FitConfig, content)
+    found = config.located()
+    assert found.plugins == (str(folder / "leaky_test_plugin.py"), "json")
+    assert found.mechanism["mesh"]["path"] == str(folder / "plate.xml")
+    assert found.data.path == folder / "data.npz"
+    assert found.work().plugins == config.work().plugins == ("leaky_test_plugin", "json")
+    sys.modules.pop("leaky_test_plugin")
+    REGISTRY.pop("leaky_test_tank")
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    again = build(FitConfig, found.model_dump(mode="json"))
+    assert again.located() == again == found
+    assert "leaky_test_tank" in REGISTRY
+
+
 def test_without_the_plugin_the_mechanism_is_unknown(folder: Path) -> None:
     with pytest.raises(UsageError, match="no mechanism 'leaky_test_tank'"):
         build(FitConfig, {"mechanism": {"kind": "leaky_test_tank"}})

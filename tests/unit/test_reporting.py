@@ -79,6 +79,26 @@ def test_plain_progress_comes_at_intervals_with_rate_time_left_and_note(clock: l
     ]
 
 
+def test_progress_goes_on_from_what_was_there_and_its_rate_is_that_of_now(clock: list[float]) -> None:
+    stream = io.StringIO()
+    with Plain(stream).task("fit", 100, 60) as task:
+        clock[0] += 10
+        task.advance(20)
+    assert stream.getvalue() == "fit: 80/100, 2/s, 10 s left\n"
+
+
+def test_a_terminal_shows_the_rate_and_what_was_there_before() -> None:
+    stream, now = TerminalStream(), [0.0]
+    console = Console(file=stream, force_terminal=True, width=100, get_time=lambda: now[0])
+    with Terminal(console).task("fit", 100, 60) as task:
+        for _ in range(3):
+            now[0] += 10
+            task.advance(10)
+    shown = stream.getvalue()
+    assert "90/100" in shown
+    assert "1/s" in shown
+
+
 def test_plain_progress_always_tells_the_end(clock: list[float]) -> None:
     stream = io.StringIO()
     with Plain(stream).task("fit", 3) as task:

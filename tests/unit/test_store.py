@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 import shutil
@@ -319,14 +320,35 @@ def test_nothing_but_the_store_is_left_after_writing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [store.path]
 
 
-def test_progress_is_the_last_word_or_nothing(tmp_path: Path) -> None:
-    assert read_progress(tmp_path) is None
+def test_progress_is_the_last_word_of_each_driver_or_nothing(tmp_path: Path) -> None:
+    assert read_progress(tmp_path) == []
     write_progress(tmp_path, {"done": 1})
     write_progress(tmp_path, {"done": 2, "running": [3]})
-    assert read_progress(tmp_path) == {"done": 2, "running": [3]}
+    write_progress(tmp_path, {"done": 5}, "2/16")
+    assert sorted(one["done"] for one in read_progress(tmp_path)) == [2, 5]
     (tmp_path / "progress.json").write_text('{"do')
-    assert read_progress(tmp_path) is None
-    assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
+    assert read_progress(tmp_path) == [{"done": 5}]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["progress-2-of-16.json", "progress.json"]
+
+
+def test_files_beside_a_block_are_there_before_its_marker_and_gone_if_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.create(tmp_path / "s.zarr", make_spec())
+    beside = tmp_path / "fit.npz"
+
+    def published(*_: object) -> None:
+        assert beside.read_bytes() == b"whole"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("distlfm.store.store.publish", published)
+    with pytest.raises(StorageError):
+        store.write_block(0, *make_block(store, 0), beside={beside: b"whole"})
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["s.zarr"]
+    store.write_block(0, *make_block(store, 0), beside={beside: b"whole"})
+    store.write_block(0, *make_block(store, 0), beside={beside: b"late"})
+    assert beside.read_bytes() == b"whole"
 
 
 @pytest.mark.parametrize(
