@@ -16,7 +16,7 @@ from distlfm.cluster.pool import BlockDone, Started
 from distlfm.cluster.ray_pool import RayPool
 from distlfm.cluster.ray_session import RaySession, ray_session
 from distlfm.config import load
-from distlfm.pipeline.fit_job import FitJob
+from distlfm.pipeline.fit_job import FITS, FitJob
 from distlfm.pipeline.fit_plan import make_job, make_plan, open_store
 from distlfm.pipeline.generate import generate
 from distlfm.pipeline.settings import FitConfig
@@ -57,10 +57,10 @@ def run(quick: bool = False) -> dict[str, Any]:
 
 def prepared(data: str, out: str) -> FitJob:
     """A fit of a generated store, ready to be worked on."""
-    settings = [*OF_A_STORE, f"data.path={data}", f"run.dir={out}", f"run.batch={BLOCK}", "run.keep=none"]
+    settings = [*OF_A_STORE, f"data.path={data}", f"run.dir={out}", f"run.batch={BLOCK}"]
     config = load(FitConfig, Path(GENES[1]), settings)
     directory = Path(out)
-    directory.mkdir(parents=True, exist_ok=True)
+    (directory / FITS).mkdir(parents=True, exist_ok=True)
     plan = make_plan(config, None, directory / "input", Silent())
     return make_job(directory, config, plan, open_store(directory / "store.zarr", config, plan))
 

@@ -113,17 +113,24 @@ class ReadReport:
 
 Reader = Callable[[Path, ColumnMap | None], ReadReport]
 Chunker = Callable[[Path], Iterator[Table]]
+Stepper = Callable[[Path], Iterator[ReadReport]]
 _READERS: dict[str, Reader] = {}
 _CHUNKERS: dict[str, Chunker] = {}
+_STEPPERS: dict[str, Stepper] = {}
 
 
-def reads(*suffixes: str, chunks: Chunker | None = None) -> Callable[[Reader], Reader]:
-    """Register a reader for file names that end so. chunks: how to go through a table too large for the memory."""
+def reads(*suffixes: str, chunks: Chunker | None = None, steps: Stepper | None = None) -> Callable[[Reader], Reader]:
+    """Register a reader for file names that end so.
+
+    chunks: how to go through a table too large for the memory. steps: how to read any other file of that size.
+    """
 
     def register(reader: Reader) -> Reader:
         _READERS.update(dict.fromkeys(suffixes, reader))
         if chunks is not None:
             _CHUNKERS.update(dict.fromkeys(suffixes, chunks))
+        if steps is not None:
+            _STEPPERS.update(dict.fromkeys(suffixes, steps))
         return reader
 
     return register
@@ -132,6 +139,11 @@ def reads(*suffixes: str, chunks: Chunker | None = None) -> Callable[[Reader], R
 def chunks_for(path: Path) -> Chunker | None:
     """The way to go through a table a part at a time, where its format has one."""
     return _CHUNKERS.get(suffix_of(path) or "")
+
+
+def steps_for(path: Path) -> Stepper | None:
+    """The way to read a file a few instances at a time, where its format is no table and has one."""
+    return _STEPPERS.get(suffix_of(path) or "")
 
 
 def known_suffixes() -> list[str]:

@@ -18,12 +18,14 @@ import difflib
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from distlfm.data.base import ColumnMap, ReadReport, reads, stem_of
@@ -34,32 +36,58 @@ Arrays = Mapping[str, NDArray[Any]]
 
 _OBSERVED = {"id", "outputs", "times", "values", "mask", "positions", "variance"}
 _FIELDS = _OBSERVED | {f"truth/{name}" for name in ("times", "force", "outputs", "positions")}
+STEP = 64
+"""Instances of a large archive that are read together."""
+
 _SIMULATION = {"t", "y", "force", "train_stride"}
 
 
-@reads(".npz")
+def npz_steps(path: Path) -> Iterator[ReadReport]:
+    """Read either form, instances under numbers of their own a few at a time; a simulation is one piece.
+
+    A member that is damaged is found before the first is given.
+    """
+    with _opened(path) as archive:
+        _check(path, archive)
+        yield from _reports(path, archive.files, lambda key: _member(path, archive, key), STEP)
+
+
+@reads(".npz", steps=npz_steps)
 def read_npz(path: Path, columns: ColumnMap | None = None) -> ReadReport:  # noqa: ARG001
     """Read either form."""
-    arrays = _load(path)
-    if "t" in arrays and "y" in arrays:
-        return _read_simulation(path, arrays)
-    if "times" in arrays and "values" in arrays:
-        groups: dict[str, dict[str, NDArray[Any]]] = {"": dict(arrays)}
+    whole = ReadReport()
+    with _opened(path) as archive:
+        for report in _reports(path, archive.files, lambda key: _member(path, archive, key), STEP):
+            whole.instances += report.instances
+            whole.set_aside += report.set_aside
+    return whole
+
+
+def _reports(path: Path, keys: Sequence[str], array: Callable[[str], NDArray[Any]], step: int) -> Iterator[ReadReport]:
+    """The instances of an archive with these arrays, `step` at a time."""
+    if "t" in keys and "y" in keys:
+        yield _read_simulation(path, {key: array(key) for key in keys})
+        return
+    groups: dict[str, dict[str, str]] = {}
+    if "times" in keys and "values" in keys:
+        groups[""] = {key: key for key in keys}
     else:
-        groups = {}
-        for key, array in arrays.items():
+        for key in keys:
             number, _, rest = key.partition("/")
-            groups.setdefault(number, {})[rest] = array
+            groups.setdefault(number, {})[rest] = key
         if not groups or not all(
             number.isdecimal() and {"times", "values"} <= set(groups[number]) for number in groups
         ):
-            found = ", ".join(list(arrays)[:8]) or "nothing"
+            found = ", ".join(list(keys)[:8]) or "nothing"
             fix = f"Give arrays times [N] and values [P, N], or t [N] and y [B, P, N]. The file has: {found}."
             raise DataError(Problem("The archive has neither of the known forms.", fix, str(path)))
-    report = ReadReport()
-    for number in sorted(groups, key=lambda number: int(number or 0)):
-        _add(report, path, groups[number], default_id=f"{stem_of(path)}_{number}" if number else stem_of(path))
-    return report
+    numbers = sorted(groups, key=lambda number: int(number or 0))
+    for start in range(0, len(numbers), step):
+        report = ReadReport()
+        for number in numbers[start : start + step]:
+            fields = {rest: array(key) for rest, key in groups[number].items()}
+            _add(report, path, fields, default_id=f"{stem_of(path)}_{number}" if number else stem_of(path))
+        yield report
 
 
 def write_npz(path: str | Path, instances: Iterable[Instance]) -> None:
@@ -91,16 +119,45 @@ def write_npz(path: str | Path, instances: Iterable[Instance]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _load(path: Path) -> dict[str, NDArray[Any]]:
+BROKEN = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""What numpy and zipfile raise at an archive that is none."""
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[NpzFile]:
     try:
         if not zipfile.is_zipfile(path):
             raise zipfile.BadZipFile("it is cut short, or no archive at all")
-        with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        reason = "it holds Python objects" if "allow_pickle" in str(error) else str(error)
-        fix = "Write it with numpy.savez and arrays of numbers or text, or copy it again."
-        raise DataError(Problem(f"The file is not a readable npz archive ({reason}).", fix, str(path))) from error
+        archive = np.load(path, allow_pickle=False)
+    except BROKEN as error:
+        raise _unreadable(path, str(error)) from error
+    with archive:
+        yield archive
+
+
+def _check(path: Path, archive: NpzFile) -> None:
+    """Refuse an archive of which a member has another sum than it was written with."""
+    assert archive.zip is not None
+    try:
+        broken = archive.zip.testzip()
+    except BROKEN as error:
+        raise _unreadable(path, str(error)) from error
+    if broken is not None:
+        raise _unreadable(path, f"its member {broken} is damaged")
+
+
+def _member(path: Path, archive: NpzFile, key: str) -> NDArray[Any]:
+    try:
+        found: NDArray[Any] = archive[key]
+    except BROKEN as error:
+        raise _unreadable(path, str(error)) from error
+    return found
+
+
+def _unreadable(path: Path, why: str) -> DataError:
+    reason = "it holds Python objects" if "allow_pickle" in why else why
+    fix = "Write it with numpy.savez and arrays of numbers or text, or copy it again."
+    return DataError(Problem(f"The file is not a readable npz archive ({reason}).", fix, str(path)))
 
 
 def _add(report: ReadReport, path: Path, fields: Arrays, default_id: str) -> None:

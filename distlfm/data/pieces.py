@@ -1,7 +1,7 @@
-"""A large table, read a part at a time, so that a fleet in one file need not fit in memory.
+"""A large file, read a part at a time, so that a fleet in it need not fit in memory.
 
-It is read twice: first to see that the rows of each instance lie together and that every row is whole, then for the
-numbers. A table of which that is not true is left to the reader of whole tables, which can say where it is wrong.
+A table is read twice: first to see that the rows of each instance lie together and that every row is whole, then for
+the numbers. A table of which that is not true is left to the reader of whole tables, which can say where it is wrong.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from distlfm.data.assemble import assemble_rows
-from distlfm.data.base import ColumnMap, ReadReport, chunks_for, reader_for, stem_of
+from distlfm.data.base import ColumnMap, ReadReport, chunks_for, reader_for, stem_of, steps_for
 from distlfm.data.fleet import PartlyObserved
 from distlfm.data.infer import infer_columns
 from distlfm.data.table import Table, Unreadable
@@ -26,7 +26,10 @@ Chunks = Callable[[], Iterator[Table]]
 
 def file_reports(path: Path, columns: ColumnMap | None = None) -> Iterator[ReadReport]:
     """The reports of one file: a single one, or one a piece where it is large."""
-    chunks = chunks_for(path)
+    chunks, steps = chunks_for(path), steps_for(path)
+    if steps is not None and path.stat().st_size >= LARGE:
+        yield from steps(path)
+        return
     plan = None
     if chunks is not None and path.stat().st_size >= LARGE:
         plan = _plan(lambda: chunks(path), columns)

@@ -15,6 +15,8 @@ from distlfm.pipeline.generate_block import generate_block
 from distlfm.pipeline.generate_draws import open_draws
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.pipeline.past import past_of
+from distlfm.pipeline.simulate import model_of_prior
+from distlfm.pipeline.simulate_field import lattice_ranks
 from distlfm.solvers.field.meshed import close_helper_groups
 from distlfm.store import Store
 from distlfm.store.layout import FAILED
@@ -32,7 +34,8 @@ class GenerateJob(Job):
     @staticmethod
     def of(config: GenerateConfig, store: Store) -> GenerateJob:
         """The job that fills the store of a config."""
-        ranks = int(config.mechanism.get("ranks") or 1)
+        model = model_of_prior(config)
+        ranks = lattice_ranks(model) if model.is_field else 1
         return GenerateJob(config.model_dump(mode="json"), store, max(ranks, config.run.threads), ranks > 1)
 
     @property

@@ -16,6 +16,7 @@ from distlfm.equations.problem import MeshConfig
 from distlfm.errors import UsageError, WorkError
 from distlfm.gp.separable import Separable, separate
 from distlfm.inference.field_map import FieldMap, pick, place_inducing
+from distlfm.inference.field_settle import num_ranks
 from distlfm.inference.model import Model
 from distlfm.instance import FloatArray, Instance, Truth
 from distlfm.mechanisms.parameters import Values
@@ -84,7 +85,7 @@ class Lattice:
         options = model.field.field
         problem = model.field.problem(mesh).model_dump_json()
         linear = options.linear_solver, options.linear_tolerance
-        self.discretised = meshed(problem, options.solver, options.ranks or 1, *linear)
+        self.discretised = meshed(problem, options.solver, num_ranks(options, mesh), *linear)
         grid = _grid(times)
         self.fields = FieldMap(model, self.discretised, grid, place_inducing(self.discretised, grid, 3, 3))
         self.places = self.fields.places(torch.from_numpy(self.points).unsqueeze(0))
@@ -140,6 +141,11 @@ class Lattice:
             noise = normals(generators, factor.shape[-1])
             return values["initial_deviation"] * (factor @ noise.unsqueeze(-1)).squeeze(-1)
         return profile
+
+
+def lattice_ranks(model: Model) -> int:
+    """Processes among which the mesh of a model's fields is divided."""
+    return num_ranks(model.field.field, _mesh(model))
 
 
 def _mesh(model: Model) -> MeshConfig:

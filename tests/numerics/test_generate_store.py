@@ -104,3 +104,21 @@ def test_fields_on_a_mesh_of_fenics_go_into_a_store_with_their_mesh(tmp_path: Pa
     instance = store.instances()[0]
     assert instance.positions is not None
     assert len(instance.times) == 41 * 41
+
+
+@pytest.mark.slow
+def test_fields_on_a_mesh_above_the_limit_are_divided_and_are_the_same_fields(tmp_path: Path) -> None:
+    found = {}
+    try:
+        for limit in (60_000, 50):
+            config = shipped("reaction_diffusion", instances=2, points=5)
+            run = config.run.model_copy(update={"dir": tmp_path / str(limit), "executor": "serial"})
+            mechanism = {**config.mechanism, "mesh_limit": limit}
+            config = config.model_copy(update={"run": run, "mechanism": mechanism})
+            found[limit] = generate(config)
+            job = GenerateJob.of(config, found[limit])
+            assert (job.cpus, job.grouped) == ((2, True) if limit == 50 else (1, False))
+    finally:
+        close_helper_groups()
+    one, two = (found[limit].read("solution_mean") for limit in (60_000, 50))
+    np.testing.assert_allclose(two, one, atol=1e-6 * np.abs(one).max())

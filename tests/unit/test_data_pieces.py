@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import tracemalloc
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distlfm.data import ColumnMap, ReadReport, examine, iter_reports, read
+from distlfm.data import ColumnMap, ReadReport, examine, iter_reports, read, write_npz
 from distlfm.data.base import reader_for
+from distlfm.data.npz import npz_steps
 from distlfm.errors import DataError
+from distlfm.instance import Instance
 
 GENES = ColumnMap(time="t", values=("level",), output="gene", instance="cell")
 
@@ -124,6 +127,47 @@ def test_a_cut_gzip_file_is_refused_as_such(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(DataError, match="cut short or damaged"):
         read(path, GENES)
+
+
+def archive(folder: Path, count: int, points: int = 4) -> Path:
+    random, times = np.random.default_rng(4), np.arange(float(points))
+    instances = [
+        Instance(f"n{i}", ("a",), times, random.normal(size=(1, points)), times[None] >= 0) for i in range(count)
+    ]
+    write_npz(folder / "fleet.npz", instances)
+    return folder / "fleet.npz"
+
+
+def test_a_large_archive_is_read_a_few_instances_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distlfm.data.npz.STEP", 5)
+    path = archive(tmp_path, 12)
+    assert [len(report.instances) for report in iter_reports(path)] == [5, 5, 2, 0]
+    assert_same(examine(path, None), reader_for(path)(path, None))
+
+
+def test_damage_far_down_in_a_large_archive_is_told_before_anything_is_used(tmp_path: Path) -> None:
+    path = archive(tmp_path, 12)
+    with zipfile.ZipFile(path) as found:
+        place = found.getinfo("11/values.npy").header_offset
+    content = bytearray(path.read_bytes())
+    content[place + 60 : place + 80] = bytes(20)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="not a readable npz archive"):
+        next(iter_reports(path))
+
+
+def test_memory_holds_a_few_instances_and_not_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distlfm.data.npz.STEP", 16)
+    path = archive(tmp_path, 96, points=2000)
+
+    def peak(reports: Callable[[], Iterator[ReadReport]]) -> int:
+        tracemalloc.start()
+        assert sum(len(report.instances) for report in reports()) == 96
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    assert peak(lambda: npz_steps(path)) < 0.5 * peak(lambda: iter([reader_for(path)(path, None)]))
 
 
 @pytest.mark.slow
