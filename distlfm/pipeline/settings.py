@@ -87,7 +87,7 @@ class DataConfig(Config):
 class ModelConfig(Config):
     """Mechanism, prior of the forces, likelihood.
 
-    plugins: modules to import first, which register mechanisms: installed ones, or NAME.py in the current folder.
+    plugins: modules to import first, which register mechanisms: installed ones, NAME.py in the current folder, or the path of one.
     """
 
     plugins: tuple[str, ...] = ()
