@@ -87,7 +87,8 @@ class DataConfig(Config):
 class ModelConfig(Config):
     """Mechanism, prior of the forces, likelihood.
 
-    plugins: modules to import first, which register mechanisms: installed ones, NAME.py in the current folder, or the path of one.
+    plugins: modules to import first, which register mechanisms: installed ones, NAME.py in the current folder, or the
+    path of such a file.
     """
 
     plugins: tuple[str, ...] = ()
