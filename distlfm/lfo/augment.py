@@ -49,7 +49,10 @@ class Augmentation:
         return torch.tensor([kind in OF_THE_FORCE for kind in self.schema.parameter_kinds])
 
     def _recombined(self, batch: Batch, forward: Forward, generator: torch.Generator) -> Batch:
-        """Some instances get the parameters of others, and some of these a sum of two forces, solved forward."""
+        """Some instances get the parameters of others, and some of these a sum of two forces, solved forward.
+
+        Without new noise they get that of the others' observations too, with their holes.
+        """
         count = len(batch)
         chosen = torch.rand(count, generator=generator) < self.config.recombine
         chosen &= torch.isfinite(batch.clean).flatten(1).all(-1) & torch.isfinite(batch.noise).all(-1)
@@ -68,6 +71,10 @@ class Augmentation:
         clean = forward(force, batch.params[partner])
         chosen &= torch.isfinite(clean).flatten(1).all(-1)
         wide, flat = chosen.view(stretch), chosen.unsqueeze(-1)
+        if not self.config.noise:  # else it is drawn anew around the solution
+            mask = torch.where(wide, batch.mask[partner], batch.mask)
+            seen = fill(clean + (batch.values - batch.clean)[partner], mask, 2)
+            batch = replace(batch, values=torch.where(wide, seen, batch.values), mask=mask)
         return replace(
             batch,
             force=torch.where(wide, force, batch.force),

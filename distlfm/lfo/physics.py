@@ -17,6 +17,7 @@ from torch import Tensor
 
 from distlfm.errors import UsageError
 from distlfm.instance import FloatArray
+from distlfm.lfo.alike import element_names
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.tables import table
 from distlfm.mechanisms.base import Mechanism
@@ -36,7 +37,7 @@ def solves(schema: OperatorSchema) -> bool:
     if not isinstance(system, Mechanism) or type(system).act is not Mechanism.act or system.force_dims != 1:
         return False
     known = {*schema.parameters, *schema.fixed}
-    return all(name in known for names in _names(system).values() for name in names)
+    return all(name in known for names in element_names(system).values() for name in names)
 
 
 class Forward:
@@ -53,7 +54,7 @@ class Forward:
         assert isinstance(system, Mechanism)
         self.mechanism, self.schema = system, schema
         self.linearity = probe(system, ParameterSpace(system.settled()))
-        names = _names(system)
+        names = element_names(system)
         index = {name: i for i, name in enumerate([*schema.parameters, *schema.fixed])}
         self._fixed = torch.tensor(list(schema.fixed.values()), dtype=torch.float64)
         self._order = torch.tensor([index[name] for several in names.values() for name in several], dtype=torch.long)
@@ -99,7 +100,7 @@ class Forward:
     @cached_property
     def learned(self) -> tuple[int, ...]:
         """Which of the schema's parameters are the mechanism's own."""
-        own = {name for names in _names(self.mechanism).values() for name in names}
+        own = {name for names in element_names(self.mechanism).values() for name in names}
         return tuple(i for i, name in enumerate(self.schema.parameters) if name in own)
 
     @property
@@ -151,11 +152,3 @@ class Forward:
 @table
 def _even(start: float, stop: float, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.linspace(start, stop, size, dtype=torch.float64).to(device, dtype)
-
-
-def _names(system: Mechanism) -> dict[str, tuple[str, ...]]:
-    """The stores' names of each parameter's elements."""
-    return {
-        one.name: tuple(f"{one.name}[{label}]" for label in one.labels) if len(one.labels) > 1 else (one.name,)
-        for one in system.settled()
-    }

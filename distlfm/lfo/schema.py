@@ -11,8 +11,9 @@ from pydantic import Field
 from distlfm.config import Config
 from distlfm.errors import UsageError
 from distlfm.instance import FloatArray
-from distlfm.store import Store, StoreSpec
-from distlfm.store.layout import unit
+from distlfm.lfo.alike import check_alike, known_elements, mechanism_in
+from distlfm.store import Store
+from distlfm.store.layout import UNKNOWN_UNIT, unit
 
 SCHEMA = 2
 """Raised when a checkpoint of the old form can no longer be read by this code."""
@@ -38,7 +39,7 @@ class GridDim(Config):
 
 
 class OperatorSchema(Config):
-    """mechanism: the section of the stores' config. dims: time first. fixed: parameters that never vary.
+    """mechanism: the section of the stores' config. dims: time first. fixed: parameters that are known or never vary.
 
     units: of `time`, of the axes, and of outputs, forces and parameters by name.
     """
@@ -63,9 +64,10 @@ class OperatorSchema(Config):
         """The schema that all stores share. Their grids may differ in number of points; the first one's is taken."""
         if not stores:
             raise UsageError("There is no store to learn from.", "Give at least one in data.stores.")
-        first = stores[0].spec
-        for store in stores[1:]:
-            _same(stores[0], store)
+        first, dims = stores[0].spec, [_dims(store) for store in stores]
+        for store, there in zip(stores[1:], dims[1:], strict=True):
+            check_alike(stores[0], store, dims[0], there)
+        mechanism = next((found for store in stores if (found := mechanism_in(store.spec))), {})
         values = [_values(store) for store in stores]
         common = [name for name in first.parameters if all(name in one for one in values)]
         fixed, learned = {}, []
@@ -76,17 +78,20 @@ class OperatorSchema(Config):
                 learned.append(name)
             elif len(known):
                 fixed[name] = float(known[0])
+        for name, value in known_elements(mechanism, first.outputs).items():
+            if name not in learned:
+                fixed.setdefault(name, value)
         kinds = dict(zip(first.parameters, first.parameter_kinds, strict=True))
         named = ["time", *first.space, *first.outputs, *first.forces, *learned]
         return OperatorSchema(
-            mechanism=dict(first.attributes.get("config", {}).get("mechanism", {})),
+            mechanism=mechanism,
             outputs=first.outputs,
             forces=first.forces,
             parameters=tuple(learned),
             parameter_kinds=tuple(kinds[name] for name in learned),
             fixed=fixed,
-            dims=_dims(stores[0]),
-            units={name: unit(first, name) for name in named},
+            dims=dims[0],
+            units={name: _unit(stores, name) for name in named},
         )
 
 
@@ -109,24 +114,12 @@ def _dims(store: Store) -> tuple[GridDim, ...]:
     return tuple(found)
 
 
+def _unit(stores: Sequence[Store], name: str) -> str:
+    """What the first store says that knows it: fits are told fewer units than generated instances."""
+    told = [unit(store.spec, name) for store in stores]
+    return next((one for one in told if one != UNKNOWN_UNIT), UNKNOWN_UNIT)
+
+
 def _values(store: Store) -> dict[str, FloatArray]:
     values = store.read("params_mean")
     return {name: values[:, i] for i, name in enumerate(store.spec.parameters)}
-
-
-def _same(first: Store, other: Store) -> None:
-    def says(spec: StoreSpec) -> dict[str, object]:
-        return {
-            "mechanism": spec.attributes.get("mechanism"),
-            "outputs": spec.outputs,
-            "forces": spec.forces,
-            "axes": spec.space,
-        }
-
-    for what, here in says(first.spec).items():
-        there = says(other.spec)[what]
-        if here != there:
-            raise UsageError(
-                f"{other.path} does not fit {first.path}: its {what} is {there}, and there it is {here}.",
-                "An operator learns from stores of one mechanism, with the same outputs and forces.",
-            )
