@@ -10,7 +10,6 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +64,7 @@ class Training:
         fit_normal(self.model.normal, examples, self.split.train, config.augment.missing > 0)
         self.model.to(self.ranks.device, self._dtype)
         self.average = copy.deepcopy(self.model).requires_grad_(False)
+        self.model.mixed = self._mixed
         self._wrapped = self.ranks.wrap(self.model)
         options = config.optimiser
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
@@ -177,8 +177,7 @@ class Training:
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         self.optimiser.zero_grad(set_to_none=True)
-        with self._precision():
-            prediction = self._wrapped(batch.values, batch.mask)
+        prediction = self._wrapped(batch.values, batch.mask)
         found = losses(prediction, batch, self.model.normal, options.loss, self._beta(), self._forward)
         # Each rank has its own number of examples; the mean of gradients over ranks is that of all examples.
         loss = found["total"].sum() * (self.ranks.world / count)
@@ -241,12 +240,12 @@ class Training:
     def _dtype(self) -> torch.dtype:
         return torch.float64 if self.config.loop.precision == "float64" else torch.float32
 
-    def _precision(self) -> Any:
+    @property
+    def _mixed(self) -> torch.dtype | None:
+        """In which products are taken while training, if not in the weights' own type."""
         wanted = self.config.loop.precision
-        on_gpu = self.ranks.device.type == "cuda"
-        if wanted == "bfloat16" or (wanted == "auto" and on_gpu and torch.cuda.is_bf16_supported()):
-            return torch.autocast(self.ranks.device.type, torch.bfloat16)
-        return nullcontext()
+        has_it = self.ranks.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if wanted == "bfloat16" or (wanted == "auto" and has_it) else None
 
     @staticmethod
     def _no_sums() -> dict[str, Tensor]:

@@ -110,11 +110,17 @@ class FourierLayer(nn.Module):
 
 
 class FourierOperator(nn.Module):
-    """Lifting, Fourier layers, projection to forces, and a head that pools in function space for the parameters."""
+    """Lifting, Fourier layers, projection to forces, and a head that pools in function space for the parameters.
+
+    mixed: a type in which lifting and layers take their products, in training; the rest is small, and wants all digits:
+    units, integrals, matrices that are inverted, and the equation.
+    With a second stage the log-variances are its own, and those of the first serve nothing.
+    """
 
     def __init__(self, config: OperatorConfig, schema: OperatorSchema) -> None:
         super().__init__()
         self.config = config
+        self.mixed: torch.dtype | None = None
         self.num_dims, self.num_forces, self.num_params = len(schema.dims), len(schema.forces), len(schema.parameters)
         outputs, width = len(schema.outputs), config.width
         self.normal = Normal(outputs, self.num_forces, self.num_params)
@@ -135,9 +141,7 @@ class FourierOperator(nn.Module):
         """values, mask: [B, P, *grid], of any number of points; the prediction is on the same grid."""
         grid = tuple(values.shape[2:])
         x, size = self.channels(values, mask)
-        u = self.lift(x)
-        for layer in self.layers:
-            u = layer(u)
+        u = self._layered(self.lift(x)) if self.mixed is None else self._mixed(x, self.mixed)
         u = torch.cat([u, x], -1)
         wide = (-1, self.num_forces, *(1,) * self.num_dims)
         unit = size.unsqueeze(-1) * self.normal.force_sd
@@ -161,6 +165,16 @@ class FourierOperator(nn.Module):
             unit=unit,
             summary=found.summary,
         )
+
+    def _layered(self, u: Tensor) -> Tensor:
+        for layer in self.layers:
+            u = layer(u)
+        return u
+
+    def _mixed(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Lifting and layers with products of another type; what the layers add to stays in that of x."""
+        with torch.autocast(x.device.type, dtype):
+            return self._layered(self.lift(x).to(x.dtype))
 
     def _unexplained(self, values: Tensor, found: Found, size: Tensor, sd: Tensor, centre: Tensor) -> Tensor:
         """What the equation leaves unexplained of the outputs [B, P + 2 L, T], with the force and its integral."""

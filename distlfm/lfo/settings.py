@@ -118,7 +118,8 @@ class SplitConfig(Config):
 
 class LoopConfig(Config):
     """batch: of all ranks together. precision: `auto` is bfloat16 on a GPU that has it, else float32; `float64` is slow
-    and leaves next to nothing to rounding, for comparing runs.
+    and leaves next to nothing to rounding, for comparing runs. bfloat16 is for the products of the lifting and of the
+    Fourier layers; weights, heads and losses are in float32.
 
     memory: megabytes of examples that are kept after their first reading. validate_every: epochs.
     """

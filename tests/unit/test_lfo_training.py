@@ -64,6 +64,39 @@ def test_a_gradient_reaches_every_parameter(examples: Examples) -> None:
     assert not silent
 
 
+def test_half_precision_is_for_the_layers_alone(examples: Examples, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs train in bfloat16 by default, and no GPU inverts a matrix of such numbers."""
+    seen: dict[str, set[torch.dtype]] = {"solve": set(), "bmm": set()}
+
+    def watch(place: object, name: str) -> None:
+        work = getattr(place, name)
+
+        def call(*given: torch.Tensor) -> torch.Tensor:
+            seen[name].update(one.dtype for one in given)
+            found: torch.Tensor = work(*given)
+            seen[name].add(found.dtype)
+            return found
+
+        monkeypatch.setattr(place, name, call)
+
+    half, whole = (
+        Training(settings(loop=LoopConfig(epochs=1, batch=8, precision=precision)), examples.schema, examples)
+        for precision in ("bfloat16", "float32")
+    )
+    watch(torch.linalg, "solve")
+    watch(torch, "bmm")
+    half._step(half.split.train[:8])
+    assert torch.bfloat16 in seen["bmm"]
+    assert torch.bfloat16 not in seen["solve"]
+    assert all(bool(torch.isfinite(one.grad).all()) for one in half.model.parameters() if one.grad is not None)
+    whole._step(whole.split.train[:8])
+    batch = examples.batch(np.arange(12))
+    mixed, plain = (one.model(batch.values, batch.mask) for one in (half, whole))
+    assert {one.dtype for one in mixed} == {torch.float32}
+    assert float((mixed.force - plain.force).detach().std() / plain.force.detach().std()) < 0.05
+    assert half.best_model().mixed is None, "answers have all digits"
+
+
 @pytest.mark.parametrize("killed_at", [1, 3, 7])
 def test_a_killed_and_resumed_run_is_the_undisturbed_one(examples: Examples, tmp_path: Path, killed_at: int) -> None:
     whole = Training(settings(), examples.schema, examples)
