@@ -9,7 +9,7 @@ import typer
 
 from distlfm.cli.fit import MOST_LISTED, Overrides, as_overrides
 from distlfm.cli.state import STATE, group
-from distlfm.cli.train import Checkpoint
+from distlfm.cli.train import Checkpoint, Plugins, plugins_override
 
 if TYPE_CHECKING:
     from distlfm.pipeline.query import QueryRun
@@ -24,6 +24,7 @@ def query(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option("--out", help="Where the answers go.")] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw pictures and a report too.")] = False,
+    plugin: Plugins = None,
 ) -> int:
     """Ask a trained operator for the forces and parameters of new data, observed at any times.
 
@@ -38,20 +39,20 @@ def query(
     """
     from distlfm.pipeline.query import query as run_query
 
-    short = [*as_overrides({"run.dir": out}), *(["plot=true"] if plot else [])]
+    short = [*as_overrides({"run.dir": out}), *(["plot=true"] if plot else []), *plugins_override(plugin)]
     run = run_query(checkpoint, data, [*(overrides or []), *short], STATE.reporter)
     return tell(run, STATE.reporter)
 
 
 @app.command("show")
-def show(checkpoint: Checkpoint) -> None:
+def show(checkpoint: Checkpoint, plugin: Plugins = None) -> None:
     """What an operator takes and gives, and how it was trained.
 
     Example: `distlfm operator show runs/operator`
     """
     from distlfm.pipeline.query_export import described
 
-    rows = [[name, value] for name, value in described(checkpoint).items()]
+    rows = [[name, value] for name, value in described(checkpoint, plugin or ()).items()]
     STATE.reporter.table("", ("what", "value"), rows)
 
 
@@ -60,6 +61,7 @@ def export(
     checkpoint: Checkpoint,
     out: Annotated[Path, typer.Option("--out", help="The file to write.")],
     form: Annotated[str, typer.Option("--format", help="torch_export, torchscript or onnx.")] = "torch_export",
+    plugin: Plugins = None,
 ) -> None:
     """Write an operator as one program, with its calibration, for those who have PyTorch or ONNX but not distlfm.
 
@@ -71,7 +73,7 @@ def export(
     """
     from distlfm.pipeline.query_export import export as run_export
 
-    path = run_export(checkpoint, out, form)
+    path = run_export(checkpoint, out, form, plugin or ())
     STATE.reporter.say(f"{path} takes values and mask; {path.with_suffix('.json')} says how")
 
 

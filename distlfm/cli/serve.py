@@ -9,7 +9,7 @@ import typer
 
 from distlfm.cli.fit import Overrides
 from distlfm.cli.state import STATE
-from distlfm.cli.train import Checkpoint
+from distlfm.cli.train import Checkpoint, Plugins, plugins_override
 from distlfm.config import apply_overrides, build
 from distlfm.optional import require
 
@@ -35,6 +35,7 @@ def serve(
     name: Annotated[
         list[str] | None, typer.Option("--name", help="A name by which other machines call this one; may be repeated.")
     ] = None,
+    plugin: Plugins = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Show a local web page: drop a file or pick a patient, see the inferred force, compare with a full fit.
@@ -57,5 +58,7 @@ def serve(
     content: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     content |= {"checkpoint": str(checkpoint), "expose_unencrypted": expose_unencrypted}
     content["data"] = {} if data is None else named_data(data)
-    config = build(ServeConfig, apply_overrides(content, overrides or []), source="serve")
+    config = build(
+        ServeConfig, apply_overrides(content, [*(overrides or []), *plugins_override(plugin)]), source="serve"
+    )
     run_serve(config, STATE.reporter, typer.launch if show else None)

@@ -23,6 +23,10 @@ Launcher = Annotated[str | None, typer.Option("--launcher", help="auto, inline, 
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Train with so many processes.")]
 Checkpoint = Annotated[Path, typer.Argument(help="A trained operator: its checkpoint, or the folder of its training.")]
 
+Plugins = Annotated[
+    list[str] | None, typer.Option("--plugin", help="A module with the operator's equation, if it is your own.")
+]
+
 
 def train(
     config: Annotated[Path, typer.Argument(help="A config file, such as configs/train/transcription.yaml.")],
@@ -89,6 +93,7 @@ def evaluate(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option("--out", help="Where summary.json and report.html go.")] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Look at so many instances, at most.")] = None,
+    plugin: Plugins = None,
 ) -> int:
     """Compare an operator's answers with the truth of a generated store, or with the fits of a fitted one.
 
@@ -101,13 +106,18 @@ def evaluate(
     """
     from distlfm.pipeline.evaluate import evaluate as run_evaluate
 
-    short = as_overrides({"run.dir": out, "limit": limit})
+    short = [*as_overrides({"run.dir": out, "limit": limit}), *plugins_override(plugin)]
     found = run_evaluate(checkpoint, store, [*(overrides or []), *short], STATE.reporter)
     _tell(found, STATE.reporter)
     if out is not None:
         STATE.reporter.say(f"summary: {out / 'summary.json'}")
         STATE.reporter.say(f"report: {out / 'report.html'}")
     return 1 if found.tally.failed else 0
+
+
+def plugins_override(names: list[str] | None) -> list[str]:
+    """The option `--plugin`, as an override."""
+    return [f"plugins={json.dumps(names)}"] if names else []
 
 
 def _stores(paths: list[Path] | None, section: str = "data") -> list[str]:

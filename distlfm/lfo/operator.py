@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distlfm.errors import UsageError
+from distlfm.errors import DistlfmError, UsageError
 from distlfm.instance import FloatArray, Instance
 from distlfm.lfo.answer import Answer, Estimate
 from distlfm.lfo.calibrate import Calibration
@@ -26,6 +26,7 @@ from distlfm.lfo.novelty import SENTENCES, Novelty, features
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import OperatorConfig
 from distlfm.lfo.tables import table
+from distlfm.mechanisms.build import known_systems
 
 TOGETHER = 32
 """Instances that go through the network at once."""
@@ -62,6 +63,9 @@ class Operator:
                 novelty=Novelty.of(content["novelty"]),
                 training=content["training"],
             )
+        except DistlfmError:
+            _refuse_unknown(path, content)
+            raise
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise UsageError(
                 f"{path} does not hold the network that its settings describe ({_first_line(error)}).",
@@ -253,6 +257,24 @@ def _ends(width68: tuple[float, ...], width95: tuple[float, ...]) -> Tensor:
     w68, w95 = torch.tensor(width68), torch.tensor(width95)
     one = torch.ones_like(w68)
     return torch.stack([0 * one, -one, one, -w68, w68, -w95, w95]).unsqueeze(1)
+
+
+def _refuse_unknown(path: str | Path, content: Mapping[str, Any]) -> None:
+    """Say what is to be imported, if the checkpoint's equation is not registered here.
+
+    The names are those that its training was given; they are told, and never imported because a file says so.
+    """
+    kind = content["schema"].get("mechanism", {}).get("kind")
+    if not isinstance(kind, str) or kind in known_systems():
+        return
+    told = [str(name) for name in content.get("training", {}).get("plugins", [])]
+    names = [name for name in told if all(part.isidentifier() for part in name.split("."))]
+    which = f" ({', '.join(names)})" if names else ""
+    plugins = " ".join(f"--plugin {name}" for name in names or ["NAME"])
+    raise UsageError(
+        f"{path} is an operator of the equation {kind!r}, which is not known here.",
+        f"Import the module that registers it{which}; on the command line: {plugins}.",
+    ) from None
 
 
 def _first_line(error: Exception) -> str:

@@ -6,9 +6,26 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from pydantic import model_validator
+
+from distlfm.config import Config
 from distlfm.errors import UsageError
 from distlfm.runtime.import_file import import_file
+
+
+class WithPlugins(Config):
+    """plugins: modules to import first, which register mechanisms."""
+
+    plugins: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_plugins(cls, content: Any) -> Any:
+        if isinstance(content, dict) and isinstance(content.get("plugins"), list | tuple):
+            import_plugins([str(name) for name in content["plugins"]])
+        return content
 
 
 def import_plugins(names: Sequence[str]) -> None:

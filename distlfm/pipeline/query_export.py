@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from distlfm.errors import MissingExtra, UsageError
 from distlfm.lfo import Operator
+from distlfm.pipeline.plugins import import_plugins
 from distlfm.pipeline.query_ask import find_checkpoint, mark
 from distlfm.store.files import storing
 
@@ -70,8 +71,12 @@ class Program(nn.Module):
         )
 
 
-def export(checkpoint: str | Path, out: str | Path, form: str = "torch_export") -> Path:
-    """Write the program and, beside it, a .json file that says what goes in and what comes out."""
+def export(checkpoint: str | Path, out: str | Path, form: str = "torch_export", plugins: Sequence[str] = ()) -> Path:
+    """Write the program and, beside it, a .json file that says what goes in and what comes out.
+
+    plugins: modules to import first.
+    """
+    import_plugins(plugins)
     if form not in FORMATS:
         raise UsageError(f"There is no export format {form!r}.", f"Known are: {', '.join(FORMATS)}.")
     path, target = find_checkpoint(checkpoint), Path(out)
@@ -106,8 +111,9 @@ def contract(operator: Operator) -> dict[str, Any]:
     }
 
 
-def described(checkpoint: str | Path) -> dict[str, str]:
-    """An operator in a few lines."""
+def described(checkpoint: str | Path, plugins: Sequence[str] = ()) -> dict[str, str]:
+    """An operator in a few lines. plugins: modules to import first."""
+    import_plugins(plugins)
     path = find_checkpoint(checkpoint)
     operator = Operator.load(path)
     schema, training = operator.schema, operator.training

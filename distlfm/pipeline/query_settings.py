@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from distlfm.config import Config
+from distlfm.pipeline.plugins import WithPlugins
 from distlfm.pipeline.settings import DataConfig
 
 
@@ -20,11 +21,12 @@ class AskConfig(Config):
     threads: int = Field(default=1, ge=1)
 
 
-class QueryConfig(Config):
+class QueryConfig(WithPlugins):
     """`distlfm query`.
 
     checkpoint: of a trained operator, or the folder of its training run. outputs: names of outputs in the data, and
-    what the operator calls them, where that differs. plot: pictures and a report too.
+    what the operator calls them, where that differs. plot: pictures and a report too. plugins: modules to import
+    first, which register the equation that the operator learned, where that is your own.
     """
 
     verb: Literal["query"] = "query"
@@ -40,11 +42,12 @@ class QueryConfig(Config):
         return QueryConfig(checkpoint=Path(self.checkpoint.name), data=data, outputs=self.outputs)
 
 
-class EvaluateConfig(Config):
+class EvaluateConfig(WithPlugins):
     """`distlfm evaluate`.
 
     store: generated or fitted instances. part: `held_out` leaves out what the operator learned from, where the store is
     one of those it was trained on; `all` takes everything. limit: most instances, evenly spaced; none is all.
+    plugins: as of a query.
     """
 
     verb: Literal["evaluate"] = "evaluate"

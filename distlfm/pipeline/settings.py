@@ -13,7 +13,7 @@ from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.model import ForceConfig, LikelihoodConfig
 from distlfm.mechanisms import find_system
-from distlfm.pipeline.plugins import import_plugins, located, plugin_name
+from distlfm.pipeline.plugins import WithPlugins, located, plugin_name
 
 
 class WorkConfig(Config):
@@ -84,24 +84,16 @@ class DataConfig(Config):
     scale: Literal["none", "output"] = "none"
 
 
-class ModelConfig(Config):
+class ModelConfig(WithPlugins):
     """Mechanism, prior of the forces, likelihood.
 
     plugins: modules to import first, which register mechanisms: installed ones, NAME.py in the current folder, or the
     path of such a file.
     """
 
-    plugins: tuple[str, ...] = ()
     mechanism: dict[str, Any]
     force: ForceConfig = ForceConfig()
     likelihood: LikelihoodConfig = LikelihoodConfig()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_plugins(cls, content: Any) -> Any:
-        if isinstance(content, dict) and isinstance(content.get("plugins"), list | tuple):
-            import_plugins([str(name) for name in content["plugins"]])
-        return content
 
     @field_validator("mechanism")
     @classmethod

@@ -20,6 +20,7 @@ from distlfm.config import Config, dump
 from distlfm.errors import DistlfmError, UsageError, WorkError
 from distlfm.lfo import Examples, OperatorSchema, Ranks, Training, finish, load_checkpoint, save_checkpoint
 from distlfm.lfo.checkpoint import TRAINING
+from distlfm.pipeline.plugins import import_plugins
 from distlfm.pipeline.train_log import RunLog
 from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.runtime.threads import torch_threads
@@ -54,6 +55,7 @@ class TrainWork(RankTask):
     def __call__(self, ranks: Ranks, stop: Callable[[], bool]) -> dict[str, Any]:
         directory = self.config.run.dir
         assert directory is not None
+        import_plugins(self.config.plugins)  # in another process, nothing has checked the config
         with torch_threads(self.config.run.threads or max(1, usable_cpus() // ranks.world)), _writing(directory, ranks):
             examples = self.examples or open_examples(self.config)
             training = Training(self.config.settings, examples.schema, examples, ranks)
@@ -61,13 +63,24 @@ class TrainWork(RankTask):
             last = directory / CHECKPOINTS / LAST
             if last.exists():
                 training.load_state_dict(same_run(last, identity)["training"])
-            ranks.barrier()  # before the first one writes another
+            together(training)  # before the first one writes another
             for told in training.history:
                 self.on_epoch(told)
             scribe = _Scribe(self, training, identity, directory) if ranks.is_main else None
             finished = _train(training, scribe, self.on_epoch, stop)
             ranks.barrier()
         return {"finished": finished, "step": training.step, "total": training.total_steps, "world": ranks.world}
+
+
+def together(training: Training) -> None:
+    """Refuse ranks that do not begin at the same step: some nodes do not see the checkpoint that others see."""
+    ranks, step = training.ranks, torch.tensor(float(training.step), dtype=torch.float64)
+    differs = ranks.sum(step) != ranks.world * step
+    if ranks.sum(differs.double()) > 0:  # to some the mean may seem to be their own
+        raise WorkError(
+            f"The ranks do not go on from the same checkpoint: rank {ranks.rank} is at step {training.step}.",
+            "Give a run.dir that all nodes see alike, on a shared file system.",
+        )
 
 
 def _train(training: Training, scribe: _Scribe | None, on_epoch: Watch, stop: Callable[[], bool]) -> bool:
@@ -133,6 +146,7 @@ class _Scribe:
         if self._was_finished:
             return
         operator = finish(self.training)
+        operator.training = {**operator.training, "plugins": list(self.work.config.plugins)}
         operator.save(self.directory / OPERATOR)
         told = summary_of(self.work.config, self.training, self.identity)
         told["coverage"] = operator.training.get("coverage")

@@ -18,14 +18,14 @@ from distlfm.cluster.sweep import TIME, Plan, Report, SweepTask, SweepWatch, swe
 from distlfm.cluster.sweep_space import Values
 from distlfm.config import dump, load
 from distlfm.errors import DistlfmError, Stopped, UsageError, WorkError
-from distlfm.lfo import Examples
+from distlfm.lfo import Examples, split
 from distlfm.optional import require
 from distlfm.pipeline.train_log import METRICS, lines
 from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.pipeline.train_work import CONFIG, TrainWork, begin, flat, keep_config, open_examples
 from distlfm.pipeline.tune_data import shared_examples
 from distlfm.pipeline.tune_report import report_sweep
-from distlfm.pipeline.tune_settings import TuneConfig
+from distlfm.pipeline.tune_settings import VALIDATION, TuneConfig
 from distlfm.pipeline.tune_trials import FAILED, FINISHED, STOPPED, Trial, ranked, trial_name
 from distlfm.report.tune_page import Tried
 from distlfm.runtime.reporting import Reporter, Silent, Task
@@ -112,7 +112,7 @@ def tune(config: TuneConfig | Path | str, overrides: Sequence[str] = (), reporte
         raise UsageError("It is not said where the sweep goes.", "Give --out DIR, or set run.dir in the config.")
     directory, reporter = config.run.dir.resolve(), reporter or Silent()
     config = config.model_copy(update={"train": config.train.resolved()})
-    open_examples(config.train)  # what is wrong with them is told now
+    refuse_unscored(config, open_examples(config.train))  # what is wrong with them is told now
     begin(directory, FOLDER)
     with driver_lock(directory, "tune"):
         ledger = Ledger(config, directory)
@@ -121,6 +121,15 @@ def tune(config: TuneConfig | Path | str, overrides: Sequence[str] = (), reporte
         if len([one for one in ledger.trials if one.done]) < config.search.trials:
             _sweep(config, directory, ledger, reporter)
         return _conclude(config, directory, ledger, reporter)
+
+
+def refuse_unscored(config: TuneConfig, examples: Examples) -> None:
+    """Refuse a search by a figure that no epoch will have: few instances may all be on one side of the split."""
+    if config.search.metric.startswith(VALIDATION) and not len(split(examples.ids, config.train.split).validation):
+        raise UsageError(
+            f"None of {len(examples)} instances is in the validation split, which {config.search.metric} is about.",
+            "Give more instances, or a larger train.split.validation.",
+        )
 
 
 def _sweep(config: TuneConfig, directory: Path, ledger: Ledger, reporter: Reporter) -> None:

@@ -9,12 +9,20 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from distlfm.cluster.sweep_space import Range, Values
-from distlfm.config import Config, apply_overrides, build
+from distlfm.config import Config, apply_overrides, build, nearest
 from distlfm.errors import UsageError
 from distlfm.pipeline.train_settings import TrainConfig
 
 SEARCHED = ("operator", "loss", "optimiser", "augment", "loop")
 """Sections whose keys may be searched; with another split or other data, trials could not be compared."""
+
+
+VALIDATION = "validation_"
+FIGURES = (
+    *(f"train_{name}" for name in ("total", "force", "parameters", "reconstruction")),
+    *(f"{VALIDATION}{name}" for name in ("calibrated", "loss", "force", "parameters", "q2", "parameter_mae")),
+)
+"""What an epoch's report has, and a search can go by."""
 
 
 class SearchConfig(Config):
@@ -76,6 +84,11 @@ class TuneConfig(Config):
 
     @model_validator(mode="after")
     def _possible(self) -> TuneConfig:
+        if self.search.metric not in FIGURES:
+            hint = nearest(self.search.metric, FIGURES)
+            raise ValueError(f"search.metric: an epoch has no figure {self.search.metric!r}. {hint}")
+        if self.search.metric.startswith(VALIDATION) and not self.train.split.validation:
+            raise ValueError(f"search.metric: {self.search.metric} needs a validation split, and split.validation is 0")
         for key, values in self.space.items():
             if key.split(".")[0] not in SEARCHED:
                 raise ValueError(f"{key!r} cannot be searched; a key of {', '.join(SEARCHED)} can")

@@ -9,20 +9,21 @@ from typing import Literal
 
 from pydantic import Field
 
-from distlfm.config import Config
 from distlfm.errors import UsageError
+from distlfm.pipeline.plugins import WithPlugins
 from distlfm.pipeline.settings import DataConfig
 
 PORT = 8765
 
 
-class ServeConfig(Config):
+class ServeConfig(WithPlugins):
     """`distlfm serve`.
 
     data: what the page lists; its columns hold for files that are dropped on the page too. outputs: names of outputs
     in the data, and what the operator calls them. fit: a config of `distlfm fit` for the comparison; without one, the
     operator's mechanism with its own priors. names: by which, besides addresses, a browser may call this machine.
-    max_megabytes: of a dropped file, also once it is unpacked. threads: of the tensor operations.
+    max_megabytes: of a dropped file, also once it is unpacked. threads: of the tensor operations. plugins: modules to
+    import first, which register the operator's equation.
     """
 
     verb: Literal["serve"] = "serve"

@@ -65,3 +65,50 @@ def make_store(path: Path, count: int = 40, points: int = 33, seed: int = 0, fai
         }
         store.write_block(block, arrays, [{"id": f"toy-{i}"} for i in rows])
     return store
+
+
+def make_plane(path: Path, count: int = 24, shape: tuple[int, int, int] = (8, 7, 6), seed: int = 0) -> Store:
+    """A field over a square whose rate of change is the force, without noise: a wave of random size and direction."""
+    random = np.random.default_rng(seed)
+    t, x, y = (np.linspace(0.0, 1.0, n) for n in shape)
+    spec = StoreSpec(
+        kind="generate",
+        instances=count,
+        block=16,
+        outputs=("output",),
+        forces=("force",),
+        parameters=("size",),
+        parameter_kinds=("mechanism",),
+        samples=int(np.prod(shape)),
+        steps=shape[0],
+        times=tuple(t),
+        space=("x", "y"),
+        lattice=(tuple(x), tuple(y)),
+        attributes={"mechanism": "a plane"},
+    )
+    store = Store.create(path, spec)
+    size, turn = random.uniform((0.5, 0.0), (2.0, 6.0), (count, 2)).T
+    lattice = np.meshgrid(t, x, y, indexing="ij")
+    for block in range(spec.num_blocks):
+        rows = store.block_range(block)
+        many = [np.tile(axis, (len(rows), 1, 1, 1, 1)) for axis in lattice]
+        a, p = (one[rows.start : rows.stop].reshape(-1, 1, 1, 1, 1) for one in (size, turn))
+        phase = many[1] * np.cos(p) + many[2] * np.sin(p)
+        force = a * np.cos(3 * many[0]) * np.sin(3 * phase)
+        solution = a / 3 * np.sin(3 * many[0]) * np.sin(3 * phase)
+        flat = {name: axis.reshape(len(rows), -1) for name, axis in zip(("time", "x", "y"), many, strict=True)}
+        arrays = {
+            "id": np.array([f"plane-{i}" for i in rows], dtype=np.object_),
+            "status": np.full(len(rows), STATUSES["generated"], np.int8),
+            "observed": solution.reshape(len(rows), 1, -1),
+            **{f"observed_{name}": axis for name, axis in flat.items()},
+            "solution_mean": solution,
+            "solution_var": np.zeros_like(solution),
+            "force_mean": force,
+            "force_var": np.zeros_like(force),
+            "params_mean": a.reshape(-1, 1),
+            "params_var": np.zeros((len(rows), 1)),
+            "seed": np.arange(rows.start, rows.stop),
+        }
+        store.write_block(block, arrays, [{"id": f"plane-{i}"} for i in rows])
+    return store

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lfo_toy import make_store
+from lfo_toy import make_plane, make_store
 
 from distlfm.errors import UsageError
 from distlfm.lfo import (
@@ -18,12 +18,15 @@ from distlfm.lfo import (
     Examples,
     LoopConfig,
     LossConfig,
+    Operator,
     OperatorConfig,
+    OperatorSchema,
     OptimiserConfig,
     Ranks,
     SplitConfig,
     Training,
     TrainSettings,
+    dataset,
     finish,
     load_checkpoint,
     save_checkpoint,
@@ -32,6 +35,8 @@ from distlfm.lfo import (
 from distlfm.lfo.checkpoint import TRAINING
 from distlfm.lfo.loss import losses
 from distlfm.lfo.score import force_q2
+from distlfm.pipeline.tune_settings import FIGURES
+from distlfm.store import Store
 
 SMALL = OperatorConfig(layers=2, width=8, modes=4, points=17, head=16, pooled=6, regressions=2, regressors=3)
 
@@ -140,6 +145,45 @@ def test_the_mean_of_two_ranks_gradients_is_that_of_one(examples: Examples) -> N
 
     both = (gradient(Half(0)) + gradient(Half(1))) / 2
     assert torch.allclose(both, gradient(Alone()), atol=1e-5)
+
+
+def test_an_epochs_report_has_what_a_search_can_go_by(examples: Examples) -> None:
+    assert set(FIGURES) <= set(Training(settings(), examples.schema, examples).run().history[-1])
+
+
+def test_epochs_do_not_read_again_what_fits_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, seen = dataset.read_rows, []
+
+    def counted(store: Store, schema: OperatorSchema, rows: range) -> dataset.Arrays:
+        seen.append(rows)
+        return read(store, schema, rows)
+
+    monkeypatch.setattr(dataset, "read_rows", counted)
+    examples = Examples([make_store(tmp_path / "store")])
+    assert Training(settings(), examples.schema, examples).run().finished
+    assert sorted(rows.start for rows in seen) == [0, 16, 32], "each shard once"
+
+
+def test_a_field_of_three_dimensions_is_learned_and_asked_about(tmp_path: Path) -> None:
+    """Time and a plane: every layer gets a gradient, and answers are on the grid of the data, a finer one too."""
+    store = make_plane(tmp_path / "store")
+    examples = Examples([store])
+    network = SMALL.model_copy(update={"layers": 1, "modes": 2, "points": 6})
+    config = settings(operator=network, loop=LoopConfig(epochs=2, batch=8), augment=AugmentConfig(missing=0.2))
+    training = Training(config, examples.schema, examples)
+    training._step(training.split.train[:8])
+    assert not [name for name, one in training.model.named_parameters() if one.grad is None or not bool(one.grad.any())]
+    history = training.run().history
+    assert history[-1]["train_total"] < history[0]["train_total"]
+    path = finish(training).save(tmp_path / "operator.pt")
+    operator = Operator.load(path)
+    (answer,) = operator(store.instances(0, 1))
+    assert answer.mean.shape == (1, 8, 7, 6)
+    assert np.isfinite([answer.lower95, answer.upper95]).all()
+    (fine,) = operator(make_plane(tmp_path / "fine", 1, (15, 13, 11)).instances())
+    assert fine.mean.shape == (1, 15, 13, 11)
+    moved = np.sqrt(np.square(fine.mean[:, ::2, ::2, ::2] - answer.mean).mean())
+    assert moved < 0.02 * float(training.model.normal.force_sd)
 
 
 def test_no_instance_is_in_two_parts_not_even_its_copies(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from pathlib import Path
 
@@ -77,3 +78,68 @@ def test_a_plugin_that_fails_is_told_and_not_left_half_imported(folder: Path) ->
     with pytest.raises(UsageError, match="RuntimeError: no tank"):
         build(FitConfig, {"plugins": ["leaky_test_plugin"], "mechanism": {"kind": "glucose"}})
     assert "leaky_test_plugin" not in sys.modules
+
+
+def forget() -> None:
+    """As in another process, which has not imported the module."""
+    REGISTRY.pop("leaky_test_tank", None)
+    sys.modules.pop("leaky_test_plugin", None)
+
+
+@pytest.fixture
+def operator(folder: Path) -> Path:
+    """The run of an operator of the plugin's equation; the store it learned from is beside it."""
+    from distlfm.pipeline.generate import generate
+    from distlfm.pipeline.generate_settings import GenerateConfig
+    from distlfm.pipeline.train import train
+    from distlfm.pipeline.train_settings import TrainConfig
+
+    (folder / "leaky_test_plugin.py").write_text(LEAK)
+    mechanism = {"kind": "leaky_test_tank", "outputs": ["level"]}
+    drawn = {"instances": 24, "points": 13, "run": {"dir": "store.zarr", "executor": "serial"}}
+    generate(build(GenerateConfig, {"plugins": ["leaky_test_plugin"], "mechanism": mechanism, **drawn}))
+    settings = {
+        "plugins": ["leaky_test_plugin"],
+        "data": {"stores": ["store.zarr"]},
+        "operator": {"layers": 1, "width": 4, "modes": 2, "head": 4, "pooled": 2, "regressions": 0},
+        "loop": {"epochs": 1},
+        "run": {"dir": "run", "threads": 1, "tensorboard": False},
+    }
+    train(build(TrainConfig, settings))
+    forget()
+    return folder / "run"
+
+
+def test_an_operator_of_a_plugins_equation_names_the_plugin_and_never_imports_it_by_itself(operator: Path) -> None:
+    from distlfm.lfo import Operator
+
+    with pytest.raises(UsageError, match=r"'leaky_test_tank', which is not known here\. .*--plugin leaky_test_plugin"):
+        Operator.load(operator / "operator.pt")
+    assert "leaky_test_plugin" not in sys.modules
+
+
+def test_an_operator_of_a_plugins_equation_is_asked_judged_shown_and_exported(operator: Path) -> None:
+    from distlfm.cli import main
+
+    given = ["--plugin", "leaky_test_plugin"]
+    for verb in (
+        ["query", "run", "store.zarr", "--out", "answers"],
+        ["evaluate", "run", "store.zarr", "--limit", "4"],
+        ["operator", "show", "run"],
+        ["operator", "export", "run", "--format", "torchscript", "--out", "operator.ts"],
+    ):
+        assert main(verb) == 2
+        assert main([*verb, *given]) == 0
+        forget()
+
+
+def test_a_worker_that_was_sent_its_config_imports_the_plugins(operator: Path) -> None:
+    from distlfm.config import load
+    from distlfm.lfo import Alone
+    from distlfm.pipeline.train_settings import TrainConfig
+    from distlfm.pipeline.train_work import TrainWork
+
+    config = load(TrainConfig, operator / "config.yaml", ["run.dir=other"]).resolved()
+    sent = pickle.dumps(TrainWork(config))
+    forget()
+    assert pickle.loads(sent)(Alone(), lambda: False)["finished"]

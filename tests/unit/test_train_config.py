@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+import torch
+from torch import Tensor
 
 from distlfm.cluster.ranks import Place
 from distlfm.config import build, load
-from distlfm.errors import UsageError
+from distlfm.errors import UsageError, WorkError
+from distlfm.lfo import Alone, Training
 from distlfm.pipeline.train import TrainingStopped, launcher_for
 from distlfm.pipeline.train_log import Follower, Progress, RunLog, lines
 from distlfm.pipeline.train_settings import TrainConfig, TrainRunConfig
+from distlfm.pipeline.train_work import together
 from distlfm.pipeline.tune_settings import TuneConfig
 from distlfm.pipeline.tune_trials import trial_name
 from distlfm.runtime.reporting import Plain, Silent
@@ -79,6 +85,25 @@ def test_a_space_that_cannot_be_searched_is_refused_before_anything_runs(space: 
         build(TuneConfig, {"train": {}, "space": space})
 
 
+@pytest.mark.parametrize(
+    ("search", "train", "word"),
+    [
+        (
+            {"metric": "validation_calibratd"},
+            {},
+            "'validation_calibratd'. Did you mean 'validation_calibrated'",
+        ),
+        ({}, {"split": {"validation": 0.0}}, "validation_calibrated needs a validation split"),
+    ],
+)
+def test_a_figure_that_no_epoch_will_have_is_refused_before_anything_runs(
+    search: dict[str, object], train: dict[str, object], word: str
+) -> None:
+    with pytest.raises(UsageError, match=word):
+        build(TuneConfig, {"train": train, "space": SPACE, "search": search})
+    build(TuneConfig, {"train": train, "space": SPACE, "search": {"metric": "train_total"}})
+
+
 def test_data_beside_the_training_are_the_trainings() -> None:
     config = build(TuneConfig, {"train": {"loop": {"epochs": 3}}, "space": SPACE, "data": {"stores": ["a"]}})
     assert config.train.data.stores == (Path("a"),)
@@ -102,6 +127,31 @@ def test_a_stop_tells_steps_and_the_command() -> None:
     error = TrainingStopped(3, 10, "distlfm train x", SIGUSR1)
     assert str(error) == "Stopped by SIGUSR1 after 3 of 10 steps. To go on: distlfm train x"
     assert error.exit_code == 75
+
+
+class Several(Alone):
+    """One of some ranks, who are at these steps."""
+
+    def __init__(self, rank: int, steps: list[int]) -> None:
+        super().__init__()
+        self.rank, self.world, self.steps = rank, len(steps), steps
+        self._asked = 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        self._asked += 1
+        if self._asked == 1:
+            return torch.tensor(float(sum(self.steps)), dtype=torch.float64)
+        wrong = [len(self.steps) * one != sum(self.steps) for one in self.steps]
+        assert float(tensor) == wrong[self.rank]
+        return torch.tensor(float(sum(wrong)))
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_ranks_that_see_different_checkpoints_are_refused_all_of_them(rank: int) -> None:
+    together(cast(Training, SimpleNamespace(step=70, ranks=Several(rank, [70, 70, 70]))))
+    steps = [0, 70, 140]
+    with pytest.raises(WorkError, match=f"rank {rank} is at step {steps[rank]}. Give a run.dir that all nodes see"):
+        together(cast(Training, SimpleNamespace(step=steps[rank], ranks=Several(rank, steps))))
 
 
 def test_a_log_that_goes_on_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None:

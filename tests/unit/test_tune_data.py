@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from distlfm.config import build
+from distlfm.errors import UsageError
 from distlfm.lfo import dataset
 from distlfm.pipeline.generate import generate
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.pipeline.train_settings import TrainConfig
+from distlfm.pipeline.tune import TrialWork, tune
 from distlfm.pipeline.tune_data import shared_examples
+from distlfm.pipeline.tune_settings import TuneConfig
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +51,27 @@ def test_more_than_fits_in_memory_is_left_to_the_trials(store: Path) -> None:
     examples = shared_examples(build(TrainConfig, content))
     assert len(examples.batch([0, 9])) == 2
     assert len(pickle.dumps(examples)) < 10_000
+
+
+def tuned(store: Path, **split: float) -> TuneConfig:
+    small = {"layers": 1, "width": 4, "modes": 2, "head": 4, "pooled": 2, "regressions": 0}
+    training = {"operator": small, "loop": {"epochs": 2}, "split": split, "data": {"stores": [str(store)]}}
+    return build(TuneConfig, {"train": training, "space": {"optimiser.lr": {"kind": "choice", "values": [0.01]}}})
+
+
+def test_a_trial_reports_its_figure_and_writes_events_for_tensorboard(store: Path, tmp_path: Path) -> None:
+    config, told = tuned(store, validation=0.5, calibration=0.0), []
+    TrialWork(config, tmp_path)({"optimiser.lr": 0.01}, told.append, shared_examples(config.train))
+    assert [set(one) for one in told] == [{"validation_calibrated", "time_units"}] * 2
+    (events,) = tmp_path.glob("trials/*/tensorboard/*")
+    assert b"epoch/validation_calibrated" in events.read_bytes()
+
+
+def test_a_sweep_whose_instances_are_all_on_one_side_is_refused_before_anything_runs(
+    store: Path, tmp_path: Path
+) -> None:
+    config = tuned(store, validation=1e-6)
+    config = config.model_copy(update={"run": config.run.model_copy(update={"dir": tmp_path / "sweep"})})
+    with pytest.raises(UsageError, match=r"None of 10 instances is in the validation split.* larger train\.split"):
+        tune(config)
+    assert not (tmp_path / "sweep").exists()
