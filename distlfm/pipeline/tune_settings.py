@@ -26,7 +26,8 @@ FIGURES = (
 
 
 class SearchConfig(Config):
-    """trials: how many. metric: a figure of an epoch's report, by default that by which a training chooses its weights.
+    """trials: how many. metric: a figure of an epoch's report, such as `validation_q2` or `train_total`; by default the
+    one by which a training chooses its weights.
 
     sampler: `tpe` learns from what was tried (Optuna).
     """
