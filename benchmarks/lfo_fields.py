@@ -19,11 +19,11 @@ COARSE, FINE = 41, 81
 
 
 def run(quick: bool = False) -> dict[str, Any]:
-    """The same draws are seen at both resolutions. Parameters are compared for the same functions at both.
+    """The same draws are seen at both resolutions, and the parameters found at both are compared.
 
-    These are the fields without noise, and noisy ones as splines through their 41 x 41 points. Noise that is drawn at
-    each of 81 x 81 points is another thing: four times as many observations say more, and estimates move by that too.
-    How far is told beside it, also in units of the estimates' own standard deviations.
+    Of the same functions at both: the fields without noise, and noisy ones as splines through their 41 x 41 points. And
+    of fields with noise at each of 81 x 81 points, against each second of these: there, four times as many observations
+    say more, and estimates move by that too. How far in units of their own standard deviations is told beside it.
     """
     shop = Workshop(quick)
     store = shop.generated("reaction_diffusion", "fields-train", INSTANCES, TRAINING)
@@ -41,7 +41,7 @@ def run(quick: bool = False) -> dict[str, Any]:
     }
     told = {
         f"change of {name} with the resolution, {what}, mean": at_most(moved[what][name], 0.02)
-        for what in ("without noise", "of a noisy field")
+        for what in moved
         for name in operator.schema.parameters
         if kind_of(operator, name) == "mechanism"
     }

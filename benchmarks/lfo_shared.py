@@ -39,7 +39,7 @@ FIT = Path("configs/fit/glucose.yaml")
 DATA = ("equations", "gp", "inference", "mechanisms", "solvers", "pipeline/generate*.py")
 """What stores and fits follow from."""
 
-AFTERWARDS = {"__init__", "answer", "calibrate", "checkpoint", "explain", "finish", "novelty", "operator"}
+AFTERWARDS = {"__init__", "answer", "calibrate", "checkpoint", "explain", "finish", "lineage", "novelty", "operator"}
 """Modules of distlfm.lfo that change no weight."""
 
 TRAINING, FRESH, CALM = 61_803, 27_182, 14_142

@@ -21,6 +21,13 @@ Stores = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", help="Short for run.dir=DIR.")]
 Launcher = Annotated[str | None, typer.Option("--launcher", help="auto, inline, ddp or ray. Short for run.launcher.")]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Train with so many processes.")]
+Start = Annotated[
+    Path | None, typer.Option("--start", help="A trained operator to go on from. Short for start=CHECKPOINT.")
+]
+Observations = Annotated[
+    Path | None,
+    typer.Option("--observations", help="Data without labels to learn from. Short for data.observations.path."),
+]
 Checkpoint = Annotated[Path, typer.Argument(help="A trained operator: its checkpoint, or the folder of its training.")]
 
 Plugins = Annotated[
@@ -32,6 +39,8 @@ def train(
     config: Annotated[Path, typer.Argument(help="A config file, such as configs/train/transcription.yaml.")],
     overrides: Overrides = None,
     data: Stores = None,
+    start: Start = None,
+    observations: Observations = None,
     out: Out = None,
     launcher: Launcher = None,
     workers: Workers = None,
@@ -46,17 +55,21 @@ def train(
     - `distlfm train configs/train/transcription.yaml --data stores/a.zarr --out runs/operator --workers 2`
 
     - `torchrun --nproc-per-node 2 -m distlfm train configs/train/transcription.yaml --out runs/operator`
+
+    - `distlfm train configs/train/observed.yaml --start runs/operator --observations measured.csv --out runs/tuned`
     """
     from distlfm.pipeline.evaluate_training import report_training
     from distlfm.pipeline.train import train as run_train
 
     short = as_overrides({"run.dir": out, "run.launcher": launcher, "run.workers": workers, "run.address": address})
+    short += as_overrides({"start": start, "data.observations.path": observations})
     run = run_train(config, [*(overrides or []), *_stores(data), *short], STATE.reporter)
     if not run.is_main:
         return
     reporter = STATE.reporter
     best = run.summary.get("best") or {}
-    told = [f"{name} {best[f'validation_{name}']:.4g}" for name in ("loss", "q2") if f"validation_{name}" in best]
+    names = ("loss", "q2", "reconstruction")
+    told = [f"{name} {best[f'validation_{name}']:.4g}" for name in names if f"validation_{name}" in best]
     reporter.say(f"{run.summary['epochs']} epochs; validation: {', '.join(told) or 'none'}")
     if run.directory is not None:
         report_training(run.directory, reporter)

@@ -32,7 +32,8 @@ class Estimate(NamedTuple):
 class Answer:
     """axes: coordinates of each dimension of the grid, time first. mean, sd, lower and upper: [L, *grid].
 
-    novelty: how unlike the training data the input is, 1 is the limit; warning: a sentence if it is beyond, or None.
+    novelty: how unlike the training data the input is, 1 is the limit, NaN if that is not known; warning: a sentence if
+    it is beyond, or None.
     """
 
     id: str

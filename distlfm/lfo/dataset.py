@@ -21,6 +21,7 @@ from torch import Tensor
 
 from distlfm.errors import UsageError
 from distlfm.lfo.grid import fill, grid_points, to_grid
+from distlfm.lfo.observed import BLOCK, Observed
 from distlfm.lfo.resample import Resampler
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import SplitConfig
@@ -61,14 +62,21 @@ class Batch:
 
 
 class Examples:
-    """The kept instances of some stores, by number. Failures are left out.
+    """The kept instances of some stores, by number, then `observed` ones, which have no labels. Failures are left out.
 
-    memory: megabytes that are kept once read. What fits is read once; of more, an epoch goes through shuffled shards a
-    few at a time, and the next ones are read meanwhile.
+    labelled: [instances], whether force and parameters of each are known. memory: megabytes that are kept once read.
+    What fits is read once; of more, an epoch goes through shuffled shards a few at a time, and the next ones are read
+    meanwhile.
     """
 
-    def __init__(self, stores: Sequence[Store], schema: OperatorSchema | None = None, memory: float = 2000.0) -> None:
-        self.stores = tuple(stores)
+    def __init__(
+        self,
+        stores: Sequence[Store],
+        schema: OperatorSchema | None = None,
+        memory: float = 2000.0,
+        observed: Observed | None = None,
+    ) -> None:
+        self.stores, self.observed = tuple(stores), observed
         self.schema = schema or OperatorSchema.of(stores)
         places: list[NDArray[np.intp]] = []
         names: list[str] = []
@@ -76,6 +84,12 @@ class Examples:
             ids, kept = store.read("id"), kept_rows(store)
             places.append(np.column_stack([np.full_like(kept, i), kept // store.spec.block, kept % store.spec.block]))
             names += [str(ids[row]) for row in kept]
+        self.labelled = np.ones(len(names), bool)
+        if observed is not None:
+            rows = np.arange(len(observed))
+            places.append(np.column_stack([np.full_like(rows, len(stores)), rows // BLOCK, rows % BLOCK]))
+            names += observed.ids
+            self.labelled = np.append(self.labelled, np.zeros(len(observed), bool))
         self.ids = tuple(names)
         if not names:
             raise UsageError("The stores hold nothing to learn from.", "`distlfm status STORE` says what they hold.")
@@ -83,8 +97,9 @@ class Examples:
         shard, self._shard_of = np.unique(self._places[:, :2], axis=0, return_inverse=True)
         self._shards = [(int(which), int(block)) for which, block in shard]
         size = int(np.prod(self.schema.shape)) * (3 * len(self.schema.outputs) + 2 * len(self.schema.forces)) * 4
-        largest = max(store.spec.block for store in stores) * size
+        largest = max((store.spec.block for store in stores), default=BLOCK) * size
         self._room = max(2, int(memory * 1e6 / largest))
+        self._most = max(2, int(memory * 1e6 / size))
         self._cache = Cache(self._read, self._room)
 
     def __len__(self) -> int:
@@ -93,7 +108,14 @@ class Examples:
     @cached_property
     def sources(self) -> tuple[str, ...]:
         """A fingerprint of each store: which instances of which config or data are learned from, wherever it lies."""
-        return tuple(fingerprint(store) for store in self.stores)
+        more = () if self.observed is None else (self.observed.fingerprint,)
+        return (*(fingerprint(store) for store in self.stores), *more)
+
+    def some(self, indices: Index, most: int) -> Index:
+        """The indices, or, of more than `most` or than memory holds at once, evenly spaced ones."""
+        count = min(most, self._most, len(indices))
+        found: Index = indices[np.unique(np.linspace(0, len(indices) - 1, count).astype(int))]
+        return found
 
     def batch(self, indices: Index | Sequence[int], upcoming: Index | None = None) -> Batch:
         """The examples with these numbers, in this order. Shards of `upcoming` ones are read in the background."""
@@ -126,6 +148,9 @@ class Examples:
 
     def _read(self, shard: int) -> Arrays:
         which, block = self._shards[shard]
+        if which == len(self.stores):
+            assert self.observed is not None
+            return self.observed.block(block, self.schema)
         store = self.stores[which]
         return read_rows(store, self.schema, store.block_range(block))
 
@@ -188,11 +213,19 @@ class Split:
 
 
 def split(ids: Sequence[str], config: SplitConfig) -> Split:
-    """Sort instances by a hash of their id (up to the group's separator), whatever store and row they are in."""
-    share = np.array([_share(name.split(config.group)[0] if config.group else name, config.seed) for name in ids])
+    """Sort instances by a hash of their id, or of their group's, whatever store and row they are in."""
+    share = np.array([_share(_group(name, config.group), config.seed) for name in ids])
     validation = share < config.validation
     calibration = ~validation & (share < config.validation + config.calibration)
     return Split(*(np.flatnonzero(part) for part in (~validation & ~calibration, validation, calibration)))
+
+
+def _group(name: str, separator: str | None) -> str:
+    """What an instance shares with those that must be on its side."""
+    if separator is None:
+        series, _, number = name.rpartition("/")
+        return series if series and number.isdecimal() else name
+    return name.split(separator)[0] if separator else name
 
 
 def _share(name: str, seed: int) -> float:
@@ -209,7 +242,8 @@ def read_rows(store: Store, schema: OperatorSchema, rows: range) -> Arrays:
     resample = Resampler(store.spec, schema.dims)
     times = read("time") if store.spec.times is None else None
     values, mask = _observed(store, schema, read)
-    wanted = [store.spec.parameters.index(name) for name in schema.parameters]
+    wanted = [store.spec.parameters.index(name) if name in store.spec.parameters else -1 for name in schema.parameters]
+    unknown = np.array([place < 0 for place in wanted], bool)
     generated = store.spec.kind == "generate"
     shape = (len(rows), len(schema.outputs), *schema.shape)
     found = {
@@ -217,8 +251,8 @@ def read_rows(store: Store, schema: OperatorSchema, rows: range) -> Arrays:
         "mask": mask,
         "force": resample(read("force_mean"), times),
         "force_var": resample(read("force_var"), times).clip(0.0),
-        "params": read("params_mean")[:, wanted],
-        "params_var": read("params_var")[:, wanted],
+        "params": np.where(unknown, np.nan, read("params_mean")[:, wanted]),
+        "params_var": np.where(unknown, np.nan, read("params_var")[:, wanted]),
         "clean": resample(read("solution_mean"), times) if generated else np.full(shape, np.nan),
         "noise": _noise(store, read) if generated else np.full(shape[:2], np.nan),
     }

@@ -16,6 +16,7 @@ import torch
 from scipy.interpolate import CubicSpline
 from torch import Tensor
 
+from distlfm.errors import UsageError
 from distlfm.lfo.spectral import quadrature
 from distlfm.lfo.tables import table
 
@@ -25,6 +26,9 @@ UNIT = 0.1
 FINEST = 1.0
 """The window is at least this many steps of the grid: fewer points determine no quadratic."""
 
+
+LARGEST = 4096
+"""Points of a dimension that data may have: a table for as many takes half a gigabyte while it is made."""
 
 DENSE = 8
 """Points of the integrals in a window."""
@@ -60,6 +64,11 @@ def local_fit(
 @table
 def spline(size: int, at: int, dtype: torch.dtype = torch.float64, device: torch.device | None = None) -> Tensor:
     """The matrix [m, n] of the cubic spline through n even points, at m even points of the same domain."""
+    if size > LARGEST:
+        raise UsageError(
+            f"A grid of {size} points is too fine for an operator, whose tables grow with their square.",
+            f"Generate or fit with at most {LARGEST} times (and places a dimension).",
+        )
     curve = CubicSpline(np.linspace(0, 1, size), np.eye(size))
     return torch.from_numpy(curve(np.linspace(0, 1, at))).to(device, dtype)
 

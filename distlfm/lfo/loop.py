@@ -22,10 +22,11 @@ from distlfm.lfo.dataset import Examples, Index, split
 from distlfm.lfo.loss import losses
 from distlfm.lfo.model import FourierOperator
 from distlfm.lfo.normalise import fit_normal
+from distlfm.lfo.operator import Operator
 from distlfm.lfo.physics import Forward
 from distlfm.lfo.ranks import Alone, Ranks
 from distlfm.lfo.schema import OperatorSchema
-from distlfm.lfo.score import score
+from distlfm.lfo.score import score, standing
 from distlfm.lfo.settings import TrainSettings
 
 AHEAD = 8
@@ -53,15 +54,25 @@ class Training:
     """A model in training. `run` goes on from wherever it is; `state_dict` holds all of where that is."""
 
     def __init__(
-        self, config: TrainSettings, schema: OperatorSchema, examples: Examples, ranks: Ranks | None = None
+        self,
+        config: TrainSettings,
+        schema: OperatorSchema,
+        examples: Examples,
+        ranks: Ranks | None = None,
+        start: Operator | None = None,
     ) -> None:
+        """start: whose weights and normalisation are gone on from; its network is the config's."""
         self.config, self.schema, self.examples, self.ranks = config, schema, examples, ranks or Alone()
+        self.start = start
         self.split = split(examples.ids, config.split)
         if not len(self.split.train):
             raise UsageError("No instance is left to train on.", "Give more instances, or smaller split shares.")
         torch.manual_seed(config.loop.seed)
         self.model = FourierOperator(config.operator, schema)
-        fit_normal(self.model.normal, examples, self.split.train, config.augment.missing > 0)
+        if start is None:
+            fit_normal(self.model.normal, examples, self.split.train, config.augment.missing > 0)
+        else:
+            self.model.load_state_dict(start.model.state_dict())
         self.model.to(self.ranks.device, self._dtype)
         self.average = copy.deepcopy(self.model).requires_grad_(False)
         self.model.mixed = self._mixed
@@ -209,9 +220,9 @@ class Training:
         self._sums = self._no_sums()
         done = epoch + 1 == self.config.loop.epochs
         if len(self.split.validation) and (done or (epoch + 1) % self.config.loop.validate_every == 0):
-            figures = score(self.average, self.examples, self.split.validation, self.config, self.ranks)
+            figures = score(self.average, self.examples, self.split.validation, self.config, self.ranks, self._forward)
             told |= {f"validation_{name}": value for name, value in figures.items()}
-            if self.best is None or told["validation_calibrated"] < self.best["validation_calibrated"]:
+            if self.best is None or standing(told) < standing(self.best):
                 self.best = dict(told)
                 self._best_weights = {name: one.clone() for name, one in self.average.state_dict().items()}
         self.history.append(dict(told))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,8 +19,7 @@ def fit_normal(normal: Normal, examples: Examples, train: Index, hidden: bool = 
 
     hidden: whether observations will be hidden in training.
     """
-    chosen = train[np.unique(np.linspace(0, len(train) - 1, min(MOST, len(train))).astype(int))]
-    batch = examples.batch(chosen)
+    batch = examples.batch(examples.some(train, MOST))
     set_normal(normal, batch)
     normal.holes.fill_(float(hidden or bool((batch.mask < 1).any())))
 

@@ -38,6 +38,12 @@ WINDOWS = 11
 SEEN = 0.05
 """A share of missing observations that is not worth mentioning."""
 
+MISSING = 0.25
+"""The share of missing observations beyond which an answer warns, where none are missing in training."""
+
+SHARPNESS = 0.05
+"""How far below that share, in its logarithm, they begin to count."""
+
 CONSTANT = 1e-6
 """Features whose standard deviations are all below this are the same for all of the training split."""
 
@@ -133,8 +139,11 @@ class Novelty:
     limit: float
 
     @staticmethod
-    def fit(train: Mapping[str, Tensor], held_out: Mapping[str, Tensor]) -> Novelty:
-        """From the features of the training and of the calibration split."""
+    def fit(train: Mapping[str, Tensor], held_out: Mapping[str, Tensor], hidden: float = 0.0) -> Novelty:
+        """From the features of the training and of the calibration split.
+
+        hidden: the largest share of observations that was hidden in training, of which the splits do not tell.
+        """
         kinds = {}
         for name, x in train.items():
             if float(x.std(0).max()) < CONSTANT:  # nothing is known of what else it might be
@@ -144,7 +153,10 @@ class Novelty:
             typical, spread = max(float(logs.mean()), math.log(LEAST[0])), max(float(logs.std()), LEAST[1])
             kinds[name] = Kind(mean, whiten, typical, spread)
         every = soft_maximum(Novelty(kinds, 1.0).distances(held_out))
-        return Novelty(kinds, max(1.0, float(torch.quantile(every, RARELY))))
+        limit = max(1.0, float(torch.quantile(every, RARELY)))
+        if "seen" not in kinds and "seen" in train:
+            kinds["seen"] = _always_seen(train["seen"], max(MISSING, hidden), limit)
+        return Novelty(kinds, limit)
 
     def score(self, found: Mapping[str, Tensor]) -> tuple[Tensor, list[str]]:
         """The score [B], 0 or more, and the kind that it comes from."""
@@ -184,6 +196,16 @@ class Novelty:
         if not state:
             return None
         return Novelty({name: Kind(**kind) for name, kind in state["kinds"].items()}, state["limit"])
+
+
+def _always_seen(x: Tensor, allowed: float, limit: float) -> Kind:
+    """Where all of the training split was observed alike: the limit is a share of observations that are missing.
+
+    Of several outputs, the root mean square of their shares.
+    """
+    mean = x.double().mean(0)
+    typical = math.log(allowed / SEEN) - SHARPNESS * limit
+    return Kind(mean, torch.eye(len(mean), dtype=torch.float64), typical, SHARPNESS)
 
 
 def _describe(x: Tensor) -> tuple[Tensor, Tensor]:

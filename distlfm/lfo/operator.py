@@ -5,6 +5,7 @@ Shapes: `B` instances, `P` outputs, `L` forces, `K` parameters; `d` dimensions, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +21,7 @@ from distlfm.instance import FloatArray, Instance
 from distlfm.lfo.answer import Answer, Estimate
 from distlfm.lfo.calibrate import Calibration
 from distlfm.lfo.checkpoint import load_checkpoint, save_checkpoint
+from distlfm.lfo.derivatives import LARGEST
 from distlfm.lfo.grid import ON_GRID, grid_points, own_shape, to_grid
 from distlfm.lfo.model import FourierOperator, Prediction
 from distlfm.lfo.novelty import SENTENCES, Novelty, features
@@ -97,13 +99,16 @@ class Operator:
         return self._answers(list(instances))
 
     def grid_of(self, one: Instance) -> tuple[int, ...]:
-        """The grid of an instance's answer: its own if that is even and at least as fine as the training's."""
+        """The grid of an instance's answer: its own if that is even and at least as fine as the training's.
+
+        Of a very fine one, as many points as tables are made for; observations are interpolated onto those.
+        """
         points = self._points(one)
         if self._on_grid(points):
             return self.schema.shape
         own = own_shape(points, self.schema.dims)
         if own is not None and all(n >= dim.size for n, dim in zip(own, self.schema.dims, strict=True)):
-            return own
+            return tuple(min(n, max(dim.size, LARGEST)) for n, dim in zip(own, self.schema.dims, strict=True))
         return self.schema.shape
 
     def arrays(self, instances: Sequence[Instance], shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -134,11 +139,29 @@ class Operator:
 
     @torch.no_grad()
     def strangeness(self, values: Tensor, mask: Tensor, found: Prediction) -> tuple[list[float], list[str]]:
-        """The novelty score of each instance, and the kind of features that it comes from; 0 without a calibration."""
+        """The novelty score of each instance, and the kind of features that it comes from; NaN if it is not known."""
         if self.novelty is None:
-            return [0.0] * len(values), [""] * len(values)
+            return [math.nan] * len(values), [""] * len(values)
         score, kinds = self.novelty.score(features(self.model, values, mask, found))
         return score.tolist(), kinds
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What to know of the operator itself before its answers are relied on."""
+        found = []
+        if not self.calibration.instances:
+            found.append(
+                "The operator is not calibrated, as too few instances were held out for that: nothing has checked its"
+                " intervals. Train with more instances, or a larger split.calibration."
+            )
+        elif self.training.get("calibrated_before"):
+            found.append(
+                "The operator learned without labels after it had been calibrated: nothing has checked its intervals"
+                " since. Evaluate it on a store, or learn from labelled instances too."
+            )
+        if self.novelty is None:
+            found.append("It is not known what is unlike its training data, so that no answer warns of it.")
+        return tuple(found)
 
     def _answers(self, instances: list[Instance]) -> list[Answer]:
         shapes = [self.grid_of(one) for one in instances]
@@ -204,9 +227,9 @@ class Operator:
         )
         why = SENTENCES.get(kind, "")
         if outside > 0:
-            score = max(score, 1.0 + outside)
+            score = max(1.0 + outside, score)  # which may not be known
             why = f"{outside:.0%} of its observations are outside of the times and places that it was trained on"
-        if score <= 1:
+        if not score > 1:
             return score, None
         return score, (
             f"{one.id} is unlike the data that the operator was trained on (score {score:.2g}, limit 1): {why}. "

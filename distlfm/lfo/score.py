@@ -3,19 +3,64 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from distlfm.lfo.dataset import Batch, Examples, Index
-from distlfm.lfo.loss import losses
+from distlfm.lfo.loss import losses, reconstruction
 from distlfm.lfo.model import FourierOperator, Normal, Prediction
+from distlfm.lfo.physics import Forward
 from distlfm.lfo.ranks import Ranks
 from distlfm.lfo.settings import TrainSettings
 
 
-@torch.no_grad()
 def score(
+    model: FourierOperator,
+    examples: Examples,
+    indices: Index,
+    config: TrainSettings,
+    ranks: Ranks,
+    forward: Forward | None = None,
+) -> dict[str, float]:
+    """Figures of the examples with labels, and `reconstruction` of those without.
+
+    Where there are any of the latter, `standing` is what weights are chosen by: without a label the likelihood says
+    nothing, and would be best where the network is the most certain of itself. Else it is `calibrated`.
+    """
+    labelled = examples.labelled[indices]
+    found = score_labelled(model, examples, indices[labelled], config, ranks) if labelled.any() else {}
+    if forward is not None and not labelled.all():
+        found["reconstruction"] = score_unlabelled(model, examples, indices[~labelled], config, ranks, forward)
+        found["standing"] = found.get("calibrated", 0.0) + config.loss.reconstruction * found["reconstruction"]
+    return found
+
+
+def standing(told: Mapping[str, Any]) -> float:
+    """By what epochs are compared, less is better: of a report with the figures of the validation split."""
+    return float(told.get("validation_standing", told.get("validation_calibrated", math.inf)))
+
+
+@torch.no_grad()
+def score_unlabelled(
+    model: FourierOperator, examples: Examples, indices: Index, config: TrainSettings, ranks: Ranks, forward: Forward
+) -> float:
+    """Mean squared difference of observations and what the predictions would have given, see `loss.reconstruction`."""
+    model.eval()
+    total = torch.zeros((), dtype=torch.float64)
+    for first in range(0, len(indices), config.loop.batch):
+        whole = indices[first : first + config.loop.batch]
+        batch = examples.batch(whole[ranks.share(len(whole))]).to(ranks.device, model.normal.value_sd.dtype)
+        found = reconstruction(model(batch.values, batch.mask), batch, model.normal, forward)
+        total = total.to(found.device) + found.double().sum()
+    model.train()
+    return float(ranks.sum(total)) / len(indices)
+
+
+@torch.no_grad()
+def score_labelled(
     model: FourierOperator, examples: Examples, indices: Index, config: TrainSettings, ranks: Ranks
 ) -> dict[str, float]:
     """`loss` (the plain likelihood, whatever the training's beta), its parts, `q2` of the force, `parameter_mae`.

@@ -101,12 +101,13 @@ class AugmentConfig(Config):
 
 class SplitConfig(Config):
     """Shares of the instances held out. An instance is sorted by a hash of its id, so that all copies of it, in any of
-    the stores, are on the same side. group: ids that are equal up to this separator (a patient's days) stay together.
+    the stores, are on the same side. group: ids that are equal up to the first of these separators stay together. By
+    default those of one series stay together whose windows are numbered (`p1/0`, `p1/1`); with "" each is by itself.
     """
 
     validation: float = Field(default=0.1, ge=0.0, lt=1.0)
     calibration: float = Field(default=0.1, ge=0.0, lt=1.0)
-    group: str = ""
+    group: str | None = None
     seed: int = 0
 
     @model_validator(mode="after")

@@ -16,9 +16,10 @@ from distlfm.inference.metrics import Figures
 from distlfm.inference.tally import Tally
 from distlfm.instance import Instance
 from distlfm.lfo import Operator, split
-from distlfm.lfo.dataset import fingerprint as fingerprint_of
 from distlfm.lfo.dataset import kept_rows
+from distlfm.lfo.lineage import lineage
 from distlfm.lfo.settings import SplitConfig
+from distlfm.pipeline.evaluate_draws import Draws
 from distlfm.pipeline.evaluate_fine import resolutions
 from distlfm.pipeline.query import worth_a_look
 from distlfm.pipeline.query_ask import ask, find_checkpoint, mark, origin
@@ -100,6 +101,9 @@ def evaluate(
         content = {"checkpoint": str(checkpoint), "store": str(store)}
         config = build(EvaluateConfig, apply_overrides(content, overrides), source="evaluate")
     found = scored(config, reporter or Silent())
+    if reporter is not None:
+        for notice in found.operator.notices:
+            reporter.warn(notice)
     if config.run.dir is not None:
         begin(config.run.dir)
         write_config(config.run.dir, config)
@@ -116,18 +120,21 @@ def scored(config: EvaluateConfig, reporter: Reporter) -> Evaluation:
     operator, store = Operator.load(path), Store.open(find_store(config.store))
     _check(operator, store)
     chosen, which = _chosen(config, path, operator, store)
-    reference = "the truth" if store.spec.kind == "generate" else "the fit of each instance"
+    fitted = store.spec.kind != "generate"
+    reference = "the fit of each instance, and bands with draws from its posterior" if fitted else "the truth"
     what = f"{len(chosen)} instances of {config.store.name} ({which}), compared with {reference}."
-    found = Evaluation(config, operator, mark(path), what)
+    found = Evaluation(config, operator, mark(path), what, notices=list(operator.notices))
     with torch_threads(config.run.threads), reporter.task("evaluate", len(chosen)) as task:
         seconds = 0.0
+        draws = Draws(operator, store) if fitted else None
         for piece in _pieces(store, chosen, config.run):
             for one in ask(operator, piece):
                 if one.answer is None:
                     found.rows.append(failed_answer(one.instance.id, one.reason))
                 else:
-                    found.rows.append(row_of(one.answer, one.instance, operator.schema, one.seconds))
-                    found.calibration.add(operator, one.answer, one.instance)
+                    drawn = None if draws is None else draws.of(one.instance)
+                    found.rows.append(row_of(one.answer, one.instance, operator.schema, one.seconds, drawn))
+                    found.calibration.add(operator, one.answer, drawn or one.instance)
                 found.tally.add(found.rows[-1])
                 seconds += one.seconds
             task.advance(len(piece))
@@ -171,8 +178,11 @@ def with_answers(store: Store, start: int, stop: int) -> list[Instance]:
 
 
 def trained_on(operator: Operator, checkpoint: Path, store: Store) -> bool:
-    """Whether an operator learned from a store: it keeps fingerprints, and the config beside it may tell the place."""
-    if fingerprint_of(store) in operator.training.get("stores", []):
+    """Whether an operator learned from a store, from fits of it, or from what it holds fits of.
+
+    It keeps hashes of what it learned from, and the config beside it may tell the place.
+    """
+    if {*lineage(store)} & {*operator.training.get("stores", [])}:
         return True
     config = checkpoint.parent / CONFIG
     if not config.is_file():

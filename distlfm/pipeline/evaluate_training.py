@@ -53,6 +53,7 @@ def report_training(run: Path | str, reporter: Reporter | None = None) -> Path:
             operator.schema,
             text,
             told,
+            operator.notices,
         )
 
 

@@ -58,6 +58,7 @@ class QueryRun:
             "failures": self.tally.failures,
             "set_aside": self.tally.set_aside,
             "novelty": novelty_of(list(self.rows)),
+            "notices": list(self.operator.notices),
             "checkpoint": self.checkpoint,
             "config_hash": fingerprint(self.config.work()),
             "versions": versions(),
@@ -96,6 +97,8 @@ def run_query(config: QueryConfig, data: Sequence[Instance] | None, reporter: Re
         raise UsageError("Pictures need a folder.", "Give --out DIR too.")
     path = find_checkpoint(config.checkpoint)
     operator = Operator.load(path)
+    for notice in operator.notices:
+        reporter.warn(notice)
     source, set_aside = _open(config.data, data, reporter)
     check_names(config.outputs, source.outputs, operator.schema.outputs)
     run = QueryRun(config, operator, mark(path), Tally(set_aside=set_aside))
@@ -164,7 +167,7 @@ def _draw(run: QueryRun, source: Source, folder: Path, reporter: Reporter) -> No
             examples.append(Example(one.instance, one.answer, run.rows[index], chosen[index], true, figure))
             task.advance()
     told = origin(run.operator, run.checkpoint, run.overall["config_hash"])
-    query_page(folder / REPORT, run.tally, run.rows, examples, schema, dump(run.config), told)
+    query_page(folder / REPORT, run.tally, run.rows, examples, schema, dump(run.config), told, run.operator.notices)
 
 
 def worth_a_look(rows: Sequence[Figures], most: int = MOST_PLOTTED, unlike: int = 3) -> dict[int, str]:

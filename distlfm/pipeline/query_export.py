@@ -127,13 +127,13 @@ def described(checkpoint: str | Path, plugins: Sequence[str] = ()) -> dict[str, 
         "parameters": ", ".join(schema.parameters),
         "known parameters": ", ".join(f"{name} = {value:g}" for name, value in schema.fixed.items()) or "none",
         "weights": str(sum(one.numel() for one in operator.model.parameters())),
-        "calibrated on": f"{operator.calibration.instances} instances",
+        "calibrated on": f"{operator.calibration.instances} instances" if operator.calibration.instances else "nothing",
     }
     best = training.get("best") or {}
     found |= {
         name.replace("_", " "): f"{best[name]:.4g}" for name in ("validation_q2", "validation_loss") if name in best
     }
-    return found
+    return found | ({"to be known": " ".join(operator.notices)} if operator.notices else {})
 
 
 def examples(operator: Operator) -> tuple[Tensor, Tensor]:

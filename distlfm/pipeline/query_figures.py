@@ -32,9 +32,14 @@ EDGE = 1e-9
 """Of a dimension's length: the truth this close to the domain is inside of it."""
 
 
-def row_of(answer: Answer, instance: Instance, schema: OperatorSchema, seconds: float) -> Figures:
+def row_of(
+    answer: Answer, instance: Instance, schema: OperatorSchema, seconds: float, drawn: Instance | None = None
+) -> Figures:
     """What is known of one answer. Figures are those of a fit; what an operator does not give, or no truth tells, is
     None: it predicts no outputs and has no bound.
+
+    drawn: the instance with a draw from its posterior for the truth, where that is a fit's mean: bands are held against
+    it.
     """
     status = ANSWERED if answer.warning is None else UNLIKE
     found: Figures = {"id": answer.id, "status": status, **dict.fromkeys(AVERAGED), "parameter_mae": {}}
@@ -44,8 +49,9 @@ def row_of(answer: Answer, instance: Instance, schema: OperatorSchema, seconds: 
         band, true, here = compared
         found["latent_q2"] = q2(band.mean, true, here)
         found["latent_correlation"] = _correlation(band.mean, true, here)
+        held = compared if drawn is None else at_truth(answer, drawn.truth) or compared
         for level in (68, 95):
-            found[f"latent_coverage_{level}"] = coverage(band, true, level, here)
+            found[f"latent_coverage_{level}"] = coverage(held[0], held[1], level, held[2])
     if truth is not None and truth.parameters:
         errors = parameter_errors(answer, instance, schema)
         found["parameter_mae"] = errors
@@ -53,7 +59,8 @@ def row_of(answer: Answer, instance: Instance, schema: OperatorSchema, seconds: 
         # Kernel and noise have other units than the equation's parameters: they are listed, and not added.
         own = [error for name, error in errors.items() if kinds.get(name, "mechanism") not in ("kernel", "noise")]
         found["parameter_mae_sum"] = float(sum(own)) if own else None
-    found["seconds"], found["novelty"], found["warning"] = seconds, answer.novelty, answer.warning
+    novelty = answer.novelty if np.isfinite(answer.novelty) else None
+    found["seconds"], found["novelty"], found["warning"] = seconds, novelty, answer.warning
     return found
 
 

@@ -21,7 +21,7 @@ from distlfm.instance import Instance
 from distlfm.pipeline.settings import DataConfig
 from distlfm.pipeline.source_base import PIECE, Held, Source
 from distlfm.pipeline.spool import spool
-from distlfm.store import Store, find_store, is_store
+from distlfm.store import Store, content_hash, find_store, is_store
 from distlfm.store.layout import FAILED, STATUSES
 
 
@@ -52,8 +52,7 @@ class Stored(Source):
             )
         self.count, self.outputs = store.spec.instances, store.spec.outputs
         markers = store.markers()
-        marks = "".join(f"{block}{json.dumps(mark.checksums, sort_keys=True)}" for block, mark in markers.items())
-        self.fingerprint = hashlib.sha256(marks.encode()).hexdigest()[:16]
+        self.fingerprint = content_hash(markers)
         broken = [mark.block for mark in markers.values() if any(mark.statuses.get(name) for name in FAILED)]
         if store.spec.kind == "generate" and broken:
             self._leave_out(store, broken)

@@ -23,6 +23,7 @@ from distlfm.errors import Stopped, UsageError
 from distlfm.lfo import Operator
 from distlfm.pipeline.train_log import METRICS, Follower, lines, shown
 from distlfm.pipeline.train_settings import TrainConfig, TrainRunConfig
+from distlfm.pipeline.train_start import tell_observed
 from distlfm.pipeline.train_work import CHECKPOINTS, CONFIG, LAST, OPERATOR, SUMMARY, TrainWork
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.signals import Stop
@@ -89,12 +90,17 @@ def train(
         return _in_memory(config, reporter)
     if place.world == 1:  # of several ranks, the others would wait for this one
         _free(config.run.dir)
+    if place.rank == 0:
+        tell_observed(config, reporter)
     with Stop() as stop:
         report = LAUNCHERS[launcher](config, place, stop, reporter if place.rank == 0 else Silent())
     if not report["finished"]:
         again = f"distlfm train {config.run.dir / CONFIG}"
         raise TrainingStopped(report["step"], report["total"], again, stop.signal or signal.SIGTERM)
-    return open_run(config.run.dir, config, is_main=place.rank == 0)
+    found = open_run(config.run.dir, config, is_main=place.rank == 0)
+    for notice in found.operator.notices if found.is_main else ():
+        reporter.warn(notice)
+    return found
 
 
 def open_run(directory: Path | str, config: TrainConfig | None = None, *, is_main: bool = True) -> TrainRun:

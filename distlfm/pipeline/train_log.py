@@ -65,6 +65,14 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield told
 
 
+_SHOWN = {
+    "loss": "loss",
+    "validation_loss": "validation",
+    "validation_q2": "Q²",
+    "validation_reconstruction": "reconstruction",
+}
+
+
 class Progress:
     """Shows lines of metrics.jsonl to people as they come: steps on a bar, beside the last losses."""
 
@@ -84,7 +92,7 @@ class Progress:
             self._context = self.reporter.task("train", self._total - self._step)
             self._task = self._context.__enter__()
             return
-        for name, shown in (("loss", "loss"), ("validation_loss", "validation"), ("validation_q2", "Q²")):
+        for name, shown in _SHOWN.items():
             if line.get(name) is not None:
                 self._note[shown] = f"{shown} {line[name]:.4g}"
         ahead = int(line["step"]) - self._step

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, model_validator
 
 from distlfm.config import Config
-from distlfm.lfo import TrainSettings
+from distlfm.errors import UsageError
+from distlfm.lfo import OperatorConfig, TrainSettings, load_checkpoint
 from distlfm.pipeline.plugins import import_plugins
+from distlfm.pipeline.query_ask import find_checkpoint, mark
+from distlfm.pipeline.settings import DataConfig
 
 
 class TrainDataConfig(Config):
-    """stores: of fitted or generated instances, or runs that have one; several are mixed, instance by instance."""
+    """stores: of fitted or generated instances, or runs that have one; several are mixed, instance by instance.
+
+    observations: data of which nobody knows the force, read as `distlfm query` reads them; what they teach is
+    `loss.reconstruction`. They need a `start`, and may be mixed with stores. outputs: names of outputs in the
+    observations, and what the operator calls them, where that differs.
+    """
 
     stores: tuple[Path, ...] = ()
+    observations: DataConfig | None = None
+    outputs: Mapping[str, str] = {}
 
 
 class TrainRunConfig(Config):
@@ -40,11 +51,16 @@ class TrainRunConfig(Config):
 
 
 class TrainConfig(TrainSettings):
-    """`distlfm train`. plugins: modules to import first, which register mechanisms."""
+    """`distlfm train`. plugins: modules to import first, which register mechanisms.
+
+    start: a trained operator, or the folder of its run, whose weights and normalisation the training begins with; the
+    section `operator` is then that one's, and is left out.
+    """
 
     verb: Literal["train"] = "train"
     title: str = ""
     plugins: tuple[str, ...] = ()
+    start: Path | None = None
     data: TrainDataConfig = TrainDataConfig()
     run: TrainRunConfig = TrainRunConfig()
 
@@ -62,10 +78,33 @@ class TrainConfig(TrainSettings):
 
     def work(self) -> dict[str, Any]:
         """What the weights follow from, besides the data: the same without where things are and who computes."""
-        return self.model_dump(mode="json", exclude={"run", "data", "title"})
+        found = self.model_dump(mode="json", exclude={"run", "data", "title", "start"})
+        return found if self.start is None else found | {"start": mark(find_checkpoint(self.start))}
 
     def resolved(self) -> TrainConfig:
-        """The same with absolute paths: other processes may have another working directory."""
-        data = self.data.model_copy(update={"stores": tuple(path.resolve() for path in self.data.stores)})
+        """The same with absolute paths: other processes may have another working directory. With a `start`, the network
+        is that one's.
+        """
+        changed: dict[str, Any] = {"stores": tuple(path.resolve() for path in self.data.stores)}
+        observed = self.data.observations
+        if observed is not None and observed.path is not None:
+            changed["observations"] = observed.model_copy(update={"path": observed.path.resolve()})
+        data = self.data.model_copy(update=changed)
         run = self.run if self.run.dir is None else self.run.model_copy(update={"dir": self.run.dir.resolve()})
-        return self.model_copy(update={"data": data, "run": run})
+        found = self.model_copy(update={"data": data, "run": run})
+        return found if self.start is None else found._from_start(find_checkpoint(self.start).resolve())
+
+    def _from_start(self, start: Path) -> TrainConfig:
+        if self.run.dir is not None and start.parent == self.run.dir:
+            raise UsageError(
+                f"{start} is in the folder that this run writes to, and would be lost.", "Choose another --out."
+            )
+        there = OperatorConfig.model_validate(load_checkpoint(start)["operator"])
+        given = {name: getattr(self.operator, name) for name in self.operator.model_fields_set}
+        for name, value in given.items():
+            if value != getattr(there, name):
+                raise UsageError(
+                    f"operator.{name} is {value} in the config, and {getattr(there, name)} in {start}.",
+                    "Leave the section `operator` out: with a start, its network is gone on with.",
+                )
+        return self.model_copy(update={"start": start, "operator": there})

@@ -23,6 +23,7 @@ from distlfm.lfo.checkpoint import TRAINING
 from distlfm.pipeline.plugins import import_plugins
 from distlfm.pipeline.train_log import RunLog
 from distlfm.pipeline.train_settings import TrainConfig
+from distlfm.pipeline.train_start import examples_after, open_start
 from distlfm.runtime.threads import torch_threads
 from distlfm.store import Store, driver_lock
 from distlfm.store.files import put_quickly, remove, storing
@@ -58,7 +59,7 @@ class TrainWork(RankTask):
         import_plugins(self.config.plugins)  # in another process, nothing has checked the config
         with torch_threads(self.config.run.threads or max(1, usable_cpus() // ranks.world)), _writing(directory, ranks):
             examples = self.examples or open_examples(self.config)
-            training = Training(self.config.settings, examples.schema, examples, ranks)
+            training = Training(self.config.settings, examples.schema, examples, ranks, open_start(self.config))
             identity = {"config": self.config.work(), "data": fingerprint_of(examples)}
             last = directory / CHECKPOINTS / LAST
             if last.exists():
@@ -150,6 +151,7 @@ class _Scribe:
         operator.save(self.directory / OPERATOR)
         told = summary_of(self.work.config, self.training, self.identity)
         told["coverage"] = operator.training.get("coverage")
+        told["notices"] = list(operator.notices)
         text = json.dumps(told, indent=2)
         with storing(SUMMARY, self.directory):
             put_quickly(self.directory / SUMMARY, f"{text}\n".encode())
@@ -163,10 +165,13 @@ class _Scribe:
 
 
 def open_examples(config: TrainConfig) -> Examples:
-    """The examples of a config's stores."""
-    if not config.data.stores:
+    """The examples of a config's stores, and of its observations."""
+    if not config.data.stores and config.data.observations is None:
         raise UsageError("It is not said what to learn from.", "Give --data STORE, or set data.stores in the config.")
     stores = [Store.open(path) for path in config.data.stores]
+    start = open_start(config)
+    if start is not None:
+        return examples_after(start, stores, config)
     return Examples(stores, OperatorSchema.of(stores), config.loop.memory)
 
 

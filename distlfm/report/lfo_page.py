@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -76,11 +77,13 @@ def query_page(
     schema: OperatorSchema,
     config_text: str,
     told: Mapping[str, Any],
+    notices: Sequence[str] = (),
 ) -> Path:
-    """The page of a query's answers."""
+    """The page of a query's answers. notices: what to know of the operator before its answers are relied on."""
     warned = sum(row.get("warning") is not None for row in rows)
     text = f"{tally.count - tally.failed} of {tally.count} instances were answered. "
-    text += f"{warned} of them are unlike the training data: their answers are not to be trusted.\n\n{_LEGEND}"
+    text += f"{warned} of them are unlike the training data: their answers are not to be trusted."
+    text = "\n\n".join([text, *notices, _LEGEND])
     sections = [Section("Summary", text, tables=[*_score_tables(tally, rows)]), *_aside(tally)]
     sections += [_example(one, schema) for one in examples]
     return write_page(path, "Answers of a latent force operator", sections, _provenance(config_text, told))
@@ -96,7 +99,8 @@ def evaluation_page(
     told: Mapping[str, Any],
 ) -> Path:
     """The page of an evaluation."""
-    sections = [*_score_sections(scores), *_resolution_sections(resolutions, schema)]
+    notices = scores.overall.get("notices", ())
+    sections = [*_score_sections(scores, notices), *_resolution_sections(resolutions, schema)]
     sections += [_example(one, schema) for one in examples]
     return write_page(path, "A latent force operator, evaluated", sections, _provenance(config_text, told))
 
@@ -110,34 +114,41 @@ def training_page(
     schema: OperatorSchema,
     config_text: str,
     told: Mapping[str, Any],
+    notices: Sequence[str] = (),
 ) -> Path:
-    """The page of a training run. lines: those of metrics.jsonl."""
-    sections = [_learning(lines, schema)]
+    """The page of a training run. lines: those of metrics.jsonl. notices: as of a query's page."""
+    sections = [_learning(lines, schema, notices)]
     sections += _score_sections(scores) if scores is not None else []
     sections += _resolution_sections(resolutions, schema)
     sections += [_example(one, schema) for one in examples]
     return write_page(path, "Training of a latent force operator", sections, _provenance(config_text, told))
 
 
-def _learning(lines: Sequence[Mapping[str, Any]], schema: OperatorSchema) -> Section:
-    epochs = [line for line in lines if line.get("validation_loss") is not None]
+def _learning(lines: Sequence[Mapping[str, Any]], schema: OperatorSchema, notices: Sequence[str]) -> Section:
+    epochs = [line for line in lines if math.isfinite(_standing(line))]
     grid = " × ".join(f"{dim.size} ({dim.name})" for dim in schema.dims)
     text = f"From {', '.join(schema.outputs)} on a grid of {grid} points to {', '.join(schema.forces)}"
     text += f" and {len(schema.parameters)} parameters of the equation of {schema.mechanism.get('kind', '?')}."
     tables = []
     if epochs:
-        best = min(epochs, key=lambda line: float(line.get("validation_calibrated", line["validation_loss"])))
+        best = min(epochs, key=_standing)
         last = epochs[-1]
         keys = [key for key in best if key in last and isinstance(best[key], int | float)]
         rows: list[list[Cell]] = [[key.replace("_", " "), best[key], last[key]] for key in keys]
         tables.append(Table("The epoch that was kept, and the last.", ("figure", "best epoch", "last epoch"), rows))
     alt = f"Loss, validation Q² and learning rate over {max((int(x.get('step', 0)) for x in lines), default=0)} steps."
     figure = embed(plot_learning(lines), "How it learned: losses of steps and epochs, Q², learning rate.", alt)
-    return Section("Training", text, [figure], tables)
+    return Section("Training", "\n\n".join([text, *notices]), [figure], tables)
 
 
-def _score_sections(scores: Scores) -> list[Section]:
-    text = f"{scores.what}\n\n{_LEGEND}"
+def _standing(line: Mapping[str, Any]) -> float:
+    """By what the epoch was chosen, less is better; infinite where nothing was validated."""
+    names = ("validation_standing", "validation_calibrated", "validation_loss")
+    return next((float(line[name]) for name in names if line.get(name) is not None), math.inf)
+
+
+def _score_sections(scores: Scores, notices: Sequence[str] = ()) -> list[Section]:
+    text = "\n\n".join([scores.what, *notices, _LEGEND])
     alt = f"Histograms over {scores.tally.count} instances: Q² of the force, parameter errors, novelty."
     spread = embed(plot_scores(scores.rows), "How scores spread over instances; dashed lines are medians.", alt)
     tables = [*_score_tables(scores.tally, scores.rows)]
@@ -201,7 +212,8 @@ def _aside(tally: Tally) -> list[Section]:
 def _example(one: Example, schema: OperatorSchema) -> Section:
     answer = one.answer
     title = f"Instance {answer.id}" + (f" ({one.place})" if one.place else "")
-    text = f"Unlike the training data: {answer.novelty:.2f}, where 1 is the limit. {answer.warning or ''}"
+    score = f"{answer.novelty:.2f}, where 1 is the limit" if math.isfinite(answer.novelty) else "not known"
+    text = f"Unlike the training data: {score}. {answer.warning or ''}"
     caption = "What was observed, and what the operator gives: force and parameters with their uncertainty."
     if one.instance.truth is not None:
         mark = "Dashed: the" if len(answer.dims) == 1 else "The"

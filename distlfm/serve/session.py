@@ -72,6 +72,7 @@ class Session:
             "max_megabytes": self.config.max_megabytes,
             "no_fit": self.fits.reason,
             "fit": "the settings of " + self.config.fit.name if self.config.fit else "the operator's equation",
+            "notices": self.operator.notices,
             "sources": sources,
         }
 

@@ -3,7 +3,7 @@
 from distlfm.store.find import find_store, is_store
 from distlfm.store.layout import SCHEMA, STATUSES, StoreSpec, Variable
 from distlfm.store.lock import Holder, driver_lock, holder, part_lock, turn
-from distlfm.store.markers import Marker
+from distlfm.store.markers import Marker, content_hash
 from distlfm.store.observed import pack
 from distlfm.store.progress import read_progress, write_progress
 from distlfm.store.store import Store
@@ -16,6 +16,7 @@ __all__ = [
     "Store",
     "StoreSpec",
     "Variable",
+    "content_hash",
     "driver_lock",
     "find_store",
     "holder",

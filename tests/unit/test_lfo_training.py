@@ -206,6 +206,28 @@ def test_a_patients_days_stay_together() -> None:
     assert not patients[0] & patients[2]
 
 
+def test_the_numbered_windows_of_a_series_stay_together_without_being_told() -> None:
+    ids = [f"clinic/p{k}/{d}" for k in range(60) for d in range(4)]
+    parts = split(ids, SplitConfig(validation=0.3, calibration=0.3))
+    patients = [
+        {ids[i].rpartition("/")[0] for i in part} for part in (parts.train, parts.validation, parts.calibration)
+    ]
+    assert all(patients)
+    assert sum(map(len, patients)) == 60
+    each = [f"clinic/p{k}" for k in range(60)]  # no numbers of windows: each is one by itself
+    alone, told = (split(each, SplitConfig(validation=0.3, calibration=0.3, group=group)) for group in (None, ""))
+    assert np.array_equal(alone.train, told.train)
+    assert len(alone.validation)
+
+
+def test_a_large_split_is_described_by_evenly_spaced_instances(examples: Examples) -> None:
+    indices = np.arange(3, 38)
+    assert examples.some(indices, 4096).tolist() == indices.tolist()
+    assert examples.some(indices, 5).tolist() == [3, 11, 20, 28, 37]
+    little = Examples(examples.stores, memory=0.01)
+    assert len(little.some(indices, 4096)) < 12
+
+
 def test_failures_are_left_out(tmp_path: Path) -> None:
     found = Examples([make_store(tmp_path / "store", failed=(3, 17))])
     assert len(found) == 38

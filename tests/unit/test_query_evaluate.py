@@ -9,8 +9,9 @@ from pathlib import Path
 import lfo_toy
 import numpy as np
 import pytest
+import torch
 import yaml
-from query_factories import field, fresh_genes, genes, operator_of
+from query_factories import PROJECT, field, fresh_genes, genes, operator_of
 
 from distlfm.errors import UsageError
 from distlfm.lfo import split
@@ -18,8 +19,9 @@ from distlfm.lfo.settings import SplitConfig
 from distlfm.pipeline.evaluate import evaluate, with_answers
 from distlfm.pipeline.evaluate_fine import fresh, resolutions, thinned
 from distlfm.pipeline.evaluate_training import read_metrics, report_training
+from distlfm.pipeline.generate import generate
 from distlfm.pipeline.query import query
-from distlfm.store import STATUSES, Store
+from distlfm.store import STATUSES, Store, content_hash
 
 
 def as_run(folder: Path, checkpoint: Path, store: Path) -> Path:
@@ -70,6 +72,77 @@ def test_a_store_that_was_learned_from_is_known_wherever_it_and_the_operator_lie
     found = evaluate(checkpoint, tmp_path / "moved.zarr")
     assert "validation split" in found.what
     assert len(found.rows) < 40
+
+
+def as_fits(path: Path, store: Store, **changed: np.ndarray) -> Store:
+    """A store of fits of another one's instances; their means are what that one has for the truth, if not given."""
+    told = {**store.spec.attributes, "config_hash": "of the fits", "data": content_hash(store.markers())}
+    fitted = Store.create(path, store.spec.model_copy(update={"kind": "fit", "attributes": told}))
+    for block in range(store.spec.num_blocks):
+        rows = store.block_range(block)
+        arrays = {name: store.read(name, rows.start, rows.stop) for name in store.variables}
+        arrays |= {name: array[rows.start : rows.stop] for name, array in changed.items()}
+        arrays["status"] = np.full(len(rows), STATUSES["converged"], np.int8)
+        fitted.write_block(block, arrays, [{"id": str(name)} for name in arrays["id"]])
+    return fitted
+
+
+def test_fits_of_what_was_learned_from_are_not_taken_for_new(tmp_path: Path) -> None:
+    checkpoint, store = genes()
+    fitted = as_fits(tmp_path / "fits.zarr", Store.open(store))
+    found = evaluate(checkpoint, fitted.path)
+    assert "validation split" in found.what
+    assert len(found.rows) < 40
+    assert "all of them" in evaluate(checkpoint, as_fits(tmp_path / "new.zarr", Store.open(fresh_genes())).path).what
+
+
+def test_a_store_that_has_grown_or_another_grid_of_the_same_draws_is_not_taken_for_new(tmp_path: Path) -> None:
+    checkpoint, _ = genes()
+    for name, settings in (("grown", ["points=21", "instances=170"]), ("finer", ["points=41", "instances=60"])):
+        path = tmp_path / f"{name}.zarr"
+        made = ["num_outputs=2", *settings, f"run.dir={path}", "run.executor=serial"]
+        generate(PROJECT / "configs/generate/transcription.yaml", made)
+        assert "validation split" in evaluate(checkpoint, path, ["limit=2"]).what
+
+
+def test_bands_are_held_against_what_fits_leave_open(tmp_path: Path) -> None:
+    """Fits whose means the operator gives, and which are as uncertain as it is: its bands are honest, not too wide."""
+    checkpoint, _ = genes()
+    store, operator = Store.open(fresh_genes()), operator_of(checkpoint)
+    answers = operator([one.blind() for one in store.instances()])
+    index = [operator.schema.parameters.index(name) for name in operator.schema.parameters]
+    params, spread = store.read("params_mean"), np.zeros_like(store.read("params_mean"))
+    for row, answer in enumerate(answers):
+        for k in index:
+            one, at = answer.parameters[k], store.spec.parameters.index(answer.parameters[k].name)
+            params[row, at] = one.mean
+            # to first order, the variance of a normal one on the scale on which it is learned
+            low, high = operator.model.normal.standardised(
+                torch.tensor([[getattr(x, side) for x in answer.parameters] for side in ("lower95", "upper95")])
+            )[:, k].tolist()
+            slope = one.mean if operator.model.normal.param_log[k] > 0 else 1.0
+            spread[row, at] = ((high - low) / 2 / 1.96 * float(operator.model.normal.param_sd[k]) * slope) ** 2
+    half = np.stack([(answer.upper95 - answer.lower95) / 2 / 1.96 for answer in answers])
+    fitted = as_fits(
+        tmp_path / "fits.zarr",
+        store,
+        force_mean=np.stack([answer.mean for answer in answers]),
+        force_var=half**2,
+        params_mean=params,
+        params_var=spread,
+    )
+    found = evaluate(checkpoint, fitted.path)
+    mean = found.overall["mean"]
+    assert mean["latent_q2"] == pytest.approx(1.0, abs=1e-3)
+    assert mean["latent_coverage_95"] == pytest.approx(0.95, abs=0.03)
+    curve = found.overall["calibration"]
+    assert curve["force"][curve["levels"].index(0.95)] == pytest.approx(0.95, abs=0.03)
+    assert curve["parameters"][curve["levels"].index(0.95)] == pytest.approx(0.95, abs=0.06)
+    assert "posterior" in found.what
+    assert (
+        evaluate(checkpoint, fitted.path, ["limit=3"]).rows[0]["latent_coverage_68"]
+        == (found.rows[0]["latent_coverage_68"])
+    )
 
 
 def test_what_cannot_be_drawn_anew_is_told_and_the_scores_stand(tmp_path: Path) -> None:

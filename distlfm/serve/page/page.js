@@ -93,7 +93,7 @@ async function begin() {
     return `${dim.name} ${dim.start} to ${dim.stop}${unit && unit !== "1" && unit !== "unknown" ? ` ${unit}` : ""}`;
   });
   say("about", `This operator learned ${about.mechanism ?? "an equation"}. From ${about.outputs.join(", ")} over `
-    + `${span.join(", ")} it infers ${about.forces.join(", ")}.`);
+    + `${span.join(", ")} it infers ${about.forces.join(", ")}. ${about.notices.join(" ")}`.trim());
   say("limit", `Up to ${about.max_megabytes} MB.`);
   say("fit-how", about.fit);
   say("made", `distlfm ${about.version}, operator ${about.checkpoint}. Nothing of this session is kept but what you `
@@ -179,8 +179,9 @@ async function showAnswer(focus = false) {
     answer = await askJson("/api/answers", { method: "POST", body });
     byId("answer").hidden = byId("fit").hidden = false;
     byId("answer-title").textContent = `Answer for ${answer.id}`;
+    const score = answer.novelty === null ? "not known" : `${answer.novelty.toFixed(2)}, where 1 is the limit`;
     say("answer-status", `Answered in ${Math.max(1, Math.round(1000 * answer.seconds))} ms. Unlike the training data: `
-      + `${answer.novelty.toFixed(2)}, where 1 is the limit.`);
+      + `${score}.`);
     say("unlike", answer.warning ?? "");
     byId("answer-words").textContent = answer.text;
     byId("answer-parameters").replaceChildren(...parameterTable(answer));
