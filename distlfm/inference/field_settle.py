@@ -138,10 +138,13 @@ def settle_extent(model: Model, extent: Extent, options: FieldOptions) -> FieldS
 
 def open_field(model: Model, settings: FieldSettings) -> Meshed:
     """The field on its mesh, in a helper group."""
-    field = model.field
-    options = field.field
-    spec = field.problem(settings.mesh).model_dump_json()
-    ranks = _num_ranks(options, settings)
+    return open_on(model, settings.mesh, _num_ranks(model.field.field, settings))
+
+
+def open_on(model: Model, mesh: MeshConfig, ranks: int) -> Meshed:
+    """The field on a mesh that is divided among so many processes, if its equation allows that."""
+    options = model.field.field
+    spec = model.field.problem(mesh).model_dump_json()
     linear = options.linear_solver, options.linear_tolerance
     found = meshed(spec, options.solver, ranks, *linear)
     if ranks > 1 and options.ranks is None and not found.affine:
@@ -157,10 +160,14 @@ def num_ranks(model: Model, settings: FieldSettings) -> int:
 
 
 def _num_ranks(options: FieldConfig, settings: FieldSettings) -> int:
-    """As many as are asked for, or PARTITIONED for a mesh above the limit if its equation is linear."""
+    return mesh_ranks(options, settings.mesh, settings.file_nodes)
+
+
+def mesh_ranks(options: FieldConfig, mesh: MeshConfig, in_file: int | None = None) -> int:
+    """As many as are asked for, or PARTITIONED for a mesh above the limit. in_file: nodes of a mesh from a file."""
     if options.ranks is not None:
         return options.ranks
-    return PARTITIONED if _may_divide(options) and _num_nodes(options, settings) > options.mesh_limit else 1
+    return PARTITIONED if _may_divide(options) and _num_nodes(options, mesh, in_file) > options.mesh_limit else 1
 
 
 def _may_divide(options: FieldConfig) -> bool:
@@ -172,11 +179,10 @@ def _file_nodes(options: FieldConfig, mesh: MeshConfig) -> int | None:
     return count_nodes(mesh, options.degree) if mesh.kind == "file" and _may_divide(options) else None
 
 
-def _num_nodes(options: FieldConfig, settings: FieldSettings) -> int:
+def _num_nodes(options: FieldConfig, mesh: MeshConfig, in_file: int | None) -> int:
     """About how many nodes a settled mesh has."""
-    mesh = settings.mesh
     if mesh.kind == "file" or mesh.size is None:
-        return settings.file_nodes or 0
+        return in_file or 0
     if mesh.kind == "interval":
         gaps = np.diff(np.unique([*mesh.lower, *mesh.vertices, *mesh.upper]))
         return options.degree * int(np.ceil(gaps / mesh.size - 1e-9).sum()) + 1

@@ -16,7 +16,7 @@ from distlfm.equations.problem import MeshConfig
 from distlfm.errors import UsageError, WorkError
 from distlfm.gp.separable import Separable, separate
 from distlfm.inference.field_map import FieldMap, pick, place_inducing
-from distlfm.inference.field_settle import num_ranks
+from distlfm.inference.field_settle import mesh_ranks, open_on
 from distlfm.inference.model import Model
 from distlfm.instance import FloatArray, Instance, Truth
 from distlfm.mechanisms.parameters import Values
@@ -25,7 +25,6 @@ from distlfm.pipeline.generate_paths import draw_values, normals, steady_factor
 from distlfm.pipeline.generate_stepping import stepper_of
 from distlfm.pipeline.settings import SimulateConfig
 from distlfm.solvers.field.engine import TimeGrid
-from distlfm.solvers.field.meshed import meshed
 
 STEPS = 160
 """Least number of time steps of a simulated field: several times what a fit takes.
@@ -82,10 +81,7 @@ class Lattice:
             mesh = mesh.model_copy(update={"vertices": tuple(positions[0].tolist())})
         self.axes = [times, *positions]
         self.points = np.stack([axis.ravel() for axis in np.meshgrid(*self.axes, indexing="ij")], -1)
-        options = model.field.field
-        problem = model.field.problem(mesh).model_dump_json()
-        linear = options.linear_solver, options.linear_tolerance
-        self.discretised = meshed(problem, options.solver, num_ranks(options, mesh), *linear)
+        self.discretised = open_on(model, mesh, mesh_ranks(model.field.field, mesh))
         grid = _grid(times)
         self.fields = FieldMap(model, self.discretised, grid, place_inducing(self.discretised, grid, 3, 3))
         self.places = self.fields.places(torch.from_numpy(self.points).unsqueeze(0))
@@ -145,7 +141,7 @@ class Lattice:
 
 def lattice_ranks(model: Model) -> int:
     """Processes among which the mesh of a model's fields is divided."""
-    return num_ranks(model.field.field, _mesh(model))
+    return mesh_ranks(model.field.field, _mesh(model))
 
 
 def _mesh(model: Model) -> MeshConfig:

@@ -5,8 +5,6 @@ Workers open what they need themselves; nobody ever holds the whole fleet.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
