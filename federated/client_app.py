@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from distlfm.federated.audit import AuditLog
-from distlfm.federated.policy import SitePolicy, policy_of
+from distlfm.federated.policy import SitePolicy, check_examples, policy_of
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure_mod import secure_mod
 
@@ -24,23 +24,36 @@ if TYPE_CHECKING:
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 SHARED, WEIGHT = "shared", "num-examples"
+FINAL = "final"
+"""In a round's config: its weights are those that the run has found, to be kept and not to be answered with others."""
+
+LARGEST_WEIGHT = 1e6
+"""Of weights that come. Beyond this the grain of floating point would be seen in noise that is added to them."""
 
 app = ClientApp(mods=[secure_mod])
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """One round: the weights that came, tuned on the site's patients."""
+    """One round: the weights that came, tuned on the site's patients. Nothing else is told: no loss, no figures.
+
+    Of the weights at a run's end the site makes its own copy, and all that is told is that it was there.
+    """
     policy, site = policy_of(context), site_of(context)
     config, vector = config_of(message), vector_of(message)
     check_base(site, config)
+    task, run = task_of(config), str(context.run_id)
+    count = site.count(task.kind, "train")
+    check_examples(policy, count)
+    if config.get(FINAL, False):
+        site.personalise(vector, task)
+        return answer(message, {}, count)
     if policy.noise_multiplier:
-        site.count_update(policy.noise_multiplier, policy.delta, run=str(context.run_id))
-    done = site.train(vector, task_of(config), run=str(context.run_id), evaluate=bool(config.get("evaluate", False)))
+        site.count_update(policy.noise_multiplier, run)
+    done = site.train(vector, task, run)
     sent = hardened(policy, vector, done.vector)
     log_spent(policy, site, context)
-    arrays = ArrayRecord({SHARED: Array(sent)})
-    return answer(message, done.metrics, done.num_examples, {ARRAYS: arrays})
+    return answer(message, {}, done.num_patients, {ARRAYS: ArrayRecord({SHARED: Array(sent)})})
 
 
 @app.evaluate()
@@ -58,18 +71,21 @@ def question_model(message: Message, context: Context) -> Message:
 @app.query("cohort")
 def question_cohort(message: Message, context: Context) -> Message:
     """What the federation's patients are like: level, spread, share of missing values."""
-    site = site_of(context)
+    policy, site = policy_of(context), site_of(context)
+    check_examples(policy, site.count("physics", "train"))
     figures, count = site.statistics(run=str(context.run_id))
-    log_spent(policy_of(context), site, context)
+    log_spent(policy, site, context)
     return answer(message, figures, count)
 
 
 def evaluated(message: Message, context: Context, part: Part) -> Message:
     """Figures of the model that came, on patients that nobody tunes on."""
-    site, config = site_of(context), config_of(message)
+    policy, site, config = policy_of(context), site_of(context), config_of(message)
     check_base(site, config)
-    figures, count = site.evaluate(vector_of(message), task_of(config), str(context.run_id), part)
-    log_spent(policy_of(context), site, context)
+    task = task_of(config)
+    check_examples(policy, site.count(task.kind, part))
+    figures, count = site.evaluate(vector_of(message), task, str(context.run_id), part)
+    log_spent(policy, site, context)
     return answer(message, figures, count)
 
 
@@ -79,7 +95,8 @@ def site_of(context: Context) -> Site:
 
     policy = policy_of(context)
     budget = None if policy.epsilon is None else (policy.epsilon, policy.delta)
-    return Site(Path(str(context.node_config["site"])), budget)
+    counted = policy.delta if policy.noise_multiplier else None
+    return Site(Path(str(context.node_config["site"])), budget, counted)
 
 
 def config_of(message: Message) -> ConfigRecord:
@@ -102,7 +119,10 @@ def vector_of(message: Message) -> Vector:
     """The weights that came, [D]."""
     import numpy as np
 
-    return np.asarray(message.content.array_records[ARRAYS][SHARED].numpy(), np.float64)
+    vector = np.asarray(message.content.array_records[ARRAYS][SHARED].numpy(), np.float64)
+    if not bool(np.all(np.abs(vector) <= LARGEST_WEIGHT)):  # false for NaN too
+        raise Refused(Reason.MALFORMED, "Weights that are no numbers, or larger than any network's.")
+    return vector
 
 
 def check_base(site: Site, config: ConfigRecord) -> None:

@@ -58,7 +58,7 @@ def _best(base: Path, batch: Batch, programme: ProgrammeConfig, choosing: Sequen
     operator, kind = open_operator(base), programme.task.kind
 
     def loss() -> float:
-        weights = [len(site.windows(kind)) for site in choosing]
+        weights = [site.count(kind, "choose") for site in choosing]
         return float(np.average([site.chooses(operator, kind) for site in choosing], weights=weights))
 
     best, least = copy.deepcopy(operator), loss() if programme.evaluate else float("inf")

@@ -29,7 +29,7 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from distlfm.errors import UsageError, WorkError
 from distlfm.federated import bundle
 from distlfm.federated.authn import read_token
-from distlfm.federated.homes import LOOPBACK, LinkHome, refuse_unless_loopback
+from distlfm.federated.homes import EVERYWHERE, LOOPBACK, LinkHome, refuse_unless_loopback
 
 PATIENCE_SECONDS = 120.0
 """How long a link may be away, for a restart, before whoever follows a run gives up."""
@@ -53,7 +53,9 @@ def connection_of(folder: Path, *, token_file: Path | None = None, insecure: boo
     """From the coordinator's folder, on the coordinator's machine."""
     home = LinkHome(folder)
     config = home.config()
-    local = "127.0.0.1" if config.bind in (*LOOPBACK, "0.0.0.0", "::") else config.bind  # noqa: S104
+    if insecure:
+        refuse_unless_loopback(config.bind)
+    local = "127.0.0.1" if config.bind in (*LOOPBACK, *EVERYWHERE) else config.bind
     token = read_token(token_file or home.admin_token)
     return Connection(local, config.port, None if insecure else home.ca, token)
 
@@ -66,7 +68,7 @@ def connection_to(server: str, ca: Path | None, token_file: Path | None, *, inse
     if token_file is None or (ca is None and not insecure):
         raise UsageError("A link elsewhere needs --ca and --token.", "Ask the coordinator for both files.")
     if insecure:
-        refuse_unless_loopback(host)
+        refuse_unless_loopback(host.strip("[]"))
     return Connection(host.strip("[]"), int(port), None if insecure else ca, read_token(token_file))
 
 
@@ -81,14 +83,25 @@ class _Bearer:
         return call_next(context)
 
 
+class _Direct(ControlHttpClient):
+    """Goes to the link itself, whatever proxies the environment names: one would be shown the token."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._client.close()
+        verify, seconds = options.get("verify", True), options.get("timeout", 30.0)
+        self._client = httpx.Client(verify=verify, timeout=seconds, trust_env=False)
+
+
 class Control:
     """A link, asked with a token; used as a context."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         ca = None if connection.ca is None else str(connection.ca)
+        kind = _Direct if connection.host in LOOPBACK else ControlHttpClient
         with self._told():
-            self._client: Any = ControlHttpClient.from_server_address(
+            self._client: Any = kind.from_server_address(
                 connection.address, connection.ca is None, ca, [_Bearer(connection.token)]
             )
 

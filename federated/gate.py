@@ -1,11 +1,13 @@
 """The link's outer door: only the requests that a federation needs come in, and no run without our own bundle.
 
 Flower 1.41 serves much more on the same port (connectors, agents, models, invitations, registration of nodes); what is
-not listed here is refused before Flower sees it. Nodes are registered from the coordinator's own folder alone.
+not listed here is refused before Flower sees it. Nodes are registered from the coordinator's own folder alone. Tasks
+are given to processes of the same machine alone, whatever secret others may show.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -14,6 +16,7 @@ from flwr.proto.control_pb2 import StartRunRequest
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from distlfm.federated import bundle
+from distlfm.federated.homes import NAME
 
 CONTROL = ("start-run", "stop-run", "list-runs", "list-nodes", "stream-logs")
 FLEET = (
@@ -46,7 +49,7 @@ ALLOWED = frozenset(
     for api, names in (("control", CONTROL), ("fleet", FLEET), ("runtime", RUNTIME))
     for name in names
 )
-START_RUN = "/v1/control/start-run"
+START_RUN, OWN_TASKS = "/v1/control/start-run", "/v1/runtime/"
 MOST_START_BYTES = 1_048_576
 """A programme is text of a few kilobytes."""
 
@@ -57,10 +60,19 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Gate:
-    """Wraps the link's web application. refused: told the path and the reason, for the audit log."""
+    """Wraps the link's web application. refused: told the path and the reason, for the audit log.
 
-    def __init__(self, inner: Application, allowed: frozenset[str], refused: Callable[[str, str], None]) -> None:
-        self._inner, self._allowed, self._refused = inner, allowed, refused
+    own: addresses of this machine, besides loopback, from which its processes may come.
+    """
+
+    def __init__(
+        self,
+        inner: Application,
+        allowed: frozenset[str],
+        refused: Callable[[str, str], None],
+        own: frozenset[str] = frozenset(),
+    ) -> None:
+        self._inner, self._allowed, self._refused, self._own = inner, allowed, refused, own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection, as ASGI hands it over."""
@@ -68,6 +80,8 @@ class Gate:
             await self._inner(scope, receive, send)
         elif scope["type"] != "http" or scope["path"] not in self._allowed or scope["method"] != "POST":
             await self._refuse(scope, send, "this request is not served")
+        elif scope["path"].startswith(OWN_TASKS) and not is_near(scope.get("client"), self._own):
+            await self._refuse(scope, send, "tasks are for processes of this machine")
         elif scope["path"] == START_RUN:
             await self._start_run(scope, receive, send)
         else:
@@ -108,8 +122,23 @@ class Gate:
         await send({"type": "http.response.body", "body": body})
 
 
+def is_near(client: tuple[str, int] | None, own: frozenset[str]) -> bool:
+    """Whether a connection comes from this machine. client: its address and port, as ASGI tells them."""
+    if client is None:
+        return False
+    try:
+        found = ipaddress.ip_address(client[0])
+    except ValueError:
+        return False
+    mapped = getattr(found, "ipv4_mapped", None) or found
+    return mapped.is_loopback or str(mapped) in own
+
+
 def foreign_start(body: bytes) -> str:
-    """Why a request to start a run is refused, or nothing. It must bring our bundle, and name nothing to be fetched."""
+    """Why a request to start a run is refused, or nothing. It must bring our bundle, and name nothing to be fetched.
+
+    The run's name becomes that of a folder at the link, so it must be a name and no path.
+    """
     try:
         request = StartRunRequest.FromString(body)
     except DecodeError:
@@ -117,6 +146,10 @@ def foreign_start(body: bytes) -> str:
     known = {"fab", "override_config", "federation"}
     if {field.name for field, _ in request.ListFields()} - known or request.fab.verifications:
         return "the request asks for more than a run of the installed package"
+    if set(request.override_config) != {"programme", "run-name"}:
+        return "the request does not give a programme and a name, and these alone"
+    if not NAME.fullmatch(request.override_config["run-name"].string):
+        return "the name of the run is none: small letters, digits and hyphens, up to 40"
     try:
         bundle.check(request.fab.content)
     except bundle.ForeignBundle as refusal:

@@ -19,6 +19,8 @@ NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 """Names of sites and runs: they become names of files, and stand in logs."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
+"""Addresses to listen on that mean all of a machine's."""
 
 
 def check_name(name: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from distlfm.errors import UsageError
 from distlfm.federated.homes import (
+    EVERYWHERE,
     LOOPBACK,
     Home,
     LinkConfig,
@@ -52,9 +53,9 @@ def serve_link(
 
 def programs(home: LinkHome, config: LinkConfig, *, insecure: bool) -> list[Program]:
     """What a link runs."""
-    local = "127.0.0.1" if config.bind in (*LOOPBACK, "0.0.0.0", "::") else config.bind  # noqa: S104
+    local = "127.0.0.1" if config.bind in (*LOOPBACK, *EVERYWHERE) else config.bind
     flags = ("--insecure",) if insecure else ()
-    around = environment(home, DISTLFM_LINK_HOME=str(home.path))
+    around = environment(home, local, DISTLFM_LINK_HOME=str(home.path))
     return [
         Program(
             "superlink",

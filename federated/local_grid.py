@@ -17,6 +17,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.serde import context_from_proto, context_to_proto, message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Context as ProtoContext
 from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp.grid import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -42,7 +43,8 @@ class Frame:
 class LocalGrid(Grid):
     """Nodes that all run one app, one after the other.
 
-    nodes: node config by node id. on_request, on_reply: see or change a message on its way; None loses it.
+    nodes: node config by node id; `name` in it is what the grid calls the node. on_request, on_reply: see or change a
+    message on its way; None loses it.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class LocalGrid(Grid):
             ).SerializeToString()
             for node, config in nodes.items()
         }
+        self._names = {node: str(config.get("name", "")) for node, config in nodes.items()}
         self.on_request, self.on_reply = on_request, on_reply
         self._replies: dict[str, Message] = {}
         self.wire: list[Frame] = []
@@ -92,6 +95,9 @@ class LocalGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self._contexts)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node, name=name) for node, name in self._names.items()]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         identities = []

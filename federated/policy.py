@@ -31,10 +31,10 @@ class SitePolicy(Config):
     site: own name. signing_key: the site's Ed25519 key. state: folder of what the site remembers between messages.
     audit: the site's log. peers: public signing keys by site. package: the version of distlfm that is agreed on; any
     if null. allowed: message types, with `*` for any name. min_cohort: fewest sites at the start and at the end of a
-    sum. min_examples: fewest examples behind an answer. fixed_cohort: kinds of message that all pinned sites answer
+    sum. min_examples: fewest patients behind an answer. fixed_cohort: kinds of message that all pinned sites answer
     together or not at all, so that no two answers differ by one site. clip: largest norm of an update.
     noise_multiplier: noise on an update, in units of `clip`. epsilon, delta: privacy budget; none if null.
-    queries_a_day, bytes_a_day: limits by UTC day.
+    queries_a_day, bytes_a_day: limits by UTC day; whatever tells figures is a query, so `evaluate` is one too.
     """
 
     site: SiteName
@@ -46,12 +46,12 @@ class SitePolicy(Config):
     allowed: tuple[str, ...] = ("train", "evaluate", "query.*")
     min_cohort: int = Field(default=3, ge=2)
     min_examples: int = Field(default=5, ge=1)
-    fixed_cohort: tuple[Category, ...] = ("query",)
+    fixed_cohort: tuple[Category, ...] = ("evaluate", "query")
     clip: float | None = Field(default=None, gt=0)
     noise_multiplier: float = Field(default=0.0, ge=0)
     epsilon: float | None = Field(default=None, gt=0)
     delta: float = Field(default=1e-5, gt=0, lt=1)
-    queries_a_day: int = Field(default=20, ge=0)
+    queries_a_day: int = Field(default=100, ge=0)
     bytes_a_day: int = Field(default=2_000_000_000, ge=0)
 
     @model_validator(mode="after")
@@ -98,6 +98,6 @@ def check_package(policy: SitePolicy, version: str = __version__) -> None:
 
 
 def check_examples(policy: SitePolicy, count: float) -> None:
-    """Refuse an answer with too few examples behind it."""
+    """Refuse an answer with too few patients behind it."""
     if not count >= policy.min_examples:
-        raise Refused(Reason.EXAMPLES, f"Fewer than {policy.min_examples} examples.")
+        raise Refused(Reason.EXAMPLES, f"Fewer than {policy.min_examples} patients.")

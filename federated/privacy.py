@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad, vmap
 
-from distlfm.errors import UsageError, WorkError
+from distlfm.errors import UsageError
 from distlfm.federated.adapter import Features, Tail
 from distlfm.federated.cohort import groups
 from distlfm.federated.settings import PrivacyConfig, RoundTask
-from distlfm.federated.tune import TENSORS, Descent, Objective, Tuned, hold_back
+from distlfm.federated.tune import TENSORS, Descent, Objective, Tuned, all_finite, hold_back
 from distlfm.lfo import Batch, Operator
 
 Random = np.random.Generator
@@ -33,14 +33,19 @@ def fresh_random() -> Random:
 
 
 def clipped(gradients: Tensor, clip: float) -> Tensor:
-    """Rows [N, D] shortened to at most `clip`; a row of zeros stays."""
-    length = gradients.square().sum(1, keepdim=True).sqrt()
-    return gradients * (clip / length.clamp_min(clip))
+    """Rows [N, D] shortened to at most `clip`, in double precision; a row of zeros stays.
+
+    A row that is not finite becomes one of zeros: if it spoiled the sum, all would see that one patient did so.
+    """
+    finite = torch.isfinite(gradients).all(1, keepdim=True)
+    rows = torch.where(finite, gradients, torch.zeros_like(gradients)).double()
+    length = rows.square().sum(1, keepdim=True).sqrt()
+    return rows * (clip / length.clamp_min(clip))
 
 
 def noisy_mean(gradients: Tensor, expected: float, privacy: PrivacyConfig, random: Random) -> Tensor:
     """Clipped gradients [N, D] of the patients in a step, added up with noise, over their expected number: [D]."""
-    total = clipped(gradients, privacy.clip).sum(0).double()
+    total = clipped(gradients, privacy.clip).sum(0)
     noise = random.normal(0.0, privacy.noise * privacy.clip, size=total.shape)
     return (total + torch.from_numpy(noise)) / expected
 
@@ -56,7 +61,8 @@ def tune_privately(
 ) -> Tuned:
     """DP-SGD on an adapter's weights (Abadi et al. 2016), the records being patients; the ledger is the caller's.
 
-    Each step takes each patient with probability `privacy.sample`. No loss is told: it would not be private.
+    Each step takes each patient with probability `privacy.sample`. No loss is told: it would not be private. Nor does
+    it fail because of the patients' data: weights that are no longer finite are left as they came.
     """
     if task.adapter == "none":
         refuse_whole()
@@ -77,8 +83,8 @@ def tune_privately(
         hold_back(weights, start, task.mu)
         descent.step()
     found = {name: one.detach() for name, one in weights.items()}
-    if not all(bool(torch.isfinite(one).all()) for one in found.values()):
-        raise WorkError("The tuned weights are not finite.", "Lower task.lr.")
+    if not all_finite(found.values()):
+        return Tuned({name: own[name].detach().clone() for name in names}, float("nan"))
     with torch.no_grad():
         for name, one in found.items():
             own[name].copy_(one)
@@ -144,9 +150,12 @@ def private_update(
     noise: float,
     random: Random | None = None,
 ) -> NDArray[np.float64]:
-    """The new weights [D], whose difference from the old ones is at most `clip` long and has noise in each number."""
+    """The new weights [D], whose difference from the old ones is at most `clip` long and has noise in each number.
+
+    New weights that are not finite count as the old ones.
+    """
     random = random or fresh_random()
-    change = after - before
+    change = after - before if np.isfinite(after).all() else np.zeros_like(before)
     length = float(np.linalg.norm(change))
     held = change * min(1.0, clip / length) if length > 0 else change
     found: NDArray[np.float64] = before + held + random.normal(0.0, noise * clip, size=change.shape)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from distlfm.federated.homes import Home
+from distlfm.federated.homes import LOOPBACK, Home
 from distlfm.runtime.reporting import Reporter
 from distlfm.runtime.signals import Stop
 from distlfm.store.files import put_quickly
@@ -34,17 +34,22 @@ START = "DISTLFM_START"
 _DROPPED = ("FLWR_", "OTEL_")
 
 
-def environment(home: Home, **more: str) -> dict[str, str]:
-    """For Flower's processes: no telemetry, no look for updates, no installing, and a home of their own."""
+def environment(home: Home, *near: str, **more: str) -> dict[str, str]:
+    """For Flower's processes: no telemetry, no look for updates, no installing, and a home of their own.
+
+    A proxy may be needed to reach a link elsewhere; what stays on this machine goes by none, and of the two spellings
+    of that setting programs read either. near: addresses of this machine besides loopback.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
-    loopback = "127.0.0.1,localhost,::1"
+    straight = ",".join(filter(None, (kept.get("NO_PROXY"), kept.get("no_proxy"), *LOOPBACK, *near)))
     return kept | {
         "FLWR_HOME": str(home.flower),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
-        "NO_PROXY": ",".join(filter(None, (kept.get("NO_PROXY"), loopback))),
+        "NO_PROXY": straight,
+        "no_proxy": straight,
         **more,
     }
 

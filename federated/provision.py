@@ -3,7 +3,8 @@
 coordinator: make_link → a kit for each site          (addresses and the CA's certificate; nothing secret)
 site:        make_site → a file of public keys         (the private ones are made here and stay here)
 coordinator: enrol     → peers.json                    (every site's public signing key)
-site:        pin       → the policy names its peers    (after the fingerprints were compared by telephone)
+site:        pin       → the policy names its peers    (by the names that the site expects, and whose fingerprint
+                                                        was compared by telephone)
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from distlfm.federated.audit import AuditLog
 from distlfm.federated.authn import make_token, read_digests, token_digest
 from distlfm.federated.certificates import make_certificates
 from distlfm.federated.homes import (
+    EVERYWHERE,
     LinkConfig,
     LinkHome,
     NodeConfig,
@@ -99,7 +101,7 @@ def make_link(path: Path, config: LinkConfig, hosts: Sequence[str] = ()) -> list
         raise UsageError(f"{path} is a coordinator's folder already.", "Choose another one.")
     for folder in (path, home.state, home.flower, home.kits, home.runs):
         make_folder(folder)
-    bound = () if config.bind in ("0.0.0.0", "::") else (config.bind,)  # noqa: S104
+    bound = () if config.bind in EVERYWHERE else (config.bind,)
     make_certificates(home, config.federation, list(dict.fromkeys((config.host, *hosts, *bound, *_ALWAYS))))
     write_secret(home.secret, secrets.token_bytes(SECRET_BYTES))
     write_config(home.config_file, config)
@@ -213,15 +215,18 @@ def drop_token(path: Path, holder: str) -> None:
     AuditLog(home.audit).append("token dropped", "", holder=holder)
 
 
-def pin(path: Path, peers_file: Path, *, replace: bool = False) -> str:
-    """Write the sites' signing keys into the policy. Gives their fingerprint, to be compared with the other sites'.
+def pin(path: Path, peers_file: Path, *, sites: Sequence[str] = (), replace: bool = False) -> dict[str, str]:
+    """Write the sites' signing keys into the policy. Gives them by site; all sites must have the same ones.
 
-    A key that was pinned before is changed only with `replace`: a link that could change it could pose as a site.
+    sites: who takes part, this site among them, as the site knows from others than the link; without it those that are
+    pinned already. A link that could add sites of its own would read the sum of one site among them. A key that was
+    pinned before is changed only with `replace`: a link that could change it could pose as a site.
     """
     home, peers = SiteHome(path), _read(Peers, peers_file)
     config, policy = home.config(), load_policy(home.policy)
     if peers.federation != config.federation:
         raise UsageError(f"{peers_file} is of another federation, {peers.federation!r}.", "Ask for the right file.")
+    _check_expected(peers_file, set(peers.peers), set(sites) or set(policy.peers))
     for name, key in peers.peers.items():
         check_name(name)
         check_signing_public(key)
@@ -243,7 +248,25 @@ def pin(path: Path, peers_file: Path, *, replace: bool = False) -> str:
     put_all({home.policy: f"{kept}peers:\n{lines}".encode()})
     told = peers_fingerprint(peers.peers)
     AuditLog(home.audit).append("peers pinned", "", peers=sorted(peers.peers), fingerprint=told)
-    return told
+    return dict(sorted(peers.peers.items()))
+
+
+def _check_expected(file: Path, found: set[str], expected: set[str]) -> None:
+    """Refuse a list of sites that is not the one which the site has agreed to."""
+    listed = ",".join(sorted(found))
+    if not expected:
+        raise UsageError(
+            f"{file} has {len(found)} sites: {listed.replace(',', ', ')}. It is not said which ones are expected.",
+            "Ask by telephone, not the coordinator alone, whether each of them exists and takes part; then name them: "
+            "--sites a,b,c",
+        )
+    for names, what in ((found - expected, "not expected"), (expected - found, "expected, and missing")):
+        if names:
+            raise UsageError(
+                f"{file} has {len(found)} sites; {', '.join(sorted(names))}: {what}.",
+                "A site that does not exist could help to read yours. If they really changed, and the sites say so by "
+                "telephone, name all of them: --sites a,b,c",
+            )
 
 
 def make_local(path: Path, config: LinkConfig, operator: Path | None = None) -> tuple[LinkHome, dict[str, SiteHome]]:
@@ -253,7 +276,7 @@ def make_local(path: Path, config: LinkConfig, operator: Path | None = None) -> 
     made = [make_site(kit, home.path, operator) for kit, home in zip(kits, homes.values(), strict=True)]
     enrol(path / "link", made)
     for home in homes.values():
-        pin(home.path, LinkHome(path / "link").peers)
+        pin(home.path, LinkHome(path / "link").peers, sites=config.sites)
     return LinkHome(path / "link"), homes
 
 

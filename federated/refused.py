@@ -23,7 +23,7 @@ class Reason(StrEnum):
     REQUEST = "the request is not the one that the sites agreed on"
     REPEATED = "the same request was answered with other sites before"
     EXAMPLES = "too few examples"
-    RANGE = "a value outside the range of the sum"
+    RANGE = "an answer of which there is no mean"
     QUERIES = "the questions of this day are used up"
     BYTES = "the bytes of this day are used up"
     BUDGET = "the privacy budget is spent"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,11 @@ from distlfm.store.files import put_all, storing
 from distlfm.store.lock import driver_lock
 
 STATE, KEPT = "state.json", "kept"
-CHOICE = ("loss", "kept_round", "chosen")
+CHOICE = {"loss": None, "kept_round": 0, "chosen": False, "handed": False, "closing": 0}
 Line = dict[str, Any]
 Listener = Callable[[Line], None]
+Meter = Callable[[], int]
+"""Bytes that have travelled since it was last asked."""
 
 
 @dataclass
@@ -48,7 +50,9 @@ class State:
     """Where a run is: rounds done, the shared weights [D], what each round told, what the strategy remembers.
 
     kept, loss, kept_round: the weights that were best so far for the patients that choose, and after which round they
-    came; 0 is before the first. chosen: all rounds are done, and the last model was measured too.
+    came; 0 is before the first. chosen: all rounds are done, and the last model was measured too. handed: the sites
+    have the model of the run. closing: bytes of what was sent after the last round. figures: of the weights as they
+    are now, if they were measured; a round that is asked for again does not ask for them again.
     """
 
     done: int
@@ -59,11 +63,20 @@ class State:
     loss: float | None = None
     kept_round: int = 0
     chosen: bool = False
+    handed: bool = False
+    closing: int = 0
+    figures: Line | None = None
 
-    def see(self, loss: float) -> None:
-        """The loss of the weights as they are now; the best ones are kept."""
+    def see(self, figures: Line, loss: float) -> None:
+        """Figures and loss of the weights as they are now; the best ones are kept."""
+        self.figures = figures
         if self.loss is None or loss < self.loss:
             self.kept, self.loss, self.kept_round = self.vector, loss, self.done
+
+    def move(self, vector: Vector, memory: dict[str, NDArray[Any]], line: Line) -> None:
+        """One round further."""
+        self.done, self.vector, self.memory, self.figures = self.done + 1, vector, memory, None
+        self.history.append(line)
 
     @property
     def result(self) -> Vector:
@@ -94,7 +107,8 @@ class Keeper:
         with np.load(self.folder / told["weights"], allow_pickle=False) as held:
             arrays = {name: held[name] for name in held.files}
         vector, kept = arrays.pop(SHARED), arrays.pop(KEPT, None)
-        return State(told["done"], vector, told["history"], arrays, kept, *(told[name] for name in CHOICE))
+        choice = {name: told.get(name, unless) for name, unless in CHOICE.items()}
+        return State(told["done"], vector, told["history"], arrays, kept, **choice)
 
     def save(self, state: State) -> None:
         """After each round; the one before stays until this one lasts."""
@@ -120,6 +134,7 @@ def run_rounds(
     folder: Path,
     run: str = "",
     on_round: Listener | None = None,
+    meter: Meter | None = None,
 ) -> State:
     """All rounds of a programme, from where the folder says. The operator is not changed.
 
@@ -130,25 +145,30 @@ def run_rounds(
     base = weights_digest(operator.model)
     keeper = Keeper(folder, programme, base, codec)
     with driver_lock(folder, "federated run"):
-        return _rounds(grid, operator, codec, programme, keeper, {"base": base, "run": run}, on_round)
+        state = keeper.load() or State(0, codec.encode(operator.model.state_dict()))
+        told: dict[str, str | int] = {"base": base, "run": run}
+        _rounds(grid, programme, keeper, state, told, on_round, meter)
+        _close(grid, programme, keeper, state, told, meter)
+        return state
 
 
 def _rounds(
     grid: Grid,
-    operator: Operator,
-    codec: Codec,
     programme: ProgrammeConfig,
     keeper: Keeper,
+    state: State,
     told: Mapping[str, str | int],
     on_round: Listener | None,
-) -> State:
-    state = keeper.load() or State(0, codec.encode(operator.model.state_dict()))
+    meter: Meter | None,
+) -> None:
     strategy = make_strategy(programme)
     restore(strategy, state.memory)
     lost = attempts = 0
     while state.done < programme.rounds:
         attempts += 1
         line = _round(grid, strategy, programme, state, {**told, "attempt": attempts})
+        if meter is not None and line["sites"] >= programme.min_sites:
+            line["bytes"] = meter()  # those of attempts that were lost before are among them
         if on_round is not None:
             on_round(line)
         if line["sites"] < programme.min_sites:
@@ -162,55 +182,84 @@ def _rounds(
             continue
         lost = 0
         keeper.save(state)
+
+
+def _close(
+    grid: Grid,
+    programme: ProgrammeConfig,
+    keeper: Keeper,
+    state: State,
+    told: Mapping[str, str | int],
+    meter: Meter | None,
+) -> None:
+    """The last model has not been sent yet: one more sum tells how good it is. If too few answer, it is not chosen.
+
+    Then the sites get the model of the run, for their own copies; a site that is away keeps the copy it has.
+    """
     if programme.evaluate and not state.chosen:
-        _measure_last(grid, programme, state, told)
+        nodes = wait_for_sites(grid, programme.min_sites, programme.deadline)
+        _measure(grid, programme, state, told, nodes, programme.deadline)
+        state.chosen = True
         keeper.save(state)
-    return state
+    if not state.handed:
+        task = programme.round_task(programme.rounds + 1).model_dump_json()
+        config = ConfigRecord({"task": task, "final": True, **told})
+        record = RecordDict({"arrays": ArrayRecord({SHARED: Array(state.result)}), "config": config})
+        messages = [Message(record, node, MessageType.TRAIN) for node in sorted(grid.get_node_ids())]
+        state.handed = survivors(grid.send_and_receive(messages, timeout=programme.deadline)) >= programme.min_sites
+        state.closing += meter() if meter is not None else 0
+        keeper.save(state)
 
 
 def _round(
     grid: Grid, strategy: FedAvg, programme: ProgrammeConfig, state: State, told: Mapping[str, str | int]
 ) -> Line:
-    """One round; the state moves on if it was not lost."""
+    """One round; the state moves on if it was not lost. Its figures are of the weights that it begins with."""
     begun, number = time.monotonic(), state.done + 1
+    until = begun + programme.deadline
     task = programme.round_task(number).model_dump_json()
-    config = ConfigRecord({"task": task, "evaluate": programme.evaluate, **told})
+    config = ConfigRecord({"task": task, **told})
     arrays = ArrayRecord({SHARED: Array(state.vector)})
-    messages = strategy.configure_train(number, arrays, config, grid)
-    left = max(1.0, programme.deadline - (time.monotonic() - begun))
-    replies = list(grid.send_and_receive(messages, timeout=left))
+    messages = list(strategy.configure_train(number, arrays, config, grid))
+    if programme.evaluate and state.figures is None:
+        nodes = [message.metadata.dst_node_id for message in messages]
+        _measure(grid, programme, state, told, nodes, (until - time.monotonic()) / 2)
+    replies = list(grid.send_and_receive(messages, timeout=max(1.0, until - time.monotonic())))
     sites = survivors(replies)
     line: Line = {"round": number, "sites": sites}
-    joined, metrics = strategy.aggregate_train(number, replies)
+    joined, _ = strategy.aggregate_train(number, replies)
     if joined is not None:
         vector = np.asarray(joined[SHARED].numpy(), np.float64)
         if not np.isfinite(vector).all():
             raise WorkError(f"The weights of round {number} are not finite.", "Lower task.lr, and start another run.")
-        figures = {} if metrics is None else {key: value for key, value in metrics.items() if key != SITES}
-        line |= {"seconds": time.monotonic() - begun, **figures}
-        loss = figures.get(names_of(programme.task.kind)[0])
-        if isinstance(loss, float):  # of the weights that were sent
-            state.see(loss)
-        state.done, state.vector, state.memory = number, vector, moments(strategy)
-        state.history.append(line)
+        line |= {"seconds": time.monotonic() - begun, **(state.figures or {})}
+        state.move(vector, moments(strategy), line)
     else:
         line["sites"] = min(sites, programme.min_sites - 1)
     return line
 
 
-def _measure_last(grid: Grid, programme: ProgrammeConfig, state: State, told: Mapping[str, str | int]) -> None:
-    """The last model has not been sent yet: one more sum tells how good it is. If too few answer, it is not chosen."""
+def _measure(
+    grid: Grid,
+    programme: ProgrammeConfig,
+    state: State,
+    told: Mapping[str, str | int],
+    nodes: Sequence[int],
+    seconds: float,
+) -> None:
+    """Figures of the weights as they are, for the patients that choose; if too few sites answer, there are none.
+
+    It is a sum of its own: sites answer for figures all together or not at all, and may be lost in a round.
+    """
     config = ConfigRecord({"task": programme.task.model_dump_json(), **told})
     record = RecordDict({"arrays": ArrayRecord({SHARED: Array(state.vector)}), "config": config})
-    nodes = wait_for_sites(grid, programme.min_sites, programme.deadline)
     messages = [Message(record, node, MessageType.EVALUATE) for node in nodes]
-    replies = list(grid.send_and_receive(messages, timeout=programme.deadline))
+    replies = list(grid.send_and_receive(messages, timeout=max(1.0, seconds)))
     if survivors(replies) >= programme.min_sites:
         figures = aggregate_metricrecords([reply.content for reply in replies if not reply.has_error()], WEIGHT)
         loss = figures[names_of(programme.task.kind)[0]]
         assert isinstance(loss, float)
-        state.see(loss)
-    state.chosen = True
+        state.see({key: value for key, value in figures.items() if key not in (SITES, WEIGHT)}, loss)
 
 
 def ask(grid: Grid, operator: Operator, codec: Codec, programme: ProgrammeConfig, folder: Path, run: str) -> Line:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -16,11 +16,13 @@ from flwr.serverapp.grid import Grid
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secagg.messages import Advert, Call, Delivery, Fields, Said
 from distlfm.federated.secagg.ring import Words
-from distlfm.federated.secure_mod import BODY, KEYS, MASK, RECORD, STAGE, VECTOR
+from distlfm.federated.secure_mod import BODY, CONSENT, KEYS, MASK, RECORD, STAGE, UNMASK, VECTOR
 from distlfm.federated.secure_records import fits
 
 LOST = "no answer in time"
 TWICE = "another node has the same name"
+STRANGER = "keys in the name of a site that it is not"
+OTHER_FORM = "an answer of another form than most sites'"
 ELSEWHERE = "the sum failed"
 
 Kind = TypeVar("Kind", bound=Said)
@@ -31,7 +33,7 @@ Answer = TypeVar("Answer")
 class SumReport:
     """How a secure sum went. dropped: reason by node. seconds: by stage. failure: why there was no sum, or empty.
 
-    sent, received: bytes of arrays and protocol messages, seen from the server.
+    sent, received: bytes of arrays and protocol messages, seen from the server. sha256: of the mean, if there is one.
     """
 
     purpose: str
@@ -42,43 +44,84 @@ class SumReport:
     failure: str = ""
     sent: int = 0
     received: int = 0
+    sha256: str = ""
+
+
+class Patience:
+    """How long to wait in each stage of a sum, so that the sum ends in time. seconds: for all of it; None for ever.
+
+    Stages without work wait `stage` seconds at most. Of what is given for the sum a quarter may go by in each of the
+    first two, and a quarter is left for the two that end it: one lost answer does not use up the time of the others.
+    """
+
+    def __init__(self, seconds: float | None, stage: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._stage, self._clock = seconds, stage, clock
+        self._begun = clock()
+
+    def of(self, stage: str) -> float | None:
+        """Seconds that a stage may take which begins now."""
+        if self._seconds is None:
+            return None if stage == MASK else self._stage
+        left, quarter = self._seconds - (self._clock() - self._begun), self._seconds / 4
+        if stage == MASK:
+            return max(0.0, left - min(2 * self._stage, quarter))
+        share = {CONSENT: left / 2, UNMASK: left}.get(stage, quarter)
+        return max(0.0, min(self._stage, share, left))
 
 
 class Exchange:
-    """The nodes of one sum. asked: the strategy's own message by node. nodes: node by name of site, once known."""
+    """The nodes of one sum. asked: the strategy's own message by node. nodes: node by name of site, once known.
 
-    def __init__(self, inner: Grid, asked: Mapping[int, Message], report: SumReport, stage_timeout: float) -> None:
-        self._inner, self._stage_timeout = inner, stage_timeout
+    names: site by node, of nodes whose key the link has enrolled; such a node speaks for no other site.
+    """
+
+    def __init__(
+        self,
+        inner: Grid,
+        asked: Mapping[int, Message],
+        report: SumReport,
+        patience: Patience,
+        names: Mapping[int, str],
+    ) -> None:
+        self._inner, self._patience, self._names = inner, patience, names
         self.asked, self.report = asked, report
         self.nodes: dict[str, int] = {}
 
     def call(self, said: Call) -> dict[int, Advert]:
         """Ask every node for keys."""
-        replies = self._send(KEYS, {node: self._content(KEYS, said) for node in self.asked}, self._stage_timeout)
+        replies = self._send(KEYS, {node: self._content(KEYS, said) for node in self.asked})
         return self._read(replies, Advert)
 
-    def introduce(self, adverts: Mapping[int, Advert]) -> dict[str, Advert]:
-        """Learn which node is which site."""
+    def introduce(self, adverts: Mapping[int, Advert], known: Callable[[Advert], bool]) -> dict[str, Advert]:
+        """Learn which node is which site. known: whether an advert is the site's own.
+
+        Nobody gets into a site's place with a forged advert, nor with one that the site has sent before.
+        """
         for node, advert in adverts.items():
-            if advert.site in self.nodes:
+            if self._names.get(node, advert.site) != advert.site or not known(advert):
+                self.report.dropped[node] = STRANGER
+            elif advert.site in self.nodes:
                 self.report.dropped[node] = TWICE
             else:
                 self.nodes[advert.site] = node
         return {site: adverts[node] for site, node in self.nodes.items()}
 
+    def leave_out(self, sites: Iterable[str], reason: str) -> None:
+        """Note why sites are not in the sum though they answered."""
+        for site in sites:
+            self.report.dropped[self.nodes[site]] = reason
+
     def ask(self, stage: str, said: Mapping[str, Said], kind: type[Kind]) -> dict[str, Kind]:
         """Send each site what is said to it; the answers that came and can be read, by site."""
         contents = {self.nodes[site]: self._content(stage, one) for site, one in said.items()}
-        return self._by_site(self._read(self._send(stage, contents, self._stage_timeout), kind))
+        return self._by_site(self._read(self._send(stage, contents), kind))
 
-    def ask_vectors(
-        self, deliveries: Mapping[str, Delivery], request: RecordDict, timeout: float | None
-    ) -> dict[str, tuple[Fields, Words]]:
+    def ask_vectors(self, deliveries: Mapping[str, Delivery], request: RecordDict) -> dict[str, tuple[Fields, Words]]:
         """Send the request itself, for which the sites work; their masked vectors [N] and what form these have."""
         contents = {}
         for site, said in deliveries.items():
             contents[self.nodes[site]] = RecordDict({**request, **self._content(MASK, said)})
-        replies = self._send(MASK, contents, timeout)
+        replies = self._send(MASK, contents)
         fields = self._read(replies, Fields)
         vectors = {}
         for node, form in fields.items():
@@ -102,7 +145,7 @@ class Exchange:
     def _content(self, stage: str, said: Said) -> RecordDict:
         return RecordDict({RECORD: ConfigRecord({STAGE: stage, BODY: said.to_bytes()})})
 
-    def _send(self, stage: str, contents: Mapping[int, RecordDict], timeout: float | None) -> dict[int, Message]:
+    def _send(self, stage: str, contents: Mapping[int, RecordDict]) -> dict[int, Message]:
         """Replies with content, by node; the others have dropped out."""
         messages = [
             Message(
@@ -115,9 +158,8 @@ class Exchange:
             for node, content in contents.items()
         ]
         with self._timed(stage):
-            arrived = {
-                reply.metadata.src_node_id: reply for reply in self._inner.send_and_receive(messages, timeout=timeout)
-            }
+            replies = self._inner.send_and_receive(messages, timeout=self._patience.of(stage))
+            arrived = {reply.metadata.src_node_id: reply for reply in replies}
         self.report.sent += sum(_size(content) for content in contents.values())
         self.report.received += sum(_size(reply.content) for reply in arrived.values() if reply.has_content())
         for node in contents:

@@ -19,7 +19,7 @@ from distlfm.federated.audit import AuditLog
 from distlfm.federated.secagg.gatherer import Gatherer, SumFailed
 from distlfm.federated.secagg.messages import Advert, Boxes, Call, Consent, Fields, Reveal
 from distlfm.federated.secagg.ring import Words, decode
-from distlfm.federated.secure_exchange import Exchange, SumReport
+from distlfm.federated.secure_exchange import OTHER_FORM, Exchange, Patience, SumReport
 from distlfm.federated.secure_mod import CONSENT, RECORD, SHARES, UNMASK
 from distlfm.federated.secure_records import bits_of, mean_records, request_digest
 
@@ -30,9 +30,9 @@ STAGE_SECONDS = 120.0
 class SecureGrid(Grid):
     """Runs each `send_and_receive` as one secure sum over the nodes that the messages go to.
 
-    min_sites: fewest sites at the start and at the end. stage_timeout: seconds to wait in the stages without work; the
-    stage with work waits for the strategy's own timeout. peers: pinned keys of the sites; with them a stranger is left
-    out at the start, without them the sites refuse it.
+    min_sites: fewest sites at the start and at the end. stage_timeout: most seconds to wait in a stage without work;
+    all stages together take the strategy's own timeout at most. peers: pinned keys of the sites; with them a stranger
+    is left out at the start, without them the sites refuse it.
     """
 
     def __init__(
@@ -91,10 +91,12 @@ class SecureGrid(Grid):
             )
         report = SumReport(first.metadata.message_type)
         self.reports.append(report)
-        exchange = Exchange(self._inner, asked, report, self._stage_timeout)
+        names = {node.node_id: node.name for node in self._inner.get_nodes() if node.name}
+        exchange = Exchange(self._inner, asked, report, Patience(timeout, self._stage_timeout), names)
         gatherer = Gatherer(str(self.run.run_id), report.purpose, requests.pop(), self._min_sites)
         try:
-            mean = self._sum(exchange, gatherer, first.content, timeout)
+            mean = self._sum(exchange, gatherer, first.content)
+            report.sha256 = request_digest(mean)
         except SumFailed as failed:
             report.failure = failed.cause
             self._ahead.clear()
@@ -102,14 +104,15 @@ class SecureGrid(Grid):
         self._log(report, gatherer.request)
         return exchange.replies(mean)
 
-    def _sum(self, exchange: Exchange, gatherer: Gatherer, request: RecordDict, timeout: float | None) -> RecordDict:
+    def _sum(self, exchange: Exchange, gatherer: Gatherer, request: RecordDict) -> RecordDict:
         roster = gatherer.enrol(self._adverts(exchange, gatherer), self._peers)
         exchange.report.cohort = roster.sites
         deliveries = gatherer.deliver(exchange.ask(SHARES, dict.fromkeys(roster.sites, roster), Boxes))
-        masked = exchange.ask_vectors(deliveries, request, timeout)
+        masked = exchange.ask_vectors(deliveries, request)
         if not masked:
             raise SumFailed("No site sent a masked vector.")
         fields, vectors = _of_one_form(masked)
+        exchange.leave_out(set(masked) - set(vectors), OTHER_FORM)
         survivors = gatherer.gather(vectors)
         exchange.report.survivors = survivors.sites
         consents = gatherer.agree(exchange.ask(CONSENT, dict.fromkeys(survivors.sites, survivors), Consent))
@@ -124,8 +127,10 @@ class SecureGrid(Grid):
         """Keys of all sites: those that came with the last sum if every site gave some, else fresh ones."""
         ahead, self._ahead = self._ahead, {}
         if set(exchange.asked) <= set(ahead):
-            return exchange.introduce({node: ahead[node] for node in exchange.asked})
-        return exchange.introduce(exchange.call(Call(run=gatherer.run, purpose=gatherer.purpose)))
+            adverts = {node: ahead[node] for node in exchange.asked}
+        else:
+            adverts = exchange.call(Call(run=gatherer.run, purpose=gatherer.purpose))
+        return exchange.introduce(adverts, lambda advert: gatherer.knows(advert, self._peers))
 
     def _log(self, report: SumReport, request: str) -> None:
         if self._audit is not None:
@@ -138,6 +143,9 @@ class SecureGrid(Grid):
                 survivors=list(report.survivors),
                 dropped=[f"{node}: {reason}" for node, reason in sorted(report.dropped.items())],
                 failure=report.failure,
+                sent=report.sent,
+                received=report.received,
+                sha256=report.sha256,
             )
 
 

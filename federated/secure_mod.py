@@ -36,8 +36,8 @@ from distlfm.federated.secagg.messages import (
     Survivors,
     canonical,
 )
-from distlfm.federated.secagg.ring import OutOfRange, encode
-from distlfm.federated.secure_records import bits_of, flatten, request_digest
+from distlfm.federated.secagg.ring import encode
+from distlfm.federated.secure_records import bits_of, flatten, request_digest, within
 
 RECORD, STAGE, BODY, VECTOR = "secagg", "stage", "body", "vector"
 KEYS, SHARES, MASK, CONSENT, UNMASK = "keys", "shares", "mask", "consent", "unmask"
@@ -140,8 +140,8 @@ class Site:
             state = member.receive(self.policy.rules(), self._state(purpose), delivery)
             if request_digest(request) != state.cohort.request:
                 raise Refused(Reason.REQUEST, "Its digest is not the one in the roster.")
-            is_query = purpose.partition(".")[0] == "query"
-            self.memory.use(self._limit, queries=1 if is_query else 0)
+            figures = purpose.partition(".")[0] != "train"
+            self.memory.use(self._limit, queries=1 if figures else 0)
             self.memory.keep(self.run, state)
         return state
 
@@ -153,10 +153,11 @@ class Site:
         parts, values = flatten(request, reply.content, WEIGHT, clip)
         check_examples(self.policy, float(values[0]))
         fields = Fields(session=state.cohort.session.hex(), parts=parts)
-        try:
-            words = encode(values, bits_of(fields), len(state.masking))
-        except OutOfRange as error:
-            raise Refused(Reason.RANGE, str(error)) from None
+        count = len(state.masking)
+        values, changed = within(parts, values, count)
+        if changed:
+            self.audit.append("held back", self.run, purpose=state.cohort.purpose, parts=changed)
+        words = encode(values, bits_of(fields), count)
         after, hidden = member.masked(self.policy.rules(), state, words)
         with self.memory.locked():
             if self.memory.state(self.run) != state:

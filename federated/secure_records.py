@@ -3,6 +3,9 @@
 The vector holds the weight first, then every metric and array times the weight: so the sum divided by the summed
 weights is the weighted mean, and neither counts nor metrics are seen one by one. An array that came with the request
 under the same name and shape travels as its difference from that: small numbers, which are what the policy clips.
+
+A site never refuses because of what its numbers are: that would tell about them outside of the masks. What the sum
+cannot hold is held back; see `within`.
 """
 
 from __future__ import annotations
@@ -17,13 +20,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secagg.messages import Fields, Part, canonical
-from distlfm.federated.secagg.ring import Bits, FloatArray
+from distlfm.federated.secagg.ring import Bits, FloatArray, largest
 
 WEIGHT_BITS, METRIC_BITS, ARRAY_BITS = 20, 32, 40
 """Fraction bits: metrics are larger than differences of weights, and counts larger than both."""
 
 BITS = {"weight": WEIGHT_BITS, "metric": METRIC_BITS, "array": ARRAY_BITS, "difference": ARRAY_BITS}
 SITES = "num-sites"
+
+METRIC_BOUND = 1e4
+"""No metric counts for more than this; one that is no number counts for so much."""
 
 Record = TypeVar("Record")
 
@@ -85,11 +91,33 @@ def flatten(
 
 
 def _clip(moved: list[FloatArray], clip: float) -> None:
-    """Shorten the update, in place, to the policy's norm; one that is not finite is refused later, by its range."""
-    norm = math.sqrt(sum(float(part @ part) for part in moved))
-    if norm > clip:
+    """Shorten the update, in place, to the policy's norm; one that is not finite is left to `within`."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        norm = math.sqrt(sum(float(part @ part) for part in moved))
+    if clip < norm < math.inf:
         for part in moved:
             part *= clip / norm
+
+
+def within(parts: tuple[Part, ...], values: FloatArray, count: int) -> tuple[FloatArray, list[str]]:
+    """Numbers [N] of an answer as a sum of `count` sites can hold them, and the names of parts that were changed.
+
+    A metric is cut to its bound. A difference with a number that is not finite or too large is none: the site moves
+    nothing. A whole array is cut, and what is no number in it is zero.
+    """
+    weight, found, start, changed = float(values[0]), values.copy(), 0, []
+    for part in parts:
+        name, kind, _, _ = part
+        here = slice(start, start + _size(part))
+        start, limit = here.stop, largest(BITS[kind], count)
+        most = min(limit, METRIC_BOUND * weight) if kind == "metric" else limit
+        unknown = most if kind == "metric" else 0.0
+        found[here] = np.clip(np.nan_to_num(values[here], nan=unknown, posinf=most, neginf=-most), -most, most)
+        if not np.array_equal(found[here], values[here]):
+            changed.append(name)
+            if kind == "difference":
+                found[here] = 0.0
+    return found, changed
 
 
 def bits_of(fields: Fields) -> Bits:

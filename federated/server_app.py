@@ -30,25 +30,29 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run what the run's settings ask for; the result is in the run's folder and in one line of the log."""
     from distlfm.federated.audit import AuditLog
-    from distlfm.federated.secure_grid import STAGE_SECONDS, SecureGrid
+    from distlfm.federated.homes import check_name
+    from distlfm.federated.secure_grid import SecureGrid
 
     programme = programme_of(str(context.run_config["programme"]))
     home = Path(os.environ[HOME])
-    folder = home / RUNS / str(context.run_config["run-name"])
+    folder = home / RUNS / check_name(str(context.run_config["run-name"]))
     audit = AuditLog(home / "audit.jsonl")
-    patience = min(STAGE_SECONDS, programme.deadline / 2)  # one lost answer does not use up a round's whole time
-    safe = SecureGrid(grid, min_sites=programme.min_sites, stage_timeout=patience, peers=peers_of(home), audit=audit)
+    safe = SecureGrid(grid, min_sites=programme.min_sites, peers=peers_of(home), audit=audit)
     result = perform(safe, programme, folder, str(context.run_id))
     log(INFO, "%s %s", MARK, json.dumps(result))
 
 
 def programme_of(text: str) -> ProgrammeConfig:
-    """From JSON text, or from the path of a file."""
-    from distlfm.config import build, load
+    """From JSON text; whoever starts a run has read the file."""
+    from distlfm.config import build
 
-    if text.lstrip().startswith("{"):
-        return build(ProgrammeConfig, json.loads(text), source="programme")
-    return load(ProgrammeConfig, Path(text))
+    try:
+        content = json.loads(text)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise UsageError("The programme is no JSON object.", "Start runs with: distlfm federated run")
+    return build(ProgrammeConfig, content, source="programme")
 
 
 def peers_of(home: Path) -> dict[str, str] | None:
@@ -75,7 +79,11 @@ def perform(grid: Grid, programme: ProgrammeConfig, folder: Path, run: str) -> d
     if programme.kind == "query":
         result, name = ask(grid, operator, codec, programme, folder, run), f"answer-{programme.question}.json"
     else:
-        state = run_rounds(grid, operator, codec, programme, folder, run, lambda line: log(INFO, "%s", words(line)))
+
+        def after(line: dict[str, Any]) -> None:
+            log(INFO, "%s", words(line, programme.evaluate))
+
+        state = run_rounds(grid, operator, codec, programme, folder, run, after)
         codec.load(operator.model, state.result)
         operator.save(folder / OPERATOR)
         result = {
@@ -90,7 +98,11 @@ def perform(grid: Grid, programme: ProgrammeConfig, folder: Path, run: str) -> d
     return result
 
 
-def words(line: dict[str, Any]) -> str:
-    """A round in a line of the log."""
+def words(line: dict[str, Any], measured: bool) -> str:
+    """A round in a line of the log. measured: whether figures of the model that it began with were asked for."""
     told = [f"{key} {value:.4g}" for key, value in line.items() if isinstance(value, float) and key != "seconds"]
-    return f"round {line['round']}: {line['sites']} sites" + (f", {', '.join(told)}" if told else ", lost")
+    if "seconds" not in line:
+        told = ["lost"]
+    elif measured and not told:
+        told = ["not measured: not all sites answered"]
+    return ", ".join([f"round {line['round']}: {line['sites']} sites", *told])

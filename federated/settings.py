@@ -65,9 +65,10 @@ class ProgrammeConfig(Config):
 
     operator: the checkpoint that all begin with, on the coordinator's machine; sites have their own copy of it.
     min_sites: fewer, at the start or at the end of a round, make no model. deadline: seconds that a round may take,
-    waiting for sites among them. lost: rounds in a row that may fail before the run gives up.
+    waiting for sites and measuring among them. lost: rounds in a row that may fail before the run gives up.
     evaluate: whether each round's model is measured on patients that nobody learns from, and the best one kept, which
-    may be the operator as it was; else the last one is.
+    may be the operator as it was; else the last one is. A model for which not all sites answered is not measured, and
+    not kept either, unless no model was.
     question: of `query`: `model` (how good the model is) or `cohort` (what the patients are like).
     """
 

@@ -89,12 +89,15 @@ def run_sites(
     with reporter.task("rounds", config.programme.rounds) as task, quiet_flower():
 
         def after(line: Line) -> None:
-            line["bytes"] = wire.bytes_sent + wire.bytes_received
-            wire.wire.clear()
             task.advance(1, f"loss {line['loss']:.3f}" if "loss" in line else "")
 
+        def meter() -> int:
+            travelled = wire.bytes_sent + wire.bytes_received
+            wire.wire.clear()
+            return travelled
+
         codec = codec_of(operator.model, config.programme.task)
-        return run_rounds(grid, operator, codec, config.programme, folder, str(RUN), after)
+        return run_rounds(grid, operator, codec, config.programme, folder, str(RUN), after, meter)
 
 
 @contextmanager
@@ -125,7 +128,7 @@ def summary(config: FederatedConfig, sites: Mapping[str, Site], state: State, fo
         "epsilon": {name: _spent(site) for name, site in sites.items()},
         "rounds": state.done,
         "kept_round": state.kept_round if state.kept is not None else state.done,
-        "bytes": sum(int(line.get("bytes", 0)) for line in state.history),
+        "bytes": state.closing + sum(int(line.get("bytes", 0)) for line in state.history),
         "figure": f"{figure} on held-out patients of the other sites; less is better",
         "gain_share": gain_share(found, figure),
         "own": {

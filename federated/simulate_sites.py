@@ -28,7 +28,7 @@ from distlfm.store.files import put_quickly
 PATIENTS = 24
 """Of a generated site, if the config does not say."""
 
-BYTES_A_DAY = 10**12
+QUERIES_A_DAY, BYTES_A_DAY = 10**6, 10**12
 """A simulation is no reason to stop for a day."""
 
 
@@ -83,6 +83,7 @@ def pin_all(sites: Mapping[str, Site], min_cohort: int, budget: tuple[float, flo
             peers=keys,
             min_cohort=min_cohort,
             min_examples=1,
+            queries_a_day=QUERIES_A_DAY,
             bytes_a_day=BYTES_A_DAY,
             epsilon=epsilon,
             delta=delta,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,13 +23,13 @@ from distlfm.config import build, dump, load
 from distlfm.errors import UsageError
 from distlfm.federated.adapter import adapter_names
 from distlfm.federated.codec import Codec, Vector, chosen, weights_digest
-from distlfm.federated.cohort import Cohort, groups
+from distlfm.federated.cohort import Cohort, Index, groups
 from distlfm.federated.figures import means, names_of, patient_figures
 from distlfm.federated.ledger import Ledger
 from distlfm.federated.privacy import private_mean, private_update, refuse_whole, tune_privately
 from distlfm.federated.settings import PrivacyConfig, RoundTask, SiteConfig
-from distlfm.federated.site_data import fit_patients, records, site_store, unlabelled
-from distlfm.federated.tune import tune
+from distlfm.federated.site_data import fit_patients, patient_of, records, site_store, unlabelled
+from distlfm.federated.tune import NotFinite, tune
 from distlfm.lfo import Batch, Examples, FourierOperator, Operator, load_checkpoint, save_checkpoint
 from distlfm.pipeline.settings import FitConfig
 from distlfm.runtime.reporting import Reporter, Silent
@@ -45,11 +45,13 @@ Part = Literal["train", "choose", "test"]
 
 @dataclass(frozen=True)
 class Trained:
-    """What leaves a site after a round, before it is masked: the shared weights [D] and numbers about them."""
+    """What leaves a site after a round, before it is masked: the shared weights [D], and from how many patients.
+
+    How good a model is, is told by `Site.evaluate` alone: with its own cohort, its own limits and its own price.
+    """
 
     vector: Vector
-    num_examples: int
-    metrics: dict[str, float]
+    num_patients: int
 
 
 def open_operator(path: Path) -> Operator:
@@ -77,10 +79,14 @@ def make_site(folder: Path, config: SiteConfig, operator: Operator) -> Site:
 
 
 class Site:
-    """A site, from its folder. budget: ε and δ of the site's policy, which take the place of site.yaml's own."""
+    """A site, from its folder. budget: ε and δ of the site's policy, which take the place of site.yaml's own.
 
-    def __init__(self, folder: Path, budget: tuple[float, float] | None = None) -> None:
-        self.folder = Path(folder)
+    counted: δ of a policy that asks for noise, though there may be no budget: then figures have noise too, and what
+    leaves is written down in the ledger, which stops nothing.
+    """
+
+    def __init__(self, folder: Path, budget: tuple[float, float] | None = None, counted: float | None = None) -> None:
+        self.folder, self.counted = Path(folder), counted
         self.config = load(SiteConfig, self.folder / SETTINGS)
         self.privacy = self.config.privacy
         if budget is not None:
@@ -99,9 +105,7 @@ class Site:
     @property
     def ledger(self) -> Ledger | None:
         """What was spent; None where there is no budget."""
-        if self.privacy is None:
-            return None
-        return Ledger(self.folder / LEDGER, self.privacy.epsilon, self.privacy.delta)
+        return None if self.privacy is None else self._ledger_of(self.privacy)
 
     def prepare(self, reporter: Reporter | None = None) -> None:
         """Fit the site's patients into its own store."""
@@ -126,10 +130,7 @@ class Site:
 
     def windows(self, kind: str = "pairs", part: Part = "train") -> Batch:
         """The windows of the patients that are learned from, that choose between models, or that measure."""
-        whole = self._unlabelled if kind == "physics" else self._labelled
-        config = self.config
-        cohort = Cohort.open(self.folder, whole.ids, config.choose, config.test, config.seed)
-        rows = cohort.rows(whole.ids, getattr(cohort, part))
+        whole, rows = self._rows(kind, part)
         if not len(rows):
             raise UsageError(f"The site {self.config.name} has no windows to {part}.", "Give it more patients.")
         return Batch(
@@ -137,28 +138,57 @@ class Site:
             ids=tuple(whole.ids[i] for i in rows),
         )
 
-    def train(self, vector: Vector, task: RoundTask, run: str = "", evaluate: bool = False) -> Trained:
+    def _rows(self, kind: str, part: Part) -> tuple[Batch, Index]:
+        """All windows, and which of them are those of a part of the patients."""
+        whole = self._unlabelled if kind == "physics" else self._labelled
+        config = self.config
+        cohort = Cohort.open(self.folder, whole.ids, config.choose, config.test, config.seed)
+        return whole, cohort.rows(whole.ids, getattr(cohort, part))
+
+    def count(self, kind: str, part: Part) -> int:
+        """How many patients of a part there are."""
+        whole, rows = self._rows(kind, part)
+        return len({patient_of(whole.ids[row]) for row in rows})
+
+    def train(self, vector: Vector, task: RoundTask, run: str = "") -> Trained:
         """Tune from the weights that came. With a budget all steps are paid for first, or nothing is done.
 
-        The figures, if asked for, are of the model that came, for the patients that choose.
+        The site's own copy is the best of what came, what was made of it, and the base.
         """
         operator = open_operator(self.folder / BASE)
         codec = codec_of(operator.model, task)
         self._place(operator, codec, vector, task)
-        batch = self.windows(task.kind)
-        figures = self._figures(operator, task.kind, "choose", run) if evaluate else {}
-        names = [*codec.names, *self._tuned_here(operator, task)]
+        batch, common = self.windows(task.kind), copy.deepcopy(operator)
         with torch_threads(self.config.threads):
             if self.privacy is None:
-                tuned = tune(operator, names, codec.names, batch, task)
-                self._keep(operator, codec, tuned.weights)
-                if evaluate:
-                    self._warn(operator, task.kind)
+                names = [*codec.names, *self._tuned_here(operator, task)]
+                weights = self._tuned(operator, names, codec, batch, task)
+                self._keep_local(codec, weights)
                 sent = codec.encode(operator.model.state_dict())
-                return Trained(sent, len(batch), {"train_loss": tuned.loss, **figures})
-            sent = self._privately(operator, codec, vector, batch, task, run)
+            else:
+                sent = self._privately(operator, codec, vector, batch, task, run)
+            self._keep_best(common, operator, task.kind)
         # How many patients a site has is taken as public; what their records are is not.
-        return Trained(sent, len(groups(batch.ids)), figures)
+        return Trained(sent, len(groups(batch.ids)))
+
+    def _tuned(
+        self, operator: Operator, names: Sequence[str], codec: Codec, batch: Batch, task: RoundTask
+    ) -> Mapping[str, Tensor]:
+        """Tune the operator, in place; if that leads to no numbers, it stays as it came, and nobody else is told."""
+        own = dict(operator.model.named_parameters())
+        before = {name: own[name].detach().clone() for name in names}
+        try:
+            return tune(operator, names, codec.names, batch, task).weights
+        except NotFinite:
+            logging.getLogger(__name__).warning(
+                "%s: tuning led to weights that are not finite, so this site changes nothing in this round. A smaller "
+                "task.lr may help.",
+                self.config.name,
+            )
+        with torch.no_grad():
+            for name, weight in before.items():
+                own[name].copy_(weight)
+        return before
 
     def _privately(
         self, operator: Operator, codec: Codec, vector: Vector, batch: Batch, task: RoundTask, run: str
@@ -172,20 +202,24 @@ class Site:
                 refuse_whole()
             ledger.charge("train", noise=privacy.noise, rate=privacy.sample, steps=task.steps, run=run)
             tune_privately(operator, codec.names, codec.names, batch, task, privacy)
-            self._keep(operator, codec, {})
             return codec.encode(operator.model.state_dict())
         self._charge_update(ledger, privacy.noise, run)
-        tune(operator, codec.names, codec.names, batch, task)
-        sent = private_update(vector, codec.encode(operator.model.state_dict()), privacy.clip, privacy.noise)
-        self._keep(operator, codec, {})
-        return sent
+        self._tuned(operator, codec.names, codec, batch, task)
+        return private_update(vector, codec.encode(operator.model.state_dict()), privacy.clip, privacy.noise)
 
-    def count_update(self, noise: float, delta: float, run: str = "") -> None:
+    def count_update(self, noise: float, run: str = "") -> None:
         """Write down an update that the policy noises as a whole, before the work. There is no budget to stop at, but
         one that is set later counts it. With a budget the work itself is private: noise on top of it costs no more.
         """
         if self.privacy is None:
-            self._charge_update(Ledger(self.folder / LEDGER, math.inf, delta), noise, run)
+            self._charge_update(self._ledger_of(None), noise, run)
+
+    def _ledger_of(self, privacy: PrivacyConfig | None) -> Ledger:
+        """The budget's ledger, or one that only counts."""
+        if privacy is not None:
+            return Ledger(self.folder / LEDGER, privacy.epsilon, privacy.delta)
+        assert self.counted is not None, "without noise there is nothing to be counted"
+        return Ledger(self.folder / LEDGER, math.inf, self.counted)
 
     def spent(self, delta: float) -> float | None:
         """ε of all charges so far, budget or not; None where nothing was ever charged."""
@@ -203,7 +237,7 @@ class Site:
         operator = open_operator(self.folder / BASE)
         codec = codec_of(operator.model, task)
         self._place(operator, codec, vector, task)
-        return self._figures(operator, task.kind, part, run), len(groups(self.windows(task.kind, part).ids))
+        return self._figures(operator, task.kind, part, run), self.count(task.kind, part)
 
     def statistics(self, run: str = "") -> tuple[dict[str, float], int]:
         """Figures of the cohort: level and spread of the first output, share of values missing."""
@@ -221,17 +255,16 @@ class Site:
     def personalise(self, vector: Vector, task: RoundTask) -> Path:
         """Tune the common model further on the site's own patients, for its clinicians alone. Nothing of it leaves.
 
-        If that is no better for the patients that choose, the common model is the site's own.
+        If that is no better for the patients that choose, the common model is the site's own, or the base.
         """
         operator = open_operator(self.folder / BASE)
         codec = codec_of(operator.model, task)
         self._place(operator, codec, vector, task)
         names = [*codec.names, *self._tuned_here(operator, task)]
-        before, common = self.chooses(operator, task.kind), copy.deepcopy(operator)
+        common = copy.deepcopy(operator)
         with torch_threads(self.config.threads):
-            tune(operator, names, codec.names, self.windows(task.kind), task)
-        better = self.chooses(operator, task.kind) < before
-        return (operator if better else common).save(self.folder / OWN)
+            self._tuned(operator, names, codec, self.windows(task.kind), task)
+            return self._keep_best(common, operator, task.kind)
 
     def operator(self) -> Operator:
         """What clinicians of the site ask: its personalised copy, or the base before there is one."""
@@ -247,23 +280,30 @@ class Site:
         found = float(patient_figures(operator, self.windows(kind, "choose"), (loss,))[loss].mean())
         return found if math.isfinite(found) else math.inf
 
-    def _warn(self, tuned: Operator, kind: str) -> None:
-        """Say in the site's own log that an update is no good for its patients; the federation's choice is by all."""
-        if self.chooses(tuned, kind) > self.chooses(self.base, kind):
+    def _keep_best(self, common: Operator, tuned: Operator, kind: str) -> Path:
+        """Write the site's own operator: the one that is best for the patients that choose, or else the tuned one.
+
+        If that tuned one is worse than the base, say so in the site's own log; the federation's choice is by all.
+        """
+        if not self.count(kind, "choose"):
+            return tuned.save(self.folder / OWN)
+        losses = [self.chooses(one, kind) for one in (tuned, common, self.base)]
+        if losses[0] > losses[2]:
             logging.getLogger(__name__).warning(
                 "%s: the update of this round is worse than the first operator for own patients that it was not tuned "
                 "on. Fewer steps or an adapter (task.steps, task.adapter) may suit them better.",
                 self.config.name,
             )
+        return (tuned, common, self.base)[losses.index(min(losses))].save(self.folder / OWN)
 
     def _told(self, each: Mapping[str, Vector], what: str, run: str) -> dict[str, float]:
-        """Means over patients; with a budget they have noise, and are paid for first."""
-        if self.privacy is None:
+        """Means over patients; where there is a budget, or noise on updates, they have noise and are paid for first."""
+        if self.privacy is None and self.counted is None:
             return means(each)
-        ledger = self.ledger
-        assert ledger is not None
-        ledger.charge(what, noise=self.privacy.figures, rate=1.0, steps=len(each), run=run)
-        return {name: private_mean(values, self.privacy) for name, values in each.items()}
+        privacy = self.privacy or PrivacyConfig(epsilon=1.0)
+        ledger = self._ledger_of(self.privacy)
+        ledger.charge(what, noise=privacy.figures, rate=1.0, steps=len(each), run=run)
+        return {name: private_mean(values, privacy) for name, values in each.items()}
 
     def _tuned_here(self, operator: Operator, task: RoundTask) -> tuple[str, ...]:
         return chosen([name for name, _ in operator.model.named_parameters()], task.local)
@@ -281,9 +321,8 @@ class Site:
                     if name in kept:
                         own[name].copy_(kept[name])
 
-    def _keep(self, operator: Operator, codec: Codec, weights: Mapping[str, Tensor]) -> None:
-        """Write the weights that stay here, and the site's own operator."""
+    def _keep_local(self, codec: Codec, weights: Mapping[str, Tensor]) -> None:
+        """Write the weights that stay here."""
         local = {name: weight for name, weight in weights.items() if name not in codec.names}
         if local:
             save_checkpoint(self.folder / LOCAL, {"weights": local}, LOCAL_KIND)
-        operator.save(self.folder / OWN)

@@ -6,6 +6,7 @@ python -m distlfm.federated.superlink FOLDER [--insecure]
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 import sys
 import threading
@@ -30,7 +31,7 @@ from distlfm.federated.audit import AuditLog
 from distlfm.federated.authn import TokenPlugin, read_digests
 from distlfm.federated.events import ControlEvents
 from distlfm.federated.gate import ALLOWED, Gate
-from distlfm.federated.homes import LinkHome, check_secret
+from distlfm.federated.homes import EVERYWHERE, LinkHome, check_secret
 from distlfm.federated.processes import START, end_with_supervisor
 from distlfm.federated.refusals import Refusals
 from distlfm.federated.roster import FOLLOW_SECONDS, follow, read_roster
@@ -89,7 +90,7 @@ def main(folder: str, *flags: str) -> None:
     if not insecure:
         threading.Thread(target=_follow, args=(home, state, audit), daemon=True).start()
     allowed = ALLOWED | KEYLESS if insecure else ALLOWED
-    gate = Gate(app, allowed, refusals)
+    gate = Gate(app, allowed, refusals, addresses_of(config.host))
     audit.append("link started", "", port=config.port, insecure=insecure)
     server = uvicorn.Config(
         gate,
@@ -98,6 +99,7 @@ def main(folder: str, *flags: str) -> None:
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,  # nobody tells us by a header where a request comes from
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
     )
@@ -105,6 +107,16 @@ def main(folder: str, *flags: str) -> None:
     if server.ssl is not None:
         server.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
     uvicorn.Server(server).run()
+
+
+def addresses_of(bind: str) -> frozenset[str]:
+    """Addresses that the link's own processes come from when it listens on this one."""
+    if bind in EVERYWHERE:
+        return frozenset()  # they come by loopback
+    try:
+        return frozenset(str(found[4][0]) for found in socket.getaddrinfo(bind, None))
+    except OSError:
+        return frozenset()
 
 
 def end_orphans(state: Any, audit: AuditLog) -> None:

@@ -14,10 +14,11 @@ allowed:
   - query.*
 # Fewest sites in a sum, at its start and at its end: nobody learns a sum over fewer.
 min_cohort: 3
-# Fewest patients' windows behind an answer.
+# Fewest patients behind an answer: of those that are learned from in a round, of those that choose for its figures.
 min_examples: 5
 # Kinds of message that all sites answer together or not at all, so that no two answers differ by one site.
 fixed_cohort:
+  - evaluate
   - query
 # Longest update that leaves (its norm), and noise on it in units of that; null: as it is.
 clip: null
@@ -25,8 +26,8 @@ noise_multiplier: 0.0
 # Privacy budget of this site's patients (differential privacy); null: masking alone.
 epsilon: null
 delta: 1.0e-5
-# Limits of a day (UTC).
-queries_a_day: 20
+# Limits of a day (UTC). Figures of a model count as a question: a programme of five rounds asks for them six times.
+queries_a_day: 100
 bytes_a_day: 2000000000
 # Signing keys of all sites, written by `distlfm federated provision pin`. Keep this the last entry.
 peers: {{}}
@@ -42,8 +43,9 @@ name: {site}
 #  mechanism: {{kind: …}}
 # or pairs that were made before:
 #store: /data/pairs.zarr
-# Share of the patients that are never learned from, but measure the model:
+# Share of the patients that are never learned from, but measure the model, and of those that choose between models:
 #test: 0.3
+#choose: 0.2
 # Differential privacy; the unit is a patient with all windows:
 #privacy: {{epsilon: 4.0, delta: 1.0e-5}}
 """

@@ -5,7 +5,7 @@ Shapes: `B` windows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,10 @@ PLAIN = LossConfig(beta=0.0)
 
 ADAM, TINY = (0.9, 0.999), 1e-8
 """Of Kingma and Ba (2015)."""
+
+
+class NotFinite(WorkError):
+    """Tuning has led to weights that are no numbers."""
 
 
 class Objective:
@@ -93,9 +97,14 @@ def descend(
             torch.nn.utils.clip_grad_norm_(list(weights.values()), task.clip)
         descent.step()
         loss = float(mean.detach())
-    if not all(bool(torch.isfinite(one).all()) for one in weights.values()):
-        raise WorkError("The tuned weights are not finite.", "Lower task.lr.")
+    if not all_finite(weights.values()):
+        raise NotFinite("The tuned weights are not finite.", "Lower task.lr.")
     return loss
+
+
+def all_finite(weights: Iterable[Tensor]) -> bool:
+    """Whether all weights are numbers."""
+    return all(bool(torch.isfinite(one).all()) for one in weights)
 
 
 def hold_back(weights: Mapping[str, Tensor], start: Mapping[str, Tensor], mu: float) -> None:

@@ -91,18 +91,28 @@ def enrol(
 def pin(
     folder: SiteFolder,
     peers: Annotated[Path, typer.Argument(help="peers.json of the coordinator.")],
+    sites: Annotated[
+        str, typer.Option("--sites", help="Who takes part, as you know it, with commas; else who is pinned already.")
+    ] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Take another key for a site that is pinned.")] = False,
 ) -> None:
-    """At a site: write the other sites' signing keys into the policy. Compare the fingerprint by telephone.
+    """At a site: write the other sites' signing keys into the policy. Compare names and fingerprint by telephone.
 
-    Example: `distlfm federated provision pin north peers.json`
+    Example: `distlfm federated provision pin north peers.json --sites north,south,west`
     """
+    from distlfm.federated.identity import fingerprint
+    from distlfm.federated.provision import peers_fingerprint
     from distlfm.federated.provision import pin as write
 
     _sent(peers)
-    told = write(folder, peers, replace=replace)
-    STATE.reporter.say(f"fingerprint of all signing keys: {told}")
-    STATE.reporter.say("next: ask the other sites by telephone for theirs; if one differs, do not take part")
+    pinned = write(folder, peers, sites=_names(sites), replace=replace)
+    for name, key in pinned.items():
+        STATE.reporter.say(f"{name}: {fingerprint(key)}")
+    STATE.reporter.say(f"fingerprint of all signing keys: {peers_fingerprint(pinned)} ({len(pinned)} sites)")
+    STATE.reporter.say(
+        "next: ask the other sites by telephone for their names, their number and this fingerprint; if one differs, or "
+        "a site is not there, do not take part"
+    )
 
 
 @app.command("revoke")

@@ -45,9 +45,7 @@ class Gatherer:
     def enrol(self, adverts: Mapping[str, Advert], peers: Mapping[str, str] | None = None) -> Roster:
         """Who takes part. With `peers`, sites that are not among them or whose keys are not signed are left out."""
         accepted = [
-            advert
-            for site, advert in sorted(adverts.items())
-            if advert.site == site and advert.run == self.run and (peers is None or _known(advert, peers))
+            advert for site, advert in sorted(adverts.items()) if advert.site == site and self.knows(advert, peers)
         ]
         self._enough("gave keys", len(accepted), self._min_sites)
         self.roster = Roster(
@@ -59,6 +57,10 @@ class Gatherer:
         )
         self._session = self.roster.session
         return self.roster
+
+    def knows(self, advert: Advert, peers: Mapping[str, str] | None) -> bool:
+        """Whether an advert is for this run and, where keys are known, signed with the key of the site it names."""
+        return advert.run == self.run and (peers is None or _known(advert, peers))
 
     def deliver(self, boxes: Mapping[str, Boxes]) -> dict[str, Delivery]:
         """The boxes of all who sealed one for each of the others, by receiver."""

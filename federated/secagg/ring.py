@@ -21,6 +21,11 @@ def limit_of(fraction_bits: int, count: int) -> float:
     return float((2**63 - 1) // count) / 2.0**fraction_bits
 
 
+def largest(fraction_bits: int, count: int) -> float:
+    """The largest value that `encode` takes, by a hair."""
+    return limit_of(fraction_bits, count) * (1.0 - 2.0**-50)
+
+
 def encode(values: FloatArray, fraction_bits: Bits, count: int) -> Words:
     """Values [N] as words [N], each with its own number of fraction bits, for a sum of `count` sites.
 

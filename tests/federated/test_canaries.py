@@ -46,8 +46,12 @@ def of_work(operator: Operator, site: Site, programme: ProgrammeConfig) -> list[
     """Figures of one site alone, and what its work makes of some weights; the same again, as the work is seeded."""
     codec = codec_of(operator.model, programme.task)
     before = codec.encode(operator.model.state_dict())
-    done = site.train(before, programme.round_task(1), evaluate=True)
-    told = {**done.metrics, **{f"test {k}": v for k, v in site.evaluate(before, programme.task)[0].items()}}
+    done = site.train(before, programme.round_task(1))
+    told = {
+        f"{part} {key}": value
+        for part in ("choose", "test")
+        for key, value in site.evaluate(before, programme.task, part=part)[0].items()
+    }
     cohort = site.statistics()[0]
     change = done.vector - before
     some = np.flatnonzero(change)[::97]
@@ -64,7 +68,7 @@ def test_nothing_of_a_patient_or_of_one_sites_work_leaves_it_or_stands_in_a_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     operator, sites = make_federation(tmp_path)
-    programme = make_programme(rounds=1)
+    programme = make_programme(rounds=1, evaluate=True)
     codec = codec_of(operator.model, programme.task)
     inner = make_grid(sites)
     grid = SecureGrid(inner, min_sites=3)
@@ -93,7 +97,7 @@ def test_the_look_out_sees_the_work_where_there_is_no_masking(tmp_path: Path) ->
     plain.train()(client_app.train)
     grid = LocalGrid(plain, nodes_of(sites))
     task = programme.round_task(1).model_dump_json()
-    config = ConfigRecord({"task": task, "evaluate": True, "base": sites["east"].digest})
+    config = ConfigRecord({"task": task, "base": sites["east"].digest})
     content = RecordDict({"arrays": ArrayRecord({"shared": Array(vector)}), "config": config})
     [reply] = grid.send_and_receive([Message(content, 1, "train")])
     assert not reply.has_error()

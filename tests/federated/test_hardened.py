@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 CLIP = 0.01
 ONE_STEP = {"steps": 1, "lr": 0.05}
 COUNTS = (8, 12, 16, 24)
-ONE_ROUND = make_programme(rounds=1, evaluate=False, task=ONE_STEP)
+ONE_ROUND = make_programme(rounds=1, task=ONE_STEP)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
     changes = np.array([one.vector - before for one in alone])
     lengths = np.linalg.norm(changes, axis=1, keepdims=True)
     assert lengths.min() > 2 * CLIP
-    counts = [one.num_examples for one in alone]
+    counts = [one.num_patients for one in alone]
     return Known(operator, sites, counts, np.average(changes * CLIP / lengths, axis=0, weights=counts))
 
 
@@ -100,7 +100,7 @@ def test_the_sums_noise_is_that_of_the_sites_weighted_as_they_are(known: Known, 
 def test_what_noised_updates_cost_is_written_down_and_counts_towards_a_later_budget(tmp_path: Path) -> None:
     operator, sites = make_federation(tmp_path)
     harden(sites, noise=8.0)
-    run(operator, sites, make_programme(rounds=2, evaluate=False, task=ONE_STEP), tmp_path / "run")
+    run(operator, sites, make_programme(rounds=2, task=ONE_STEP), tmp_path / "run")
     for site in sites.values():
         charges = Ledger(site.folder / LEDGER, 1.0, 1e-5).charges
         assert [(one.what, one.noise, one.rate, one.steps) for one in charges] == [("update", 4.0, 1.0, 1)] * 2
@@ -115,11 +115,30 @@ def test_what_noised_updates_cost_is_written_down_and_counts_towards_a_later_bud
         assert later.spent == pytest.approx(epsilon(rdp(4.0, 1.0, 2), 1e-5))
 
 
+def test_figures_beside_noised_updates_have_noise_and_are_counted_too(tmp_path: Path, seeded: None) -> None:
+    operator, sites = make_federation(tmp_path)
+    harden(sites, noise=8.0)
+    programme = make_programme(rounds=1, evaluate=True, task=ONE_STEP)
+    codec = codec_of(operator.model, programme.task)
+    grid = SecureGrid(make_grid(sites), min_sites=3)
+    [line] = run_rounds(grid, operator, codec, programme, tmp_path / "run").history
+    before = codec.encode(operator.model.state_dict())
+    exact = [site.evaluate(before, programme.task, part="choose")[0]["loss"] for site in sites.values()]
+    assert abs(line["loss"] - np.mean(exact)) > 1.0
+    for site in sites.values():
+        charges = Ledger(site.folder / LEDGER, 1.0, 1e-5).charges
+        assert [(one.what, one.noise, one.steps) for one in charges] == [
+            ("figures", 20.0, 5),
+            ("update", 4.0, 1),
+            ("figures", 20.0, 5),
+        ]
+
+
 def test_noise_on_top_of_private_work_costs_no_more(tmp_path: Path) -> None:
     operator, sites = make_federation(tmp_path, privacy=PrivacyConfig(epsilon=20.0, noise=2.0, sample=0.5))
     harden(sites, noise=8.0)
     task = {"steps": 2, "adapter": "shift"}
-    run(operator, sites, make_programme(rounds=1, evaluate=False, task=task), tmp_path / "run")
+    run(operator, sites, make_programme(rounds=1, task=task), tmp_path / "run")
     for site in sites.values():
         ledger = Site(site.folder).ledger
         assert ledger is not None

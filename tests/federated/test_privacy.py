@@ -72,7 +72,40 @@ def test_no_patient_moves_the_sum_by_more_than_the_clip() -> None:
 
 
 def test_a_patient_who_teaches_nothing_gives_zeros_and_no_nan() -> None:
-    assert torch.equal(clipped(torch.zeros(2, 5), 0.5), torch.zeros(2, 5))
+    assert bool((clipped(torch.zeros(2, 5), 0.5) == 0).all())
+
+
+@pytest.mark.parametrize("wild", [float("nan"), float("inf"), 1e30])
+def test_a_patient_whose_gradient_overflows_is_no_more_to_be_seen_than_any_other(wild: float) -> None:
+    gradients = torch.full((3, 4), 0.1)
+    without = clipped(gradients[:2], 0.5).sum(0)
+    gradients[2, 1] = wild
+    assert float((clipped(gradients, 0.5).sum(0) - without).norm()) <= 0.5 * (1 + 1e-9)
+
+
+def test_private_work_does_not_fail_by_one_patients_data(tmp_path: Path) -> None:
+    operator, batch = make_batch(tmp_path, WINDOWS)
+    batch.values[0] = torch.inf
+    names = adapter_names(operator.model, "shift")
+    found = tune_privately(operator, names, names, batch, RoundTask(adapter="shift", steps=2), PRIVACY)
+    assert all(bool(torch.isfinite(one).all()) for one in found.weights.values())
+
+
+def test_private_work_that_leads_nowhere_gives_the_weights_that_came(tmp_path: Path) -> None:
+    operator, batch = make_batch(tmp_path, WINDOWS)
+    names = adapter_names(operator.model, "shift")
+    before = {name: one.clone() for name, one in operator.model.state_dict().items()}
+    task = RoundTask(adapter="shift", steps=3, lr=1e38, optimiser="sgd")
+    tune_privately(operator, names, names, batch, task, PRIVACY.model_copy(update={"noise": 1e6}))
+    assert all(torch.equal(one, before[name]) for name, one in operator.model.state_dict().items())
+
+
+@pytest.mark.parametrize("wild", [float("nan"), float("inf")])
+def test_an_update_that_is_no_number_leaves_as_noise_alone(wild: float) -> None:
+    before, after = np.ones(10), np.ones(10)
+    after[4] = wild
+    drawn = private_update(before, after, 0.5, 2.0, np.random.default_rng(3))
+    assert np.array_equal(drawn, private_update(before, before, 0.5, 2.0, np.random.default_rng(3)))
 
 
 def test_the_noise_of_a_step_is_as_large_as_it_is_paid_for() -> None:

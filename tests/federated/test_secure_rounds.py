@@ -29,6 +29,7 @@ from distlfm.federated.audit import AuditLog, verify
 from distlfm.federated.local_grid import LocalGrid
 from distlfm.federated.secure_grid import SecureGrid
 from distlfm.federated.secure_mod import secure_mod
+from distlfm.federated.secure_records import request_digest
 
 STAGES = ("keys", "shares", "mask", "consent", "unmask")
 
@@ -210,14 +211,16 @@ def test_arrays_of_every_number_type_come_back_in_theirs(tmp_path: Path) -> None
 def test_a_site_with_another_form_of_answer_is_left_out(tmp_path: Path) -> None:
     app = ClientApp(mods=[secure_mod])
 
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
         extra = {"more": 1.0} if name_of(context) == "west" else {}
         return Message(RecordDict({"m": MetricRecord({"num-examples": 10.0, "loss": 2.0, **extra})}), reply_to=message)
 
     grid = SecureGrid(LocalGrid(app, make_sites(tmp_path)))
-    replies = ask(grid, RecordDict(), "evaluate")
+    replies = ask(grid, RecordDict())
     assert grid.reports[0].survivors == ("east", "north", "south")
+    assert grid.reports[0].dropped == {4: "an answer of another form than most sites'"}
+    assert replies[1].error.reason == grid.reports[0].dropped[4]
     assert replies[0].content["metrics"] == {"num-examples": 30.0, "num-sites": 3.0, "loss": 2.0}
 
 
@@ -232,11 +235,14 @@ def test_sites_are_asked_the_same_or_not_at_all(tmp_path: Path) -> None:
 
 def test_the_link_logs_each_sum_without_a_value_in_it(tmp_path: Path) -> None:
     grid = SecureGrid(local_grid(make_sites(tmp_path)), audit=AuditLog(tmp_path / "link.jsonl"))
-    ask(grid, request())
+    [mean] = ask(grid, request())
     report = verify(tmp_path / "link.jsonl")
     assert report.flaws == []
     assert report.entries[0]["run"] == "7"
-    assert report.entries[0]["facts"]["survivors"] == list(NAMES)
+    facts = report.entries[0]["facts"]
+    assert facts["survivors"] == list(NAMES)
+    assert facts["sent"] > facts["received"] > 4 * 20 * 8
+    assert facts["sha256"] == request_digest(mean.content)
     of_site = verify(tmp_path / "east" / "audit.jsonl").entries
     assert {entry["run"] for entry in of_site} == {"7"}
     asked = [entry["facts"]["request"] for entry in of_site if entry["event"] == "mask"]

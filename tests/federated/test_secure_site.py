@@ -26,6 +26,7 @@ from secure_sites import (
 )
 
 from distlfm.errors import UsageError
+from distlfm.federated.audit import verify
 from distlfm.federated.ledger import BudgetSpent
 from distlfm.federated.local_grid import LocalGrid
 from distlfm.federated.policy import load_policy
@@ -77,11 +78,47 @@ def test_a_site_with_too_few_examples_is_left_out_and_the_others_go_on(tmp_path:
     assert grid.reports[0].dropped == {2: Reason.EXAMPLES.value}
 
 
-@pytest.mark.parametrize("loss", [float("nan"), float("inf"), 1e12])
-def test_a_value_that_the_sum_cannot_hold_never_leaves(tmp_path: Path, loss: float) -> None:
-    grid = SecureGrid(LocalGrid(answering({"num-examples": 10.0, "loss": loss}), make_sites(tmp_path)))
-    ask(grid, request(), "evaluate")
-    assert set(grid.reports[0].dropped.values()) == {Reason.RANGE.value}
+@pytest.mark.parametrize(("loss", "counts_as"), [(float("nan"), 1e4), (float("inf"), 1e4), (-1e12, -1e4), (9e3, 9e3)])
+def test_whether_a_site_answers_tells_nothing_of_its_figures(tmp_path: Path, loss: float, counts_as: float) -> None:
+    """A server that may scale weights could else ask for which loss a site falls silent."""
+    app = ClientApp(mods=[secure_mod])
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        told = loss if context.node_id == 2 else 1.0
+        return Message(RecordDict({"m": MetricRecord({"num-examples": 10.0, "loss": told})}), reply_to=message)
+
+    grid = SecureGrid(LocalGrid(app, make_sites(tmp_path)))
+    replies = ask(grid, request(), "evaluate")
+    assert grid.reports[0].dropped == {}
+    assert replies[0].content["metrics"]["loss"] == pytest.approx((3.0 + counts_as) / 4, abs=1e-6)
+    assert refusals(tmp_path, "north") == []
+
+
+@pytest.mark.parametrize("wild", [float("nan"), float("-inf"), 1e200, 1e9])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_an_update_that_exploded_moves_nothing_and_its_site_is_not_known_by_it(
+    tmp_path: Path, wild: float, clip: float | None
+) -> None:
+    app = ClientApp(mods=[secure_mod])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        weights = message.content.array_records["arrays"]["shared"].numpy() + 0.1
+        weights[3] = wild if context.node_id == 2 else weights[3]
+        content = {"arrays": ArrayRecord({"shared": Array(weights)}), "m": MetricRecord({"num-examples": 10.0})}
+        return Message(RecordDict(content), reply_to=message)
+
+    grid = SecureGrid(LocalGrid(app, make_sites(tmp_path, clip=clip)))
+    moved = ask(grid, request())[0].content["arrays"]["shared"].numpy() - request()["arrays"]["shared"].numpy()
+    assert grid.reports[0].dropped == {}
+    if clip is None:
+        assert np.allclose(moved, 0.075, rtol=0, atol=1e-9)
+    else:
+        assert np.linalg.norm(moved) <= clip
+    assert any(entry["event"] == "held back" for entry in verify(tmp_path / "north" / "audit.jsonl").entries) == (
+        clip is None or wild != 1e9
+    )
 
 
 @pytest.mark.parametrize("count", [0.0, -3.0, float("nan")])
@@ -139,18 +176,21 @@ def test_what_cannot_be_clipped_is_refused(tmp_path: Path) -> None:
     assert set(grid.reports[0].dropped.values()) == {Reason.REQUEST.value}
 
 
-def test_queries_of_a_day_are_counted_across_runs_and_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["query.calibration", "evaluate"])
+def test_queries_of_a_day_are_counted_across_runs_and_processes(tmp_path: Path, kind: str) -> None:
+    """Figures of a model are a question too, whatever the message is called."""
     nodes = make_sites(tmp_path, queries_a_day=2)
     reports = []
     for run in (1, 2, 3):
         grid = SecureGrid(LocalGrid(answering({"num-examples": 10.0}), nodes, run_id=run))
-        ask(grid, RecordDict(), "query.calibration")
+        ask(grid, RecordDict(), kind)
         reports.append(grid.reports[0])
     assert [len(report.survivors) for report in reports] == [4, 4, 0]
     assert set(reports[2].dropped.values()) == {Reason.QUERIES.value}
 
 
-def test_a_question_is_answered_by_all_sites_or_by_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["query.calibration", "evaluate"])
+def test_a_question_is_answered_by_all_sites_or_by_none(tmp_path: Path, kind: str) -> None:
     """Two answers that differ by one site would tell what that site said."""
 
     def lose(message: Message) -> Message | None:
@@ -158,9 +198,9 @@ def test_a_question_is_answered_by_all_sites_or_by_none(tmp_path: Path) -> None:
 
     nodes = make_sites(tmp_path)
     whole = SecureGrid(local_grid(nodes))
-    assert ask(whole, RecordDict(), "query.calibration")[0].content["metrics"]["num-sites"] == 4.0
+    assert ask(whole, RecordDict(), kind)[0].content["metrics"]["num-sites"] == 4.0
     part = SecureGrid(local_grid(nodes, on_request=lose))
-    assert all(reply.has_error() for reply in ask(part, RecordDict(), "query.calibration"))
+    assert all(reply.has_error() for reply in ask(part, RecordDict(), kind))
     assert "COHORT_FIXED" in refusals(tmp_path)
 
 
