@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,9 @@ from distlfm.errors import UsageError
 from distlfm.federated import refusals
 from distlfm.federated.audit import AuditLog, verify
 from distlfm.federated.authn import TokenPlugin, make_token, read_digests, token_digest
-from distlfm.federated.homes import check_name, refuse_unless_loopback
+from distlfm.federated.control import Connection, Control
+from distlfm.federated.homes import Home, check_name, refuse_unless_loopback
+from distlfm.federated.processes import environment
 from distlfm.federated.refusals import Refusals
 from distlfm.federated.roster import read_roster
 from distlfm.federated.run import plain
@@ -78,6 +82,31 @@ def test_plain_text_is_refused_on_every_address_but_loopback(host: str) -> None:
     refuse_unless_loopback("127.0.0.1")
     with pytest.raises(UsageError, match="this machine alone"):
         refuse_unless_loopback(host)
+
+
+@pytest.mark.parametrize("spelling", ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"])
+def test_no_proxy_is_shown_a_token_or_a_task_that_stays_on_this_machine(
+    spelling: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    heard: list[bytes] = []
+
+    def serve(door: socket.socket) -> None:
+        caller, _ = door.accept()
+        with caller:
+            heard.append(caller.recv(4096))
+            caller.sendall(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as link, socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv(spelling, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.setenv("no_proxy", "example.org")
+        for door in (link, proxy):
+            threading.Thread(target=serve, args=(door,), daemon=True).start()
+        control = Control(Connection("127.0.0.1", link.getsockname()[1], None, "token"))
+        with control, pytest.raises(UsageError, match="does not take this token"):
+            control.nodes()
+        assert [line.split(b"\r\n")[0] for line in heard] == [b"POST /v1/control/list-nodes HTTP/1.1"]
+    around = environment(Home(tmp_path), "10.0.0.3")
+    assert around["no_proxy"] == around["NO_PROXY"] == "example.org,127.0.0.1,localhost,::1,10.0.0.3"
 
 
 @pytest.mark.parametrize("kind", [TaskType.AGENT_APP, TaskType.CONNECTOR, TaskType.MODEL, TaskType.SERVER_APP])

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import pytest
 from fastapi.routing import iter_route_contexts
+from flwr.common.serde import user_config_to_proto
 from flwr.proto.control_pb2 import StartRunRequest
 from flwr.proto.fab_pb2 import Fab
 from flwr.superlink.main import create_app
 from test_bundle import FOREIGN
 
 from distlfm.federated import bundle
-from distlfm.federated.gate import ALLOWED, MOST_START_BYTES, START_RUN, Gate
+from distlfm.federated.gate import ALLOWED, MOST_START_BYTES, RUNTIME, START_RUN, Gate
+from distlfm.federated.superlink import addresses_of
+
+NAMED = {"programme": "{}", "run-name": "one"}
 
 
 class Inside:
@@ -31,7 +35,7 @@ class Inside:
 
 
 def knock(
-    path: str, *parts: bytes, method: str = "POST", kind: str = "http"
+    path: str, *parts: bytes, method: str = "POST", kind: str = "http", client: str | None = "127.0.0.1"
 ) -> tuple[int, Inside, list[tuple[str, str]]]:
     """Status, what came in, and what was noted as refused."""
     inside, refused, sent = Inside(), [], []
@@ -44,13 +48,16 @@ def knock(
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    gate = Gate(inside, ALLOWED, lambda what, why: refused.append((what, why)))
-    asyncio.run(gate({"type": kind, "path": path, "method": method}, receive, send))
+    gate = Gate(inside, ALLOWED, lambda what, why: refused.append((what, why)), addresses_of("10.0.0.3"))
+    scope = {"type": kind, "path": path, "method": method, "client": None if client is None else (client, 50000)}
+    asyncio.run(gate(scope, receive, send))
     return (sent[0]["status"] if sent else 0), inside, refused
 
 
-def start(content: bytes, **more: Any) -> bytes:
-    return StartRunRequest(fab=Fab(hash_str="x", content=content), **more).SerializeToString()
+def start(content: bytes, settings: Mapping[str, str] = NAMED, **more: Any) -> bytes:
+    told = user_config_to_proto(dict(settings))
+    request = StartRunRequest(fab=Fab(hash_str="x", content=content), override_config=told, **more)
+    return request.SerializeToString()
 
 
 def test_every_path_that_is_let_in_is_one_of_flowers_and_most_of_flowers_are_not() -> None:
@@ -92,6 +99,39 @@ def test_a_run_with_another_bundle_stays_outside(which: str) -> None:
 def test_a_run_that_asks_flower_to_fetch_something_stays_outside(more: dict[str, Any]) -> None:
     status, inside, _ = knock(START_RUN, start(bundle.build(), **more))
     assert (status, inside.bodies) == (403, [])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**NAMED, "run-name": "../../../etc/cron.d/one"},
+        {**NAMED, "run-name": "/tmp/one"},
+        {**NAMED, "run-name": ""},
+        {**NAMED, "run-name": "a\n"},
+        {"programme": "{}"},
+        {**NAMED, "more": "x"},
+    ],
+)
+def test_a_run_whose_name_could_be_a_path_stays_outside_whoever_asks_for_it(settings: dict[str, str]) -> None:
+    status, inside, refused = knock(START_RUN, start(bundle.build(), settings))
+    assert (status, inside.bodies, len(refused)) == (403, [], 1)
+    assert "name" in refused[0][1]
+
+
+@pytest.mark.parametrize("name", RUNTIME)
+def test_tasks_are_given_to_no_other_machine(name: str) -> None:
+    path = f"/v1/runtime/{name}"
+    for near in ("127.0.0.1", "127.8.0.1", "::1", "::ffff:127.0.0.1", "10.0.0.3"):
+        assert knock(path, b"x", client=near)[0] == 200
+    for far in ("10.0.0.4", "::ffff:10.0.0.4", "2001:db8::1", "localhost", "", None):
+        status, inside, refused = knock(path, b"x", client=far)
+        assert (status, inside.bodies) == (403, [])
+        assert refused == [(path, "tasks are for processes of this machine")]
+
+
+def test_sites_and_admins_may_be_elsewhere() -> None:
+    assert knock("/v1/fleet/pull-messages", b"x", client="10.0.0.4")[0] == 200
+    assert knock("/v1/control/list-nodes", b"x", client="10.0.0.4")[0] == 200
 
 
 def test_a_request_without_end_is_cut_off() -> None:

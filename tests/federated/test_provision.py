@@ -130,9 +130,46 @@ def test_a_coordinator_cannot_put_its_own_key_in_a_sites_place(tmp_path: Path) -
         with pytest.raises(UsageError, match=message):
             pin(north, changed)
     assert load_policy(north).peers == peers
-    assert (
-        pin(north, changed, replace=True) == peers_fingerprint({**peers, "south": forged}) != peers_fingerprint(peers)
-    )
+    assert pin(north, changed, replace=True) == {**peers, "south": forged}
+    assert peers_fingerprint({**peers, "south": forged}) != peers_fingerprint(peers)
+
+
+def test_a_coordinator_cannot_add_sites_that_only_it_knows(tmp_path: Path) -> None:
+    """With two of its own among three, the sum would be what the third one said."""
+    link, sites = make_local(tmp_path, CONFIG)
+    north = sites["north"].path
+    peers = json.loads(link.peers.read_text())["peers"]
+    changed = tmp_path / "peers.json"
+
+    def sent(names: dict[str, str]) -> Path:
+        changed.write_bytes(link.peers.read_bytes())
+        return _change(changed, peers=names)
+
+    fewer = {name: key for name, key in peers.items() if name != "west"}
+    for names, words in (
+        ({**peers, "sybil": "ab" * 32}, "sybil: not expected"),
+        (fewer, "west: expected, and missing"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            pin(north, sent(names))
+        with pytest.raises(UsageError, match=words):
+            pin(north, sent(names), replace=True)
+    assert load_policy(north).peers == peers
+    assert pin(north, sent(fewer), sites=("north", "south")) == fewer
+    assert load_policy(north).peers == fewer
+    assert pin(north, sent(peers), sites=SITES) == peers
+
+
+def test_who_takes_part_is_said_by_the_site_before_it_pins_for_the_first_time(tmp_path: Path) -> None:
+    link = LinkHome(tmp_path / "link")
+    kits = make_link(link.path, CONFIG)
+    enrol(link.path, [make_site(kit, tmp_path / name) for kit, name in zip(kits, SITES, strict=True)])
+    with pytest.raises(UsageError, match=r"3 sites: north, south, west\. It is not said"):
+        pin(tmp_path / "north", link.peers)
+    with pytest.raises(UsageError, match="west: not expected"):
+        pin(tmp_path / "north", link.peers, sites=("north", "south"))
+    assert load_policy(tmp_path / "north").peers == {}
+    assert list(pin(tmp_path / "north", link.peers, sites=SITES)) == list(SITES)
 
 
 def test_two_sites_are_no_federation(tmp_path: Path) -> None:

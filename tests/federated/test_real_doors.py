@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from real_sites import SITES, events, free_port, start_role, wait_until
 
 from distlfm.errors import UsageError, WorkError
 from distlfm.federated.control import Control, connection_of
+from distlfm.federated.gate import RUNTIME
 from distlfm.federated.homes import LinkConfig, LinkHome, SiteHome
 from distlfm.federated.provision import make_link, make_local, revoke
 from distlfm.federated.settings import ProgrammeConfig
@@ -108,6 +110,13 @@ def test_no_bundle_with_code_is_started_even_for_an_admin(link: LinkHome) -> Non
     assert "files that ours has not" in events(link, "refused")[-1]["facts"]["why"]
 
 
+def test_no_run_is_started_under_a_name_that_is_a_path_even_for_an_admin(link: LinkHome) -> None:
+    with Control(connection_of(link.path)) as control:
+        with pytest.raises(WorkError, match="the name of the run is none"):
+            control.start_run({}, "../../thief")
+        assert control.runs() == []
+
+
 def test_a_node_with_an_unknown_key_is_not_let_in(link: LinkHome) -> None:
     keys = new_keys()
     with fleet(link, keys) as stranger, pytest.raises(httpx.HTTPStatusError, match="412"):
@@ -150,6 +159,9 @@ def test_tasks_are_given_to_nobody_without_the_links_own_secret(link: LinkHome) 
     thief = RuntimeHttpClient.from_server_address(address(link), False, str(link.ca), [])
     with thief, pytest.raises(httpx.HTTPStatusError, match="401"):
         thief.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
+    with httpx.Client(verify=ssl.create_default_context(cafile=str(link.ca))) as anybody:
+        answers = {name: anybody.post(f"https://{address(link)}/v1/runtime/{name}").status_code for name in RUNTIME}
+    assert answers == dict.fromkeys(RUNTIME, 401)
 
 
 def test_a_certificate_of_another_authority_is_refused_by_sites_and_admins(

@@ -71,17 +71,18 @@ def test_all_logs_tell_of_the_run_under_one_id(federation: Federation, first: di
     [started] = events(federation.link, "run started")
     assert (started["run"], started["facts"]["by"], started["facts"]["name"]) == (run, "admin", "first")
     for home in federation.sites.values():
-        [masked] = [entry for entry in events(home, "mask") if entry["run"] == run]
-        assert masked["facts"]["bytes"] > 0
+        masked, handed = (entry for entry in events(home, "mask") if entry["run"] == run)
+        assert masked["facts"]["bytes"] > handed["facts"]["bytes"] > 0  # of the update, and that it has the model
         assert len(masked["facts"]["sha256"]) == 64
+    for entry in events(federation.link, "sum"):
+        assert entry["facts"]["sent"] > 0
+        assert entry["facts"]["received"] > 0
+        assert len(entry["facts"]["sha256"]) == 64
 
 
-def test_no_process_connects_to_anything_but_this_machine(federation: Federation, first: dict[str, Any]) -> None:
-    """Noted by an audit hook in every process, from its first line on."""
-    noted = {line.split(" ", 1)[1] for line in federation.connections.read_text().splitlines()}
-    assert "127.0.0.1" in noted
-    outside = {name for name in noted if name not in ("127.0.0.1", "localhost") and not name.startswith("/")}
-    assert outside == set()
+def test_every_site_has_a_copy_of_its_own_of_the_runs_model(federation: Federation, first: dict[str, Any]) -> None:
+    for home in federation.sites.values():
+        open_operator(home.path / "model" / "operator.pt")
 
 
 def test_no_token_or_key_stands_on_a_command_line(federation: Federation, first: dict[str, Any]) -> None:
@@ -181,7 +182,7 @@ def test_a_run_goes_on_after_its_last_round_when_the_whole_link_was_killed(
     assert told["history"][1]["sites"] >= 3
     assert told["run"] != ended["run"]
     for site in federation.sites.values():  # nobody works a second time for the round that was whole
-        assert len([entry for entry in events(site, "mask") if entry["run"] == told["run"]]) <= 1
+        assert len([entry for entry in events(site, "mask") if entry["run"] == told["run"]]) <= 2
 
 
 def test_a_site_gives_its_tasks_to_nobody_without_its_own_secret(federation: Federation) -> None:
@@ -226,3 +227,11 @@ def test_a_hostile_link_cannot_bring_code_to_a_site(federation: Federation) -> N
 
 def test_nothing_is_left_when_the_roles_are_stopped(federation: Federation) -> None:
     assert federation.stop(*federation.drivers) == set()
+
+
+def test_no_process_connected_to_anything_but_this_machine(federation: Federation) -> None:
+    """In all of the above, noted by an audit hook in every process from its first line on."""
+    noted = {line.split(" ", 1)[1] for line in federation.connections.read_text().splitlines()}
+    assert "127.0.0.1" in noted
+    outside = {name for name in noted if name not in ("127.0.0.1", "localhost") and not name.startswith("/")}
+    assert outside == set()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from flwr.app import Message
+from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import message_from_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from site_toy import make_federation, make_grid, make_programme
@@ -21,6 +21,7 @@ from distlfm.federated.rounds import State, ask, run_rounds
 from distlfm.federated.secagg.messages import Fields
 from distlfm.federated.secure_grid import SecureGrid
 from distlfm.federated.secure_mod import BODY, RECORD
+from distlfm.federated.server_app import main as server_main
 from distlfm.federated.server_app import perform, programme_of, words
 from distlfm.federated.settings import PrivacyConfig, ProgrammeConfig
 from distlfm.federated.site_work import Site, codec_of, open_operator
@@ -324,6 +325,24 @@ def test_the_server_app_keeps_operator_and_result(tmp_path: Path) -> None:
     codec = codec_of(tuned.model, programme.task)
     with np.load(tmp_path / "run" / "round-0001.npz") as held:
         assert np.allclose(codec.encode(tuned.model.state_dict()), held["shared"], atol=1e-7)
+
+
+@pytest.mark.parametrize("text", ["/etc/passwd", "programme.yaml", "[]", ""])
+def test_a_programme_is_no_path_of_the_links_machine(text: str) -> None:
+    with pytest.raises(UsageError, match="no JSON object"):
+        programme_of(text)
+
+
+@pytest.mark.parametrize("name", ["../../thief", "/tmp/thief", ""])
+def test_a_run_writes_nothing_outside_of_the_links_runs(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever got past the gate."""
+    monkeypatch.setenv("DISTLFM_LINK_HOME", str(tmp_path))
+    told = {"programme": make_programme().model_dump_json(), "run-name": name}
+    with pytest.raises(UsageError, match="no name of a site or run"):
+        server_main(make_grid({}), Context(1, 1, {}, RecordDict(), told))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from secure_sites import (
@@ -16,6 +17,7 @@ from secure_sites import (
     answering,
     ask,
     local_grid,
+    make_app,
     make_sites,
     reasons,
     refusals,
@@ -25,9 +27,11 @@ from secure_sites import (
 )
 
 from distlfm.federated.local_grid import Hook, LocalGrid
+from distlfm.federated.policy import load_policy
 from distlfm.federated.refused import Reason
-from distlfm.federated.secagg.keys import new_secret, public_of
-from distlfm.federated.secagg.messages import Call, Consents, Survivors, canonical
+from distlfm.federated.secagg import member
+from distlfm.federated.secagg.keys import load_signing_key, new_secret, public_of
+from distlfm.federated.secagg.messages import Advert, Call, Consents, Survivors, canonical
 from distlfm.federated.secure_grid import SecureGrid
 from distlfm.federated.secure_mod import BODY, RECORD, secure_mod
 
@@ -48,6 +52,32 @@ def test_a_request_cannot_be_slipped_into_another_stage(tmp_path: Path) -> None:
     assert reasons(ask(inner, slipped)) == [Reason.MALFORMED.value] * 4
     assert reasons(ask(inner, RecordDict({**request(), **said("anything", b"")}))) == [Reason.UNMASKED.value] * 4
     assert calls == []
+
+
+@pytest.mark.parametrize("forged", ["by another key", "sent before"])
+def test_an_enrolled_site_cannot_take_anothers_place_in_a_sum(tmp_path: Path, forged: str) -> None:
+    """The first node says that it is the fourth site: with keys that it signed itself, or with old ones of that."""
+    nodes = make_sites(tmp_path)
+    named = {node: {**config, "name": name} for (node, config), name in zip(nodes.items(), NAMES, strict=True)}
+    pins = yaml.safe_load((tmp_path / "east" / "policy.yaml").read_text())["peers"]
+    pins["east"] = yaml.safe_load((tmp_path / "west" / "policy.yaml").read_text())["peers"]["east"]
+    old = member.advertise(load_policy(tmp_path / "west").rules(), load_signing_key(tmp_path / "west/signing.key"), "7")
+
+    def pose(reply: Message) -> Message:
+        if reply.metadata.src_node_id == 1 and stage_of(reply) == "keys":
+            own = Advert.from_bytes(reply.content[RECORD][BODY])
+            advert = own.model_copy(update={"site": "west"}) if forged == "by another key" else old.advert
+            reply.content[RECORD][BODY] = advert.to_bytes()
+        return reply
+
+    grid = SecureGrid(LocalGrid(make_app(), named, run_id=7, on_reply=pose), peers=pins)
+    ask(grid, request())
+    assert grid.reports[0].survivors == ("north", "south", "west")
+    assert grid.reports[0].dropped == {1: "keys in the name of a site that it is not"}
+    if forged == "by another key":  # where nodes have no names, the signature is what is left
+        grid = SecureGrid(LocalGrid(make_app(), nodes, run_id=7, on_reply=pose), peers=pins)
+        ask(grid, request(round_=2))
+        assert grid.reports[0].survivors == ("north", "south", "west")
 
 
 def test_one_request_is_not_summed_over_two_different_sets_of_sites(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from secure_sites import (
     NAMES,
     ask,
     local_grid,
+    make_app,
     make_sites,
     mean_over,
     name_of,
@@ -27,6 +29,7 @@ from secure_sites import (
 from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog, verify
 from distlfm.federated.local_grid import LocalGrid
+from distlfm.federated.secure_exchange import Patience
 from distlfm.federated.secure_grid import SecureGrid
 from distlfm.federated.secure_mod import secure_mod
 from distlfm.federated.secure_records import request_digest
@@ -222,6 +225,38 @@ def test_a_site_with_another_form_of_answer_is_left_out(tmp_path: Path) -> None:
     assert grid.reports[0].dropped == {4: "an answer of another form than most sites'"}
     assert replies[1].error.reason == grid.reports[0].dropped[4]
     assert replies[0].content["metrics"] == {"num-examples": 30.0, "num-sites": 3.0, "loss": 2.0}
+
+
+def test_all_stages_of_a_sum_end_in_the_time_that_is_given_for_it() -> None:
+    """Each waits to the last for somebody who never answers, and the others have their time all the same."""
+    for seconds in (8.0, 600.0):
+        waited: list[float] = []
+        patience = Patience(seconds, 120.0, partial(sum, waited))
+        for stage in STAGES:
+            found = patience.of(stage)
+            assert found is not None
+            assert found >= seconds / 10
+            waited.append(found)
+        assert sum(waited) <= seconds
+        assert patience.of("keys") == 0.0
+    assert [Patience(None, 120.0).of(stage) for stage in STAGES] == [120.0, 120.0, None, 120.0, 120.0]
+
+
+def test_a_grid_waits_no_longer_than_its_strategy_says(tmp_path: Path) -> None:
+    waited: list[float] = []
+
+    class Slow(LocalGrid):
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+            assert timeout is not None
+            waited.append(timeout)
+            return super().send_and_receive(messages)
+
+    grid = SecureGrid(Slow(make_app(), make_sites(tmp_path), run_id=7))
+    messages = [Message(request(), node, "train") for node in (1, 2, 3, 4)]
+    assert len(list(grid.send_and_receive(messages, timeout=40.0))) == 1
+    assert len(waited) == 5
+    assert max(waited) <= 40.0
+    assert waited[2] <= 30.0  # a site that works for ever leaves time to end the sum without it
 
 
 def test_sites_are_asked_the_same_or_not_at_all(tmp_path: Path) -> None:

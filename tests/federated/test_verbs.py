@@ -10,6 +10,7 @@ import yaml
 
 from distlfm.cli import main
 from distlfm.federated.homes import LinkHome, SiteHome
+from distlfm.federated.identity import fingerprint
 from distlfm.federated.policy import load_policy
 
 SITES = ("north", "south", "west")
@@ -36,11 +37,18 @@ def test_the_steps_of_setting_up_lead_to_sites_that_know_each_other(
         assert call("provision", "site", link / "kits" / f"{name}.kit.json", tmp_path / name) == 0
     assert call("provision", "enrol", link, *(tmp_path / name / f"{name}.public.json" for name in SITES)) == 0
     capsys.readouterr()
+    assert call("provision", "pin", tmp_path / "north", link / "peers.json") == 2
+    assert "--sites a,b,c" in capsys.readouterr().err
     for name in SITES:
-        assert call("provision", "pin", tmp_path / name, link / "peers.json") == 0
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fingerprint")]
+        assert call("provision", "pin", tmp_path / name, link / "peers.json", "--sites", ",".join(SITES)) == 0
+    shown = capsys.readouterr().out.splitlines()
+    told = [line for line in shown if line.startswith("fingerprint")]
     assert len(told) == 3
     assert len(set(told)) == 1
+    assert told[0].endswith("(3 sites)")
+    for name in SITES:
+        key = load_policy(tmp_path / "north").peers[name]
+        assert shown.count(f"{name}: {fingerprint(key)}") == 3
     assert {SiteHome(tmp_path / name).config().address for name in SITES} == {"link.example.org:8443"}
     assert set(load_policy(tmp_path / "north").peers) == set(SITES)
 
@@ -84,7 +92,11 @@ def test_plain_text_off_this_machine_is_refused_by_link_and_site(
     assert call("link", link.path, "--insecure") == 2
     assert call("site", north.path, "--insecure") == 2
     assert capsys.readouterr().err.count("--insecure is for this machine alone") == 2
-    assert call("run", "x.yaml", "--server", "10.0.0.3:8443", "--token", link.admin_token, "--insecure") == 2
+    programme = local / "programme.yaml"
+    programme.write_text("verb: programme\n")
+    assert call("run", programme, "--server", "10.0.0.3:8443", "--token", link.admin_token, "--insecure") == 2
+    assert call("run", programme, "--link", link.path, "--insecure") == 2
+    assert capsys.readouterr().err.count("--insecure is for this machine alone") == 2
 
 
 def test_a_site_without_settings_operator_or_peers_does_not_start(
