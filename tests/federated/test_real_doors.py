@@ -18,6 +18,7 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.protobuf.client import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
@@ -159,7 +160,8 @@ def test_tasks_are_given_to_nobody_without_the_links_own_secret(link: LinkHome) 
     thief = RuntimeHttpClient.from_server_address(address(link), False, str(link.ca), [])
     with thief, pytest.raises(httpx.HTTPStatusError, match="401"):
         thief.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
-    with httpx.Client(verify=ssl.create_default_context(cafile=str(link.ca))) as anybody:
+    kind = {"content-type": PROTOBUF_MEDIA_TYPE}
+    with httpx.Client(verify=ssl.create_default_context(cafile=str(link.ca)), headers=kind) as anybody:
         answers = {name: anybody.post(f"https://{address(link)}/v1/runtime/{name}").status_code for name in RUNTIME}
     assert answers == dict.fromkeys(RUNTIME, 401)
 
