@@ -69,6 +69,7 @@ def test_a_site_says_in_its_log_that_an_update_is_no_good_for_its_patients(
         assert len(told) == lines
 
 
+@pytest.mark.slow
 def test_clinicians_ask_the_best_copy_after_a_harmful_round_and_the_runs_model_at_its_end(tmp_path: Path) -> None:
     operator, sites = make_federation(tmp_path)
     good, harm = (make_programme(rounds=1, task=task) for task in ({"steps": 5, "lr": 0.02}, HARM))

@@ -212,6 +212,7 @@ def test_what_leaves_in_a_round_is_the_update_and_how_many_patients_it_is_of(tmp
 
 
 @pytest.mark.parametrize("mechanism", ["patients", "update"])
+@pytest.mark.slow
 def test_a_site_with_a_budget_is_in_the_model_of_sites_without_one(tmp_path: Path, mechanism: str) -> None:
     operator, sites = make_federation(tmp_path)
     privacy = f"privacy: {{epsilon: 20, mechanism: {mechanism}}}"
@@ -230,6 +231,7 @@ def test_a_site_with_a_budget_is_in_the_model_of_sites_without_one(tmp_path: Pat
     assert [one.what for one in ledger.charges] == ["figures", work, "figures"]
 
 
+@pytest.mark.slow
 def test_a_site_with_few_patients_that_choose_tells_no_figures_and_learns_all_the_same(tmp_path: Path) -> None:
     """Under the policy that sites are given: five patients behind every answer, and all sites behind figures."""
     operator, sites = make_federation(tmp_path, counts=(40, 40, 48, 16))
@@ -247,6 +249,7 @@ def test_a_site_with_few_patients_that_choose_tells_no_figures_and_learns_all_th
     assert words(state.history[0], measured=True) == "round 1: 4 sites, not measured: not all sites answered"
 
 
+@pytest.mark.slow
 def test_a_round_that_is_asked_for_again_does_not_ask_for_figures_again(tmp_path: Path) -> None:
     operator, sites = make_federation(tmp_path)
     lost: list[int] = []
