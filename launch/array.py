@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from distlfm.cluster.slurm import array_share
-from distlfm.launch.preempt import launch, parser, verb_command, verb_of
+from distlfm.launch.preempt import JobLog, launch, parser, verb_command, verb_of
 
 VERBS = ("fit",)
 
@@ -22,7 +22,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the verb on this task's part."""
     options = parser("array", "Fit the blocks of this task of an array.")
     words = verb_of(options.parse_args(arguments), options, VERBS)
-    launch(lambda log: log.run([*verb_command(words), "--part", str(array_share(os.environ))]))
+
+    def work(log: JobLog) -> int:
+        log.share = array_share(os.environ)
+        return log.run([*verb_command(words), "--part", str(log.share)])
+
+    launch(work, words)
 
 
 if __name__ == "__main__":

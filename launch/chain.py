@@ -9,58 +9,93 @@ that it did not learn from. A job that fails takes those behind it out of the qu
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
+from distlfm.cluster.queue import of_a_job
+from distlfm.cluster.sbatch import without_patterns
+from distlfm.cluster.slurm import COMPLETE
 from distlfm.errors import DistlfmError, UsageError, WorkError
-from distlfm.launch.preempt import COMPLETE
+from distlfm.pipeline.submit_jobs import JobNote, add_note, jobs_folder, refuse_busy
 from distlfm.runtime.reporting import reporter_for
+from distlfm.store.files import storing
 
 SUBMIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Link:
-    """One job of the chain. complete: the run that must be complete for it to count as done."""
+    """One job of the chain. run: what it leaves. arguments: of its verb; overrides: what they mean in its config.
+
+    complete: whether it counts as done as soon as its run is complete, though some of it failed.
+    """
 
     verb: str
+    run: Path
     arguments: tuple[str, ...]
-    complete: str = ""
+    config: Path | None = None
+    overrides: tuple[str, ...] = ()
+    complete: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Where its log goes."""
+        return jobs_folder(self.run)
 
 
 def links(out: Path, generate: Path, fit: Path, train: Path) -> list[Link]:
     """The jobs, in their order."""
     if "," in str(out):
         raise UsageError(f"sbatch cannot hand {out} on to a job: it has a comma.", "Choose another --out.")
-    store, fits, operator, judged = (str(out / name) for name in ("store.zarr", "fits", "operator", "judged"))
+    store, fits, operator, judged = (out / name for name in ("store.zarr", "fits", "operator", "judged"))
+
+    def link(verb: str, config: Path, run: Path, *data: str, setting: str = "", complete: bool = False) -> Link:
+        arguments = (str(config), *data, "--out", str(run))
+        overrides = (f"run.dir={json.dumps(str(run))}", *([setting] if setting else []))
+        return Link(verb, run, arguments, config, overrides, complete)
+
+    learnt, seen = json.dumps([str(fits)]), json.dumps(str(store))
     return [
-        Link("generate", (str(generate), "--out", store)),
-        Link("fit", (str(fit), "--data", store, "--out", fits), complete=fits),
-        Link("train", (str(train), "--data", fits, "--out", operator)),
-        Link("evaluate", (operator, fits, "--out", judged)),
+        link("generate", generate, store),
+        link("fit", fit, fits, "--data", str(store), setting=f"data.path={seen}", complete=True),
+        link("train", train, operator, "--data", str(fits), setting=f"data.stores={learnt}"),
+        Link("evaluate", judged, (str(operator), str(fits), "--out", str(judged))),
     ]
+
+
+def check(found: Sequence[Link]) -> None:
+    """Refuse now what a job would refuse later, and runs that other jobs are for."""
+    from distlfm.pipeline.submit_check import Setting, checked
+
+    for link in found:
+        if link.config is not None:
+            checked(link.verb, link.config, link.overrides, Setting(waits=True))
+        refuse_busy(link.run)
 
 
 def command(link: Link, scripts: Path, before: str, options: Sequence[str]) -> list[str]:
     """The sbatch of a link; `before` is the number of the job that it waits for."""
-    words = ["sbatch", "--parsable"]
+    words = ["sbatch", "--parsable", f"--output={without_patterns(link.folder)}/%x-%j.log"]
     if before:
         words += [f"--dependency=afterok:{before}", "--kill-on-invalid-dep=yes"]
     if link.complete:
-        words.append(f"--export=ALL,{COMPLETE}={link.complete}")
+        words.append(f"--export=ALL,{COMPLETE}={link.run}")
     return [*words, *options, str(scripts / f"{link.verb}.sbatch"), *link.arguments]
 
 
 def submit(words: Sequence[str]) -> str:
     """Send a job; gives its number."""
     # What sbatch would take from the environment belongs to the job that this program may run in.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
+    kept = {name: value for name, value in os.environ.items() if not of_a_job(name)}
     try:
         done = subprocess.run(words, env=kept, capture_output=True, text=True, timeout=SUBMIT_SECONDS, check=False)
     except FileNotFoundError:
@@ -72,15 +107,59 @@ def submit(words: Sequence[str]) -> str:
     return done.stdout.strip().partition(";")[0]
 
 
+def withdraw(numbers: Sequence[str]) -> str:
+    """Take jobs out of the queue; gives a sentence on them."""
+    words = ["scancel", *numbers]
+    try:
+        code = subprocess.run(words, capture_output=True, timeout=SUBMIT_SECONDS, check=False).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        code = 1
+    named = f"job{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+    return f"It was sent without the others and has to go: {shlex.join(words)}" if code else f"Withdrawn: {named}."
+
+
 def chain(
-    found: Sequence[Link], scripts: Path, options: Sequence[str], send: Callable[[Sequence[str]], str]
+    found: Sequence[Link],
+    scripts: Path,
+    options: Sequence[str],
+    send: Callable[[Sequence[str]], str],
+    undo: Callable[[Sequence[str]], str] = withdraw,
 ) -> dict[str, str]:
-    """Send all links, each after the one before; gives the numbers of the jobs."""
+    """Send all links, each after the one before; gives the numbers of the jobs. All are sent, or none stays."""
     numbers: dict[str, str] = {}
     before = ""
     for link in found:
-        before = numbers[link.verb] = send(command(link, scripts, before, options))
+        try:
+            before = numbers[link.verb] = send(command(link, scripts, before, options))
+        except DistlfmError as error:
+            if not numbers:
+                raise
+            raise WorkError(error.cause, f"{error.fix} {undo(list(numbers.values()))}") from error
+        except BaseException:
+            if numbers:
+                undo(list(numbers.values()))
+            raise
     return numbers
+
+
+def note_of(link: Link, number: str, scripts: Path, options: Sequence[str]) -> JobNote:
+    """What `distlfm status` shows of a job."""
+    script = (scripts / f"{link.verb}.sbatch").absolute()
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", script.read_text(encoding="utf-8"), re.MULTILINE))
+    asked["output"] = f"{without_patterns(link.folder)}/%x-%j.log"
+    asked |= dict(word.removeprefix("--").split("=", 1) for word in options if re.match(r"--[\w-]+=", word))
+    signs = {"%%": "%", "%j": number, "%x": asked["job-name"]}
+    log = re.sub(r"%[%jx]", lambda sign: signs[sign[0]], asked["output"])
+    return JobNote(
+        job=number,
+        verb=link.verb,
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        nodes=int(asked["nodes"]) if asked["nodes"].isdigit() else 1,
+        config=link.arguments[0],
+        script=str(script),
+        log=os.path.abspath(log),
+        arguments=link.arguments[1:],
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -101,14 +180,23 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     try:
         jobs = links(found.out.absolute(), *(_there(getattr(found, verb)) for verb in ("generate", "fit", "train")))
-        numbers = chain(jobs, found.scripts, found.sbatch, show if found.dry_run else submit)
+        check(jobs)
+        if found.dry_run:
+            chain(jobs, found.scripts, found.sbatch, show)
+            sys.exit(0)
+        for link in jobs:
+            with storing("the jobs' logs", link.folder):
+                link.folder.mkdir(parents=True, exist_ok=True)
+        numbers = chain(jobs, found.scripts, found.sbatch, submit)
+        for link in jobs:
+            if link.config is not None:
+                add_note(link.folder, note_of(link, numbers[link.verb], found.scripts, found.sbatch))
     except DistlfmError as error:
         sys.stderr.write(f"distlfm: {error}\n")
         sys.exit(error.exit_code)
-    if not found.dry_run:
-        for verb, number in numbers.items():
-            reporter.say(f"{verb}: job {number}")
-        reporter.say(f"Results go to {found.out.absolute()}. To follow: squeue --jobs={','.join(numbers.values())}")
+    for verb, number in numbers.items():
+        reporter.say(f"{verb}: job {number}")
+    reporter.say(f"Results go to {found.out.absolute()}. To follow: squeue --jobs={','.join(numbers.values())}")
     sys.exit(0)
 
 

@@ -16,6 +16,8 @@ from typing import NoReturn
 
 from distlfm.cluster.ranks import find_place
 from distlfm.cluster.slurm import Allocation
+from distlfm.cluster.slurm_watch import lost_a_node
+from distlfm.errors import TRY_AGAIN
 from distlfm.launch.preempt import JobLog, launch, parser, verb_command, verb_of, work_environment
 
 VERBS = ("train", "resume")
@@ -58,9 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if allocation is None:
             return log.run(verb_command(words))
         log.reporter.say(f"{allocation.tasks} ranks")
-        return log.run(step_command(allocation, words, os.environ), rank_environment(os.environ))
+        code = log.run(step_command(allocation, words, os.environ), rank_environment(os.environ))
+        if code not in (0, TRY_AGAIN) and lost_a_node(str(allocation.number), len(allocation.nodes)):
+            log.reporter.warn("a node of this job does not answer; the training goes on from its last checkpoint")
+            return TRY_AGAIN
+        return code
 
-    launch(work)
+    launch(work, words)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         command = [*verb_command(words), "--mpi-ranks", str(ranks), "--executor", "serial"]
         return log.run(command, {**os.environ, **started})
 
-    launch(work)
+    launch(work, words)
 
 
 if __name__ == "__main__":

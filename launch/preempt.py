@@ -18,25 +18,29 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from distlfm.cluster.paths import import_environment
-from distlfm.cluster.slurm import Allocation, find_allocation
+from distlfm.cluster.pool import GRACE_SECONDS
+from distlfm.cluster.share import Share
+from distlfm.cluster.slurm import COMPLETE, Allocation, find_allocation
 from distlfm.errors import TRY_AGAIN, DistlfmError
+from distlfm.launch.noted import note_job
+from distlfm.runtime.commands import cannot_start
 from distlfm.runtime.reporting import Reporter, reporter_for
 
 LOOK_SECONDS = 0.1
+INSIST_SECONDS = GRACE_SECONDS + 2.0
+"""A verb that Slurm has told to end is gone by then."""
+
 MOST_RESTARTS = 50
 """A job that was queued again so often makes no progress in its walltime."""
 
 PASSED_ON = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WARNED = (TRY_AGAIN, 128 + signal.SIGINT, -signal.SIGUSR1, 128 + signal.SIGUSR1)
 """How a verb ends that was warned: as it should, warned twice, or before it listened."""
-
-COMPLETE = "DISTLFM_COMPLETE"
-"""Names a run in the environment: if it is complete, though some instances failed, the job counts as done. Those that
-wait for it may then begin."""
 
 REQUEUE_SECONDS = 30.0
 
@@ -56,6 +60,7 @@ class Relay:
         self.warned = False
         self._in_slurm = in_slurm
         self._waiting: list[signal.Signals] = []
+        self._insist: float | None = None
 
     def check(self) -> None:
         """Raise Asked if a signal came."""
@@ -66,9 +71,15 @@ class Relay:
         """Give the process what came since the last time."""
         while self._waiting:
             which = self._waiting.pop(0)
-            # Slurm itself ends every process of a job; told twice, a verb would not finish what it has in hand.
-            if which != signal.SIGTERM or not self._in_slurm:
+            # Slurm itself ends every process of a job; told twice, a verb would not finish what it has in hand. But if
+            # this process alone was told, the verb would go on for ever.
+            if which == signal.SIGTERM and self._in_slurm:
+                self._insist = time.monotonic() + INSIST_SECONDS if self._insist is None else self._insist
+            else:
                 process.send_signal(which)
+        if self._insist is not None and time.monotonic() >= self._insist:
+            self._insist = None
+            process.send_signal(signal.SIGTERM)
 
     def _take(self, number: int, _frame: FrameType | None) -> None:
         which = signal.Signals(number)
@@ -86,10 +97,14 @@ class Relay:
 
 
 class JobLog:
-    """What a job says of itself, in the log that Slurm keeps of it. allocation: None outside of Slurm."""
+    """What a job says of itself, in the log that Slurm keeps of it. allocation: None outside of Slurm.
+
+    share: the part of a run that this job has to do; all of it unless it is set.
+    """
 
     def __init__(self, reporter: Reporter, allocation: Allocation | None, relay: Relay) -> None:
         self.reporter, self.allocation, self.relay = reporter, allocation, relay
+        self.share: Share | None = None
 
     def run(
         self,
@@ -102,7 +117,10 @@ class JobLog:
         self.reporter.say(f"command: {shlex.join(command)}")
         sys.stdout.flush()
         # Its own session: a terminal's Ctrl-C comes once, through us.
-        process = subprocess.Popen(command, env=work_environment(environment), start_new_session=True)
+        try:
+            process = subprocess.Popen(command, env=work_environment(environment), start_new_session=True)
+        except OSError as error:
+            raise cannot_start(command, error) from None
         try:
             while process.poll() is None:
                 self.relay.pass_on(process)
@@ -129,19 +147,25 @@ def verb_command(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "distlfm", *arguments]
 
 
-def launch(work: Callable[[JobLog], int]) -> NoReturn:
-    """Do a launch program's work, tell how it went, queue the job again if it is not done, and exit."""
+def launch(work: Callable[[JobLog], int], words: Sequence[str] = ()) -> NoReturn:
+    """Do a launch program's work, tell how it went, queue the job again if it is not done, and exit.
+
+    words: the verb and its arguments, by which the job is noted beside its run.
+    """
     allocation = find_allocation(os.environ)
     reporter = reporter_for(sys.stdout)
     began = time.monotonic()
     with Relay(allocation is not None).listening() as relay:
         reporter.say(f"{allocation.words if allocation else 'no Slurm job'}; working directory {os.getcwd()}")
+        if allocation is not None:
+            note_job(words, allocation, os.environ)
+        log = JobLog(reporter, allocation, relay)
         try:
-            code = work(JobLog(reporter, allocation, relay))
+            code = work(log)
         except DistlfmError as error:
             sys.stderr.write(f"distlfm: {error}\n")
             code = error.exit_code
-        if code == 1 and _complete(os.environ.get(COMPLETE)):
+        if code == 1 and accounted_for(os.environ.get(COMPLETE), log.share):
             reporter.warn("some instances failed, and all are accounted for: what comes next may begin")
             code = 0
         reporter.say(f"ended with exit code {code} after {time.monotonic() - began:.0f} s")
@@ -151,12 +175,20 @@ def launch(work: Callable[[JobLog], int]) -> NoReturn:
     sys.exit(code)
 
 
-def _complete(run: str | None) -> bool:
-    """Is there a run, and nothing left to do in it?"""
+def accounted_for(run: str | None, share: Share | None = None) -> bool:
+    """Is there a run, and nothing left to do in it, or in a share of it?"""
+    from distlfm.pipeline.status import status
+    from distlfm.store import Store, find_store
+
     if not run:
         return False
-    command = verb_command(["-q", "status", run])
-    return subprocess.run(command, env=work_environment(os.environ), check=False).returncode == 0
+    try:
+        if share is None:
+            return status(run).state == "complete"
+        store = Store.open(find_store(Path(run)))
+        return not set(share.blocks(store.spec.num_blocks)) & set(store.missing())
+    except DistlfmError:
+        return False
 
 
 def requeue(allocation: Allocation, reporter: Reporter) -> None:
@@ -200,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """One process for the whole verb."""
     options = parser("preempt", "Run a verb in one process; a warned job is queued again.")
     words = verb_of(options.parse_args(arguments), options)
-    launch(lambda log: log.run(verb_command(words)))
+    launch(lambda log: log.run(verb_command(words)), words)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from distlfm.cluster.ray_hosts import Reach, Site, ray_over
-from distlfm.cluster.slurm import FIRST_PORT, Allocation, expand_hosts
+from distlfm.cluster.slurm import FIRST_PORT, Allocation
 from distlfm.launch.preempt import JobLog, launch, parser, verb_command, verb_of
+from distlfm.runtime.hosts import expand_hosts
 
 VERBS = ("fit", "generate", "tune", "train", "resume")
 
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         with ray_over(hosts, reach, site, log.reporter, log.relay.check) as ray:
             return log.run([*verb_command(words), "--address", ray.address], ray.environment, ray.look)
 
-    launch(work)
+    launch(work, words)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from distlfm.cluster.slurm import COMPLETE
 from distlfm.errors import UsageError, WorkError
 
 ANSWER_SECONDS = 20.0
@@ -20,8 +21,11 @@ RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALI
 UNKNOWN = "UNKNOWN"
 NO_SUCH_JOB = "Invalid job id"
 
-WITH_SITE = '. "$1" >&2 && shift && exec "$@"'
-"""sbatch as the site's file wants it: account and partition are variables that sbatch reads."""
+WITH_SITE = 'site=$1; shift; read_site() { . "$site"; }; read_site >&2; exec "$@"'
+"""sbatch as the site's file wants it: account and partition are variables that sbatch reads.
+
+In a function the file does not see sbatch's arguments. What its last command returns says nothing.
+"""
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def send(script: Path, site: Path | None = None, environment: Mapping[str, str] 
     if site is not None:
         command = ["bash", "-c", WITH_SITE, "distlfm", str(site), *command]
     # A variable of a surrounding job would be taken for an option of this one.
-    kept = {name: value for name, value in (environment or os.environ).items() if not _of_a_job(name)}
+    kept = {name: value for name, value in (environment or os.environ).items() if not of_a_job(name)}
     done = subprocess.run(command, env=kept, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     said = done.stdout.strip().splitlines()
     if done.returncode != 0 or not said:
@@ -118,8 +122,9 @@ def send(script: Path, site: Path | None = None, environment: Mapping[str, str] 
     return said[-1].partition(";")[0]
 
 
-def _of_a_job(name: str) -> bool:
-    return name.startswith(("SLURM_", "SLURMD_")) and name not in ("SLURM_CONF", "SLURM_CLUSTERS")
+def of_a_job(name: str) -> bool:
+    """Whether a variable of the environment belongs to the job around, if there is one."""
+    return name == COMPLETE or (name.startswith(("SLURM_", "SLURMD_")) and name not in ("SLURM_CONF", "SLURM_CLUSTERS"))
 
 
 def _told(lines: str) -> str:

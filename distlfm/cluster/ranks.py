@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from distlfm.errors import UsageError
+from distlfm.runtime.hosts import expand_hosts
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORTS = 15000, 5000
@@ -110,10 +111,10 @@ def _rendezvous(environment: Mapping[str, str], host: str, job: str) -> str:
 
 def first_host(names: str) -> str:
     """The first of Slurm's list of nodes, such as `gpu[003-007,9],login`."""
-    found = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,]*))?", names)
-    if found is None:
-        raise UsageError(f"Slurm's list of nodes is {names!r}, which names none.", "Set MASTER_ADDR to the first one.")
-    return "".join(part or "" for part in found.groups())
+    try:
+        return expand_hosts(names)[0]
+    except UsageError as error:
+        raise UsageError(error.cause, "Set MASTER_ADDR to the first one.") from None
 
 
 def _first_number(text: str) -> int:

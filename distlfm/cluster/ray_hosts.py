@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from distlfm.cluster.network import LOOPBACK
 from distlfm.cluster.paths import import_environment
 from distlfm.cluster.ray_node import END, START_SECONDS, Orders, Up
-from distlfm.cluster.ray_session import STRAY
+from distlfm.cluster.ray_session import JOINED, STRAY
 from distlfm.errors import WorkError
+from distlfm.runtime.commands import cannot_start
+from distlfm.runtime.network import LOOPBACK
 from distlfm.runtime.reporting import Reporter
 
 NODE = ("-m", "distlfm.cluster.ray_node")
@@ -74,13 +75,16 @@ class Node:
     def __init__(self, host: str, command: Sequence[str], orders: Orders) -> None:
         self.host = host
         # A terminal's Ctrl-C would reach it too; whoever started it decides.
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **import_environment()},
-            start_new_session=True,
-        )
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **import_environment()},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise cannot_start(command, error) from None
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(orders.line())
@@ -143,7 +147,7 @@ def ray_over(
         head = nodes[0].up(look)
         reporter.say(f"Ray: head on {head.host} at {head.address}; its own logs: {head.folder}/session_latest/logs")
         environment = {name: value for name, value in os.environ.items() if name not in STRAY}
-        environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, JOINED: head.address}
         counter = _count(head.address, len(hosts), environment)
         try:
             for host in hosts[1:]:

@@ -25,7 +25,7 @@ REFUSED = "InvalidAuthToken"
 def knock(address: str, patience: float = ANSWER_SECONDS) -> None:
     """Return if the cluster at `address` (`auto` or `HOST:PORT`) answers this process's token; else say why not."""
     if address != "auto":
-        _connect(address)
+        reach(address)
     command = [sys.executable, "-m", "distlfm.cluster.ray_knock", address]
     environment = {**os.environ, **import_environment(), **FEW_TRIES}
     try:
@@ -45,8 +45,8 @@ def knock(address: str, patience: float = ANSWER_SECONDS) -> None:
         raise _sentence(address, refusal["kind"], refusal["text"])
 
 
-def _connect(address: str) -> None:
-    """Is there anything at all?"""
+def reach(address: str) -> None:
+    """Is there anything at all? Raises if not."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host:
         raise UsageError(f"{address!r} is no address of a Ray cluster.", "Give HOST:PORT, or auto.")

@@ -22,11 +22,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from distlfm.cluster.machine import MEBIBYTE, object_store_bytes, usable_cpus
-from distlfm.cluster.network import free_port, own_address
 from distlfm.cluster.ray_session import INNER, PRIVATE, STRAY
 from distlfm.cluster.ray_surroundings import guarded, private_directory
 from distlfm.cluster.slurm_watch import look_after
 from distlfm.errors import DistlfmError, WorkError
+from distlfm.runtime.network import free_port, own_address
 
 END = b"end\n"
 """What the starter says before it closes the input."""
@@ -38,7 +38,8 @@ TAIL = 1500
 """Characters of Ray's last words that are shown."""
 
 HEAD_GONE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "15"}
-"""The head of a private Ray does not come back; its nodes would wait for it for a minute."""
+"""The head of a private Ray does not come back; its nodes would wait for it for a minute. A site may set another time
+in the environment."""
 
 RAY = "import sys; from ray.scripts.scripts import main; sys.exit(main())"
 
@@ -111,7 +112,7 @@ def serve(orders: Orders, directory: Path) -> bool:
     )
     log = directory / "start.log"
     environment = {name: value for name, value in os.environ.items() if name not in STRAY}
-    environment |= PRIVATE | HEAD_GONE | {"RAY_AUTH_TOKEN": orders.token}
+    environment = HEAD_GONE | environment | PRIVATE | {"RAY_AUTH_TOKEN": orders.token}
     with log.open("wb") as file:
         ray = subprocess.Popen(
             [sys.executable, "-c", RAY, *arguments(up, host, port)],
@@ -135,8 +136,10 @@ def serve(orders: Orders, directory: Path) -> bool:
 def _after_the_head(orders: Orders) -> None:
     """This node of a Slurm job has lost the one that led it."""
     job, me = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURMD_NODENAME", "")
-    if orders.address and job and me and look_after(job, orders.peers[0], me, _pause):
-        sys.stderr.write(f"{me}: {orders.peers[0]} is lost; job {job} is queued again\n")
+    again = os.environ.get("DISTLFM_REQUEUE") != "0"
+    if orders.address and job and me and look_after(job, orders.peers[0], me, _pause, again):
+        how = "queued again" if again else "cancelled, as DISTLFM_REQUEUE is 0; the same command goes on"
+        sys.stderr.write(f"{me}: {orders.peers[0]} is lost; job {job} is {how}\n")
 
 
 def _pause(seconds: float) -> bool:
@@ -147,7 +150,10 @@ def _pause(seconds: float) -> bool:
 
 
 def arguments(up: Up, host: str, port: int) -> Sequence[str]:
-    """What `ray start` is told: what it may use of the node, and ports that two jobs on a node do not share."""
+    """What `ray start` is told: what it may use of the node, and ports that two jobs on a node do not share.
+
+    Nobody reads the logs through Ray, and no node is added: what serves these ends is not started.
+    """
     given = [
         "start",
         "--block",
@@ -158,13 +164,16 @@ def arguments(up: Up, host: str, port: int) -> Sequence[str]:
         f"--object-store-memory={object_store_bytes()}",
         "--min-worker-port=0",
         "--max-worker-port=0",
+        "--dashboard-agent-listen-port=0",
+        "--include-log-monitor=false",
         "--disable-usage-stats",
     ]
-    if memory := _number("SLURM_MEM_PER_NODE") * MEBIBYTE:
-        given.append(f"--memory={max(MEBIBYTE, memory - object_store_bytes())}")
+    memory = _number("SLURM_MEM_PER_NODE") or _number("SLURM_MEM_PER_CPU") * _number("SLURM_CPUS_ON_NODE")
+    if memory:
+        given.append(f"--memory={max(MEBIBYTE, memory * MEBIBYTE - object_store_bytes())}")
     if not port:
         return [*given, f"--address={up.address}"]
-    given += ["--head", f"--port={port}", "--include-dashboard=false"]
+    given += ["--head", f"--port={port}", "--include-dashboard=false", "--no-monitor"]
     if find_spec("grpc") is not None:  # Ray then offers one more server, at a port that all would share
         given.append(f"--ray-client-server-port={free_port(port + 1)}")
     return given

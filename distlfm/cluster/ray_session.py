@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from distlfm.cluster.machine import object_store_bytes, usable_cpus
-from distlfm.cluster.ray_knock import knock
+from distlfm.cluster.ray_knock import knock, reach
 from distlfm.cluster.ray_surroundings import (
     environment_restored,
     forget_token,
@@ -50,6 +50,10 @@ PRIVATE = {
 
 STRAY = ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH", "RAY_NAMESPACE", "RAY_RUNTIME_ENV_HOOK")
 """Settings of some other Ray that a private one must not heed."""
+
+JOINED = "DISTLFM_RAY_JOINED"
+"""Environment variable with the address of a Ray that has just let in whoever started this process, with our token: it
+need not be tried once more."""
 
 CONNECT_SECONDS = 5.0
 FIRST_WITH_TOKENS = (2, 52)
@@ -166,7 +170,10 @@ def _private(ray: ModuleType, cpus: int, directory: Path) -> Iterator[RaySession
 
 @contextmanager
 def _joined(ray: ModuleType, address: str) -> Iterator[RaySession]:
-    knock(address)
+    if os.environ.get(JOINED) == address:
+        reach(address)
+    else:
+        knock(address)
     os.environ.update(NO_HISTORY)
     with _connected(ray, f"Cannot join the Ray cluster at {address}", {"address": address}):
         yield RaySession(ray, _address(ray), local=False)

@@ -63,7 +63,7 @@ class BatchScript:
     """A job. command: what Python runs after `-m`; python: unless the site's file sets DISTLFM_PYTHON.
 
     folder: where it works; logs: where its log goes; site: a file that is sourced first. survives: whether it goes on
-    when one of its nodes is lost.
+    when one of its nodes is lost. variables: names and values that it sets.
     """
 
     name: str
@@ -74,12 +74,14 @@ class BatchScript:
     logs: Path
     site: Path | None = None
     survives: bool = False
+    variables: tuple[tuple[str, str], ...] = ()
 
     def text(self) -> str:
         """The script."""
         lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in self._options()), ""]
         if self.site is not None:
-            lines.append(f". {shlex.quote(str(self.site))}")
+            lines += _sourcing(shlex.quote(str(self.site)))
+        lines += [f"export {name}={shlex.quote(value)}" for name, value in self.variables]
         # Unquoted: it may be several words, such as `apptainer exec image.sif python3`.
         lines.append(f"exec ${{DISTLFM_PYTHON:-{shlex.quote(self.python)}}} -m {shlex.join(self.command)}")
         return "\n".join(lines) + "\n"
@@ -94,7 +96,7 @@ class BatchScript:
         given = {
             "job-name": self.name,
             "chdir": str(self.folder),
-            "output": f"{_without_patterns(self.logs)}/%x-{number}.log",
+            "output": f"{without_patterns(self.logs)}/%x-{number}.log",
             "open-mode": "append",
             "requeue": None,
             "signal": f"B:USR1@{warning_seconds(asked.time)}",
@@ -119,6 +121,7 @@ class BatchScript:
         given |= {name: value for name, value in named.items() if value}
         if asked.dependency:
             given["dependency"] = ",".join(_after(asked.dependency))
+            given["kill-on-invalid-dep"] = "yes"  # what waits for a job that has failed would wait for ever
         yield from (f"--{name}" if value is None else f"--{name}={_quoted(value)}" for name, value in given.items())
         for option in asked.others:
             found = _OPTION.fullmatch(option)
@@ -147,6 +150,23 @@ def warning_seconds(time: str) -> int:
     return min(WARNING_SECONDS, seconds_of(time) // 5)
 
 
+def ends_awaited(dependency: str) -> set[str]:
+    """Numbers of the jobs that have ended before one with this dependency begins; `after` awaits a beginning only."""
+    named = (one for one in _after(dependency) if not one.startswith("after:"))
+    return {number for one in named for number in re.findall(r":(\d+)", one)}
+
+
+def _sourcing(site: str) -> list[str]:
+    """In a function the file does not see the arguments of a script. One that is gone must not be passed over."""
+    return [
+        f"site={site}",
+        'if [ ! -f "$site" ]; then echo "There is no site file $site." >&2; exit 2; fi',
+        "# shellcheck disable=SC1090",
+        'read_site() { . "$site"; }',
+        "read_site",
+    ]
+
+
 def _after(dependency: str) -> list[str]:
     parts = [one for one in dependency.split(",") if one]
     return [f"afterok:{one}" if re.fullmatch(_JOBS, one) else one for one in parts]
@@ -160,6 +180,6 @@ def _quoted(value: str) -> str:
     return value if _PLAIN.fullmatch(value) else f'"{escaped}"'
 
 
-def _without_patterns(path: Path) -> str:
+def without_patterns(path: Path) -> str:
     """Slurm takes %j and others in the name of a log for the number of the job, and so on."""
     return str(path).replace("%", "%%")

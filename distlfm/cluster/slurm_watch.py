@@ -1,4 +1,4 @@
-"""What a node does whose job has lost its first node.
+"""What is done when a job has lost a node.
 
 `--no-kill` lets a job outlive any of its nodes, even the one with its batch script: Slurm would then keep the others
 until the walltime ends, and nobody would work on them. So those that are left look after the job, and one queues it
@@ -11,31 +11,51 @@ import re
 import subprocess
 from collections.abc import Callable, Mapping
 
-from distlfm.cluster.slurm import expand_hosts
+from distlfm.runtime.hosts import expand_hosts
 
 LOOK_SECONDS = 5.0
 """How often Slurm is asked."""
 
+TURN_LOOKS = 4
+"""Each of the nodes that are left has so many looks for itself, before the next one tries too."""
+
 ANSWER_SECONDS = 60.0
 
 
-def look_after(job: str, first: str, me: str, pause: Callable[[float], bool]) -> bool:
-    """Wait until the job has ended or has lost node `first`. Then it is queued again, by the first that is left.
+def look_after(job: str, first: str, me: str, pause: Callable[[float], bool], again: bool = True) -> bool:
+    """Wait until the job has ended or has lost node `first`. Then it is queued again, by the first left that can.
 
-    me: this node, as Slurm calls it. pause: waits for so many seconds, and tells whether to stop waiting. Gives whether
-    the job was queued again from here.
+    me: this node, as Slurm calls it. pause: waits for so many seconds, and tells whether to stop waiting. again: else
+    the job is cancelled, so that it does not keep nodes on which nobody works. Gives whether this was done from here.
     """
-    while not pause(LOOK_SECONDS):
+    looks = 0
+    while True:
+        # None: the controller is busy, or on its way to another machine.
         answer = _ask("scontrol", "show", "job", "--oneliner", job)
-        if answer is None:  # the controller is busy, or on its way to another machine
-            continue
-        facts = job_facts(answer)
-        if facts.get("JobState") != "RUNNING":
+        if answer is not None:
+            facts = job_facts(answer)
+            if facts.get("JobState") != "RUNNING":
+                return False
+            nodes = expand_hosts(facts["NodeList"])
+            if first not in nodes:
+                mine = me in nodes and looks >= TURN_LOOKS * nodes.index(me)
+                if mine and _ask(*(("scontrol", "requeue", job) if again else ("scancel", job))) is not None:
+                    return True
+                looks += 1
+        if pause(LOOK_SECONDS):
             return False
-        nodes = expand_hosts(facts["NodeList"])
-        if first not in nodes:
-            return nodes[0] == me and _ask("scontrol", "requeue", job) is not None
-    return False
+
+
+def lost_a_node(job: str, nodes: int) -> bool:
+    """Whether a job that is to go on has a node on which no step can be started.
+
+    Slurm itself notices a node that has crashed after some minutes only; the ranks on the others notice at once.
+    """
+    facts = job_facts(_ask("scontrol", "show", "job", "--oneliner", job) or "")
+    if facts.get("JobState") != "RUNNING":
+        return False
+    step = ("srun", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--mpi=none", "true")
+    return _ask(*step) is None
 
 
 def job_facts(text: str) -> Mapping[str, str]:

@@ -64,7 +64,8 @@ class RunStatus:
     def command(self) -> str:
         """What goes on with it, or begins it."""
         if not self.begun:
-            return f"distlfm {self.kind} {shlex.quote(self.jobs[-1].note.config)}"
+            note = self.jobs[-1].note
+            return shlex.join(["distlfm", note.verb, note.config, *note.arguments])
         run = self.path.parent if self.kind == "fit" and self.path.name == RUN_STORE else self.path
         return f"distlfm resume {shlex.quote(str(run))}"
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from distlfm.cluster.queue import send
-from distlfm.cluster.sbatch import BatchScript, Resources
+from distlfm.cluster.sbatch import BatchScript, Resources, ends_awaited
+from distlfm.cluster.slurm import COMPLETE
 from distlfm.config import Config, dump
 from distlfm.errors import UsageError
 from distlfm.pipeline.submit_check import Setting, checked
-from distlfm.pipeline.submit_jobs import JobNote, add_note, jobs_folder, jobs_of, new_name
+from distlfm.pipeline.submit_jobs import JobNote, add_note, jobs_folder, new_name, notes_of, refuse_busy
 from distlfm.store.files import put_all, remove, storing
-from distlfm.store.lock import holder
 
 RAY, ARRAY, MPI, DDP = (f"distlfm.launch.{name}" for name in ("ray_cluster", "array", "mpi_group", "ddp"))
 CPUS = {RAY: 8, DDP: 8, ARRAY: 1, MPI: 1}
@@ -64,6 +64,7 @@ def plan(
     if program == MPI:
         assert mpi_ranks is not None
         asked = replace(asked, tasks_per_node=_each(mpi_ranks, asked.nodes), memory_per_cpu=MPI_MEMORY)
+        overrides = [*overrides, f"mechanism.ranks={mpi_ranks}"]  # as the job will have it
     setting = Setting(tasks=asked.nodes * asked.tasks_per_node, shared=program == RAY, waits=bool(asked.dependency))
     found: Any = checked(verb, config, overrides, setting)
     run: Path = found.run.dir
@@ -78,15 +79,16 @@ def plan(
         logs=folder,
         site=_site(site, os.environ if environment is None else environment),
         survives=program == RAY,
+        variables=((COMPLETE, str(run)),) if verb == "fit" else (),
     )
     script.text()  # what it cannot hold is told now
     return Job(verb, run, found, script, name)
 
 
 def submit(job: Job) -> JobNote:
-    """Queue a job, and note it beside its run. Refused while another one works on the same run or waits to."""
-    if not job.script.resources.dependency:
-        _free(job.run)
+    """Queue a job, and note it beside its run. Refused while another one works on the same run or waits to, unless
+    this job waits for the end of that one."""
+    refuse_busy(job.run, _awaited(job))
     folder = job.script.logs
     script, config = folder / f"{job.name}.sbatch", folder / f"{job.name}.yaml"
     with storing("the job's script", folder):
@@ -147,15 +149,10 @@ def _site(given: Path | None, environment: Mapping[str, str]) -> Path | None:
     return named.absolute()
 
 
-def _free(run: Path) -> None:
-    """Refuse a run that somebody works on, or that a job waits to work on."""
-    for one in jobs_of(run):
-        if one.state.active:
-            number = one.note.job
-            raise UsageError(
-                f"{one.words}, and it is for {run} too.",
-                f"Wait for it, stop it (scancel {number}), or queue behind it: --dependency afterany:{number}",
-            )
-    driver = holder(run) if run.is_dir() else None
-    if driver is not None:
-        raise UsageError(f"{run} is in use: {driver}.", "Wait until it has finished, or stop it.")
+def _awaited(job: Job) -> set[str]:
+    """Numbers of this run's jobs, and of others, that have ended when this one begins."""
+    asked = job.script.resources
+    found = ends_awaited(asked.dependency)
+    if "singleton" in asked.dependency.split(","):  # it waits for all that have its name
+        found |= {note.job for note in notes_of(job.run) if note.log == str(job.script.log(note.job))}
+    return found

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from distlfm.cluster.queue import JobState, job_states
+from distlfm.cluster.queue import JobState, base_of, job_states
 from distlfm.config import Config
+from distlfm.errors import UsageError
 from distlfm.store.files import storing
+from distlfm.store.lock import holder
 
 SUFFIX, LIST = ".jobs", "jobs.jsonl"
 MOST_SHOWN = 5
@@ -18,7 +20,10 @@ MOST_SHOWN = 5
 
 
 class JobNote(Config):
-    """A job that was sent. job: its number; time: when, as ISO text; config and script: what it got; log: its log."""
+    """A job that was sent. job: its number; time: when, as ISO text; config and script: what it got; log: its log.
+
+    arguments: what its verb got beside the config.
+    """
 
     job: str
     verb: str
@@ -27,6 +32,7 @@ class JobNote(Config):
     config: str
     script: str
     log: str
+    arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,20 @@ def with_states(notes: Sequence[JobNote]) -> tuple[RunJob, ...]:
     """Jobs and how they are."""
     states = job_states([note.job for note in notes])
     return tuple(RunJob(note, states[note.job]) for note in notes)
+
+
+def refuse_busy(run: Path, before: Collection[str] = ()) -> None:
+    """Refuse a run that somebody works on, or that a job waits to work on. before: jobs whose end is awaited."""
+    for one in jobs_of(run):
+        number = one.note.job
+        if one.state.active and number not in before:
+            raise UsageError(
+                f"{one.words}, and it is for {run} too.",
+                f"Wait for it, stop it (scancel {number}), or queue behind it: --dependency afterany:{number}",
+            )
+    driver = holder(run) if run.is_dir() else None
+    if driver is not None and base_of(driver.job) not in before:
+        raise UsageError(f"{run} is in use: {driver}.", "Wait until it has finished, or stop it.")
 
 
 def _read(line: str) -> JobNote | None:

@@ -9,6 +9,12 @@ import pytest
 
 GENES = "time,gene,value\n0,a,1\n1,a,2\n2,a,3\n0,b,2\n1,b,2\n2,b,1\n"
 FIT = "verb: fit\nmechanism: {kind: transcription}\n"
+FIELD = """verb: fit
+mechanism:
+  kind: reaction_diffusion
+  mesh: {kind: interval, lower: [0.0], upper: [1.0]}
+"""
+PLACES = "time,x,output,value\n0,0.2,a,1\n1,0.2,a,2\n0,0.8,a,2\n1,0.8,a,1\n"
 GENERATE = "verb: generate\ninstances: 4\npoints: 12\nmechanism: {kind: transcription}\nrun: {block: 2}\n"
 HOUR = ["--time", "1:00:00"]
 OUT = ["--out", "runs/genes"]
@@ -20,6 +26,8 @@ def users_folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(path)
     (path / "fit.yaml").write_text(FIT)
     (path / "generate.yaml").write_text(GENERATE)
+    (path / "field.yaml").write_text(FIELD)
+    (path / "places.csv").write_text(PLACES)
     (path / "genes.csv").write_text(GENES)
     (path / "bin").mkdir()
     for name in ("bash", "env"):

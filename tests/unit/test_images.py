@@ -173,11 +173,24 @@ def test_images_get_what_the_installation_needs_and_nothing_that_runs_leave_behi
     assert needed <= copied
     assert [name for name in copied if not (PROJECT / name).exists()] == []
     # What git ignores is made by somebody on this machine, and an image must not depend on it.
-    unknown = [
-        line.strip("/") for line in (PROJECT / ".gitignore").read_text().split() if line.strip("/") not in ignored
-    ]
-    assert unknown == ["__pycache__"]
-    assert "**/__pycache__" in ignored
+    made = [line.strip("/") for line in (PROJECT / ".gitignore").read_text().split()]
+    assert [name for name in made if not {name, f"**/{name}"} & set(ignored)] == []
+
+
+def test_what_the_guides_leave_in_the_projects_folder_gets_into_no_image() -> None:
+    """Keys of a federation, above all: docker/README.md makes them beside the Dockerfile."""
+    guide = (DOCKER / "README.md").read_text()
+    made = {word.split("/")[0] for line in re.findall(r"^mkdir -p (.*)$", guide, re.MULTILINE) for word in line.split()}
+    made |= {word.split("/")[0] for word in re.findall(r"--out (\S+)", guide)}
+    made |= set(re.findall(r"\S+\.sif", guide))
+    assert {"federation", "runs", "distlfm.sif"} <= made
+    made |= {"slurm/site.sh", "distlfm-fit-17.log"}
+    for file in (".dockerignore", ".gitignore"):
+        patterns = [line.strip("/") for line in (PROJECT / file).read_text().splitlines() if not line.startswith("#")]
+        known = {name for name in made if any(fnmatch(name, pattern.removeprefix("**/")) for pattern in patterns)}
+        assert made - known == set(), file
+    copied = {line.split()[0] for line in section("files").splitlines() if line.strip()}
+    assert not copied & {name.split("/")[0] for name in made}
 
 
 def _git(*arguments: str) -> str:

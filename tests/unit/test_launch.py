@@ -9,17 +9,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from distlfm.cluster.network import LOOPBACK, free_port, interface_address, own_address
+from distlfm.cluster.pool import GRACE_SECONDS
 from distlfm.cluster.ray_hosts import Site, start_command
+from distlfm.cluster.ray_node import Up
+from distlfm.cluster.ray_node import arguments as ray_arguments
 from distlfm.cluster.slurm import Allocation
 from distlfm.errors import UsageError
-from distlfm.launch.chain import chain, links
+from distlfm.launch import ddp, preempt, ray_cluster
 from distlfm.launch.ddp import rank_environment, step_command
 from distlfm.launch.preempt import work_environment
 from distlfm.launch.ray_cluster import site_of
+from distlfm.runtime.network import LOOPBACK, free_port, interface_address, own_address
 
 ALLOCATION = Allocation("17", 17, ("n1", "n2"), tasks=2)
 PLAIN = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "DISTLFM_"))}
@@ -113,6 +117,93 @@ def test_a_failure_is_the_jobs_failure(tmp_path: Path) -> None:
     assert "ended with exit code 2" in said
 
 
+class Verb:
+    """A stand-in for a verb's process, that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[signal.Signals] = []
+
+    def send_signal(self, which: signal.Signals) -> None:
+        self.told.append(which)
+
+
+@pytest.mark.parametrize(("in_slurm", "at_once"), [(True, []), (False, [signal.SIGTERM])])
+def test_an_end_that_only_the_launcher_was_told_of_reaches_the_verb_once_slurm_would_have_told_it(
+    in_slurm: bool, at_once: list[signal.Signals], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verb: Any = Verb()
+    clock = [0.0]
+    monkeypatch.setattr(preempt.time, "monotonic", lambda: clock[0])
+    with preempt.Relay(in_slurm).listening() as relay:
+        os.kill(os.getpid(), signal.SIGTERM)
+        for clock[0] in (0.0, 5.0, GRACE_SECONDS):
+            relay.pass_on(verb)
+        assert verb.told == at_once
+        for clock[0] in (GRACE_SECONDS + 3, GRACE_SECONDS + 30):
+            relay.pass_on(verb)
+        assert verb.told == [signal.SIGTERM]
+
+
+def test_a_program_that_is_not_there_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name, value in {**JOB, "SLURM_NTASKS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    for program in (ddp, ray_cluster):
+        with pytest.raises(SystemExit) as ended:
+            program.main(["train", "a.yaml"])
+        assert ended.value.code == 1
+        assert "distlfm: srun cannot be started: No such file or directory." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("state", "answers", "code"),
+    [("RUNNING", False, 75), ("RUNNING", True, 3), ("COMPLETING", False, 3)],
+    ids=["a node is lost", "all nodes are there", "the job is cancelled"],
+)
+def test_ranks_that_fail_because_a_node_is_lost_are_tried_again_and_others_are_not(
+    state: str, answers: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = f"exit {0 if answers else 1}"
+    program(tmp_path, "srun", f'case "$*" in *" true") {probe};; *) exit 3;; esac')
+    program(tmp_path, "scontrol", f'echo "$@" >> {tmp_path}/asked; echo JobId=17 JobState={state} NodeList=n[1-2]')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name, value in {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        ddp.main(["train", "a.yaml"])
+    assert ended.value.code == code
+    assert ("requeue 17" in asked(tmp_path)) == (code == 75)
+
+
+def program(folder: Path, name: str, body: str) -> None:
+    """A stand-in for one of Slurm's commands."""
+    (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_a_node_of_ray_is_told_what_it_may_use_and_shares_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_CPUS_ON_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("distlfm.cluster.ray_node.object_store_bytes", lambda: 100 * 2**20)
+    up = Up("n1", "10.0.0.1:20017", 4, 1, "/tmp/a")
+
+    def told(**environment: str) -> list[str]:
+        with pytest.MonkeyPatch.context() as around:
+            for name, value in environment.items():
+                around.setenv(name, value)
+            return list(ray_arguments(up, "10.0.0.1", 20017))
+
+    assert {"--num-cpus=4", "--num-gpus=1", "--port=20017", "--head", "--no-monitor"} <= set(told())
+    assert {"--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"} <= set(told())
+    assert not any(word.startswith("--memory=") for word in told(SLURM_CPUS_ON_NODE="4"))
+    memory = f"--memory={(8000 - 100) * 2**20}"
+    assert memory in told(SLURM_MEM_PER_NODE="8000")
+    assert memory in told(SLURM_MEM_PER_CPU="2000", SLURM_CPUS_ON_NODE="4")
+    assert list(ray_arguments(up, "10.0.0.2", 0))[-1] == "--address=10.0.0.1:20017"
+
+
 def test_ranks_are_the_tasks_of_a_step_with_the_cores_of_the_job() -> None:
     environment = {"DISTLFM_PYTHON": "apptainer exec a.sif python3", "SLURM_CPUS_PER_TASK": "8"}
     words = step_command(ALLOCATION, ["train", "a.yaml"], environment)
@@ -144,35 +235,6 @@ def test_a_node_is_started_by_srun_in_a_job_by_ssh_elsewhere_and_directly_here()
     assert by_ssh[:4] == ["ssh", "-o", "BatchMode=yes", "elsewhere"]
     assert "'/some where/python' -m distlfm.cluster.ray_node" in by_ssh[4]
     assert start_command(socket.gethostname(), "ssh", site)[0] == "/some where/python"
-
-
-def test_a_chain_sends_each_job_after_the_one_before(tmp_path: Path) -> None:
-    sent: list[list[str]] = []
-
-    def send(words: list[str]) -> str:
-        sent.append(list(words))
-        return str(100 + len(sent))
-
-    found = links(tmp_path, Path("g.yaml"), Path("f.yaml"), Path("t.yaml"))
-    numbers = chain(found, Path("slurm"), ["--partition=long"], send)
-    assert numbers == {"generate": "101", "fit": "102", "train": "103", "evaluate": "104"}
-    waits = [[word for word in words if word.startswith("--dependency")] for words in sent]
-    assert waits == [[], ["--dependency=afterok:101"], ["--dependency=afterok:102"], ["--dependency=afterok:103"]]
-    assert all("--partition=long" in words for words in sent)
-    given = [words[[word.endswith(".sbatch") for word in words].index(True) :] for words in sent]
-    store, fits, operator = tmp_path / "store.zarr", tmp_path / "fits", tmp_path / "operator"
-    assert given == [
-        ["slurm/generate.sbatch", "g.yaml", "--out", str(store)],
-        ["slurm/fit.sbatch", "f.yaml", "--data", str(store), "--out", str(fits)],
-        ["slurm/train.sbatch", "t.yaml", "--data", str(fits), "--out", str(operator)],
-        ["slurm/evaluate.sbatch", str(operator), str(fits), "--out", str(tmp_path / "judged")],
-    ]
-    assert f"--export=ALL,DISTLFM_COMPLETE={fits}" in sent[1]
-
-
-def test_a_chain_refuses_a_place_that_sbatch_would_not_hand_on_whole(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has a comma"):
-        links(tmp_path / "a,b", Path("g.yaml"), Path("f.yaml"), Path("t.yaml"))
 
 
 def test_a_taken_port_is_left_out() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from distlfm.errors import UsageError, WorkError
 from distlfm.runtime import environment as module
 from distlfm.runtime.environment import scrubbed_mpi_environment
+from distlfm.solvers.fem.launcher import Plan, plan_launch, reachable_address
 
 UNDER_A_LAUNCHER = {
     "HOME": "/home/someone",
@@ -51,6 +54,25 @@ def test_callers_environment_is_not_changed() -> None:
     before = dict(UNDER_A_LAUNCHER)
     scrubbed_mpi_environment(UNDER_A_LAUNCHER)
     assert before == UNDER_A_LAUNCHER
+
+
+def test_ranks_on_other_nodes_are_started_by_the_python_that_the_site_names_and_those_here_by_this_one() -> None:
+    site = {"DISTLFM_PYTHON": "apptainer exec 'my image.sif' python3"}
+    job = {"SLURM_JOB_ID": "7"}
+    assert Plan("srun", (), job | site).python == ["apptainer", "exec", "my image.sif", "python3"]
+    assert Plan("srun", (), job).python == [sys.executable]
+    assert Plan("mpirun", (), site).python == Plan("python", (), site).python == [sys.executable]
+
+
+def test_ranks_on_other_nodes_dial_in_over_the_network_that_the_site_names() -> None:
+    assert reachable_address({"SLURM_JOB_NODELIST": "nowhere[1-2]", "DISTLFM_INTERFACE": "lo"}) == "127.0.0.1"
+    with pytest.raises(UsageError, match=r"interface 'ib7'.*DISTLFM_INTERFACE"):
+        reachable_address({"SLURM_JOB_NODELIST": "nowhere[1-2]", "DISTLFM_INTERFACE": "ib7"})
+
+
+def test_a_container_without_slurms_commands_is_told_to_bind_them(tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match=r"srun cannot be started.*container"):
+        plan_launch(2, "srun", {"SLURM_JOB_ID": "7", "PATH": str(tmp_path)})
 
 
 @pytest.mark.parametrize(("user_id", "allowed"), [(0, True), (1000, False)])

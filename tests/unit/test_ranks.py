@@ -92,6 +92,7 @@ def test_all_tasks_of_a_step_agree_on_a_port_and_two_steps_do_not_share_it() -> 
         ("gpu[003-007,9],login", "gpu003"),
         ("a[1,3]-ib,b", "a1-ib"),
         ("c-2-[07]", "c-2-07"),
+        ("rack[1-2]n[3,5]", "rack1n3"),
     ],
 )
 def test_the_first_of_slurms_nodes(names: str, first: str) -> None:

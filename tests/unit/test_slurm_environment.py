@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from distlfm.cluster import slurm_watch
 from distlfm.cluster.share import Share, share_of
-from distlfm.cluster.slurm import FIRST_PORT, PORTS, array_share, expand_hosts, find_allocation
+from distlfm.cluster.slurm import FIRST_PORT, PORTS, array_share, find_allocation
 from distlfm.cluster.slurm_watch import job_facts
 from distlfm.errors import UsageError
+from distlfm.runtime.hosts import expand_hosts
 
 JOB = {
     "SLURM_JOB_ID": "31007",
@@ -93,3 +95,46 @@ def test_a_part_is_read_as_it_is_written() -> None:
 def test_facts_of_a_job_are_read_by_name() -> None:
     facts = job_facts("JobId=2 JobName=fit JobState=RUNNING Reason=None NodeList=n2 BatchHost=n1 Command=/a b=c")
     assert (facts["JobState"], facts["NodeList"]) == ("RUNNING", "n2")
+
+
+class Controller:
+    """Answers for Slurm, one answer a look; the last one for ever. refusals: how often it does not requeue."""
+
+    def __init__(self, *answers: str | None, refusals: int = 0) -> None:
+        self.answers, self.refusals, self.asked, self.pauses = list(answers), refusals, list[str](), 0
+
+    def ask(self, *words: str) -> str | None:
+        if "show" in words:
+            return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        self.asked.append(" ".join(words))
+        self.refusals -= 1
+        return None if self.refusals >= 0 else ""
+
+    def pause(self, _: float) -> bool:
+        self.pauses += 1
+        return self.pauses > 100
+
+
+WHOLE, HEADLESS, OVER = (
+    f"JobId=17 JobState={state} NodeList={nodes} "
+    for state, nodes in (("RUNNING", "n[1-3]"), ("RUNNING", "n[2-3]"), ("COMPLETING", "n[2-3]"))
+)
+
+
+@pytest.mark.parametrize(
+    ("me", "controller", "again", "asked", "pauses"),
+    [
+        pytest.param("n2", Controller(HEADLESS), True, ["scontrol requeue 17"], 0, id="at once"),
+        pytest.param("n2", Controller(WHOLE, None, HEADLESS), True, ["scontrol requeue 17"], 2, id="when Slurm knows"),
+        pytest.param("n2", Controller(HEADLESS, refusals=2), True, ["scontrol requeue 17"] * 3, 2, id="until it works"),
+        pytest.param("n3", Controller(HEADLESS), True, ["scontrol requeue 17"], 4, id="by the next one, later"),
+        pytest.param("n3", Controller(HEADLESS, HEADLESS, OVER), True, [], 2, id="not if another one did"),
+        pytest.param("n2", Controller(HEADLESS), False, ["scancel 17"], 0, id="against the site's will"),
+    ],
+)
+def test_the_nodes_that_are_left_queue_a_job_again_that_has_lost_its_first_one(
+    me: str, controller: Controller, again: bool, asked: list[str], pauses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_watch, "_ask", controller.ask)
+    assert slurm_watch.look_after("17", "n1", me, controller.pause, again) == bool(asked)
+    assert (controller.asked, controller.pauses) == (asked, pauses)

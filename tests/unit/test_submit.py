@@ -16,13 +16,16 @@ from slurm_stand_ins import DATA, HOUR, OUT, called, command, users_folder
 
 from distlfm.cli import main
 from distlfm.pipeline.generate import generate
+from distlfm.store.lock import driver_lock
 
 PROJECT = Path(__file__).resolve().parents[2]
 GOLDEN = PROJECT / "tests" / "golden"
 TRAIN = str(PROJECT / "configs" / "train" / "transcription.yaml")
 TUNE = str(PROJECT / "configs" / "tune" / "transcription.yaml")
 STORE = ["--data", "stores/genes.zarr"]
+FIELD = ["--data", "places.csv"]
 AFTER = ["--dependency"]
+CHECKER = Path(sys.executable).parent / "shellcheck"
 QOS = ["--sbatch=--qos=long", "--sbatch=--mail-type=END"]
 
 
@@ -51,7 +54,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 SCRIPTS = {
     "fit": ["fit", "fit.yaml", *DATA, *OUT, "--nodes", "4", "--cpus", "32", "--memory", "64G", "--time", "2-00:00"],
     "fit_array": ["fit", "fit.yaml", *DATA, *OUT, "--array", "64%16", "--time", "90", "--partition", "short"],
-    "fit_mpi": ["fit", "fit.yaml", *DATA, *OUT, "--nodes", "2", "--mpi-ranks", "16", *HOUR, "--account", "lab"],
+    "fit_mpi": ["fit", "field.yaml", *FIELD, *OUT, "--nodes", "2", "--mpi-ranks", "16", *HOUR, "--account", "lab"],
     "generate": ["generate", "generate.yaml", "--out", "stores/genes.zarr", "--nodes", "2", "--time", "5"],
     "train": ["train", TRAIN, *STORE, "--out", "runs/operator", *HOUR, *AFTER, "17", "--nodes", "2", "--gpus", "4"],
     "tune": ["tune", TUNE, *STORE, "--out", "runs/sweep", *HOUR, *AFTER, "afterany:17:18,singleton", *QOS],
@@ -71,9 +74,19 @@ def test_dry_run_prints_the_recorded_script_and_writes_nothing(
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_recorded_scripts_have_no_fault_that_shellcheck_knows(name: str) -> None:
-    checker = Path(sys.executable).parent / "shellcheck"
-    done = subprocess.run([checker, GOLDEN / f"submit_{name}.sbatch"], capture_output=True, text=True)
+    done = subprocess.run([CHECKER, GOLDEN / f"submit_{name}.sbatch"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_a_job_with_ranks_gets_a_config_that_names_them_and_can_be_submitted_again(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(folder, "sbatch", "17\n")
+    command(folder, "squeue", "17|TIMEOUT|1:00:00|TimeLimit|n1\n")
+    assert main(["submit", *SCRIPTS["fit_mpi"]]) == 0
+    kept = folder / "runs" / "genes.jobs" / "fit-1.yaml"
+    assert yaml.safe_load(kept.read_text())["mechanism"]["ranks"] == 16
+    assert "--ntasks-per-node=8" in dry(capsys, "fit", str(kept), "--nodes", "2", "--mpi-ranks", "16", *HOUR)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -109,9 +122,47 @@ def test_the_site_file_is_sourced_before_the_program(folder: Path, capsys: pytes
     (folder / "slurm" / "site.sh").write_text("")
     (folder / "my site.sh").write_text("")
     call = ["fit", "fit.yaml", *DATA, *OUT, *HOUR]
-    assert f"\n. {folder}/slurm/site.sh\nexec " in dry(capsys, *call)
-    assert f"\n. '{folder}/my site.sh'\nexec " in dry(capsys, *call, "--site", "my site.sh")
+    assert f"\nsite={folder}/slurm/site.sh\n" in dry(capsys, *call)
+    assert f"\nsite='{folder}/my site.sh'\n" in dry(capsys, *call, "--site", "my site.sh")
     assert "There is no site file other.sh." in refused(capsys, *call, "--site", "other.sh")
+
+
+SITE = """export DISTLFM_PYTHON="echo as the site wants" SBATCH_ACCOUNT=lab
+[ $# = 0 ] || export DISTLFM_PYTHON="echo it saw $*" SBATCH_ACCOUNT=odd
+false
+"""
+"""Sourced as it often is: its last command fails, and like conda's it would heed arguments."""
+
+
+def test_a_submitted_script_reads_the_site_file_whatever_it_returns_and_without_arguments(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "my site.sh").write_text(SITE)
+    script = folder / "job.sbatch"
+    script.write_text(dry(capsys, "fit", "fit.yaml", *DATA, *OUT, *HOUR, "--site", "my site.sh"))
+    environment = {"PATH": "/usr/bin"}
+    done = subprocess.run(["bash", script, "an argument"], env=environment, capture_output=True, text=True)
+    assert done.stdout.startswith("as the site wants -m distlfm.launch.ray_cluster fit "), done
+    assert subprocess.run([CHECKER, script], capture_output=True, text=True).stdout == ""
+    (folder / "my site.sh").unlink()
+    gone = subprocess.run(["bash", script], capture_output=True, text=True)
+    assert (gone.returncode, gone.stdout) == (2, "")
+    assert f"There is no site file {folder}/my site.sh." in gone.stderr
+
+
+@pytest.mark.parametrize("script", sorted((PROJECT / "slurm").glob("*.sbatch")), ids=lambda path: path.stem)
+def test_a_shipped_script_reads_the_site_file_whatever_it_returns_and_without_arguments(
+    script: Path, folder: Path
+) -> None:
+    (folder / "site.sh").write_text(SITE)
+    environment = {"PATH": "/usr/bin", "DISTLFM_SITE": str(folder / "site.sh")}
+    done = subprocess.run(["bash", script, "a b", "c"], env=environment, capture_output=True, text=True)
+    assert done.stdout.startswith("as the site wants -m distlfm.launch."), done
+    assert done.stdout.endswith(" a b c\n")
+    (folder / "site.sh").unlink()
+    gone = subprocess.run(["bash", script], env=environment, capture_output=True, text=True)
+    assert (gone.returncode, gone.stdout) == (2, "")
+    assert "There is no site file" in gone.stderr
 
 
 def test_names_with_spaces_and_signs_stay_whole_in_the_script(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,6 +204,7 @@ def test_python_of_a_site_may_be_several_words(folder: Path, capsys: pytest.Capt
         (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--array", "0"], "--array '0' is no number of tasks."),
         (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--array", "2", "--mpi-ranks", "2"], "not both"),
         (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--nodes", "2", "--mpi-ranks", "3"], "a multiple of 2"),
+        (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--mpi-ranks", "2"], "Unknown key 'ranks'"),
         (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--gpus", "1"], "--gpus is for trainings, not for fit."),
         (["fit", "fit.yaml", *DATA, *OUT, "--time", "soon"], "--time 'soon' is no time."),
         (["fit", "fit.yaml", *DATA, *OUT, "--time", "0"], "--time '0' is no time."),
@@ -244,13 +296,15 @@ def test_sbatch_sees_what_the_site_file_sets_and_nothing_of_a_surrounding_job(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command(folder, "sbatch", "17\n")
-    (folder / "site.sh").write_text("export SBATCH_ACCOUNT=lab\necho modules are loaded\n")
-    for name, value in {"SLURM_NNODES": "9", "SLURM_JOB_ID": "5", "SLURM_CONF": "/etc/slurm.conf"}.items():
+    (folder / "site.sh").write_text(f"{SITE}echo modules are loaded\nfalse\n")
+    around = {"SLURM_NNODES": "9", "SLURM_JOB_ID": "5", "SLURM_CONF": "/etc/slurm.conf", "DISTLFM_COMPLETE": "/other"}
+    for name, value in around.items():
         monkeypatch.setenv(name, value)
     assert main(["submit", "fit", "fit.yaml", *DATA, *OUT, *HOUR, "--site", "site.sh"]) == 0
     seen = dict(line.split("=", 1) for line in (folder / "sbatch.environment").read_text().splitlines() if "=" in line)
     assert seen["SBATCH_ACCOUNT"] == "lab"
     assert {name for name in seen if name.startswith("SLURM_")} == {"SLURM_CONF"}
+    assert "DISTLFM_COMPLETE" not in seen
 
 
 def test_the_config_that_a_job_got_can_be_submitted_again_with_other_resources(
@@ -282,3 +336,39 @@ def test_a_second_job_for_a_run_is_refused_while_the_first_waits_or_runs(
     assert sorted(one.name for one in (folder / "runs" / "genes.jobs").glob("*.sbatch")) == [
         f"fit-{number}.sbatch" for number in numbers
     ]
+
+
+@pytest.mark.parametrize(
+    ("dependency", "code"),
+    [
+        ("17", 0),
+        ("afterok:16:17", 0),
+        ("afterany:16,afterok:17", 0),
+        ("singleton", 0),
+        ("afterok:16", 2),
+        ("after:17", 2),
+        ("afterok:170", 2),
+    ],
+)
+def test_a_job_may_queue_behind_another_of_its_run_if_it_waits_for_the_end_of_that_one(
+    dependency: str, code: int, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(folder, "sbatch", "17\n")
+    command(folder, "squeue", "17|RUNNING|0:00|None|n1\n")
+    call = ["submit", "fit", "fit.yaml", *DATA, *OUT, *HOUR]
+    assert main(call) == 0
+    assert main([*call, "--dependency", dependency]) == code
+    assert ("job 17 (fit): running" in capsys.readouterr().err) == bool(code)
+
+
+def test_what_a_job_works_on_is_refused_to_those_that_do_not_wait_for_it(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command(folder, "sbatch", "18\n")
+    run = folder / "runs" / "genes"
+    run.mkdir(parents=True)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    call = ["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--dependency"]
+    with driver_lock(run):
+        assert f"{run} is in use: fit on" in refused(capsys, *call, "16")
+        assert main(["submit", *call, "17"]) == 0

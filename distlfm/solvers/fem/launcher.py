@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -18,11 +19,17 @@ from typing import Literal, cast
 
 from distlfm.errors import MissingExtra, UsageError
 from distlfm.optional import install_line
+from distlfm.runtime.commands import cannot_start
 from distlfm.runtime.environment import scrubbed_mpi_environment
+from distlfm.runtime.hosts import expand_hosts
+from distlfm.runtime.network import LOOPBACK, own_address
 
 LauncherName = Literal["auto", "python", "mpirun", "srun"]
 LAUNCHER = "DISTLFM_MPI_LAUNCHER"
 """Environment variable that says what `auto` is for several ranks: mpirun or srun."""
+
+PYTHON = "DISTLFM_PYTHON"
+"""Environment variable of the words that start Python on a node."""
 
 RANK_MODULE = "distlfm.solvers.fem.rank"
 POLL_SECONDS = 0.02
@@ -52,6 +59,11 @@ class Plan:
         return self.kind != "srun"
 
     @property
+    def python(self) -> list[str]:
+        """The words that start Python: on other nodes those of the site, as this one may run in a container."""
+        return (shlex.split(self.environment.get(PYTHON, "")) if not self.local else []) or [sys.executable]
+
+    @property
     def secret_by_pipe(self) -> bool:
         return self.kind != "mpirun"
 
@@ -75,11 +87,13 @@ def plan_launch(ranks: int, launcher: LauncherName, environment: Mapping[str, st
                 f"Install it with: {install_line('fem')}; `distlfm doctor` says what else is missing.",
             )
         return Plan("mpirun", (found, "-n", str(ranks)), scrubbed_mpi_environment(environment))
-    found = shutil.which("srun", path=environment.get("PATH"))
-    if found is None or "SLURM_JOB_ID" not in environment:
+    if "SLURM_JOB_ID" not in environment:
         raise UsageError(
             "srun can start a helper group only inside a Slurm job.", "Submit the run as a job, or use mpirun."
         )
+    found = shutil.which("srun", path=environment.get("PATH"))
+    if found is None:
+        raise cannot_start(["srun"], FileNotFoundError(2, "it is not on the PATH"))
     # --overlap: the job's cores are already given to the step that this process runs in.
     prefix = (found, "--overlap", "--mpi=pmix", "--label", "--kill-on-bad-exit=1", "-n", str(ranks))
     return Plan("srun", prefix, scrubbed_mpi_environment(environment, local=False))
@@ -93,27 +107,11 @@ def _asked(environment: Mapping[str, str]) -> LauncherName | None:
 
 
 def reachable_address(environment: Mapping[str, str]) -> str:
-    """This machine's address on the way to the job's other nodes."""
-    names = [environment.get("SLURM_JOB_NODELIST", "")]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        command = ["scontrol", "show", "hostnames", names[0]]
-        done = subprocess.run(
-            command,
-            env=dict(environment),
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-            stdin=subprocess.DEVNULL,
-        )
-        names = done.stdout.split()
-    for name in names:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((socket.gethostbyname(name), 9))  # nothing is sent: the route alone is looked up
-            address: str = probe.getsockname()[0]
-            if not address.startswith("127."):
-                return address
-    return socket.gethostbyname(socket.gethostname())
+    """This machine's address on the network that the site names, or on the way to the job's other nodes."""
+    names = expand_hosts(environment.get("SLURM_JOB_NODELIST") or socket.gethostname())
+    interface = environment.get("DISTLFM_INTERFACE", "")
+    found = own_address(names, interface)
+    return found if interface or found != LOOPBACK else socket.gethostbyname(socket.gethostname())
 
 
 class Job:
@@ -135,7 +133,7 @@ class Job:
         if plan.local:
             given += ["--logs", str(directory)]
         # -P: a file of the working directory must not pass for one of ours.
-        command = [*plan.prefix, sys.executable, "-P", "-m", RANK_MODULE, *arguments, *given]
+        command = [*plan.prefix, *plan.python, "-P", "-m", RANK_MODULE, *arguments, *given]
         with open(directory / "launcher.log", "wb") as log:
             self.process = subprocess.Popen(
                 command,
