@@ -12,8 +12,12 @@ export SBATCH_PARTITION=batch
 
 # Python with distlfm: an environment …
 export DISTLFM_PYTHON=$HOME/distlfm/.venv/bin/python
-# … or a container. It must see Slurm's commands (srun, scontrol), their settings and the socket of munge.
-# export DISTLFM_PYTHON="apptainer exec --bind /etc/slurm,/run/munge $HOME/distlfm.sif python3"
+# … or a container. Jobs start steps from inside, so it must be given Slurm's commands with their plugins, settings and
+# users, and munge's library and socket. These are Debian's places; `ldd $(command -v srun)` shows what else yours needs.
+# lib=/usr/lib/x86_64-linux-gnu
+# slurm=/usr/bin/srun,/usr/bin/scontrol,/usr/bin/scancel,/usr/bin/sbatch,$lib/slurm-wlm,$lib/libmunge.so.2
+# slurm=$slurm,/etc/slurm,/run/munge,/etc/passwd,/etc/group
+# export DISTLFM_PYTHON="apptainer exec --bind $slurm $HOME/distlfm.sif python3"
 
 # A directory of each node's own for temporary files, Ray's sockets and logs among them: not on a shared file system, and
 # with a short name (22 characters).

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -111,15 +111,13 @@ def serve(orders: Orders, directory: Path) -> bool:
         folder=str(directory),
     )
     log = directory / "start.log"
-    environment = {name: value for name, value in os.environ.items() if name not in STRAY}
-    environment = HEAD_GONE | environment | PRIVATE | {"RAY_AUTH_TOKEN": orders.token}
     with log.open("wb") as file:
         ray = subprocess.Popen(
             [sys.executable, "-c", RAY, *arguments(up, host, port)],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=environment_of(orders, os.environ),
         )
     if not orders.address:
         _await_head(ray, host, port, log)
@@ -131,6 +129,12 @@ def serve(orders: Orders, directory: Path) -> bool:
                 return False
             raise WorkError(f"Ray has ended. Its last words: {_tail(log)}", "Its logs are gone with it.")
     return os.read(sys.stdin.fileno(), len(END)) == END
+
+
+def environment_of(orders: Orders, around: Mapping[str, str]) -> dict[str, str]:
+    """What a node's Ray is started with."""
+    kept = {name: value for name, value in around.items() if name not in STRAY}
+    return HEAD_GONE | kept | PRIVATE | {"RAY_AUTH_TOKEN": orders.token}
 
 
 def _after_the_head(orders: Orders) -> None:

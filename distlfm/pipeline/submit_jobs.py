@@ -71,12 +71,15 @@ def add_note(folder: Path, note: JobNote) -> None:
 
 
 def notes_of(run: Path) -> list[JobNote]:
-    """The jobs that were sent for a run, the oldest first. A line that cannot be read is left out."""
+    """The jobs that were sent for a run, the oldest first. A line that cannot be read is left out.
+
+    A job that begins at once may note itself before whoever sent it does: it counts once.
+    """
     try:
         lines = (jobs_folder(run) / LIST).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return []
-    return [note for note in map(_read, lines) if note is not None]
+    return list({note.job: note for note in map(_read, lines) if note is not None}.values())
 
 
 def jobs_of(run: Path, most: int = MOST_SHOWN) -> tuple[RunJob, ...]:

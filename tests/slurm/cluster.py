@@ -29,9 +29,6 @@ CPUS, MEMORY = 2, 8000
 
 START_SECONDS = 60.0
 LOOK_SECONDS = 0.05
-KEPT = {"bash", "slurmd", "sleep"}
-"""What runs on a node without any job."""
-
 SETTINGS = """ClusterName=virtual
 SlurmctldHost={controller}({network}.1)
 SlurmUser=root
@@ -148,15 +145,23 @@ class Cluster:
         return self.run(*command, check=False).stdout.strip()
 
     def processes(self, name: str) -> dict[int, str]:
-        """What jobs run on a node: command lines by process number of this machine."""
-        found = {}
-        for pid in descendants(self._boxes[name].pid) if name in self._boxes else set():
+        """What jobs run on a node: command lines by process number of this machine.
+
+        Without any job there are the first process inside, and what it has started: slurmd, or when that has ended, a
+        sleep.
+        """
+        if name not in self._boxes:
+            return {}
+        found, first = {}, self._inner(name)
+        for pid in descendants(self._boxes[name].pid) - {first}:
             try:
                 line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 title = Path(f"/proc/{pid}/comm").read_text().strip()
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-            if alive(pid) and title not in KEPT:
+            own = title == "slurmd" or (parent == first and line == "sleep 3600")
+            if alive(pid) and not own:
                 found[pid] = line or title
         return found
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cluster import Cluster, lacking, running
-from jobs import Queue
+from fleet_runs import command, write_fleet
+from jobs import BLOCKS, FLEET, QUICK, Queue
+
+from distlfm.cli import main
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +24,20 @@ def slurm() -> Iterator[Cluster]:
     assert not missing, f"a real Slurm needs {', '.join(missing)}"
     with running(num_nodes=2) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a fleet, a `slow.yaml` for blocks that take their time, and in `calm` its run in one
+    process."""
+    folder = tmp_path_factory.mktemp("fleet")
+    write_fleet(folder, FLEET)
+    config = json.loads((folder / "config.yaml").read_text())
+    config |= {"inference": QUICK, "run": config["run"] | {"batch": FLEET // BLOCKS}}
+    (folder / "config.yaml").write_text(json.dumps(config))
+    (folder / "slow.yaml").write_text(json.dumps(config | {"plugins": ["slowly"]}))
+    assert main(["-q", *command(folder, folder / "calm", "--executor", "serial")[3:]]) == 0
+    return folder
 
 
 @pytest.fixture

@@ -12,16 +12,24 @@ from cluster import Cluster
 from distlfm.store.files import put_quickly
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "slurm"
+TESTS, SCRIPTS = Path(__file__).parent, ROOT / "slurm"
 SMALL = ("--cpus-per-task=1", "--mem-per-cpu=0")
 """The virtual nodes are small."""
+
+QUICK = {"optimiser": {"rounds": 1, "iterations": 5}, "posterior": {"draws": 4}}
+"""Inference of fits whose numbers are compared, and not judged."""
+
+FLEET, BLOCKS = 24, 12
+"""Instances of the fleet that all tests of fits share, and into how many blocks it is cut."""
 
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "OUT_OF_MEMORY"}
 LOOK_SECONDS = 0.4
 """Asking Slurm costs a few processes each time."""
 
 SITE = """export DISTLFM_PYTHON={python}
-export PYTHONPATH={tests} SLOWLY={pace}
+export PYTHONPATH={tests} SLOWLY={pace} DIVIDED={divided}
+# Sooner than users have it.
+export RAY_gcs_rpc_server_reconnect_timeout_s=5
 # More ranks than cores: none may spin, and none may be bound.
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_mpi_yield_when_idle=1
 """
@@ -58,6 +66,13 @@ class Job:
             time.sleep(LOOK_SECONDS)
         return state
 
+    def wait_for_reason(self, reason: str, seconds: float = 60.0) -> None:
+        """Wait until Slurm says why it waits: of a job that was just sent it says nothing yet."""
+        until = time.monotonic() + seconds
+        while (found := self.facts.get("Reason")) != reason:
+            assert time.monotonic() < until, f"it waits for {found}:\n{self.cluster.describe()}"
+            time.sleep(LOOK_SECONDS)
+
     @property
     def code(self) -> int:
         """The exit code of its script."""
@@ -73,13 +88,24 @@ class Queue:
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
-        self.site, self._pace = folder / "site.sh", folder / "pace"
-        self.site.write_text(SITE.format(python=sys.executable, tests=Path(__file__).parent, pace=self._pace))
+        self.site, self._pace, self.divided = (folder / name for name in ("site.sh", "pace", "divided.npz"))
+        self.site.write_text(
+            SITE.format(python=sys.executable, tests=TESTS, pace=self._pace, divided=self.divided), encoding="utf-8"
+        )
         self.pace(0.0)
 
-    def pace(self, seconds: float) -> None:
-        """So long a block or a step takes from now on in addition, even in jobs that run, with the plugin `slowly`."""
-        put_quickly(self._pace, str(seconds).encode())
+    @property
+    def login(self) -> list[str]:
+        """What a command at the login node begins with, so that it can read a config with the plugin `slowly`."""
+        return ["env", f"PYTHONPATH={ROOT}:{TESTS}", f"SLOWLY={self._pace}"]
+
+    def pace(self, seconds: float, task: int | None = None) -> None:
+        """So long a block or a step takes from now on in addition, even in jobs that run, with the plugin `slowly`.
+
+        task: of an array, for it alone.
+        """
+        path = self._pace if task is None else self._pace.with_name(f"{self._pace.name}.{task}")
+        put_quickly(path, str(seconds).encode())
 
     def submit(self, script: str, *arguments: str | Path, options: tuple[str, ...] = ()) -> Job:
         """Send slurm/SCRIPT.sbatch with arguments."""

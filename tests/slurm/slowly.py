@@ -19,8 +19,9 @@ from distlfm.pipeline.fit_job import FitWorker
 from distlfm.pipeline.train_work import TrainWork
 
 PACE = Path(os.environ["SLOWLY"])
+OWN = PACE.with_name(f"{PACE.name}.{os.environ.get('SLURM_ARRAY_TASK_ID', '')}")
 QUICK_STEPS = 4
-LEAVE_LATE = 3.0
+LEAVE_LATE = 1.5
 """Seconds for which the first rank is still there when the others have ended."""
 
 LOOK_SECONDS = 0.05
@@ -28,8 +29,8 @@ _run, _call = FitWorker.run, TrainWork.__call__
 
 
 def seconds() -> float:
-    """How long a block or a step takes in addition, as the file says now."""
-    return float(PACE.read_text())
+    """How long a block or a step takes in addition, as the file says now, or that of a task of an array."""
+    return float((OWN if OWN.exists() else PACE).read_text())
 
 
 def take_time() -> None:

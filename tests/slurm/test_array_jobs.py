@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from fleet_runs import assert_same, command, write_fleet
-from jobs import Job, Queue
+from fleet_runs import assert_same, command
+from jobs import BLOCKS, FLEET, Job, Queue
 
 from distlfm.cli import main
 from distlfm.errors import UsageError
@@ -20,9 +20,10 @@ from distlfm.store import Store, driver_lock
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-INSTANCES, TASKS, KILLED = 32, 3, 1
-HELD, SLOW = 600.0, 8.0
-"""Seconds of a block that nobody waits for, and of blocks that outlast the half minute in which Slurm warns."""
+CALM, KILLED, CANCELLED, WARNED = range(4)
+TASKS = 4
+HELD, SOON = 600.0, 3.0
+"""Seconds of a block that nobody waits for, and of one that ends before it is broken off."""
 
 
 def process_of(queue: Queue, part: str, seconds: float = 240.0) -> int:
@@ -37,10 +38,11 @@ def process_of(queue: Queue, part: str, seconds: float = 240.0) -> int:
     raise AssertionError(f"no process has part {part}:\n{queue.cluster.describe()}")
 
 
-def wait_for(path: Path, job: Job, event: str = '"block_started"', times: int = 1, seconds: float = 240.0) -> None:
+def wait_for(path: Path, job: Job, words: str, times: int = 1, seconds: float = 240.0) -> None:
+    """Until a file has these words so often."""
     until = time.monotonic() + seconds
-    while not path.exists() or path.read_text().count(event) < times:
-        assert time.monotonic() < until, f"no {event} within {seconds:g} s:\n{job.text}"
+    while not path.exists() or path.read_text(errors="replace").count(words) < times:
+        assert time.monotonic() < until, f"no {words} within {seconds:g} s:\n{job.text}"
         time.sleep(0.02)
 
 
@@ -50,72 +52,57 @@ def soon(job: Job) -> int:
     return (3600 * hours + 60 * minutes + seconds + 30) // 60 + 1
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with a fleet, and a config that takes its time."""
-    write_fleet(tmp_path, INSTANCES)
-    config = json.loads((tmp_path / "config.yaml").read_text()) | {"plugins": ["slowly"]}
-    (tmp_path / "slow.yaml").write_text(json.dumps(config))
-    return tmp_path
-
-
-def test_a_failed_task_is_reported_the_others_finish_and_its_blocks_are_made_up_for(queue: Queue, folder: Path) -> None:
-    queue.pace(HELD)
-    out, verb = folder / "run", [folder / "slow.yaml", *command(folder, folder / "run")[5:]]
-    jobs = queue.array("fit_array", TASKS, *verb)
-    wait_for(out / f"events-{KILLED + 1}-of-{TASKS}.jsonl", jobs[KILLED])
+def test_of_an_array_one_task_fails_one_is_cancelled_one_outlasts_its_walltime_and_the_rest_is_made_up_for(
+    queue: Queue, fleet: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    verb = [fleet / "slow.yaml", *command(fleet, out)[5:]]
+    for task in (KILLED, CANCELLED, WARNED):
+        queue.pace(HELD, task)
+    jobs = queue.array("fit_array", TASKS, *verb, options=("--time=30", "--signal=B:USR1@60"))
+    for task in (WARNED, KILLED, CANCELLED):  # each has done a block, and has the next one in hand
+        wait_for(out / f"events-{task + 1}-of-{TASKS}.jsonl", jobs[task], '"block_started"', 2)
+        if task == WARNED:
+            limit = f"timelimit={soon(jobs[task])}"
+            queue.cluster.run("scontrol", "update", f"jobid={jobs[task].name}", limit)
     with (
         pytest.raises(UsageError, match=rf"is in use: fit, part ./{TASKS} on n., job {jobs[0].name[:-2]}_"),
         driver_lock(out),
     ):
         raise AssertionError("two drivers")
+
     os.kill(process_of(queue, f"{KILLED + 1}/{TASKS}"), signal.SIGKILL)
-    queue.pace(0.0)
-    assert main(["-q", *command(folder, folder / "calm", "--executor", "serial")[3:]]) == 0
-    states = [job.wait() for job in jobs]
-    assert states == ["FAILED" if task == KILLED else "COMPLETED" for task in range(TASKS)], jobs[KILLED].text
+    queue.cluster.run("scancel", jobs[CANCELLED].name)
+    queue.pace(SOON, CANCELLED)
+    states = [jobs[task].wait() for task in (CALM, KILLED, CANCELLED)]
+    assert states == ["COMPLETED", "FAILED", "CANCELLED"], [job.text for job in jobs]
     assert jobs[KILLED].code == 128 + signal.SIGKILL
     assert "ended with exit code 137" in jobs[KILLED].text
-    missing = Store.open(out).missing()
-    assert {block % TASKS for block in missing} == {KILLED}
+    wait_for(jobs[CANCELLED].log, jobs[CANCELLED], "ended with exit code 143", seconds=60.0)
+    assert re.search(rf"Stopped by SIGTERM after \d+ of {FLEET // TASKS} ", jobs[CANCELLED].text)
+    assert jobs[CANCELLED].restarts == 0
+
+    warned = jobs[WARNED]
+    warned.wait_for({"PENDING"})
+    queue.cluster.run("scontrol", "update", f"jobid={warned.name}", "timelimit=30")
+    for task in (KILLED, CANCELLED, WARNED):
+        queue.pace(0.0, task)
+    assert warned.wait() == "COMPLETED", warned.text
+    assert warned.restarts == 1
+    assert "instances are there already" in warned.text
+    assert "Stopped by SIGUSR1 after" in warned.text
+
+    missing = sorted(block % TASKS for block in Store.open(out).missing())
+    assert missing == [KILLED, KILLED, CANCELLED], "a killed task loses its block in hand, one that was asked does not"
     assert status(out).state == "stopped"
     assert not (out / "report.html").exists()
     again = queue.array("fit_array", 2, *verb)
     assert [job.wait() for job in again] == ["COMPLETED", "COMPLETED"], [job.text for job in again]
     assert (out / "report.html").exists()
     assert main(["-q", "status", str(out)]) == 0
-    assert_same(out, folder / "calm", INSTANCES)
-
-
-def test_a_cancelled_job_keeps_what_it_has_and_one_at_the_end_of_its_walltime_is_queued_again(
-    queue: Queue, folder: Path
-) -> None:
-    out = folder / "run"
-    verb, told = [folder / "slow.yaml", *command(folder, out)[5:]], out / "events-1-of-1.jsonl"
-    queue.pace(HELD)
-    [cancelled] = queue.array("fit_array", 1, *verb)
-    wait_for(told, cancelled, '"block_done"')
-    queue.cluster.run("scancel", cancelled.name)
-    queue.pace(3.0)
-    assert cancelled.wait() == "CANCELLED"
-    queue.cluster.wait_quiet(60.0)
-    assert re.search(r"Stopped by SIGTERM after \d+ of 32 .*ended with exit code 143", cancelled.text, re.DOTALL)
-    assert cancelled.restarts == 0
-    begun = told.read_text().count('"block_started"')
-
-    queue.pace(HELD)
-    [job] = queue.array("fit_array", 1, *verb, options=("--time=30", "--signal=B:USR1@60"))
-    wait_for(told, job, '"block_started"', begun + 1)
-    queue.cluster.run("scontrol", "update", f"jobid={job.name}", f"timelimit={soon(job)}")
-    queue.pace(SLOW)
-    job.wait_for({"PENDING"})
-    queue.cluster.run("scontrol", "update", f"jobid={job.name}", "timelimit=30")
-    queue.pace(0.0)
-    assert job.wait() == "COMPLETED", job.text
-    assert job.restarts == 1
-    assert "instances are there already" in job.text
-    assert "Stopped by SIGUSR1 after" in job.text
-    events = map(json.loads, told.read_text().splitlines())
-    done = [event["block"] for event in events if event["event"] == "block_done"]
-    assert sorted(done) == list(range(Store.open(out).spec.num_blocks)), "a block was lost or done twice"
-    assert (out / "report.html").exists()
+    assert_same(out, fleet / "calm", FLEET)
+    lines = [line for file in out.glob("events-*.jsonl") for line in file.read_text().splitlines()]
+    done = [event["block"] for event in map(json.loads, lines) if event["event"] == "block_done"]
+    assert sorted(done) == list(range(BLOCKS)), "a block was lost or done twice"
+    told = status(out).jobs
+    assert [job.note.job for job in told] == [jobs[0].name[:-2], again[0].name[:-2]], "they have noted themselves"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleet_runs import numbers
-from jobs import ROOT, SMALL, Job, Queue
+from jobs import QUICK, ROOT, SMALL, Job, Queue
 from train_runs import STORE, TRAIN, TUNE
 
 from distlfm.config import build, load
@@ -29,7 +29,7 @@ GENERATE: dict[str, Any] = {**STORE, "verb": "generate", "instances": INSTANCES,
 FIT: dict[str, Any] = {
     "verb": "fit",
     **{name: STORE[name] for name in ("mechanism", "likelihood")},
-    "inference": {"optimiser": {"rounds": 1, "iterations": 20}, "posterior": {"draws": 16}},
+    "inference": QUICK,
     "run": {"batch": 8, "keep": "none", "seed": 5},
 }
 LOOP = {**TRAIN["loop"], "epochs": EPOCHS}

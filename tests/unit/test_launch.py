@@ -8,14 +8,17 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from distlfm.cluster import ray_session
 from distlfm.cluster.pool import GRACE_SECONDS
 from distlfm.cluster.ray_hosts import Site, start_command
-from distlfm.cluster.ray_node import Up
+from distlfm.cluster.ray_node import Orders, Up, environment_of
 from distlfm.cluster.ray_node import arguments as ray_arguments
 from distlfm.cluster.slurm import Allocation
 from distlfm.errors import UsageError
@@ -202,6 +205,32 @@ def test_a_node_of_ray_is_told_what_it_may_use_and_shares_no_port(monkeypatch: p
     assert memory in told(SLURM_MEM_PER_NODE="8000")
     assert memory in told(SLURM_MEM_PER_CPU="2000", SLURM_CPUS_ON_NODE="4")
     assert list(ray_arguments(up, "10.0.0.2", 0))[-1] == "--address=10.0.0.1:20017"
+
+
+def test_a_nodes_ray_heeds_what_the_site_says_of_patience_and_nothing_of_another_ray() -> None:
+    around = {"RAY_ADDRESS": "other:1", "RAY_AUTH_MODE": "none", "PATH": "/bin"}
+    patience = "RAY_gcs_rpc_server_reconnect_timeout_s"
+    found = environment_of(Orders("secret"), around)
+    assert (found["RAY_AUTH_MODE"], found["RAY_AUTH_TOKEN"], found["PATH"]) == ("token", "secret", "/bin")
+    assert "RAY_ADDRESS" not in found
+    assert found[patience] == "15"
+    assert environment_of(Orders("secret"), {patience: "5"})[patience] == "5"
+
+
+@pytest.mark.parametrize(("joined", "asked"), [("n1:20017", "reach"), ("n2:20017", "knock"), ("", "knock")])
+def test_a_ray_that_has_let_the_launcher_in_is_not_tried_once_more(
+    joined: str, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    monkeypatch.setenv(ray_session.JOINED, joined)
+    for name in ("reach", "knock"):
+        monkeypatch.setattr(ray_session, name, lambda address, name=name: called.append(f"{name} {address}"))
+    monkeypatch.setattr(ray_session, "_connected", lambda *_: nullcontext())
+    monkeypatch.setattr(ray_session, "_address", lambda _: "n1:20017")
+    for name in ray_session.NO_HISTORY:
+        monkeypatch.setenv(name, "")
+    with ray_session._joined(ModuleType("ray"), "n1:20017"):
+        assert called == [f"{asked} n1:20017"]
 
 
 def test_ranks_are_the_tasks_of_a_step_with_the_cores_of_the_job() -> None:

@@ -19,7 +19,7 @@ from distlfm.launch import chain as program
 from distlfm.launch.chain import chain, links
 from distlfm.launch.noted import note_job, run_of
 from distlfm.launch.preempt import accounted_for, launch
-from distlfm.pipeline.submit_jobs import notes_of
+from distlfm.pipeline.submit_jobs import add_note, jobs_folder, notes_of
 
 PROJECT = Path(__file__).resolve().parents[2]
 CONFIGS = {verb: PROJECT / "configs" / verb / "transcription.yaml" for verb in ("generate", "train")}
@@ -181,6 +181,8 @@ def test_a_job_notes_itself_once_and_of_an_array_the_first_task_does(
         environment = {"SLURM_ARRAY_TASK_ID": task, "SLURM_ARRAY_TASK_MIN": "0"}
         note_job(words, Allocation(f"20_{task}", 20 + int(task), ("n1",)), environment)
     assert [(note.job, note.nodes) for note in notes_of(run)] == [("17", 2), ("20", 1)]
+    add_note(jobs_folder(run), notes_of(run)[0])
+    assert [note.job for note in notes_of(run)] == ["17", "20"], "sender and job may both note it"
     command(folder, "squeue", "20_0|FAILED|0:01|NonZeroExitCode|n1\n")
     assert main(["status", "run"]) == 1
     shown = capsys.readouterr().out
