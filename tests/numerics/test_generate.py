@@ -36,7 +36,7 @@ def joined(parts: Sequence[Arrays]) -> Arrays:
 def on_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fields on a line that is discretised by hand, with every position of the shipped config among its nodes."""
     found = Line(line(np.linspace(0, 1, 121)), COEFFICIENTS)
-    monkeypatch.setattr(simulate_field, "meshed", lambda *_: found)
+    monkeypatch.setattr(simulate_field, "open_on", lambda *_: found)
 
 
 # ---- each instance by its own seed -----------------------------------------------------------------------------------
