@@ -108,7 +108,8 @@ def pin(
     pinned = write(folder, peers, sites=_names(sites), replace=replace)
     for name, key in pinned.items():
         STATE.reporter.say(f"{name}: {fingerprint(key)}")
-    STATE.reporter.say(f"fingerprint of all signing keys: {peers_fingerprint(pinned)} ({len(pinned)} sites)")
+    STATE.reporter.say(f"{len(pinned)} sites are pinned")
+    STATE.reporter.say(f"fingerprint of all signing keys: {peers_fingerprint(pinned)}")
     STATE.reporter.say(
         "next: ask the other sites by telephone for their names, their number and this fingerprint; if one differs, or "
         "a site is not there, do not take part"
