@@ -2,7 +2,10 @@
 SHELL := /bin/bash
 VENV := .venv
 DOCS := build/docs
-PYTEST := $(VENV)/bin/python -m pytest
+# Temporary files of tests are in memory if 8 GB of it are free: stores flush each file, and on a disk tests wait for that.
+MEMORY := $(shell df --output=avail -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 8e6 { print "/dev/shm" }')
+TEMPORARY := $(or $(MEMORY),/tmp)/distlfm-tests
+pytest = @folder=$(TEMPORARY)-$$$$; trap 'rm -rf $$folder' EXIT; $(VENV)/bin/python -m pytest --basetemp=$$folder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-tests demo test check docs lint format test-release lock clean
@@ -21,11 +24,11 @@ demo: setup  ## the main job end to end on this machine, under 5 minutes after t
 
 test: setup-tests  ## the whole test-suite with the real FEniCS, MPI, Ray, Slurm and Flower
 	@echo "[test] fast tests first, then those that start real processes, two files side by side"
-	@$(PYTEST) -m "not slow" -q -n auto
-	@$(PYTEST) -m slow -q -n 2 --dist loadfile --durations=40 --durations-min=10
+	$(pytest) -m "not slow" -q -n auto
+	$(pytest) -m slow -q -n 2 --dist loadfile --durations=40 --durations-min=10
 
 check: setup  ## the fast subset for daily work, under 3 minutes
-	@$(PYTEST) -m "not slow" -q -n auto
+	$(pytest) -m "not slow" -q -n auto
 
 docs: setup  ## the documentation as pages in build/docs; a warning is an error
 	@$(VENV)/bin/sphinx-build -E -W --keep-going -q -j auto -c docs/sphinx . $(DOCS)
