@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from distlfm.config import Config
 from distlfm.errors import WorkError
 from distlfm.federated.control import Connection, Control
 from distlfm.federated.homes import check_name
+from distlfm.pipeline.rundir import REPORT, SUMMARY
+from distlfm.pipeline.versions import versions
+from distlfm.report.page import Provenance
+from distlfm.report.rounds_page import rounds_page
 from distlfm.runtime.reporting import Reporter, Silent
+from distlfm.store.files import put_all, storing
 
 RESULT = "DISTLFM-RESULT "
 """Begins the line of the ServerApp's log that holds what the run brought, as JSON."""
@@ -58,6 +68,22 @@ def run_programme(programme: Config, name: str, connection: Connection, reporter
             f"Mend that; the same command with --name {name} goes on after the last whole round.",
         )
     return RunResult(run, found)
+
+
+def write_run(folder: Path, programme: Config, result: RunResult) -> Path:
+    """Summary and report of a run of rounds in a folder; gives the report's path."""
+    text = yaml.safe_dump(programme.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    provenance = Provenance(
+        config=text,
+        versions=versions(),
+        hash=hashlib.sha256(text.encode()).hexdigest()[:16],
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        more={"run": str(result.run)},
+    )
+    with storing("what the run brought", folder):
+        told = json.dumps({**result.content, "run": str(result.run)}, indent=2)
+        put_all({folder / SUMMARY: f"{told}\n".encode()})
+        return rounds_page(folder / REPORT, result.content, provenance)
 
 
 def plain(text: str) -> str:

@@ -89,6 +89,7 @@ def run(
     config: Annotated[Path, typer.Argument(help="A programme, such as configs/programme/glucose.yaml.")],
     overrides: Overrides = None,
     name: Annotated[str, typer.Option("--name", help="Of the run; the same name goes on with a stopped one.")] = "run",
+    out: Annotated[Path | None, typer.Option("--out", help="Where a summary and a report go.")] = None,
     link: Link = None,
     server: Server = None,
     ca: Ca = None,
@@ -100,15 +101,20 @@ def run(
 
     Examples:
 
-    - `distlfm federated run programme.yaml --link federation/link --name first`
+    - `distlfm federated run programme.yaml --link federation/link --name first --out runs/first`
 
     - `distlfm federated run programme.yaml --server link.example.org:8443 --ca ca.pem --token me.token`
     """
-    from distlfm.federated.run import run_programme
+    from distlfm.federated.run import run_programme, write_run
     from distlfm.federated.settings import ProgrammeConfig
+    from distlfm.pipeline.rundir import begin
 
     programme = _here(load(ProgrammeConfig, config, overrides or []), link)
+    if out is not None:
+        begin(out)
     result = run_programme(programme, name, _connection(link, server, ca, token, insecure), _reporter(as_json))
+    if out is not None:
+        _reporter(as_json).say(f"report: {write_run(out, programme, result)}")
     _tell(result.content | {"run": str(result.run)}, as_json)
 
 

@@ -25,6 +25,7 @@ from distlfm.report.demo_page import Played, Showing, demo_page
 from distlfm.report.federation_page import federation_page
 from distlfm.report.lfo_page import Example, Scores, evaluation_page, query_page, training_page
 from distlfm.report.page import Provenance
+from distlfm.report.rounds_page import rounds_page
 from distlfm.report.tune_page import Tried, plot_trials, tune_page
 from distlfm.report.words import CAUTION, WHY_DOUBT
 from distlfm.serve.app import page_file
@@ -80,6 +81,14 @@ def federation(path: Path) -> Path:
     return federation_page(path, FEDERATION, path.with_suffix(".svg"), "verb: x", {"distlfm": "9.8"}, 7)
 
 
+RUN = {
+    "rounds": 2,
+    "kept_round": 1,
+    "history": [
+        {"round": 1, "sites": 4, "loss": 1.25, "seconds": 20.5},
+        {"round": 2, "sites": 3, "seconds": 19.0, "bytes": 1000},
+    ],
+}
 PAGES: dict[str, tuple[str, Callable[[Path], Path]]] = {
     "fit and fleet": ("fit_report", fit),
     "train": ("lfo_page", operator_page("train")),
@@ -87,6 +96,7 @@ PAGES: dict[str, tuple[str, Callable[[Path], Path]]] = {
     "query": ("lfo_page", operator_page("query")),
     "tune": ("tune_page", lambda path: tune_page(path, "validation_loss", "min", TRIALS, PROVENANCE)),
     "federated simulate": ("federation_page", federation),
+    "federated run": ("rounds_page", lambda path: rounds_page(path, RUN, PROVENANCE)),
     "demo": ("demo_page", lambda path: demo_page(path, [Played("act", 1.0, Showing("seen"))], PROVENANCE)),
 }
 
