@@ -23,7 +23,7 @@ KNOWN = "sensitivity[output_0]"
 QUICK = ("inference.method=preestimate",)
 SETTINGS = TrainSettings(
     operator=OperatorConfig(layers=1, width=8, modes=4, points=17, head=16, pooled=4, regressions=2, regressors=2),
-    augment=AugmentConfig(recombine=1.0, mix=0.7),  # as shipped
+    augment=AugmentConfig(recombine=1.0, mix=0.2),  # as shipped
     split=SplitConfig(validation=0.4, calibration=0.0),
     loop=LoopConfig(epochs=2, batch=8),
 )
