@@ -24,7 +24,7 @@ from distlfm.pipeline.train import train
 pytestmark = pytest.mark.slow
 
 KILLS = 2
-OFTEN, SELDOM = "run.checkpoint_every=0.1", "run.checkpoint_every=1000"
+OFTEN, SELDOM = "run.checkpoint_every=0", "run.checkpoint_every=1000"
 
 
 @pytest.fixture(scope="module")
