@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, model_validator
+from pydantic import Field, NonNegativeFloat
 
 from distlfm.config import Config
 from distlfm.errors import UsageError
 from distlfm.lfo import OperatorConfig, TrainSettings, load_checkpoint
-from distlfm.pipeline.plugins import import_plugins
+from distlfm.pipeline.plugins import WithPlugins
 from distlfm.pipeline.query_ask import find_checkpoint, mark
 from distlfm.pipeline.settings import DataConfig
 
@@ -50,7 +50,7 @@ class TrainRunConfig(Config):
     tensorboard: bool | None = None
 
 
-class TrainConfig(TrainSettings):
+class TrainConfig(TrainSettings, WithPlugins):
     """`distlfm train`. plugins: modules to import first, which register mechanisms.
 
     start: a trained operator, or the folder of its run, whose weights and normalisation the training begins with; the
@@ -59,17 +59,9 @@ class TrainConfig(TrainSettings):
 
     verb: Literal["train"] = "train"
     title: str = ""
-    plugins: tuple[str, ...] = ()
     start: Path | None = None
     data: TrainDataConfig = TrainDataConfig()
     run: TrainRunConfig = TrainRunConfig()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_plugins(cls, content: Any) -> Any:
-        if isinstance(content, dict) and isinstance(content.get("plugins"), list | tuple):
-            import_plugins([str(name) for name in content["plugins"]])
-        return content
 
     @property
     def settings(self) -> TrainSettings:
