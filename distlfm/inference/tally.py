@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from distlfm.inference.estimates import Direction
 from distlfm.inference.metrics import AVERAGED, LOW_IS_WORSE, Figures, figures
-from distlfm.inference.result import FAILED, Direction, FitResult
+from distlfm.inference.result import FAILED, FitResult
 from distlfm.instance import FloatArray
 
 MAX_ROWS = 50

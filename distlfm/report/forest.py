@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 from matplotlib.ticker import MaxNLocator
 
-from distlfm.inference.result import Estimate, FitResult
+from distlfm.inference.estimates import Estimate
+from distlfm.inference.result import FitResult
 from distlfm.report.style import BAND68, BAND95, INFERRED, QUIET, TRUTH, log_scale, plain, truth_mark
 from distlfm.report.truth import true_parameter
 

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 
+from distlfm.inference.estimates import Estimate as Row
 from distlfm.inference.result import Band
-from distlfm.inference.result import Estimate as Row
 from distlfm.instance import FloatArray, Instance
 from distlfm.lfo import Answer, OperatorSchema
 from distlfm.report.curves import MAX_PANELS, Layout, draw_band

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from distlfm.inference.result import Estimate, FitResult
+from distlfm.inference.estimates import Estimate
+from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray
 
 

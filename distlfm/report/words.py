@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distlfm.inference.result import Direction
+from distlfm.inference.estimates import Direction
 
 CAUTION = "Not for clinical decisions."
 WHY_DOUBT = (

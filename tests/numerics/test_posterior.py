@@ -11,11 +11,11 @@ import scipy.stats
 import torch
 from torch import Tensor
 
+from distlfm.inference.estimates import weighted_quantile
 from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.mixture import Mixture
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.posterior import ParameterPosterior, PosteriorConfig, infer
-from distlfm.inference.result import weighted_quantile
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_mechanism
 from distlfm.mechanisms.priors import LogNormal

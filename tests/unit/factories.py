@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from distlfm.inference.base import Posterior, Predicted, Unknowns
+from distlfm.inference.estimates import Direction, Estimate
 from distlfm.inference.mixture import Mixture
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.observations import collate
-from distlfm.inference.result import Band, Direction, Estimate, FitResult, Prediction
+from distlfm.inference.result import Band, FitResult, Prediction
 from distlfm.inference.tally import Tally, words_of
 from distlfm.instance import FloatArray, Instance, Truth
 from distlfm.mechanisms import build_mechanism

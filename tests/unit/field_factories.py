@@ -11,10 +11,11 @@ from scipy.spatial import Delaunay
 from torch import Tensor
 
 from distlfm.inference.base import Posterior, Predicted, Unknowns
+from distlfm.inference.estimates import estimates
 from distlfm.inference.mixture import Mixture
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.observations import collate
-from distlfm.inference.result import FitResult, Prediction, estimates
+from distlfm.inference.result import FitResult, Prediction
 from distlfm.instance import FloatArray, Instance, Truth
 from distlfm.mechanisms import build_system
 from distlfm.solvers.field.engine import TimeGrid

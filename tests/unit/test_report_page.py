@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from factories import make_page, make_result
 
-from distlfm.inference.result import Direction, FitResult
+from distlfm.inference.estimates import Direction
+from distlfm.inference.result import FitResult
 from distlfm.inference.tally import MAX_ROWS, NUM_BEST, NUM_SLOWEST, NUM_WORST, Tally
 from distlfm.report.fit_report import fit_page, pictured
 from distlfm.report.page import Figure, Provenance, Section, Table, cell_text, embed, render_page, write_page
