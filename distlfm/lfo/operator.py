@@ -130,12 +130,26 @@ class Operator:
 
     @torch.no_grad()
     def predict(self, values: Tensor, mask: Tensor) -> Prediction:
-        """The calibrated prediction for values and mask [B, P, *grid], any number of instances and points."""
+        """The calibrated prediction for values and mask [B, P, *grid], any number of instances and points.
+
+        Forces are inferred from all points. Parameters are, of a grid that is finer than the trained one, from the
+        points of that alone: so they do not move with the resolution, and their intervals are what was calibrated.
+        """
         pieces = [
-            self.calibration.apply(self.model(v, m))
+            self.calibration.apply(self._found(v, m))
             for v, m in zip(values.split(TOGETHER), mask.split(TOGETHER), strict=True)
         ]
         return pieces[0] if len(pieces) == 1 else Prediction(*(torch.cat(one) for one in zip(*pieces, strict=True)))
+
+    def _found(self, values: Tensor, mask: Tensor) -> Prediction:
+        found: Prediction = self.model(values, mask)
+        if values.shape[2:] == self.schema.shape:
+            return found
+        for dim, n in enumerate(self.schema.shape, 2):
+            if mask.shape[dim] > n:
+                mask = mask.index_select(dim, torch.linspace(0, mask.shape[dim] - 1, n).round().long())
+        trained: Prediction = self.model(self.model.thinned(values), mask)
+        return found._replace(params=trained.params, params_logvar=trained.params_logvar)
 
     @torch.no_grad()
     def strangeness(self, values: Tensor, mask: Tensor, found: Prediction) -> tuple[list[float], list[str]]:

@@ -122,6 +122,39 @@ def test_a_finer_grid_is_answered_on_itself(operator: Operator, instances: list[
     assert answer.shape == (65,)
 
 
+@pytest.mark.parametrize(("points", "exactly"), [(65, True), (97, True), (50, False)])
+def test_parameters_are_those_of_the_trained_points_however_fine_the_grid(
+    operator: Operator, instances: list[Instance], points: int, exactly: bool
+) -> None:
+    """Noise between the trained points changes the force, and no parameter; a grid that has others is interpolated."""
+    one = replace(instances[0], truth=None)
+    times = np.linspace(0, 4, points)
+    smooth = CubicSpline(one.times, one.values, axis=1)(times)
+    here = np.isclose(times[:, None], one.times, atol=1e-9).any(1)
+    rough = smooth + 0.05 * ~here * np.random.default_rng(0).standard_normal(smooth.shape)
+    fine = replace(one, times=times, values=rough if exactly else smooth, mask=np.ones((2, points), bool))
+    known, found = operator(one), operator(fine)
+    sides = [[(e.mean, e.sd, e.lower95, e.upper95) for e in answer.parameters] for answer in (known, found)]
+    assert np.allclose(*sides, rtol=1e-5 if exactly else 2e-2)
+    assert found.mean.shape == (1, points)
+    if exactly:
+        step = (points - 1) // 32
+        assert np.abs(found.mean[:, ::step] - known.mean).max() > 1e-3
+
+
+def test_holes_of_a_finer_grid_are_holes_of_its_trained_points(operator: Operator) -> None:
+    told = copy.deepcopy(operator)
+    told.model.normal.holes.fill_(1.0)
+    values, mask = torch.randn(3, 2, 65), torch.ones(3, 2, 65)
+    mask[:, :, 20:41] = 0
+    fine = told.predict(values, mask)
+    coarse = told.predict(values[..., ::2].contiguous(), mask[..., ::2].contiguous())
+    assert torch.allclose(fine.params, coarse.params, atol=1e-4)
+    assert torch.allclose(fine.params_logvar, coarse.params_logvar, atol=1e-4)
+    whole = told.predict(values, torch.ones_like(mask))
+    assert not torch.allclose(fine.params, whole.params, atol=1e-3)
+
+
 def test_an_answer_is_given_at_any_point(operator: Operator, instances: list[Instance]) -> None:
     answer = operator(instances[0])
     found = answer.at(answer.times[3:5])
