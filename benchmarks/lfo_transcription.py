@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from benchmarks.goals import at_least, at_most, between
 from benchmarks.lfo_shared import FRESH, TRAINING, Workshop, scored
 from distlfm.data import catalog
+from distlfm.instance import Instance
 from distlfm.lfo import Operator
 
 INSTANCES, OTHERS = 2000, 1000
+THINNED, FINE = 300, 441
+SHARES, IRREGULAR = (0.9, 0.7, 0.5), (111, 60)
 
 
 def run(quick: bool = False) -> dict[str, Any]:
-    """Scored on fresh instances of another seed, and on the five reference sets."""
+    """Scored on fresh instances of another seed, on the five reference sets, and on series that are not as in training.
+
+    The latter have no goals: they tell what is lost by missing observations and by irregular times, and who is warned.
+    """
     shop = Workshop(quick)
     operator = trained(shop)
-    fresh = scored(operator, shop.generated("transcription", "genes-fresh", OTHERS, FRESH).instances())
+    instances = shop.generated("transcription", "genes-fresh", OTHERS, FRESH).instances()
+    fine = shop.generated("transcription", "genes-fine", THINNED, FRESH, [f"points={FINE}"]).instances()
+    fresh = scored(operator, instances)
     toy = scored(operator, list(catalog.load("transcription_toy").instances))
     return {
         "figures": {
@@ -28,6 +40,11 @@ def run(quick: bool = False) -> dict[str, Any]:
         },
         "fresh": fresh,
         "reference": toy,
+        "fresh, some of the trained times": {
+            f"{share:.0%}": scored(operator, some_times(instances[:THINNED], int(share * operator.schema.dims[0].size)))
+            for share in SHARES
+        },
+        "fresh, irregular times": {str(count): scored(operator, some_times(fine, count)) for count in IRREGULAR},
         "training": {key: operator.training[key] for key in ("seconds", "best", "coverage", "instances")},
     }
 
@@ -35,3 +52,13 @@ def run(quick: bool = False) -> dict[str, Any]:
 def trained(shop: Workshop) -> Operator:
     """The operator of configs/train/transcription.yaml."""
     return shop.operator("transcription", "genes", shop.generated("transcription", "genes-train", INSTANCES, TRAINING))
+
+
+def some_times(instances: Sequence[Instance], count: int) -> list[Instance]:
+    """The instances at random times of theirs, other ones for each."""
+    random = np.random.default_rng(0)
+    found = []
+    for one in instances:
+        keep = np.sort(random.choice(len(one.times), count, replace=False))
+        found.append(replace(one, times=one.times[keep], values=one.values[:, keep], mask=one.mask[:, keep]))
+    return found
