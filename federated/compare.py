@@ -114,14 +114,25 @@ def _personal(site: Site, programme: ProgrammeConfig, vector: Vector, steps: int
     return site.personalise(vector, task)
 
 
+def of_others(found: Scores, site: str, figure: str) -> NDArray[np.float64]:
+    """A figure of the held-out patients of all other sites, one after the other; NaN where it is not known."""
+    return np.concatenate([values[figure] for name, values in found.items() if name != site])
+
+
 def others(found: Scores, site: str, figure: str) -> float:
     """The mean of a figure over the held-out patients of all other sites."""
-    return float(np.nanmean(np.concatenate([values[figure] for name, values in found.items() if name != site])))
+    return float(np.nanmean(of_others(found, site, figure)))
 
 
 def everybody(found: Scores, figure: str) -> float:
     """The mean over the held-out patients of all sites."""
     return float(np.nanmean(np.concatenate([values[figure] for values in found.values()])))
+
+
+def standard_error(values: NDArray[np.float64]) -> float | None:
+    """Of the mean of a figure over patients; None for fewer than two, who tell nothing of it."""
+    known = values[~np.isnan(values)]
+    return float(known.std(ddof=1) / np.sqrt(len(known))) if len(known) > 1 else None
 
 
 def gain_share(comparison: Comparison, figure: str) -> float | None:

@@ -16,14 +16,15 @@ from distlfm.config import dump, fingerprint
 from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.client_app import app
-from distlfm.federated.compare import Comparison, Scores, compare, everybody, gain_share, others
+from distlfm.federated.compare import compare
 from distlfm.federated.local_grid import LocalGrid
 from distlfm.federated.picture import draw
 from distlfm.federated.rounds import Line, State, run_rounds
 from distlfm.federated.secure_grid import SecureGrid
 from distlfm.federated.server_app import OPERATOR
 from distlfm.federated.simulate_settings import FederatedConfig, read_config
-from distlfm.federated.simulate_sites import base_operator, make_sites, nodes_of, uses_datasets
+from distlfm.federated.simulate_sites import base_operator, make_sites, nodes_of
+from distlfm.federated.simulate_summary import summary
 from distlfm.federated.site_work import Site, codec_of
 from distlfm.lfo import Operator
 from distlfm.pipeline.rundir import CONFIG, REPORT, SUMMARY, begin
@@ -110,49 +111,6 @@ def quiet_flower() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-def summary(config: FederatedConfig, sites: Mapping[str, Site], state: State, found: Comparison) -> dict[str, Any]:
-    """What summary.json says."""
-    figure = "loss" if config.programme.task.kind == "pairs" else "reconstruction"
-    names = list(sites)
-
-    def elsewhere(one: Scores) -> dict[str, float]:
-        return {name: others(one, name, figure) for name in names}
-
-    return {
-        "local": {name: others(found.local[name], name, figure) for name in names},
-        "federated": elsewhere(found.federated),
-        "pooled": elsewhere(found.pooled),
-        "base": elsewhere(found.base),
-        "epsilon": {name: _spent(site) for name, site in sites.items()},
-        "rounds": state.done,
-        "kept_round": state.kept_round if state.kept is not None else state.done,
-        "bytes": state.closing + sum(int(line.get("bytes", 0)) for line in state.history),
-        "figure": f"{figure} on held-out patients of the other sites; less is better",
-        "gain_share": gain_share(found, figure),
-        "own": {
-            "local": {name: everybody({name: found.local[name][name]}, figure) for name in names},
-            "federated": {name: everybody({name: found.federated[name]}, figure) for name in names},
-            "pooled": {name: everybody({name: found.pooled[name]}, figure) for name in names},
-            "base": {name: everybody({name: found.base[name]}, figure) for name in names},
-            "personal": {name: everybody({name: values}, figure) for name, values in found.personal.items()},
-        },
-        "everybody": {
-            model: {key: everybody(one, key) for key in next(iter(one.values()))}
-            for model, one in (("base", found.base), ("federated", found.federated), ("pooled", found.pooled))
-        },
-        "patients": {name: len(values[figure]) for name, values in found.base.items()},
-        "data": "reference sets" if uses_datasets(config) else "generated",
-        "strategy": config.programme.strategy.kind,
-        "history": state.history,
-        "config_hash": fingerprint(config.work()),
-    }
-
-
-def _spent(site: Site) -> float | None:
-    ledger = site.ledger
-    return None if ledger is None else ledger.spent
 
 
 def _same_work(folder: Path, config: FederatedConfig) -> None:

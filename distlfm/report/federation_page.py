@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from distlfm.report.page import Cell, Figure, Provenance, Section, Table, write_page
+from distlfm.report.page import Cell, Figure, Provenance, Section, Table, cell_text, write_page
 
 MODELS = {"base": "before tuning", "local": "the site alone", "federated": "federated", "pooled": "all data pooled"}
 
@@ -41,19 +41,33 @@ def _worth(told: Mapping[str, Any], picture: Path) -> Section:
     text = (
         f"{len(told['local'])} sites tuned an operator together, and their patients stayed at home. The figure in the "
         f"tables is the {told['figure']}. A model before tuning, one that a site tuned alone, the federation's, and "
-        "one tuned on everybody's data in one place are compared on patients whom none of them learned from."
+        "one tuned on everybody's data in one place are compared on patients whom none of them learned from. Means are "
+        "given with their standard errors over those patients. The gain is how much less the loss of the federation's "
+        "model is than that of the site alone, patient by patient: one that is below twice its error may be chance."
     )
     if told["data"] == "generated":
         text += " The patients of these sites are generated: real ones may gain less."
-    elsewhere = _table("On patients of the other sites.", told, told)
-    own = _table("On the site's own patients.", told["own"], told)
+    gains = [_sure(one["mean"], one["standard_error"]) for one in told["advantage"].values()]
+    elsewhere = _table("On patients of the other sites.", told, told["standard_errors"], gains)
+    own = _table("On the site's own patients.", told["own"], told["standard_errors"]["own"])
     return Section("What a site gains", text, [sites_figure(told, picture)], [elsewhere, own])
 
 
-def _table(caption: str, content: Mapping[str, Any], told: Mapping[str, Any]) -> Table:
-    models = {**MODELS, **({"personal": "personalised"} if content.get("personal") else {})}
-    rows: list[list[Cell]] = [[name, *(content[model].get(name) for model in models)] for name in told["local"]]
-    return Table(caption, ("site", *models.values()), rows)
+def _table(
+    caption: str, means: Mapping[str, Any], errors: Mapping[str, Any], gains: Sequence[str] | None = None
+) -> Table:
+    models = {**MODELS, **({"personal": "personalised"} if means.get("personal") else {})}
+    rows: list[list[Cell]] = [
+        [name, *(_sure(means[model].get(name), errors[model].get(name)) for model in models)] for name in means["local"]
+    ]
+    if gains is None:
+        return Table(caption, ("site", *models.values()), rows)
+    rows = [[*row, gain] for row, gain in zip(rows, gains, strict=True)]
+    return Table(caption, ("site", *models.values(), "gain"), rows)
+
+
+def _sure(mean: float | None, error: float | None) -> str:
+    return cell_text(mean) if mean is None or error is None else f"{cell_text(mean)} ± {error:.2g}"
 
 
 def _price(told: Mapping[str, Any]) -> Section:

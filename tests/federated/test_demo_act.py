@@ -36,6 +36,8 @@ def told() -> dict[str, Any]:
     return {
         **models,
         "own": {**models, "personal": losses(1, 1, 1, 1)},
+        "standard_errors": {**models, "own": {**models, "personal": losses(1, 1, 1, 1)}},
+        "advantage": {name: {"mean": 1.5, "standard_error": 0.25} for name in SITES},
         "everybody": {"base": {"loss": 4.0}, "federated": {"loss": 2.0}, "pooled": {"loss": 1.0}},
         "epsilon": losses(5, 6, 7, 8),
         "patients": dict.fromkeys(SITES, 2),
@@ -60,12 +62,12 @@ def test_the_act_says_what_the_sites_gain_and_leaves_a_page(tmp_path: Path, monk
 
     monkeypatch.setattr(demo_act, "simulate", simulated)
     shown = demo_act.act(tmp_path / "sites", Silent())
-    assert "goes from 4.00 to 2.00 with noise for ε 8.0 (pooled, without: 1.00)" in shown.line
+    assert "goes from 4.00 to 2.00 (pooled: 1.00)" in shown.line
     assert "beats 2 of 4 sites tuned alone; the federation has 66 % of what pooling all data would gain" in shown.line
     (figure,) = shown.figures
     assert "beats 2 of them" in figure.alt
     (page,) = shown.pages.values()
     assert page == tmp_path / "sites" / "federation" / "report.html"
     text = page.read_text()
-    for words in ("Not for clinical decisions.", "0123abcd", "4 rounds sent 3.0 MB", "bigideas", "epsilon: 20.0"):
+    for words in ("Not for clinical decisions.", "0123abcd", "4 rounds sent 3.0 MB", "bigideas", "3 ± 3", "1.500 ± 0.25"):
         assert words in text

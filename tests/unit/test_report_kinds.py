@@ -38,6 +38,8 @@ MODELS = dict.fromkeys(("base", "local", "federated", "pooled"), LOSSES)
 FEDERATION: dict[str, Any] = {
     **MODELS,
     "own": {**MODELS, "personal": LOSSES},
+    "standard_errors": {**MODELS, "own": {**MODELS, "personal": LOSSES}},
+    "advantage": {name: {"mean": 0.5, "standard_error": None} for name in SITES},
     "epsilon": {"north": 2.5, "south": None},
     "patients": dict.fromkeys(SITES, 3),
     "rounds": 4,
