@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,7 +68,11 @@ def _table(
 
 
 def _sure(mean: float | None, error: float | None) -> str:
-    return cell_text(mean) if mean is None or error is None else f"{cell_text(mean)} ± {error:.2g}"
+    """A mean with as many digits as its standard error tells, two of it."""
+    if mean is None or not error:
+        return cell_text(mean)
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    return f"{mean:.{digits}f} ± {error:.{digits}f}"
 
 
 def _price(told: Mapping[str, Any]) -> Section:
