@@ -69,5 +69,12 @@ def test_the_act_says_what_the_sites_gain_and_leaves_a_page(tmp_path: Path, monk
     (page,) = shown.pages.values()
     assert page == tmp_path / "sites" / "federation" / "report.html"
     text = page.read_text()
-    for words in ("Not for clinical decisions.", "0123abcd", "4 rounds sent 3.0 MB", "bigideas", "3.0 ± 3.0", "1.50 ± 0.25"):
+    for words in (
+        "Not for clinical decisions.",
+        "0123abcd",
+        "4 rounds sent 3.0 MB",
+        "bigideas",
+        "3.0 ± 3.0",
+        "1.50 ± 0.25",
+    ):
         assert words in text
