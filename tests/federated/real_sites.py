@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet_runs import Driver, all_gone, descendants
+from guide import documented
 
 from distlfm.config import build
 from distlfm.errors import WorkError
@@ -74,9 +74,9 @@ def free_port() -> int:
 
 
 def start_role(role: str, home: LinkHome | SiteHome) -> list[str]:
-    """The command of a role: "link" or a site's name."""
-    verb = "link" if role == "link" else "site"
-    return [sys.executable, "-m", "distlfm", "federated", verb, str(home.path)]
+    """The guide's command of a role: "link" or a site's name."""
+    verb, folder = ("link", "federation/link") if role == "link" else ("site", "federation/north")
+    return documented(verb, places={folder: home.path})
 
 
 class Federation:
@@ -152,6 +152,11 @@ class Federation:
         task = {"steps": 1, "lr": 1e-3}
         content = {"rounds": rounds, "operator": str(self.operator), "deadline": 120.0, "evaluate": False, "task": task}
         return build(ProgrammeConfig, content | more)
+
+    def programme_file(self, rounds: int) -> Path:
+        path = self.folder / "programme.yaml"
+        path.write_text(self.programme(rounds).model_dump_json())
+        return path
 
     def run(self, programme: ProgrammeConfig, name: str) -> RunResult:
         return run_programme(programme, name, connection_of(self.link.path))

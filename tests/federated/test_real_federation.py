@@ -19,12 +19,11 @@ from fleet_runs import all_gone, driving
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.runtime import RuntimeHttpClient
 from foreign import start_foreign
+from guide import documented, shown
 from real_sites import SITES, WATCHED, Background, Federation, events, wait_until
 
-from distlfm.federated.control import connection_of
 from distlfm.federated.processes import environment
 from distlfm.federated.provision import revoke
-from distlfm.federated.query import ask_federation
 from distlfm.federated.site_work import open_operator
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -36,12 +35,20 @@ HOSTILE = Path(__file__).with_name("hostile_link.py")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     made = Federation(tmp_path_factory.mktemp("real"))
     try:
-        for role in ("link", *SITES):
+        made.start("link")
+        prepare = documented("prepare", places={"federation/north": made.sites["north"].path})
+        assert "are fitted" in subprocess.run(prepare, capture_output=True, text=True, check=True).stdout
+        for role in SITES:
             made.start(role)
         wait_until(lambda: made.online() == set(SITES), why=lambda: made.log_of("link") + made.log_of("north"))
         yield made
     finally:
         made.close()
+
+
+def test_every_command_of_the_guide_is_one_that_runs_here() -> None:
+    verbs = [" ".join(words[:2] if words[0] == "query" else words[:1]) for words in shown()]
+    assert verbs == ["link", "prepare", "site", "run", "run", "query cohort", "query patient.csv"]
 
 
 @pytest.fixture(scope="module")
@@ -101,18 +108,21 @@ def test_the_links_state_is_closed_to_other_users(federation: Federation, first:
 
 
 def test_a_question_is_answered_as_one_mean_over_all_sites(federation: Federation, first: dict[str, Any]) -> None:
-    connection = connection_of(federation.link.path)
-    answer = ask_federation(federation.programme(1), "cohort", "first", connection).content
+    programme = federation.programme_file(1)
+    places = {"programme.yaml": programme, "federation/link": federation.link.path, "one": "first"}
+    asked = [*documented("query", "cohort", places=places), "--json"]
+    answer = json.loads(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
+    assert 0 <= answer["missing"] <= 1
     assert all(name not in json.dumps(answer) for name in SITES)
     assert json.dumps(answer).count("[") == 0  # figures, and nothing by site
 
 
 def test_a_clinicians_question_stays_at_the_site(federation: Federation, tmp_path: Path) -> None:
     home, noted = federation.sites["north"], tmp_path / "connections.txt"
-    data = str(federation.folder / "north.zarr")
-    verb = [sys.executable, "-m", "distlfm", "federated", "query", data, "--site", str(home.path)]
+    places = {"patient.csv": federation.folder / "north.zarr", "federation/north": home.path}
+    verb = documented("query", places={**places, "answers": tmp_path / "answers"}, has="--site")
     around = {**os.environ, "PYTHONPATH": str(federation.folder / "watch"), WATCHED: str(noted)}
-    done = subprocess.run([*verb, "--out", str(tmp_path / "answers")], capture_output=True, text=True, env=around)
+    done = subprocess.run(verb, capture_output=True, text=True, env=around)
     assert done.returncode == 0, done.stderr
     assert len(json.loads((tmp_path / "answers" / "summary.json").read_text())["instances"]) == 12
     assert not noted.exists()
@@ -156,12 +166,12 @@ def test_a_run_ends_right_when_the_link_is_killed_in_a_round(federation: Federat
 
 
 def test_a_run_goes_on_after_its_last_round_when_the_whole_link_was_killed(
-    federation: Federation, first: dict[str, Any]
+    federation: Federation, first: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Server, task runner and ServerApp at once, in the second round of a run; then the same command again."""
-    (federation.folder / "programme.yaml").write_text(federation.programme(2).model_dump_json())
-    command = [sys.executable, "-m", "distlfm", "federated", "run", str(federation.folder / "programme.yaml")]
-    command += ["--link", str(federation.link.path), "--name", "first", "--json"]
+    """Server, task runner and ServerApp at once, in the second round of a run; then the same from another machine."""
+    programme, out = {"programme.yaml": federation.programme_file(2)}, tmp_path / "one"
+    places = {**programme, "federation/link": federation.link.path, "one": "first", "runs/one": out}
+    command = [*documented("run", places=places, has="--link"), "--json"]
     known = len(events(federation.sites["north"], "shares"))
     with driving(command, federation.folder / "run.log") as run:
         wait_until(lambda: len(events(federation.sites["north"], "shares")) > known, why=lambda: run.text)
@@ -173,8 +183,13 @@ def test_a_run_goes_on_after_its_last_round_when_the_whole_link_was_killed(
     assert "the link was ended while it ran" in run.text
     assert "--name first goes on" in run.text
     [ended] = events(federation.link, "run ended")
-    done = subprocess.run(command, capture_output=True, text=True)
+    assert not (out / "report.html").exists()
+    address = f"127.0.0.1:{federation.link.config().port}"
+    places = {"link.example.org:8443": address, "ca.pem": federation.link.ca, "anna.token": federation.link.admin_token}
+    command = documented("run", places={**programme, **places}, has="--server")
+    done = subprocess.run([*command, "--name", "first", "--out", str(out), "--json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert "Not for clinical decisions." in (out / "report.html").read_text()
     told = json.loads(done.stdout)
     assert told["rounds"] == 2
     assert told["history"][0] == first["result"].content["history"][0]
