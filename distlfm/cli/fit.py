@@ -44,7 +44,7 @@ def simulate(
 ) -> None:
     """Draw instances from a model's priors, with their true forces and parameters.
 
-    Examples:
+    The resolved config is written beside them: `toy.simulate.yaml` for `toy.npz`. Examples:
 
     - `distlfm simulate transcription --instances 20 --out toy.npz`
 
@@ -68,10 +68,15 @@ def simulate(
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_npz(out, found)
-        out.with_suffix(".yaml").write_text(dump(config), encoding="utf-8")
+        # NAME.yaml is where people keep the config of the fit of NAME.npz.
+        out.with_suffix(".simulate.yaml").write_text(dump(config), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"Cannot write {out}: {error.strerror}.", "Choose another --out file.") from None
-    STATE.reporter.say(f"{len(found)} instances of {config.mechanism['kind']} with their truth are in {out}")
+    kind, few = config.mechanism["kind"], len(found) == 1
+    what = (
+        f"1 instance of {kind} with its truth is" if few else f"{len(found)} instances of {kind} with their truth are"
+    )
+    STATE.reporter.say(f"{what} in {out}")
 
 
 def fit(

@@ -375,6 +375,15 @@ def test_simulate_writes_what_data_check_reads(tmp_path: Path, capsys: pytest.Ca
     assert (shown["num_instances"], shown["num_points"]) == (3, 21)
 
 
+def test_simulate_keeps_away_from_the_config_of_the_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "toy.yaml"
+    mine.write_text("verb: fit\n")
+    assert main(["simulate", "transcription", "--instances", "1", "--out", str(tmp_path / "toy.npz")]) == 0
+    assert mine.read_text() == "verb: fit\n"
+    assert "verb: simulate" in (tmp_path / "toy.simulate.yaml").read_text()
+    assert capsys.readouterr().out.startswith("1 instance of transcription with its truth is in ")
+
+
 def test_config_show_fills_in_defaults_and_is_a_config_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
