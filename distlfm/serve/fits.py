@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from distlfm.config import build, load
 from distlfm.data import write_npz
 from distlfm.errors import DistlfmError, UsageError
 from distlfm.lfo import OperatorSchema
+from distlfm.pipeline.plugins import located
 from distlfm.pipeline.settings import DataConfig, FitConfig, RunConfig
 from distlfm.serve.answers import Shown
 from distlfm.serve.fit_child import INSTANCE, RESULT, STAGES, STATE, TASK, put
@@ -160,8 +162,11 @@ class Fits:
             one.cancel()
 
 
-def fit_options(path: Path | None, schema: OperatorSchema) -> FitConfig | str:
-    """The config of fits for comparison: that of a file, or the operator's mechanism; or why there can be none."""
+def fit_options(path: Path | None, schema: OperatorSchema, plugins: Sequence[str] = ()) -> FitConfig | str:
+    """The config of fits for comparison: that of a file, or the operator's mechanism; or why there can be none.
+
+    plugins: modules with the operator's equation, which the process of a fit imports too.
+    """
     kind = schema.mechanism.get("kind")
     if path is not None:
         config = load(FitConfig, path)
@@ -171,11 +176,13 @@ def fit_options(path: Path | None, schema: OperatorSchema) -> FitConfig | str:
                 "Give the config of a fit of the same equation.",
             )
         run = RunConfig(seed=config.run.seed, threads=config.run.threads)
-        return config.model_copy(update={"data": DataConfig(), "run": run})
+        named = tuple(dict.fromkeys((*located(plugins), *located(config.plugins))))
+        return config.model_copy(update={"data": DataConfig(), "run": run, "plugins": named})
     if kind is None:
         return "The operator does not say which equation it learned: start again with --fit CONFIG."
     try:
-        return build(FitConfig, {"mechanism": dict(schema.mechanism)}, source="the operator's mechanism")
+        content = {"plugins": list(located(plugins)), "mechanism": dict(schema.mechanism)}
+        return build(FitConfig, content, source="the operator's mechanism")
     except DistlfmError as error:
         return f"No fit can be made from the operator alone ({error}) Start again with --fit CONFIG."
 

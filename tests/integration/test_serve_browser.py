@@ -148,7 +148,14 @@ def test_columns_in_doubt_are_asked_for_and_taken(page: Page, tmp_path: Path) ->
     page["file"].send_keys(str(path))
     page.says("answer-title", "Answer for wide")
     assert not page["file-error"].is_displayed()
-    page["settings"].clear()
+    # What was filled in for that file says nothing about the next one.
+    clear = tmp_path / "clear.csv"
+    clear.write_text(
+        "hours,gene,level\n" + "".join(f"{t},output_{i},{1 + i + t / 9}\n" for t in range(12) for i in (0, 1))
+    )
+    page["file"].send_keys(str(clear))
+    page.says("answer-title", "Answer for clear")
+    assert page["settings"].get_attribute("value") == ""
 
 
 def test_a_file_that_is_too_large_is_refused(page: Page, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +14,14 @@ import pytest
 import torch
 from query_factories import field, fresh_genes, genes, operator_of
 
-from distlfm.config import dump
+from distlfm.config import build, dump
 from distlfm.data import write_npz
 from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.optimise import OptimiserConfig, minimise
 from distlfm.instance import Instance
+from distlfm.mechanisms import REGISTRY
+from distlfm.pipeline.plugins import import_plugins
 from distlfm.pipeline.query_tables import as_data
 from distlfm.pipeline.settings import FitConfig
 from distlfm.runtime.watching import watched
@@ -59,6 +62,34 @@ def test_a_config_of_the_same_equation_is_taken_and_one_of_another_is_refused(tm
     (tmp_path / "other.yaml").write_text(dump(FitConfig(mechanism={"kind": "lotka_volterra"})))
     with pytest.raises(UsageError, match="the mechanism 'lotka_volterra', and the operator of 'transcription'"):
         fit_options(tmp_path / "other.yaml", schema)
+
+
+def test_the_process_of_a_fit_finds_an_equation_of_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "served_test_plugin.py").write_text(
+        "from distlfm.mechanisms import register\n"
+        "from distlfm.mechanisms.transcription import Transcription\n\n"
+        "@register('served_test_genes')\nclass Mine(Transcription):\n    pass\n"
+    )
+    schema = operator_of(genes()[0]).schema.model_copy(update={"mechanism": {"kind": "served_test_genes"}})
+    (tmp_path / "mine.yaml").write_text("verb: fit\nmechanism: {kind: served_test_genes}\n")
+    monkeypatch.chdir(tmp_path)
+    import_plugins(["served_test_plugin"])
+    try:
+        both = [fit_options(path, schema, ["served_test_plugin"]) for path in (None, tmp_path / "mine.yaml")]
+    finally:
+        REGISTRY.pop("served_test_genes")
+        sys.modules.pop("served_test_plugin")
+    monkeypatch.chdir("/")
+    for options in both:
+        assert isinstance(options, FitConfig)
+        content = options.model_dump(mode="json")
+        try:
+            assert build(FitConfig, content).mechanism["kind"] == "served_test_genes"
+        finally:
+            REGISTRY.pop("served_test_genes", None)
+            sys.modules.pop("served_test_plugin", None)
 
 
 def test_an_operator_that_does_not_know_its_equation_says_what_to_do(tmp_path: Path) -> None:

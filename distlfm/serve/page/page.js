@@ -6,7 +6,7 @@ const LOOK_MS = 500;
 const TELL_SECONDS = 15;
 const KEY = "distlfm-token";
 
-let [about, sources, answer, fit] = [null, [], null, null];
+let [about, sources, answer, fit, suggestion] = [null, [], null, null, null];
 
 class Refusal extends Error {}
 
@@ -131,6 +131,7 @@ async function listPatients() {
 async function take(file) {
   await telling("file-error", async () => {
     say("file-status", `Reading ${file.name} …`);
+    dropSuggestion(file.name);
     try {
       const query = new URLSearchParams({ name: file.name, size: file.size });
       for (const line of byId("settings").value.split("\n")) if (line.trim()) query.append("setting", line.trim());
@@ -142,7 +143,7 @@ async function take(file) {
       say("file-status", `${found.name}: ${found.count} ${found.count === 1 ? "patient" : "patients"}.`);
     } catch (error) {
       say("file-status", "");
-      if (error.message.includes("columns.time")) suggestColumns();
+      if (error.message.includes("columns.time")) suggestColumns(file.name);
       throw error;
     }
     await showAnswer();
@@ -150,11 +151,17 @@ async function take(file) {
 }
 
 // Which column is which is in doubt: open the place where that is said, with what is known filled in.
-function suggestColumns() {
+function suggestColumns(name) {
   byId("reading").open = true;
   if (byId("settings").value.trim()) return;
   const columns = ["data.columns.time=time", `data.columns.values=[${about.outputs.join(", ")}]`];
-  byId("settings").value = columns.join("\n");
+  suggestion = { name, text: columns.join("\n") };
+  byId("settings").value = suggestion.text;
+}
+
+// What was filled in for one file, and nobody changed, says nothing about the next one.
+function dropSuggestion(name) {
+  if (suggestion && suggestion.name !== name && byId("settings").value === suggestion.text) byId("settings").value = "";
 }
 
 async function forget() {
