@@ -8,6 +8,7 @@ from distlfm.config import build, nearest
 from distlfm.equations import EQUATIONS
 from distlfm.errors import UsageError
 from distlfm.mechanisms.base import Mechanism
+from distlfm.mechanisms.contract import check_complete, check_contract
 from distlfm.mechanisms.field import field_of
 from distlfm.mechanisms.registry import REGISTRY
 from distlfm.mechanisms.system import System
@@ -22,7 +23,9 @@ def find_system(kind: str) -> type[System]:
     """The class of an equation."""
     known = known_systems()
     if kind not in known:
-        raise UsageError(f"There is no mechanism {kind!r}.", nearest(kind, sorted(known)))
+        own = "One of your own is known once its module is named: plugins=[MODULE], or --plugin MODULE."
+        raise UsageError(f"There is no mechanism {kind!r}.", f"{nearest(kind, sorted(known))} {own}")
+    check_complete(kind, known[kind])
     return known[kind]
 
 
@@ -37,7 +40,10 @@ def build_system(options: Mapping[str, object], outputs: Sequence[str] = ()) -> 
         content.pop("outputs", None)
         if outputs:
             content["outputs"] = tuple(outputs)
-    return system(build(system.Options, content, source="mechanism"))
+    made = system(build(system.Options, content, source="mechanism"))
+    if isinstance(made, Mechanism):
+        check_contract(made)
+    return made
 
 
 def build_mechanism(options: Mapping[str, object], outputs: Sequence[str] = ()) -> Mechanism:

@@ -31,6 +31,8 @@ class Parameter:
     fixed: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if isinstance(self.labels, str):
+            raise UsageError(f"The labels of {self.name!r} are a text.", f"Give a tuple: ({self.labels!r},).")
         if self.positive and not self.prior.positive:
             raise UsageError(
                 f"{self.name!r} is positive, and its prior ({self.prior.kind}) allows negative values.",

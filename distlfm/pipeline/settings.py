@@ -12,7 +12,7 @@ from distlfm.data import ColumnMap
 from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.model import ForceConfig, LikelihoodConfig
-from distlfm.mechanisms import find_system
+from distlfm.mechanisms import build_system, find_system
 from distlfm.pipeline.plugins import WithPlugins, located, plugin_name
 
 
@@ -101,7 +101,7 @@ class ModelConfig(WithPlugins):
         system = find_system(str(options.get("kind", "")))
         built = build(system.Options, options, source="mechanism")
         if built.outputs:
-            system(built).settled()
+            build_system(options).settled()
         else:
             # The data will name the outputs; names of parameters do not wait for them.
             unnamed = {"outputs": ("output",), "fixed": {name: {} for name in built.fixed}}

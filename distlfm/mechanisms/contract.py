@@ -1,0 +1,103 @@
+"""Whether an equation keeps its contract, tried on a few values before anything long begins.
+
+Equations are mostly the user's own code: what it raises, and shapes that do not fit, are told with its file and line.
+"""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlfm.errors import DistlfmError, UsageError
+from distlfm.mechanisms.base import Mechanism
+from distlfm.mechanisms.parameters import ParameterSpace
+from distlfm.mechanisms.system import System
+
+LEADING = (2, 3)
+"""Dimensions for instances and samples: two of different sizes, so that one that is lost or turned is noticed."""
+
+
+def check_complete(kind: str, system: type[System]) -> None:
+    """Refuse a class that has not all methods of its contract."""
+    missing = sorted(getattr(system, "__abstractmethods__", ()))
+    if missing:
+        raise UsageError(f"{system.__name__}, the mechanism {kind!r}, has no {' and no '.join(missing)}.", "Write it.")
+
+
+def check_contract(mechanism: Mechanism) -> None:
+    """Refuse an equation whose methods raise an error, or give something else than they promise.
+
+    One that does not know its outputs yet, or has no parameters that would give the leading dimensions, is let pass.
+    """
+    space = ParameterSpace(_tried(mechanism, "settled", mechanism.settled))
+    values = space.unpack(torch.zeros((*LEADING, space.num_free), dtype=torch.float64))
+    if not mechanism.outputs or not values:
+        return
+    states, names = mechanism.num_states, ", ".join(mechanism.outputs)
+    t = torch.zeros(LEADING, dtype=torch.float64)
+    y = torch.full((*LEADING, states), 0.5, dtype=torch.float64)
+    f = torch.full((*LEADING, len(mechanism.force_names)), 0.5, dtype=torch.float64)
+    start = _tried(mechanism, "initial_state", lambda: mechanism.initial_state(values))
+    _check(mechanism, "initial_state", start, states, f"num_states is {states}, for the outputs {names}")
+    slope = _tried(mechanism, "vector_field", lambda: mechanism.vector_field(t, y, f, values))
+    _check(mechanism, "vector_field", slope, states, f"num_states is {states}, for the outputs {names}")
+    shown = _tried(mechanism, "observe", lambda: mechanism.observe(y, values))
+    _check(mechanism, "observe", shown, len(mechanism.outputs), f"the outputs are {names}")
+
+
+def _tried(mechanism: Mechanism, method: str, call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except DistlfmError:
+        raise
+    except Exception as error:
+        where = _place(mechanism, error)
+        raise UsageError(
+            f"{type(mechanism).__name__}.{method} fails{where}: {type(error).__name__}: {error}.",
+            "Mend it: y is [..., states], f is [..., forces], and each of values is [..., elements].",
+        ) from error
+
+
+def _place(mechanism: Mechanism, error: Exception) -> str:
+    """File and line of the equation's own code at which an error came up."""
+    try:
+        file = inspect.getfile(type(mechanism))
+    except (OSError, TypeError):
+        return ""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f" ({file}, line {lines[-1]})" if lines else ""
+
+
+def _check(mechanism: Mechanism, method: str, given: Any, last: int, why: str) -> None:
+    name, wanted = f"{type(mechanism).__name__}.{method}", f"[..., {last}]"
+    if not isinstance(given, Tensor):
+        raise UsageError(
+            f"{name} gives a {type(given).__name__}, and a tensor {wanted} is needed.",
+            _made(last),
+        )
+    if given.shape != (*LEADING, last):
+        lost = given.shape == (last,)
+        found = "without the leading dimensions" if lost else f"whose shape is {_shape(given)}"
+        joined = (
+            "Join states along the last dimension (dim=-1); num_states and mechanism.outputs say how many there are."
+        )
+        raise UsageError(
+            f"{name} gives a tensor {found}, and {wanted} is needed: {why}.", _made(last) if lost else joined
+        )
+    if given.dtype != torch.float64:
+        raise UsageError(f"{name} gives {given.dtype}, and float64 is needed.", "Make it of y and values.")
+
+
+def _made(last: int) -> str:
+    return f"Make it of y and values; all zero is zero_state(values, {last}) of distlfm.mechanisms."
+
+
+def _shape(given: Tensor) -> str:
+    if given.shape[: len(LEADING)] == LEADING and given.ndim == len(LEADING) + 1:
+        return f"[..., {given.shape[-1]}]"
+    return str(list(given.shape)) + f", for y of [{LEADING[0]}, {LEADING[1]}, states]"
