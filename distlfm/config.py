@@ -56,7 +56,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
         raise UsageError(
-            f"{path}{line} is not valid YAML: {getattr(error, 'problem', error)}.", "Mend that line."
+            f"{path}{line} is not valid YAML: {getattr(error, 'problem', error)}.",
+            "Mend that line; names with brackets, colons or # need quotation marks.",
         ) from None
     if not isinstance(content, dict):
         raise UsageError(f"{path} holds no settings.", "A config is a mapping of keys to values, such as `verb: fit`.")
@@ -86,6 +87,10 @@ def _value(text: str) -> Any:
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
+        if text[:1] + text[-1:] in ("[]", "{}"):
+            raise UsageError(
+                f"{text} is not valid YAML.", """Quote names with brackets or colons: '["a [mM]", b]'."""
+            ) from None
         return text
     if isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
         try:

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from distlfm.cli.state import STATE, group
-from distlfm.config import apply_overrides, build
+from distlfm.config import apply_overrides, build, read_yaml
+from distlfm.errors import UsageError
 
 app = group("Look at data: the reference sets, and what a file holds before it is fitted.")
 
@@ -33,9 +34,13 @@ def ls(as_json: Annotated[bool, typer.Option("--json", help="One JSON list for p
 
 @app.command("check")
 def check(
-    path: Annotated[Path, typer.Argument(help="A .csv, .csv.gz, .parquet or .npz file, or a folder of them.")],
+    path: Annotated[
+        Path,
+        typer.Argument(help="A .csv, .csv.gz, .parquet or .npz file, a folder of them, or a config that names one."),
+    ],
     columns: Annotated[
-        list[str] | None, typer.Argument(help="key=value: which column plays which part; guessed if left out.")
+        list[str] | None,
+        typer.Argument(help="key=value: which column plays which part; without any they are guessed."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
 ) -> int:
@@ -45,13 +50,22 @@ def check(
 
     - `distlfm data check patients.csv.gz`
 
+    - `distlfm data check wide.csv time=hours instance=patient 'values=[lactate, glucose]'`
+
     - `distlfm data check field.csv time=t positions=x values=output truth_force=force`
+
+    - `distlfm data check fit.yaml`: the data of a config, with its columns
     """
     from distlfm.data import ColumnMap
     from distlfm.data.describe import check as check_path
 
-    parts = build(ColumnMap, apply_overrides({}, columns), source="columns") if columns else None
-    report = check_path(path, parts)
+    given: dict[str, object] = {}
+    if path.suffix in (".yaml", ".yml"):
+        path, given = _named_by(path)
+    # As the same settings are called in a config, too.
+    short = [one.removeprefix("data.").removeprefix("columns.") for one in columns or []]
+    content = apply_overrides(given, short)
+    report = check_path(path, build(ColumnMap, content, source="columns") if content else None)
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=2))
     else:
@@ -61,3 +75,16 @@ def check(
         for problem in report.set_aside:
             STATE.reporter.warn(f"set aside: {problem}")
     return 1 if report.set_aside else 0
+
+
+def _named_by(config: Path) -> tuple[Path, dict[str, object]]:
+    """The file that a config's section `data` names, and its columns."""
+    from distlfm.pipeline.settings import DataConfig
+
+    content = read_yaml(config).get("data")
+    data = build(DataConfig, content if isinstance(content, dict) else {}, source=f"{config}: data")
+    if data.path is None or data.dataset is not None:
+        raise UsageError(
+            f"{config} names no file of data of its own (data.path).", "Give the file: distlfm data check FILE."
+        )
+    return data.path, {} if data.columns is None else data.columns.model_dump(exclude_unset=True)

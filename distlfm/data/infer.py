@@ -11,9 +11,11 @@ from distlfm.data.base import ColumnMap
 from distlfm.data.table import Table
 from distlfm.errors import DataError, Problem
 
-_UNIT = r"(_(s|sec|min|h|hr|d|days|hours|minutes|seconds))?"
+_UNIT = r"(_(s|sec|min|h|hr|d|days|hours|minutes|seconds)|\s*(\([^()]+\)|\[[^\[\]]+\]))?"
+"""`time_h`, `Time (h)`, `time [h]`."""
+
 _TIME = re.compile(rf"(t|times?|years?|days?|hours?|minutes?|seconds?){_UNIT}", re.IGNORECASE)
-_INSTANCE = re.compile(r"(patient|instance|replicate|subject|id)(_id)?", re.IGNORECASE)
+_INSTANCE = re.compile(r"(patient|instance|replicate|subject|sample|donor|id)([_ ]id)?", re.IGNORECASE)
 _POSITION = re.compile(r"(x|x_?\d|positions?)", re.IGNORECASE)
 _OUTPUT = re.compile(r"(gene|output)(_name)?", re.IGNORECASE)
 _VARIANCE = re.compile(r"(variance|noise_variance)", re.IGNORECASE)
@@ -53,7 +55,8 @@ def _one(table: Table, key: str, pattern: re.Pattern[str]) -> str | None:
 def _doubt(table: Table, what: str) -> DataError:
     fix = (
         "Set columns.time and columns.values, and where they apply columns.instance, columns.output, "
-        "columns.positions, columns.variance and columns.truth_force (for scoring only). "
+        "columns.positions, columns.variance and columns.truth_force (for scoring only): in a config "
+        "`data: {columns: {time: a, values: [b, c]}}`, with data check `time=a 'values=[b, c]'`. "
         f"The file has: {', '.join(table.names)}."
     )
     return DataError(Problem(what, fix, table.file))

@@ -16,6 +16,9 @@ from distlfm.instance import BoolArray, FloatArray
 CHUNK = 20_000
 """Rows of a large table that are read at a time."""
 
+MISSING = "NA"
+"""How R writes a cell in which nothing was observed."""
+
 
 @dataclass(frozen=True)
 class Numbers:
@@ -91,14 +94,14 @@ class Table(ABC):
 
 
 def parse_numbers(cells: Sequence[str]) -> Numbers:
-    """Text cells as numbers. `nan` and `inf` are bad: an empty cell is how a missing value is written."""
+    """Text cells as numbers. Empty cells and R's `NA` are missing; `nan` and `inf` are bad, as results gone wrong."""
     try:
         values = np.array([float(cell) if cell else np.nan for cell in cells], dtype=np.float64)
         empty = np.fromiter((not cell for cell in cells), dtype=np.bool_, count=len(cells))
         # Python reads 1_000 as a thousand; no table means that.
         suspects = [index for index, cell in enumerate(cells) if "_" in cell]
     except ValueError:
-        stripped = [cell.strip() for cell in cells]
+        stripped = ["" if cell.strip() == MISSING else cell.strip() for cell in cells]
         values = np.array([_number(cell) for cell in stripped], dtype=np.float64)
         empty = np.fromiter((not cell for cell in stripped), dtype=np.bool_, count=len(cells))
         suspects = [index for index, cell in enumerate(stripped) if "_" in cell]

@@ -375,6 +375,29 @@ def test_simulate_writes_what_data_check_reads(tmp_path: Path, capsys: pytest.Ca
     assert (shown["num_instances"], shown["num_points"]) == (3, 21)
 
 
+def test_data_check_reads_what_a_config_names_and_settings_as_a_config_calls_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("wide.csv").write_text("when,a [mM],b\n0,1,2\n1,NA,4\n2,3,5\n")
+    wide = "data: {path: wide.csv, columns: {time: when, values: ['a [mM]', b]}}\n"
+    Path("fit.yaml").write_text(f"verb: fit\nmechanism: {{kind: transcription}}\n{wide}")
+    values = 'values=["a [mM]", b]'
+    for call in (
+        ["fit.yaml"],
+        ["wide.csv", "time=when", values],
+        ["wide.csv", "columns.time=when", f"data.columns.{values}"],
+    ):
+        assert main(["data", "check", "--json", *call]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert (shown["outputs"], shown["num_missing"], shown["num_cells"]) == (["a [mM]", "b"], 1, 6)
+    assert main(["data", "check", "wide.csv", "time=when", "values=[a [mM], b]"]) == 2
+    assert "[a [mM], b] is not valid YAML. Quote names with brackets" in capsys.readouterr().err
+    Path("none.yaml").write_text("verb: fit\n")
+    assert main(["data", "check", "none.yaml"]) == 2
+    assert "none.yaml names no file of data of its own" in capsys.readouterr().err
+
+
 def test_simulate_keeps_away_from_the_config_of_the_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "toy.yaml"
     mine.write_text("verb: fit\n")

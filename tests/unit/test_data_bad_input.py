@@ -70,6 +70,16 @@ def test_a_bad_instance_is_set_aside_with_its_place(
     assert fix in problem.fix
 
 
+def test_an_na_of_r_is_a_value_that_was_not_observed(tmp_path: Path) -> None:
+    path, rows = tmp_path / "f.csv", "time,gene,value\n0,NA,1\n1,NA, NA \n2,NA,3\n"
+    columns = ColumnMap(time="time", output="gene", values="value")
+    assert refused(path, f"{rows}NA,NA,4\n", columns).what == "The cell is empty.", "a time cannot be missing"
+    path.write_text(rows)
+    (instance,) = read(path, columns).instances
+    assert instance.outputs == ("NA",), "a name is a name"
+    assert instance.mask.tolist() == [[True, False, True]]
+
+
 def test_only_the_first_problem_of_an_instance_is_told_and_the_others_counted(tmp_path: Path) -> None:
     problem = set_aside(tmp_path, "bad,0,nan,1\nbad,1,x,-1\n")
     assert problem.row == 4

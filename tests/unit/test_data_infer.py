@@ -20,6 +20,8 @@ from distlfm.errors import DataError
             "1,{t},BIK,2,3",
             "time = 'time_h', instance = 'replicate', output = 'gene', values = 'expression', variance = 'variance'",
         ),
+        ("Sample ID,Time (h),level", "a,{t},5", "time = 'Time (h)', instance = 'Sample ID', values = 'level'"),
+        ("donor,time [min],level", "a,{t},5", "time = 'time [min]', instance = 'donor', values = 'level'"),
         ("year,x,u", "{t},0.5,1", "time = 'year', values = 'u', positions = 'x'"),
         ("t,position,output", "{t},0.5,1", "time = 't', values = 'output', positions = 'position'"),
         ("subject_id,t,output,level", "s,{t},A,1", "instance = 'subject_id', output = 'output', values = 'level'"),
