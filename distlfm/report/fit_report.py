@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from distlfm.report.field_section import field_figures
 from distlfm.report.page import Cell, Figure, Provenance, Section, Table, embed, write_page
 from distlfm.report.plots import plot_fit, plot_overview, plot_phase, plot_trace
 from distlfm.report.truth import output_names, true_parameter
-from distlfm.report.words import direction_words, status_words
+from distlfm.report.words import direction_words, directions_words, given_words, status_words
 
 MAX_PICTURED = 6
 """Fleets up to this size have every instance drawn; of larger ones the worst, the median and the best."""
@@ -47,7 +48,8 @@ _COLUMNS = {
 }
 _LEGEND = (
     "Q² is 1 for a perfect answer and 0 for a constant one; “in 68 %” is the share of true values inside the "
-    "interval, which should be 0.68; parameter error is the sum of the mean absolute errors; – is not known."
+    "interval, which should be 0.68; parameter error is the sum of the mean absolute errors; – is not known. The bound "
+    "is what a fit maximises: it compares fits of the same data and model, and says nothing by itself."
 )
 
 
@@ -65,12 +67,11 @@ def fit_page(
     provenance: `seed`, `date`, `versions`, `hash`, and anything else to tell.
     """
     drawn = pictured(tally, results)
-    sections = [
-        _overview(tally),
-        *_trouble(tally),
-        *_open_directions(tally),
-        *(_instance(results[name], place, i < MAX_MAPPED) for i, (name, place) in enumerate(drawn)),
-    ]
+    instances = [_instance(results[name], place, i < MAX_MAPPED) for i, (name, place) in enumerate(drawn)]
+    left_open = _open_directions(tally)
+    # Of a few instances the forces are what is looked for; of a fleet, how it went.
+    rest = [*instances, *left_open] if tally.count <= MAX_PICTURED else [*left_open, *instances]
+    sections = [_overview(tally), *_trouble(tally), *rest]
     return write_page(path, title, sections, _provenance(config_text, provenance))
 
 
@@ -98,7 +99,9 @@ def _overview(tally: Tally) -> Section:
     count = tally.count
     text = "1 instance was fitted: " if count == 1 else f"{count} instances were fitted: "
     text += f"{count - tally.failed - tally.unsettled} converged, {tally.unsettled} did not settle, "
-    text += f"{tally.failed} failed. Rows are ordered by {_COLUMNS[tally.score]}, the worst first.\n\n{_LEGEND}"
+    text += f"{tally.failed} failed."
+    text += f" Rows are ordered by {_COLUMNS[tally.score]}, the worst first." if count > 1 else ""
+    text += f"\n\n{_LEGEND}"
     shown, caption = tally.worst(), "Every instance, worst first."
     if count > MAX_ROWS:
         shown = [*shown, *tally.best()]
@@ -112,15 +115,19 @@ def _overview(tally: Tally) -> Section:
             "Mean and worst of each score over the instances.",
             ("over all", *(_COLUMNS[key] for key in scores)),
             over_all,
-        ),
-        Table(caption, columns, [_score_row(row) for row in shown]),
+        ).known(),
+        Table(caption, columns, [_score_row(row) for row in shown]).known(),
     ]
+    if count == 1:  # its mean and its worst are itself
+        tables = [replace(tables[1], caption="Its scores.")]
     if count > MAX_ROWS:
         slowest = [_score_row(row) for row in tally.slowest()]
-        tables.append(Table("Those that took longest.", columns, slowest))
-    if mean["parameter_mae"]:
+        tables.append(Table("Those that took longest.", columns, slowest).known())
+    if mean["parameter_mae"] and count > 1:
         rows = [(str(name), _number(value)) for name, value in mean["parameter_mae"].items()]
         tables.append(Table("Mean absolute error of each parameter, over instances.", ("parameter", "error"), rows))
+    if count <= MAX_PICTURED:
+        return Section("Summary", text, tables=tables)
     alt = f"Histograms over {count} instances: Q² of the force, Q² of the outputs, seconds; and a bar for each status."
     figure = embed(plot_overview(tally), "How scores, times and statuses spread; dashed lines are medians.", alt)
     return Section("Summary", text, [figure], tables)
@@ -165,17 +172,21 @@ def _open_directions(tally: Tally) -> list[Section]:
     if not tally.count:
         return []
     if not tally.open:
-        return [Section(title, f"Nothing found: in {tally.count} instances the data narrow every combination.")]
+        return [Section(title, f"Nothing: {_of(tally.count)} the data narrow every combination of parameters.")]
     text = "Values and intervals of these parameters come from their priors more than from the data."
     if tally.count <= MAX_ROWS:
         rows: list[list[Cell]] = [
             [str(row["id"]), direction_words(direction)] for row in tally.first for direction in directions_of(row)
         ]
-        return [Section(title, text, tables=[Table("Open directions.", ("instance", "in words"), rows)])]
+        return [Section(title, text, tables=[Table("Open combinations.", ("instance", "in words"), rows)])]
     ordered = sorted(tally.open.items(), key=lambda item: -item[1][0])[:MAX_ROWS]
     rows = [[name, int(count), 100 * total / count] for name, (count, total) in ordered]
     columns = ("combination", "instances", "mean % of the prior's spread left")
     return [Section(title, text, tables=[Table(f"Open in how many of {tally.count} instances.", columns, rows)])]
+
+
+def _of(count: int) -> str:
+    return "in the one instance" if count == 1 else f"in all {count} instances"
 
 
 def _instance(result: FitResult, place: str, mapped: bool) -> Section:
@@ -184,7 +195,7 @@ def _instance(result: FitResult, place: str, mapped: bool) -> Section:
     text += f"{status_words(result.status, result.advice)}\n\n"
     if result.ok and result.effective_draws < FEW_DRAWS:
         text += f"The posterior rests on {result.effective_draws:.0f} effective draws: its intervals are rough.\n\n"
-    text += " ".join(direction_words(direction) for direction in result.undetermined)
+    text += directions_words(result.undetermined)
     shape = structure(result)
     if shape is not None:
         text += f"\n\n{shape.sentence()}"
@@ -235,7 +246,8 @@ def _parameters(result: FitResult) -> list[Table]:
     left_out = len(result.parameters) - len(rows)
     if left_out:
         caption += f" {left_out} more are not listed."
-    return [Table(caption, columns, rows)] if rows else []
+    caption = f"{caption} {given_words(result.posterior.model.space.parameters)}".strip()
+    return [Table(caption, columns, rows).known()] if rows else []
 
 
 def _provenance(config_text: str, given: Mapping[str, Any]) -> Provenance:

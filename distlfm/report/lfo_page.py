@@ -82,7 +82,10 @@ def query_page(
     """The page of a query's answers. notices: what to know of the operator before its answers are relied on."""
     warned = sum(row.get("warning") is not None for row in rows)
     text = f"{tally.count - tally.failed} of {tally.count} instances were answered. "
-    text += f"{warned} of them are unlike the training data: their answers are not to be trusted."
+    if warned:
+        text += f"{warned} of them {'is' if warned == 1 else 'are'} unlike the training data: not to be trusted."
+    else:
+        text += "None was found to be unlike the training data."
     text = "\n\n".join([text, *notices, _LEGEND])
     sections = [Section("Summary", text, tables=[*_score_tables(tally, rows)]), *_aside(tally)]
     sections += [_example(one, schema) for one in examples]
@@ -170,7 +173,7 @@ def _score_tables(tally: Tally, rows: Sequence[Mapping[str, Any]]) -> list[Table
     mean, worst = tally.overall()
     keys = [key for key in _COLUMNS if key != "novelty"]
     over = [[name, *(_number(found[key]) for key in keys)] for name, found in (("mean", mean), ("worst", worst))]
-    found = [Table("Mean and worst over instances.", ("over all", *(_COLUMNS[key] for key in keys)), over)]
+    found = [Table("Mean and worst over instances.", ("over all", *(_COLUMNS[key] for key in keys)), over).known()]
     if mean["parameter_mae"]:
         errors = [(str(name), _number(value)) for name, value in mean["parameter_mae"].items()]
         found.append(Table("Mean absolute error of each parameter.", ("parameter", "error"), errors))
@@ -184,7 +187,7 @@ def _score_tables(tally: Tally, rows: Sequence[Mapping[str, Any]]) -> list[Table
         for row in order
     ]
     caption = "Every instance, worst first." if len(rows) <= MAX_ROWS else f"The {MAX_ROWS} worst of {len(rows)}."
-    found.append(Table(caption, ("instance", "status", *_COLUMNS.values()), listed))
+    found.append(Table(caption, ("instance", "status", *_COLUMNS.values()), listed).known())
     return found
 
 
@@ -225,7 +228,7 @@ def _example(one: Example, schema: OperatorSchema) -> Section:
         for p in answer.parameters[:MAX_PARAMETER_ROWS]
     ]
     figure = embed(one.figure or plot_answer(one.instance, answer, schema, one.true), caption, alt)
-    return Section(title, text, [figure], [Table("Parameters.", columns, rows)] if rows else [])
+    return Section(title, text, [figure], [Table("Parameters.", columns, rows).known()] if rows else [])
 
 
 def _provenance(config_text: str, told: Mapping[str, Any]) -> Provenance:

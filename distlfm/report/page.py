@@ -70,6 +70,11 @@ class Table:
     def __post_init__(self) -> None:
         assert all(len(row) == len(self.columns) for row in self.rows), "a row has another length than the header"
 
+    def known(self) -> Table:
+        """The same without columns in which no row has anything, such as scores where no truth is known."""
+        kept = [i for i in range(len(self.columns)) if not self.rows or any(row[i] is not None for row in self.rows)]
+        return Table(self.caption, [self.columns[i] for i in kept], [[row[i] for i in kept] for row in self.rows])
+
     @property
     def shown(self) -> list[list[str]]:
         return [[cell_text(cell) for cell in row] for row in self.rows]

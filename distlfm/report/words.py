@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from distlfm.inference.estimates import Direction
+from distlfm.mechanisms import Parameter
 
 CAUTION = "Not for clinical decisions."
 WHY_DOUBT = (
@@ -11,6 +14,9 @@ WHY_DOUBT = (
     "it holds only if equation and priors do, so that a wrong equation gives a wrong force with a confident band."
 )
 """What every page of results says first, and why."""
+
+MOST_GIVEN = 12
+ADVICE = "Do not read their values one by one."
 
 MEANING = {
     "converged": "The fit settled.",
@@ -48,7 +54,25 @@ def direction_words(direction: Direction) -> str:
         moves = f"{rise} {verb} while {fall} {other}"
     else:
         moves = f"{_listed(together)} rise together"
-    return f"The data hardly change if {moves}: {left}. Do not read their values one by one."
+    return f"The data hardly change if {moves}: {left}. {ADVICE}"
+
+
+def directions_words(directions: Sequence[Direction]) -> str:
+    """All open directions of an instance in one paragraph, with the advice once."""
+    found = [direction_words(direction) for direction in directions]
+    advised = [words.removesuffix(f" {ADVICE}") for words in found]
+    return " ".join([*advised, ADVICE] if advised != found else found)
+
+
+def given_words(parameters: Sequence[Parameter]) -> str:
+    """Which parameters were known beforehand, or nothing."""
+    found = [
+        f"{one.name}[{label}] = {value:g}" if len(one.labels) > 1 else f"{one.name} = {value:g}"
+        for one in parameters
+        for label, value in one.fixed.items()
+    ]
+    more = f" and {len(found) - MOST_GIVEN} more" if len(found) > MOST_GIVEN else ""
+    return f"Given, not inferred: {', '.join(found[:MOST_GIVEN])}{more}." if found else ""
 
 
 def _listed(names: list[str]) -> str:

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import make_page, make_result
+from factories import make_page, make_result, make_rows
 
 from distlfm.inference.estimates import Direction
 from distlfm.inference.result import FitResult
 from distlfm.inference.tally import MAX_ROWS, NUM_BEST, NUM_SLOWEST, NUM_WORST, Tally
+from distlfm.mechanisms import Parameter
+from distlfm.mechanisms.priors import LogNormal
 from distlfm.report.fit_report import fit_page, pictured
 from distlfm.report.page import Figure, Provenance, Section, Table, cell_text, embed, render_page, write_page
 from distlfm.report.plots import plot_trace
-from distlfm.report.words import direction_words
+from distlfm.report.words import direction_words, directions_words, given_words
 
 EVIL = "<script>alert('x')</script>\" onload=\"y"
 VOID = {"meta", "img", "br", "link"}
@@ -102,10 +104,36 @@ def test_nothing_from_data_becomes_markup(page: str) -> None:
 def test_every_figure_has_words_and_a_caption(page: str) -> None:
     reader = Reader(page)
     images = reader.all("img")
-    assert len(images) == 1 + 2 + 1 + 2
+    assert len(images) == 2 + 1 + 2
     assert all(image["alt"].strip() for image in images)
     assert len(reader.all("figcaption")) == len(images)
     assert len(reader.all("caption")) == len(reader.all("table"))
+
+
+def test_few_instances_are_shown_before_what_is_open_and_without_histograms(page: str) -> None:
+    titles = re.findall(r"<h2[^>]*>(.*?)</h2>", page)
+    assert titles[0] == "Summary"
+    assert titles.index("Instance first") < titles.index("What the data leave open")
+    assert "Histograms" not in page
+
+
+def test_one_instance_has_one_row_and_no_columns_of_nothing(tmp_path: Path) -> None:
+    result = make_result("only", truth=False)
+    path = fit_page(tmp_path / "page.html", Tally(make_rows([result], truth=False)), {"only": result}, "", {})
+    cells = Reader(path.read_text(encoding="utf-8")).cells
+    assert cells.count("only") == 1
+    assert not {"over all", "force Q²", "true"} & set(cells)
+    assert "output Q²" in cells
+
+
+def test_what_was_given_is_told_with_what_was_inferred() -> None:
+    rate = LogNormal(median=1.0)
+    genes = tuple(f"g{i}" for i in range(14))
+    one, many = Parameter("volume", ("V",), rate, fixed={"V": 5.0}), Parameter("decay", genes, rate, fixed={"g1": 0.25})
+    assert given_words([Parameter("decay", genes, rate)]) == ""
+    assert given_words([one, many]) == "Given, not inferred: volume = 5, decay[g1] = 0.25."
+    everything = Parameter("decay", genes, rate, fixed=dict.fromkeys(genes, 1.0))
+    assert given_words([everything]).endswith("decay[g11] = 1 and 2 more.")
 
 
 def test_page_warns_and_says_why(page: str) -> None:
@@ -232,3 +260,13 @@ def test_large_fleets_show_the_worst_the_best_and_the_slowest(tmp_path: Path) ->
 )
 def test_directions_in_words(parts: tuple[tuple[str, float], ...], words: str) -> None:
     assert words in direction_words(Direction(0.85, parts))
+
+
+def test_directions_of_an_instance_give_their_advice_once() -> None:
+    both = [Direction(0.85, (("a", 0.7), ("b", 0.6))), Direction(0.9, (("c", 0.7), ("d", -0.6)))]
+    words = directions_words(both)
+    assert words.count("The data hardly change if") == 2
+    assert words.count("Do not read their values one by one.") == 1
+    assert words.endswith("one by one.")
+    assert directions_words([]) == ""
+    assert "one by one" not in directions_words([Direction(0.85, (("a", 1.0),))])
