@@ -1,7 +1,7 @@
 """Equations: one file a mechanism. Importing this package registers those that are shipped."""
 
 from distlfm.mechanisms import cascade, glucose, linear_ode, lotka_volterra, nonparametric, transcription
-from distlfm.mechanisms.base import Mechanism, MechanismConfig, zero_state
+from distlfm.mechanisms.base import Mechanism, MechanismConfig, join_states, zero_state
 from distlfm.mechanisms.build import build_mechanism, build_system, find_system, known_systems
 from distlfm.mechanisms.field import FieldMechanism
 from distlfm.mechanisms.parameters import Parameter, ParameterSpace, Values
@@ -22,6 +22,7 @@ __all__ = [
     "cascade",
     "find_system",
     "glucose",
+    "join_states",
     "known_systems",
     "linear_ode",
     "lotka_volterra",

@@ -17,7 +17,7 @@ from distlfm.mechanisms.priors import Prior
 from distlfm.mechanisms.registry import register
 from distlfm.mechanisms.system import MechanismConfig, System
 
-__all__ = ["Initial", "Mechanism", "MechanismConfig", "register", "start_parameter", "zero_state"]
+__all__ = ["Initial", "Mechanism", "MechanismConfig", "join_states", "register", "start_parameter", "zero_state"]
 
 Initial = Literal["steady", "free", "zero"]
 
@@ -36,7 +36,10 @@ class Mechanism(System):
 
     @abstractmethod
     def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
-        """t: [...], y: [..., D], f: [..., L], values: each [..., K] → ẏ [..., D]."""
+        """t: [...], y: [..., D], f: [..., L], values: each [..., K] → ẏ [..., D].
+
+        Leading dimensions of `t` and `values` may be of size 1, or missing, where those of `y` and `f` are longer.
+        """
 
     @abstractmethod
     def initial_state(self, values: Values) -> Tensor:
@@ -61,6 +64,11 @@ class Mechanism(System):
 def start_parameter(outputs: Sequence[str], prior: Prior, *, positive: bool = False) -> Parameter:
     """The unknown initial state of a mechanism whose start is free."""
     return Parameter("initial", tuple(outputs), prior, kind="initial", positive=positive)
+
+
+def join_states(*states: Tensor) -> Tensor:
+    """States [...] that may differ in leading dimensions of size 1 → one tensor [..., D]."""
+    return torch.stack(torch.broadcast_tensors(*states), -1)
 
 
 def zero_state(values: Values, num_states: int) -> Tensor:

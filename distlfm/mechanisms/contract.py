@@ -44,6 +44,8 @@ def check_contract(mechanism: Mechanism) -> None:
     f = torch.full((*LEADING, len(mechanism.force_names)), 0.5, dtype=torch.float64)
     start = _tried(mechanism, "initial_state", lambda: mechanism.initial_state(values))
     _check(mechanism, "initial_state", start, states, f"num_states is {states}, for the outputs {names}")
+    # As solvers give them: one value for all times of an instance.
+    values = {name: value[:, :1] for name, value in values.items()}
     slope = _tried(mechanism, "vector_field", lambda: mechanism.vector_field(t, y, f, values))
     _check(mechanism, "vector_field", slope, states, f"num_states is {states}, for the outputs {names}")
     shown = _tried(mechanism, "observe", lambda: mechanism.observe(y, values))
@@ -59,7 +61,8 @@ def _tried(mechanism: Mechanism, method: str, call: Callable[[], Any]) -> Any:
         where = _place(mechanism, error)
         raise UsageError(
             f"{type(mechanism).__name__}.{method} fails{where}: {type(error).__name__}: {error}.",
-            "Mend it: y is [..., states], f is [..., forces], and each of values is [..., elements].",
+            "Mend it: y is [..., states], f is [..., forces], and each of values is [..., elements]; join states with "
+            "join_states(a, b, …) of distlfm.mechanisms.",
         ) from error
 
 
@@ -80,7 +83,7 @@ def _check(mechanism: Mechanism, method: str, given: Any, last: int, why: str) -
             f"{name} gives a {type(given).__name__}, and a tensor {wanted} is needed.",
             _made(last),
         )
-    if given.shape != (*LEADING, last):
+    if not _fits(given, (*LEADING, last), whole=method == "initial_state"):
         lost = given.shape == (last,)
         found = "without the leading dimensions" if lost else f"whose shape is {_shape(given)}"
         joined = (
@@ -91,6 +94,14 @@ def _check(mechanism: Mechanism, method: str, given: Any, last: int, why: str) -
         )
     if given.dtype != torch.float64:
         raise UsageError(f"{name} gives {given.dtype}, and float64 is needed.", "Make it of y and values.")
+
+
+def _fits(given: Tensor, wanted: tuple[int, ...], whole: bool) -> bool:
+    """Whether a tensor has a shape, or may be repeated to it along its leading dimensions unless it is to be whole."""
+    if whole or given.shape == wanted:
+        return given.shape == wanted
+    pairs = zip(given.shape[:-1], wanted[:-1], strict=False)
+    return given.ndim == len(wanted) and given.shape[-1] == wanted[-1] and all(a in (1, b) for a, b in pairs)
 
 
 def _made(last: int) -> str:

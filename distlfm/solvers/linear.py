@@ -58,10 +58,11 @@ def extract(mechanism: Mechanism, values: Values) -> LinearSystem:
     forces = torch.eye(1 + num_states + num_forces, dtype=some.dtype)[:, 1 + num_states :]
     rows = {name: value.unsqueeze(-2) for name, value in values.items()}
     time = torch.zeros((*some.shape[:-1], len(states)), dtype=some.dtype)
+    states, forces = states.expand(*time.shape, -1), forces.expand(*time.shape, -1)
     rates = mechanism.vector_field(time, states, forces, rows).expand(*time.shape, num_states)
     c = rates[..., 0, :]
     columns = (rates[..., 1:, :] - c.unsqueeze(-2)).transpose(-1, -2)
-    seen = mechanism.observe(states[: 1 + num_states].expand(*time.shape[:-1], -1, -1), rows)
+    seen = mechanism.observe(states[..., : 1 + num_states, :], rows)
     e = seen[..., 0, :]
     C = (seen[..., 1:, :] - e.unsqueeze(-2)).transpose(-1, -2)
     return LinearSystem(columns[..., :num_states], columns[..., num_states:], c, C, e, mechanism.initial_state(values))

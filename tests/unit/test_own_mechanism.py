@@ -10,9 +10,20 @@ from torch import Tensor
 
 from distlfm.config import build
 from distlfm.errors import UsageError
-from distlfm.mechanisms import REGISTRY, Mechanism, Parameter, Values, build_mechanism, register, zero_state
+from distlfm.mechanisms import (
+    REGISTRY,
+    Mechanism,
+    Parameter,
+    ParameterSpace,
+    Values,
+    build_mechanism,
+    join_states,
+    register,
+    zero_state,
+)
 from distlfm.mechanisms.priors import LogNormal
 from distlfm.pipeline.settings import FitConfig
+from distlfm.solvers.linear import probe
 
 RATE = LogNormal(median=0.4, spread=0.5)
 OPTIONS = {"kind": "tissue_test", "outputs": ["plasma"]}
@@ -79,6 +90,33 @@ def test_states_along_a_wrong_dimension_and_single_precision_are_noticed() -> No
     assert "whose shape is [2, 2, 3], for y of [2, 3, states]" in said
     said = refusal(vector_field=lambda self, t, y, f, values: y.float())
     assert "gives torch.float32, and float64 is needed." in said
+
+
+def test_states_that_differ_in_leading_dimensions_are_joined() -> None:
+    """One state that falls at a rate of its own, whatever the others and the force are."""
+
+    def mixed(self: Mechanism, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
+        return join_states(f[..., 0] - y[..., 0], -values["leave"][..., 0])
+
+    def stacked(self: Mechanism, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
+        return torch.stack([f[..., 0] - y[..., 0], -values["leave"][..., 0]], -1)
+
+    said = refusal(vector_field=stacked)
+    assert "stack expects each tensor to be equal size" in said
+    assert "join_states(a, b, …) of distlfm.mechanisms" in said
+    register("tissue_test")(type("Mixed", (Tissue,), {"vector_field": mixed}))
+    mechanism = build_mechanism(OPTIONS)
+    assert probe(mechanism, ParameterSpace(mechanism.settled())).affine
+
+
+def test_a_nonlinear_equation_may_stack_states_that_depend_on_the_state() -> None:
+    def epidemic(self: Mechanism, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
+        new = f[..., 0].exp() * y[..., 0] * y[..., 1]
+        return torch.stack([-new, new - values["leave"][..., 0] * y[..., 1]], -1)
+
+    register("tissue_test")(type("Epidemic", (Tissue,), {"vector_field": epidemic}))
+    mechanism = build_mechanism(OPTIONS)
+    assert not probe(mechanism, ParameterSpace(mechanism.settled())).affine
 
 
 def test_what_the_equation_raises_is_told_with_its_line() -> None:
