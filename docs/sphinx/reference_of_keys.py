@@ -20,8 +20,9 @@ from pydantic.fields import FieldInfo
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from distlfm.equations import EQUATIONS
 from distlfm.federated.verbs import VERBS as FEDERATED
-from distlfm.mechanisms import known_systems
+from distlfm.mechanisms import System, build_system, known_systems
 from distlfm.pipeline.query_settings import EvaluateConfig, QueryConfig
 from distlfm.pipeline.verbs import VERBS
 
@@ -132,6 +133,25 @@ def told(where: str, model: Model, path: str, seen: set[Model]) -> Iterator[str]
                 yield from told(where, below, f"{path}{name}.", seen)
 
 
+def equation_of(kind: str, system: type[System]) -> str:
+    """What a mechanism is: its module says the equation, the class what it is about."""
+    shown = EQUATIONS.get(kind, system)
+    return "\n\n".join(inspect.cleandoc(text) for text in (inspect.getmodule(shown).__doc__, shown.__doc__) if text)
+
+
+def parameters_of(kind: str) -> Iterator[str]:
+    """A table of a mechanism's parameters with the priors that they have where a config gives no others."""
+    outputs = known_systems()[kind].Options(kind=kind).outputs or ("output",)
+    yield from [".. list-table::", "   :header-rows: 1", "   :widths: 22 26 52", ""]
+    yield from ["   * - parameter", "     - elements", "     - prior by default"]
+    for one in build_system({"kind": kind}, outputs).parameters():
+        each = "one for each output" if one.labels == tuple(outputs) else ", ".join(one.labels)
+        each = "one" if one.labels == (one.name,) else each
+        prior = _yaml(one.prior.model_dump(mode="json"))
+        yield from [f"   * - ``{one.name}``", f"     - {escaped(each)}", f"     - ``{prior}``"]
+    yield ""
+
+
 class AllKeys(SphinxDirective):
     """A section for each verb that has a config, and one for each mechanism."""
 
@@ -145,7 +165,8 @@ class AllKeys(SphinxDirective):
         for kind, system in sorted(known_systems().items()):
             title = f"mechanism.kind: {kind}"
             lines += [f".. _mechanism-{kind.replace('_', '-')}:", "", title, "-" * len(title), ""]
-            lines += [escaped(line) for line in inspect.cleandoc(system.__doc__ or "").splitlines()] + [""]
+            lines += [escaped(line) for line in equation_of(kind, system).splitlines()] + [""]
+            lines += parameters_of(kind)
             lines += told(kind, system.Options, "mechanism.", seen)
         return self.parse_text_to_nodes("\n".join(lines), allow_section_headings=True)
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from sphinx.util.inventory import InventoryFile
 
 from distlfm.federated.verbs import VERBS as FEDERATED
-from distlfm.mechanisms import known_systems
+from distlfm.mechanisms import build_system, known_systems
 from distlfm.pipeline.verbs import VERBS
 from tests.unit.cli_verbs import verbs
 
@@ -153,7 +153,9 @@ def test_every_verb_and_option_is_in_the_reference(named: set[str]) -> None:
     assert options - named == set()
 
 
-def test_every_key_of_a_config_is_in_the_reference(built: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_every_key_of_a_config_and_every_parameter_is_in_the_reference(
+    built: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
     folder, _ = built
     text = (folder / "docs" / "reference" / "keys.html").read_text(encoding="utf-8")
     shown = set(re.findall(r'<span class="pre">([\w.]+)</span>', text))
@@ -161,7 +163,9 @@ def test_every_key_of_a_config_is_in_the_reference(built: tuple[Path, subprocess
     models: dict[str, type[BaseModel]] = {**VERBS, **FEDERATED}
     for model in models.values():
         wanted |= set(model.model_fields)
-    for system in known_systems().values():
+    for kind, system in known_systems().items():
         wanted |= {f"mechanism.{name}" for name in system.Options.model_fields}
+        outputs = system.Options(kind=kind).outputs or ("output",)
+        wanted |= {one.name for one in build_system({"kind": kind}, outputs).parameters()}
     wanted |= {"run.seed", "force.kernel.kind", "inference.variational.solver.rtol", "data.columns.time"}
     assert wanted - shown == set()
