@@ -25,8 +25,8 @@ EXAMPLES = """Infer the unseen forces that drive a system whose equation is know
 
 - `distlfm doctor` — what is installed, what is missing, and the command that fixes it
 - `distlfm data check FILE` — what a data file holds and what is wrong with it
-- `distlfm simulate transcription --out toy.npz` — instances whose true force is known
-- `distlfm fit configs/fit/transcription_toy.yaml --data toy.npz --out runs/toy` — infer the forces
+- `distlfm simulate transcription --out toy.npz mechanism.fixed.sensitivity.output_0=1` — their true force is known
+- `distlfm fit configs/fit/transcription.yaml --data toy.npz --out runs/toy` — infer the forces, with a report
 - `distlfm generate configs/generate/transcription.yaml --out genes.zarr` — a store of thousands, to train on
 - `distlfm query CHECKPOINT FILE` — what a trained operator answers, in milliseconds
 - `distlfm serve CHECKPOINT` — the same as a page in your browser, on this machine alone
@@ -68,7 +68,12 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
-    verbose: Annotated[int, typer.Option("-v", "--verbose", count=True, help="Say more; twice for everything.")] = 0,
+    verbose: Annotated[
+        int,
+        typer.Option(
+            "-v", "--verbose", count=True, metavar="", show_default=False, help="Say more; twice for everything."
+        ),
+    ] = 0,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Say only what went wrong.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
 ) -> None:

@@ -31,7 +31,9 @@ def schema(verb: Annotated[str, typer.Argument(help="The verb whose config is me
 @app.command("show")
 def show(
     path: Annotated[Path, typer.Argument(help="A config file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value, as many as you like.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Settings in place of the config's: run.seed=1.")
+    ] = None,
 ) -> None:
     """Check a config and print it with all defaults filled in.
 

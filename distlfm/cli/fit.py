@@ -27,12 +27,14 @@ Executor = Annotated[
 ]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Work on so many blocks at once, at most.")]
 Address = Annotated[
-    str | None, typer.Option("--address", help="Join the Ray cluster there: HOST:PORT, or auto for the one around.")
+    str | None, typer.Option("--address", help="Join a Ray cluster: HOST:PORT, or auto for the one of this machine.")
 ]
 
 MOST_LISTED = 20
 
-Overrides = Annotated[list[str] | None, typer.Argument(help="key.sub=value, as many as you like.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Settings in place of the config's, such as run.seed=1; as many as you like.")
+]
 
 
 def simulate(
@@ -82,8 +84,12 @@ def simulate(
 def fit(
     config: Annotated[Path, typer.Argument(help="A config file, such as configs/fit/p53.yaml.")],
     overrides: Overrides = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Short for data.path=PATH.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Short for run.dir=DIR.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="A file, a folder or a store. Short for data.path=PATH.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The run's folder, with its report. Short for run.dir=DIR.")
+    ] = None,
     mpi_ranks: Annotated[
         int | None, typer.Option("--mpi-ranks", min=1, help="Divide the mesh of a PDE among so many MPI processes.")
     ] = None,
@@ -97,14 +103,14 @@ def fit(
     """Infer the latent forces of instances, with bands, parameters and a report.
 
     A large fleet is shared among the cores of this machine by Ray, or among those of a cluster with `--address`; with
-    `--part`, among machines that share a file system. The same command again goes on where it was stopped. Exit code 1
+    `--part`, among machines that share a file system. Repeat the command to go on where it was stopped. Exit code 1
     if an instance failed or was set aside. Examples:
 
-    - `distlfm fit configs/fit/transcription_toy.yaml --data toy.npz --out runs/toy`
+    - `distlfm fit configs/fit/transcription.yaml --data toy.npz --out runs/toy`
 
     - `distlfm fit configs/fit/p53.yaml --out runs/p53 inference.restarts=10`
 
-    - `distlfm fit configs/fit/transcription_toy.yaml --data STORE --out runs/fleet --workers 2`
+    - `distlfm fit configs/fit/transcription.yaml --data STORE --out runs/fleet --workers 2`
     """
     from distlfm.pipeline.fit import fit as run_fit
     from distlfm.pipeline.settings import FitConfig
@@ -183,11 +189,12 @@ def tell(run: FitRun, reporter: Reporter) -> int:
     names = ("output_q2", "latent_q2", "latent_coverage_95", "parameter_mae_sum", "seconds")
     count = run.tally.count
     first = list(islice(run.rows(), MOST_LISTED))
+    shown = [name for name in names if not first or any(row[name] is not None for row in first)]
     rows = [
-        [str(row["id"]), str(row["status"]), *("–" if row[name] is None else f"{row[name]:.4g}" for name in names)]
+        [str(row["id"]), str(row["status"]), *("–" if row[name] is None else f"{row[name]:.4g}" for name in shown)]
         for row in first
     ]
-    reporter.table("", ("instance", "status", *names), rows)
+    reporter.table("", ("instance", "status", *shown), rows)
     if count > len(rows):
         mean, worst = run.tally.overall()
         for name, over in (("mean", mean), ("worst", worst)):
@@ -201,11 +208,14 @@ def tell(run: FitRun, reporter: Reporter) -> int:
     if run.tally.count and (poor := int((run.tally.column("output_q2") < 0).sum())):
         reporter.warn(
             f"{poor} of {count} fits describe their data worse than a constant does (output_q2 below 0): "
-            "check the units of times and values against the priors of the config"
+            "check the units of times and values against the priors of the config, and whether it leaves enough "
+            "observations for the fit (data.stride, data.fraction)"
         )
     if run.config.run.dir is not None:
         reporter.say(f"summary: {run.config.run.dir / 'summary.json'}")
         reporter.say(f"report: {run.config.run.dir / 'report.html'}")
+    else:
+        reporter.say("nothing was written: --out FOLDER keeps the results, with a report")
     return 1 if run.set_aside or run.tally.failed else 0
 
 

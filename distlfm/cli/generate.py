@@ -23,7 +23,7 @@ def generate(
 ) -> None:
     """Draw forces and parameters from the priors of a config, solve forward, and keep all of it in a store.
 
-    The same command again goes on where it was stopped. Examples:
+    Repeat the command to go on where it was stopped. Examples:
 
     - `distlfm generate configs/generate/transcription.yaml --instances 2000 --out stores/transcription.zarr`
 

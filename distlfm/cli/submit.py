@@ -23,7 +23,7 @@ def submit(
     data: Annotated[
         list[Path] | None, typer.Option("--data", help="As of the verb; of train and tune, stores.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Short for run.dir=DIR.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run's folder. Short for run.dir=DIR.")] = None,
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="How many nodes.")] = 1,
     cpus: Annotated[int, typer.Option("--cpus", min=0, help="Of each task; 0 is 8, of --array and MPI 1.")] = 0,
     tasks: Annotated[int, typer.Option("--tasks", min=1, help="Of train: processes on each node.")] = 1,

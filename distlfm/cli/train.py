@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Stores = Annotated[
     list[Path] | None, typer.Option("--data", help="A store to learn from; may be given again. Short for data.stores.")
 ]
-Out = Annotated[Path | None, typer.Option("--out", help="Short for run.dir=DIR.")]
+Out = Annotated[Path | None, typer.Option("--out", help="The run's folder. Short for run.dir=DIR.")]
 Launcher = Annotated[str | None, typer.Option("--launcher", help="auto, inline, ddp or ray. Short for run.launcher.")]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Train with so many processes.")]
 Start = Annotated[
@@ -48,7 +48,7 @@ def train(
 ) -> None:
     """Train an operator that answers new data in milliseconds, on a store of generated or fitted instances.
 
-    The same command again goes on where it was stopped. Examples:
+    Repeat the command to go on where it was stopped. Examples:
 
     - `distlfm train configs/train/transcription.yaml --data stores/transcription.zarr --out runs/operator`
 
@@ -88,7 +88,7 @@ def tune(
 ) -> None:
     """Search for the settings with which an operator learns best, many trainings at a time.
 
-    The winner is written as best.yaml, a config that `distlfm train` takes. The same command again goes on. Examples:
+    The winner is written as best.yaml, a config that `distlfm train` takes. Repeat the command to go on. Examples:
 
     - `distlfm tune configs/tune/transcription.yaml --data stores/transcription.zarr --out runs/sweep`
 

@@ -323,5 +323,15 @@ def test_fits_that_are_worse_than_a_constant_ask_for_the_units() -> None:
     warned = [line for line in said.getvalue().splitlines() if line.startswith("warning: ")]
     assert warned == [
         "warning: 2 of 3 fits describe their data worse than a constant does (output_q2 below 0): check the units of "
-        "times and values against the priors of the config"
+        "times and values against the priors of the config, and whether it leaves enough observations for the fit "
+        "(data.stride, data.fraction)"
     ]
+    assert said.getvalue().endswith("nothing was written: --out FOLDER keeps the results, with a report\n")
+
+
+def test_scores_that_nobody_can_know_are_not_listed() -> None:
+    rows = make_rows([make_result("mine", num_outputs=1, truth=False)], truth=False)
+    run = FitRun(FitConfig(mechanism={"kind": "transcription"}), tally=Tally(rows), held_rows=rows)
+    said = io.StringIO()
+    assert tell(run, reporter_for(said)) == 0
+    assert said.getvalue().splitlines()[0].split() == ["instance", "status", "output_q2", "seconds"]
