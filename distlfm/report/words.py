@@ -38,12 +38,14 @@ def direction_words(direction: Direction) -> str:
 
     Unknowns are increasing functions of their whitened coordinates, so signs carry over to natural values.
     """
-    left = f"{100 * direction.spread:.0f} % of the spread they had before any data is left"
+    # A spread that has grown by chance is, as far as it can be told, all of it.
+    share = f"{100 * direction.spread:.0f} %" if direction.spread < 0.995 else "all"
+    left = f"{share} of their prior spread remains"
     names = [name for name, _ in direction.parts]
     if not names:
         return f"A combination of many parameters, none of which leads, is open: {left}."
     if len(names) == 1:
-        return f"{names[0]} is hardly informed by the data: {left.replace('they', 'it')}."
+        return f"{names[0]} is hardly informed by the data: {left.replace('their', 'its')}."
     first = direction.parts[0][1]
     together = [name for name, weight in direction.parts if weight * first > 0]
     against = [name for name, weight in direction.parts if weight * first <= 0]

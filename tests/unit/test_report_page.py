@@ -252,7 +252,7 @@ def test_large_fleets_show_the_worst_the_best_and_the_slowest(tmp_path: Path) ->
     ("parts", "words"),
     [
         ((), "many parameters"),
-        ((("noise", 1.0),), "noise is hardly informed by the data: 85 % of the spread it had"),
+        ((("noise", 1.0),), "noise is hardly informed by the data: 85 % of its prior spread remains."),
         ((("a", -0.7), ("b", -0.6)), "a and b rise together"),
         ((("a", -0.7), ("b", 0.6), ("c", 0.4)), "a rises while b and c fall"),
         ((("a", 0.7), ("b", 0.6), ("c", -0.4)), "a and b rise together while c falls"),
@@ -260,6 +260,7 @@ def test_large_fleets_show_the_worst_the_best_and_the_slowest(tmp_path: Path) ->
 )
 def test_directions_in_words(parts: tuple[tuple[str, float], ...], words: str) -> None:
     assert words in direction_words(Direction(0.85, parts))
+    assert "all of " in direction_words(Direction(1.09, parts))
 
 
 def test_directions_of_an_instance_give_their_advice_once() -> None:
