@@ -55,6 +55,7 @@ class CheckReport:
 
     def rows(self) -> list[tuple[str, str]]:
         """Label and text of each line to print; what was set aside and the notices are printed beside them."""
+        dims = self.num_space_dimensions
         share = f" ({self.num_missing / self.num_cells:.1%})" if self.num_cells else ""
         return [
             ("data", self.path),
@@ -62,7 +63,7 @@ class CheckReport:
             ("outputs", f"{len(self.outputs)}: {', '.join(self.outputs)}"),
             ("points", str(self.num_points)),
             ("times", "none" if self.time_range is None else f"{self.time_range[0]:g} to {self.time_range[1]:g}"),
-            ("space", f"{self.num_space_dimensions} dimensions" if self.num_space_dimensions else "none"),
+            ("space", {0: "none", 1: "1 dimension"}.get(dims, f"{dims} dimensions")),
             ("missing", f"{self.num_missing} of {self.num_cells} values{share}"),
             ("truth", ", ".join(self.truth) + " (for scoring only)" if self.truth else "none"),
         ]
