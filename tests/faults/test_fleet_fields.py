@@ -40,9 +40,9 @@ MODEL: dict[str, Any] = {
     "likelihood": {"prior": {"kind": "lognormal", "median": 0.02, "spread": 0.3}},
 }
 QUICK = {
-    "optimiser": {"rounds": 0, "iterations": 6},
-    "posterior": {"stages": [3], "draws": 6},
-    "field": {"refinements": 0, "num_times": 4, "num_places": 4},
+    "optimiser": {"rounds": 0, "iterations": 3},
+    "posterior": {"method": "laplace", "draws": 4},
+    "field": {"refinements": 0, "num_times": 3, "num_places": 3},
 }
 
 
