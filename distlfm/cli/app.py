@@ -108,6 +108,8 @@ def _run(arguments: list[str]) -> int:
         typer.echo(error.ctx.get_help() if error.ctx else "")
         return 2
     except click.ClickException as error:
+        if type(error) is click.BadParameter and error.param and isinstance(error.param.type, click.Path):  # is closed
+            return _tell(f"{error.message} Give yourself the right to read it.", error.exit_code)
         error.show()
         return error.exit_code
     except DistlfmError as error:

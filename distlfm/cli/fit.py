@@ -57,6 +57,7 @@ def simulate(
     from distlfm.data import write_npz
     from distlfm.pipeline.settings import SimulateConfig
     from distlfm.pipeline.simulate import simulate_from
+    from distlfm.store.files import no_place, put_quickly
 
     given = {name: value for name, value in (("instances", instances), ("seed", seed)) if value is not None}
     if mechanism.endswith((".yaml", ".yml")):
@@ -69,11 +70,11 @@ def simulate(
     found = simulate_from(config)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_npz(out, found)
         # NAME.yaml is where people keep the config of the fit of NAME.npz.
-        out.with_suffix(".simulate.yaml").write_text(dump(config), encoding="utf-8")
+        put_quickly(out.with_suffix(".simulate.yaml"), dump(config).encode())
+        write_npz(out, found)
     except OSError as error:
-        raise UsageError(f"Cannot write {out}: {error.strerror}.", "Choose another --out file.") from None
+        raise no_place(out, error, "file") from None
     kind, few = config.mechanism["kind"], len(found) == 1
     what = (
         f"1 instance of {kind} with its truth is" if few else f"{len(found)} instances of {kind} with their truth are"

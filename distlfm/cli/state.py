@@ -32,6 +32,8 @@ def start(verbose: int, quiet: bool, debug: bool) -> None:
     level = logging.ERROR if quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True)
     logging.captureWarnings(True)
+    # Without a home that it can write to, matplotlib says so at length, and works.
+    logging.getLogger("matplotlib").setLevel(logging.NOTSET if verbose else logging.ERROR)
 
 
 def group(summary: str) -> typer.Typer:

@@ -15,6 +15,7 @@ An archive names its own arrays, so a column map does not apply to it.
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import zipfile
 import zlib
@@ -112,8 +113,9 @@ def write_npz(path: str | Path, instances: Iterable[Instance]) -> None:
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        with partial.open("wb") as file:
-            np.savez_compressed(file, **arrays)
+        buffer = io.BytesIO()  # zipfile complains of a file that it could not finish, in a traceback of its own
+        np.savez_compressed(buffer, **arrays)
+        partial.write_bytes(buffer.getbuffer())
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)

@@ -6,16 +6,19 @@ from somewhere else can do nothing but be wrong.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from distlfm.errors import UsageError, WorkError
+from distlfm.errors import UsageError
 from distlfm.lfo.schema import SCHEMA
+from distlfm.store.files import storing
 
 OPERATOR = "distlfm operator"
 TRAINING = "distlfm training"
@@ -25,17 +28,19 @@ def save_checkpoint(path: str | Path, content: Mapping[str, Any], kind: str = OP
     """Write tensors, numbers and texts; the file appears whole or not at all."""
     target = Path(path)
     draft = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as file:
-            torch.save({"format": kind, "version": SCHEMA, **content}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(target)
-    except OSError as error:
-        raise WorkError(f"Cannot write {target}: {error}.", "Free space, or choose another place.") from error
-    finally:
-        draft.unlink(missing_ok=True)
+    buffer = io.BytesIO()  # what torch writes itself, it tells nobody why it cannot
+    torch.save({"format": kind, "version": SCHEMA, **content}, buffer)
+    with storing(target.name, target.parent):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with draft.open("wb") as file:
+                file.write(buffer.getbuffer())
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(target)
+        finally:
+            with suppress(OSError):
+                draft.unlink()
     return target
 
 

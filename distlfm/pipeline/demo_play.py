@@ -18,7 +18,7 @@ from distlfm.pipeline.versions import versions
 from distlfm.report.demo_page import Played, Showing, demo_page
 from distlfm.report.page import Provenance
 from distlfm.runtime.reporting import Reporter
-from distlfm.store.files import refusal, storing
+from distlfm.store.files import refusal
 
 INDEX = "index.html"
 
@@ -76,5 +76,4 @@ def write_index(folder: Path, acts: Sequence[Act], played: Sequence[Played], see
         hash=hashlib.sha256(settings.encode()).hexdigest()[:16],
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    with storing(INDEX, folder):
-        return demo_page(folder / INDEX, played, provenance)
+    return demo_page(folder / INDEX, played, provenance)

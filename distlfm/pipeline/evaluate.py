@@ -100,12 +100,13 @@ def evaluate(
     else:
         content = {"checkpoint": str(checkpoint), "store": str(store)}
         config = build(EvaluateConfig, apply_overrides(content, overrides), source="evaluate")
+    if config.run.dir is not None:
+        begin(config.run.dir)
     found = scored(config, reporter or Silent())
     if reporter is not None:
         for notice in found.operator.notices:
             reporter.warn(notice)
     if config.run.dir is not None:
-        begin(config.run.dir)
         write_config(config.run.dir, config)
         write_summary(config.run.dir, found.rows, found.overall)
         told = origin(found.operator, found.checkpoint, found.overall["config_hash"])

@@ -17,7 +17,6 @@ from distlfm.pipeline.query_settings import EvaluateConfig
 from distlfm.pipeline.rundir import CONFIG, REPORT
 from distlfm.report.lfo_page import training_page
 from distlfm.runtime.reporting import Reporter, Silent
-from distlfm.store.files import storing
 
 METRICS = "metrics.jsonl"
 MOST = 1000
@@ -43,18 +42,17 @@ def report_training(run: Path | str, reporter: Reporter | None = None) -> Path:
     told = origin(operator, mark(folder / OPERATOR), hashlib.sha256(work.encode()).hexdigest()[:16])
     told |= _told(operator.training)
     text = (folder / CONFIG).read_text(encoding="utf-8") if (folder / CONFIG).is_file() else ""
-    with storing("the report", folder):
-        return training_page(
-            folder / REPORT,
-            read_metrics(folder / METRICS),
-            None if found is None else found.scores,
-            [] if found is None else found.examples,
-            [] if found is None else found.fine,
-            operator.schema,
-            text,
-            told,
-            operator.notices,
-        )
+    return training_page(
+        folder / REPORT,
+        read_metrics(folder / METRICS),
+        None if found is None else found.scores,
+        [] if found is None else found.examples,
+        [] if found is None else found.fine,
+        operator.schema,
+        text,
+        told,
+        operator.notices,
+    )
 
 
 def read_metrics(path: Path) -> Sequence[dict[str, Any]]:

@@ -5,6 +5,7 @@ The network has no complex numbers and no FFT, so that every format can hold it.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import warnings
@@ -20,7 +21,7 @@ from distlfm.errors import MissingExtra, UsageError
 from distlfm.lfo import Operator
 from distlfm.pipeline.plugins import import_plugins
 from distlfm.pipeline.query_ask import find_checkpoint, mark
-from distlfm.store.files import storing
+from distlfm.store.files import put_quickly, storing
 
 INPUTS = ("values", "mask")
 OUTPUTS = (
@@ -83,15 +84,16 @@ def export(checkpoint: str | Path, out: str | Path, form: str = "torch_export", 
     operator = Operator.load(path)
     program = Program(operator).eval()
     draft = target.with_name(f".{os.getpid()}.{target.name}")
+    told = {"format": form, "checkpoint": mark(path), **contract(operator)}
     with storing(target.name, target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
+            draft.touch()  # a place that is refused is told of before the work
             FORMATS[form](program, examples(operator), draft)
+            put_quickly(target.with_suffix(".json"), (json.dumps(told, indent=2) + "\n").encode())
             draft.replace(target)
         finally:
             draft.unlink(missing_ok=True)
-        told = {"format": form, "checkpoint": mark(path), **contract(operator)}
-        target.with_suffix(".json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     return target
 
 
@@ -145,8 +147,9 @@ def examples(operator: Operator) -> tuple[Tensor, Tensor]:
 def _torch_export(program: Program, given: tuple[Tensor, Tensor], path: Path) -> None:
     batch = torch.export.Dim("batch", min=1, max=LARGEST)
     found = torch.export.export(program, given, dynamic_shapes=({0: batch}, {0: batch}))
-    with path.open("wb") as file:
-        torch.export.save(found, file)
+    buffer = io.BytesIO()  # a disk that fills while torch writes to it ends the process
+    torch.export.save(found, buffer)
+    path.write_bytes(buffer.getvalue())
 
 
 def _torchscript(program: Program, given: tuple[Tensor, Tensor], path: Path) -> None:
@@ -154,7 +157,9 @@ def _torchscript(program: Program, given: tuple[Tensor, Tensor], path: Path) -> 
         # Shapes are read as numbers on purpose: the grid is fixed. And TorchScript itself is deprecated.
         warnings.simplefilter("ignore")
         traced = torch.jit.trace(program, given, check_trace=False)
-        traced.save(str(path))
+        buffer = io.BytesIO()  # what torch writes itself, it tells nobody why it cannot
+        torch.jit.save(traced, buffer)
+    path.write_bytes(buffer.getvalue())
 
 
 def _onnx(program: Program, given: tuple[Tensor, Tensor], path: Path) -> None:

@@ -18,7 +18,7 @@ from distlfm.pipeline.run_files import CONFIG as CONFIG
 from distlfm.pipeline.run_files import REPORT as REPORT
 from distlfm.pipeline.run_files import SUMMARY as SUMMARY
 from distlfm.store import Store
-from distlfm.store.files import storing
+from distlfm.store.files import no_place, storing
 from distlfm.store.find import RUN_STORE, is_store
 
 
@@ -32,10 +32,10 @@ def begin(directory: Path, *folders: str) -> None:
             probe.write(b"\0")
             probe.flush()
     except OSError as error:
-        if is_store(directory):  # a run that was begun goes on there and nowhere else
+        if is_store(directory) or (directory / CONFIG).exists():  # a run that was begun goes on there and nowhere else
             with storing("anything", directory):
                 raise
-        raise UsageError(f"Cannot write to {directory}: {error.strerror}.", "Choose another --out directory.") from None
+        raise no_place(directory, error) from None
 
 
 def refuse_others(directory: Path, config: Config) -> None:
@@ -126,8 +126,7 @@ def write_page(
     from distlfm.report.fit_report import fit_page  # draws; workers never do
 
     told = {"seed": config.model_dump()["run"]["seed"], "hash": overall["config_hash"], "versions": overall["versions"]}
-    with storing("the report", directory):
-        fit_page(directory / REPORT, tally, results, dump(config), told)
+    fit_page(directory / REPORT, tally, results, dump(config), told)
 
 
 def _replace(path: Path, text: Iterable[str]) -> None:

@@ -80,7 +80,7 @@ def _generate(config: GenerateConfig, setting: Setting) -> GenerateConfig:
     _used(config.run, setting)
     if is_store(config.run.dir):
         generate.open_store(config, config.run.dir)
-    elif config.run.dir.is_dir() and any(config.run.dir.iterdir()):
+    elif config.run.dir.exists() and (not config.run.dir.is_dir() or any(config.run.dir.iterdir())):
         raise UsageError(f"{config.run.dir} is not empty.", "Choose a new place for the store.")
     return config
 

@@ -21,6 +21,7 @@ from distlfm.errors import DistlfmError, UsageError, WorkError
 from distlfm.lfo import Examples, OperatorSchema, Ranks, Training, finish, load_checkpoint, save_checkpoint
 from distlfm.lfo.checkpoint import TRAINING
 from distlfm.pipeline.plugins import import_plugins
+from distlfm.pipeline.rundir import begin
 from distlfm.pipeline.train_log import RunLog
 from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.pipeline.train_start import examples_after, open_start
@@ -226,14 +227,6 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in content.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return found
-
-
-def begin(directory: Path, folder: str) -> None:
-    """Make the folder of a run, and one in it."""
-    try:
-        (directory / folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"Cannot write to {directory}: {error.strerror}.", "Choose another --out directory.") from None
 
 
 def keep_config(directory: Path, config: Config) -> None:

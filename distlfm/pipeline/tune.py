@@ -20,9 +20,10 @@ from distlfm.config import dump, load
 from distlfm.errors import DistlfmError, Stopped, UsageError, WorkError
 from distlfm.lfo import Examples, split
 from distlfm.optional import require
+from distlfm.pipeline.rundir import begin
 from distlfm.pipeline.train_log import METRICS, lines
 from distlfm.pipeline.train_settings import TrainConfig
-from distlfm.pipeline.train_work import CONFIG, TrainWork, begin, flat, keep_config, open_examples
+from distlfm.pipeline.train_work import CONFIG, TrainWork, flat, keep_config, open_examples
 from distlfm.pipeline.tune_data import shared_examples
 from distlfm.pipeline.tune_report import report_sweep
 from distlfm.pipeline.tune_settings import VALIDATION, TuneConfig

@@ -5,6 +5,7 @@ Colours mean what they mean in the figures of fits: blue is inferred, black is m
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from distlfm.report.style import (
     quantity,
     truth_mark,
 )
+from distlfm.store.files import put_quickly, storing
 
 DASHES = (0, (3, 1.5))
 HEAD = 0.3
@@ -69,11 +71,13 @@ def settled(figure: Figure) -> Figure:
 
 def save_figure(figure: Figure, folder: Path, index: int, name: str) -> None:
     """A picture as .png and .svg, named by its place among the instances and by an id."""
-    folder.mkdir(parents=True, exist_ok=True)
     stem = f"{index:05d}_{re.sub(r'[^A-Za-z0-9._-]+', '_', name)[:60]}"
-    with house():
-        figure.savefig(folder / f"{stem}.png", dpi=PIXELS_PER_INCH)
-        figure.savefig(folder / f"{stem}.svg", metadata={"Date": None, "Creator": None})
+    with house(), storing("a picture", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for form, more in (("png", {"dpi": PIXELS_PER_INCH}), ("svg", {"metadata": {"Date": None, "Creator": None}})):
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=form, **more)
+            put_quickly(folder / f"{stem}.{form}", buffer.getvalue())
 
 
 def band_of(answer: Answer) -> Band:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import io
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -20,6 +19,7 @@ from matplotlib.figure import Figure as Drawing
 
 from distlfm.report.style import house
 from distlfm.report.words import CAUTION, WHY_DOUBT
+from distlfm.store.files import put_quickly, storing
 
 UNKNOWN = "–"
 NOT_FINITE = "not finite"
@@ -175,12 +175,7 @@ def write_page(path: str | Path, title: str, sections: Sequence[Section], proven
     """Write the page. The file appears whole or not at all."""
     path = Path(path)
     text = render_page(title, sections, provenance)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        # An instance id may hold lone surrogates, which have no UTF-8.
-        partial.write_text(text, encoding="utf-8", errors="replace")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with storing(path.name, path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        put_quickly(path, text.encode(errors="replace"))  # an instance id may hold lone surrogates, which have no UTF-8
     return path

@@ -23,8 +23,12 @@ def open_token(path: Path) -> str:
     except OSError as error:
         raise UsageError(f"Cannot make the token file {path}: {error.strerror}.", "Choose another place.") from None
     token = secrets.token_urlsafe(24)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(token + "\n")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(token + "\n")
+    except OSError as error:
+        path.unlink(missing_ok=True)  # an empty one would be refused next time
+        raise UsageError(f"Cannot make the token file {path}: {error.strerror}.", "Choose another place.") from None
     return token
 
 
@@ -38,7 +42,7 @@ def shown(token: str | None, header: str) -> bool:
 
 def _read(path: Path) -> str:
     try:
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        if not path.is_dir() and stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise UsageError(f"{path} can be read by others.", f"Close it: chmod 600 {path}")
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -7,7 +7,13 @@ Observations have times and gaps of their own, for which the format has no place
 
 from __future__ import annotations
 
+import errno
+import math
+import os
+import re
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +29,8 @@ from distlfm.store.store import Store
 from distlfm.store.verify import OnBlock
 
 SUFFIXES = (".h5", ".hdf5")
+OVERHEAD, ID_BYTES = 65536, 64
+"""Room for what describes the arrays, and for the name of an instance, in bytes."""
 
 
 def export_well(store: Store, target: Path, on_block: OnBlock) -> Exported:
@@ -34,7 +42,7 @@ def export_well(store: Store, target: Path, on_block: OnBlock) -> Exported:
     if not count:
         raise UsageError(f"No instance of {store.path} has an answer.", "There is nothing to export.")
     found = Exported(target, count, sum(marker.count for marker in markers.values()) - count)
-    with drafted(target) as draft, h5py.File(draft, "w") as file:
+    with drafted(target) as draft, _file(h5py, draft, spec, count) as file:
         columns = _prepare(file, spec, count)
         at = 0
         for block, marker in markers.items():
@@ -46,6 +54,24 @@ def export_well(store: Store, target: Path, on_block: OnBlock) -> Exported:
         found.notes.append(f"{found.left_out} instances failed and are left out.")
     found.notes.append("Numbers are in single precision, as The Well has them.")
     return found
+
+
+@contextmanager
+def _file(h5py: Any, draft: Path, spec: StoreSpec, count: int) -> Iterator[Any]:
+    """A new file, if there is room for it: on a disk that fills, HDF5 ends in tracebacks of its own."""
+    places = math.prod(map(len, spec.lattice)) if spec.lattice is not None else 1
+    fields = (len(spec.outputs) + len(spec.forces)) * (2 if spec.kind == "fit" else 1) + (spec.times is None)
+    needed = OVERHEAD + count * (4 * spec.steps * places * fields + 4 * len(spec.parameters) + ID_BYTES)
+    if shutil.disk_usage(draft.parent).free < needed:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    try:
+        with h5py.File(draft, "w") as file:
+            yield file
+    except RuntimeError as error:  # what the operating system refused, in words of HDF5
+        found = re.search(r"errno = (\d+)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
 
 
 def _exportable(spec: StoreSpec, target: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from distlfm.errors import StorageError
+from distlfm.errors import StorageError, UsageError
 
 FLUSHES = 8
 """Files that are written to the disk at the same time."""
@@ -18,13 +19,21 @@ _FIX = {
     errno.ENOSPC: "Free space; then the same command goes on where it stopped.",
     errno.EDQUOT: "Free space or ask for a larger quota; then the same command goes on where it stopped.",
     errno.EROFS: "Mount it for writing, or choose another place; then the same command goes on where it stopped.",
-    errno.EACCES: "Give yourself the right to write there; then the same command goes on where it stopped.",
-    errno.EPERM: "Give yourself the right to write there; then the same command goes on where it stopped.",
+    errno.EACCES: "Give yourself the right to write there, or choose another place; then the same command goes on.",
+    errno.EPERM: "Give yourself the right to write there, or choose another place; then the same command goes on.",
     errno.EEXIST: "A file has the name that a folder should have: choose another place.",
     errno.ENOTDIR: "A file has the name that a folder should have: choose another place.",
+    errno.EISDIR: "A folder has the name that a file should have: choose another name.",
+    errno.ENAMETOOLONG: "Choose a shorter name.",
+    errno.ELOOP: "Its links lead in a circle: choose another place.",
+    errno.EFBIG: "No file may be that large there: choose another place, or raise the limit (ulimit -f).",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n); then the same command goes on where it stopped.",
+    errno.ENFILE: "End programs that hold many files open; then the same command goes on where it stopped.",
+    errno.ESTALE: "The file server has lost it: mount it anew; then the same command goes on where it stopped.",
     errno.EIO: "The disk or the network has a fault: mend it; then the same command goes on where it stopped.",
 }
 _OTHERWISE = "Mend that; then the same command goes on where it stopped."
+_DRAFT = re.compile(r"\.(?P<name>.+?)(\.\d+)?\.part")
 
 
 @contextmanager
@@ -33,20 +42,60 @@ def storing(what: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
         fix = _FIX.get(error.errno or 0, _OTHERWISE)
-        raise StorageError(f"Cannot write {what} in {path}: {reason}.", fix) from error
+        raise StorageError(f"Cannot write {what} in {_named(path)}: {_reason(error)}.", fix) from error
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let a write that fails say of which file it was, or of which folder: the operating system does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def refusal(error: OSError) -> StorageError | None:
     """A refusal of the operating system where none was expected, if it is one that a user can mend."""
+    if error.errno == errno.ENOENT and "temporary directory" in str(error):  # tempfile has tried all that it knows
+        return StorageError("There is no place for temporary files.", "Set TMPDIR to a folder that you may write to.")
     fix = _FIX.get(error.errno or 0)
     if fix is None:
         return None
     if error.errno in (errno.EACCES, errno.EPERM):  # to read, perhaps
         fix = "Give yourself the right to it, or choose another place."
-    where = "" if error.filename is None else f": {error.filename}"
-    return StorageError(f"{error.strerror}{where}.", fix)
+    name = error.filename if error.filename2 is None else error.filename2  # what a file was to be renamed to
+    if not isinstance(name, str | bytes | os.PathLike):
+        return StorageError(f"{_reason(error)}.", fix)
+    return StorageError(f"Cannot use {_named(Path(os.fsdecode(name)))}: {_reason(error)}.", fix)
+
+
+def _named(path: Path) -> Path:
+    """What a draft is to become: nobody has asked for a draft."""
+    draft = _DRAFT.fullmatch(path.name)
+    return path.with_name(draft["name"]) if draft else path
+
+
+def _reason(error: OSError) -> str:
+    """The operating system's words; libraries have their own, with names of functions and flags."""
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
+def no_place(path: Path, error: OSError, kind: str = "directory") -> UsageError:
+    """A place for results that is refused before anything is in it. kind: of what --out names."""
+    fix = f"Choose another --out {kind}."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        fix = f"Free space, or choose another --out {kind}."
+    return UsageError(f"Cannot write to {path}: {_reason(error)}.", fix)
+
+
+def unreadable(path: Path, error: OSError) -> UsageError:
+    """A file that is there, and that the operating system does not let us read."""
+    name = error.filename if isinstance(error.filename, str | os.PathLike) else path
+    fix = "Give yourself the right to read it." if isinstance(error, PermissionError) else "Check the path."
+    return UsageError(f"Cannot read {name}: {_reason(error)}.", fix)
 
 
 def partial(path: Path) -> Path:
@@ -61,14 +110,19 @@ def put_all(contents: Mapping[Path, bytes]) -> None:
     """
     drafts = {path: partial(path) for path in contents}
     with ThreadPoolExecutor(FLUSHES) as pool:
-        list(pool.map(_write, drafts.values(), contents.values()))
-        for path, draft in drafts.items():
-            draft.replace(path)
+        try:
+            list(pool.map(_write, drafts.values(), contents.values()))
+            for path, draft in drafts.items():
+                draft.replace(path)
+        except OSError:
+            for draft in drafts.values():  # on a full disk they take what little there is
+                remove(draft)
+            raise
         list(pool.map(flush, {path.parent for path in contents}))
 
 
 def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -78,7 +132,8 @@ def put_quickly(path: Path, content: bytes) -> None:
     """Replace a file at once for whoever reads it, without waiting for the disk."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        draft.write_bytes(content)
+        with naming(path):
+            draft.write_bytes(content)
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

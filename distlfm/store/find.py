@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 from distlfm.errors import UsageError
+from distlfm.store.files import unreadable
 from distlfm.store.metadata import METADATA
 
 RUN_STORE = "store.zarr"
@@ -32,7 +32,11 @@ def find_store(path: str | Path) -> Path:
 
 def _located(path: Path) -> Path | None:
     for candidate in (path, path / RUN_STORE):
-        with contextlib.suppress(OSError):
+        try:
             if (candidate / METADATA).is_file():
                 return candidate
+        except PermissionError as error:  # there may be one; it is not for us to say that there is none
+            raise unreadable(candidate, error) from None
+        except OSError:  # a name that no file can have
+            continue
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import warnings
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ import zarr
 from pydantic import ValidationError
 
 from distlfm.errors import UsageError, WorkError
+from distlfm.store.files import unreadable
 from distlfm.store.layout import SCHEMA, StoreSpec
 
 METADATA = "zarr.json"
@@ -69,6 +69,8 @@ def read_spec(path: Path) -> StoreSpec:
             attributes={key: value for key, value in attributes.items() if key not in (*_OWN, "Conventions")},
             **layout,
         )
+    except PermissionError as error:
+        raise unreadable(path, error) from None
     except (KeyError, TypeError, ValueError, OSError, ValidationError) as error:
         raise _damaged(path, str(error).splitlines()[0]) from error
 
@@ -79,7 +81,7 @@ def read_attributes(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
     except OSError as error:
-        raise UsageError(f"Cannot read {file}: {os.strerror(error.errno or 0)}.", "Check its permissions.") from None
+        raise unreadable(file, error) from None
     except ValueError:
         raise _damaged(path, f"{METADATA} is not valid JSON") from None
     attributes = content.get("attributes") if isinstance(content, dict) else None

@@ -23,12 +23,12 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from distlfm.errors import StorageError, UsageError, WorkError
+from distlfm.errors import DistlfmError, StorageError, UsageError, WorkError
 from distlfm.instance import Instance
 from distlfm.optional import require
 from distlfm.store.check import checked_arrays, checked_rows, encoded_rows
 from distlfm.store.encode import Encoder, create_array, shard_name
-from distlfm.store.files import flush, flush_tree, partial, put_all, remove, storing
+from distlfm.store.files import flush, flush_tree, partial, put_all, remove, storing, unreadable
 from distlfm.store.find import find_store
 from distlfm.store.layout import STRING, StoreSpec, Variable, mesh_arrays, statics, tally, variables
 from distlfm.store.markers import FOLDER as MARKERS
@@ -64,7 +64,7 @@ class Store:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise UsageError(f"{target} is not empty.", "Choose a new place for the store.")
         draft = target.with_name(f".{target.name}.{os.getpid()}.part")
-        with storing("a new store", target):
+        with storing("a new store", target.parent):
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 group = zarr.create_group(draft, attributes=attributes_of(spec), overwrite=True)
@@ -259,7 +259,9 @@ class Store:
             raise self._unreadable(block, name, error) from error
         return found
 
-    def _unreadable(self, block: int, what: str, error: Exception) -> WorkError:
+    def _unreadable(self, block: int, what: str, error: Exception) -> DistlfmError:
+        if isinstance(error, PermissionError):  # nothing is wrong with it
+            return unreadable(self.path, error)
         return WorkError(
             f"Block {block} of {self.path} is damaged: {what} cannot be read ({error}).",
             f"`distlfm store verify {self.path}` says what is wrong with the store and how to mend it.",

@@ -51,7 +51,7 @@ def played(*acts: Act) -> tuple[list[Played], str]:
     ("failure", "told"),
     [
         (failing, "There is no FEniCS. Install it."),
-        (full, "No space left on device: somewhere/store. Free space; then the same command goes on"),
+        (full, "Cannot use somewhere/store: No space left on device. Free space; then the same command goes on"),
         (broken, "Unexpected KeyError: 'latent_q2'. This is a fault of distlfm; `distlfm -vv demo` shows where."),
     ],
 )

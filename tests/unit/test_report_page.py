@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from factories import make_page, make_result, make_rows
 
+from distlfm.errors import StorageError
 from distlfm.inference.estimates import Direction
 from distlfm.inference.result import FitResult
 from distlfm.inference.tally import MAX_ROWS, NUM_BEST, NUM_SLOWEST, NUM_WORST, Tally
@@ -204,7 +205,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError("disk full")
 
     monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(StorageError, match=r"Cannot write page\.html in .*disk full"):
         write_page(tmp_path / "page.html", "title", [], Provenance())
     assert not list(tmp_path.iterdir())
 
