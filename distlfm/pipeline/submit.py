@@ -15,7 +15,7 @@ from distlfm.cluster.queue import send
 from distlfm.cluster.sbatch import BatchScript, Resources, ends_awaited
 from distlfm.cluster.slurm import COMPLETE
 from distlfm.config import Config, dump
-from distlfm.errors import UsageError
+from distlfm.errors import StorageError, UsageError, WorkError
 from distlfm.pipeline.submit_check import Setting, checked
 from distlfm.pipeline.submit_jobs import JobNote, add_note, jobs_folder, new_name, notes_of, refuse_busy
 from distlfm.store.files import put_all, remove, storing
@@ -111,7 +111,11 @@ def submit(job: Job) -> JobNote:
         script=str(script),
         log=str(job.script.log(number)),
     )
-    add_note(folder, note)
+    try:
+        add_note(folder, note)
+    except StorageError as error:
+        fix = f"Stop it (scancel {number}), mend that, and submit again."
+        raise WorkError(f"{error.cause} Job {number} is queued, and no other command knows of it.", fix) from error
     return note
 
 

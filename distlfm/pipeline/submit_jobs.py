@@ -66,8 +66,10 @@ def new_name(folder: Path, verb: str) -> str:
 
 def add_note(folder: Path, note: JobNote) -> None:
     """Add a job to the list."""
-    with storing("the list of jobs", folder), (folder / LIST).open("a", encoding="utf-8") as file:
-        file.write(note.model_dump_json() + "\n")
+    with storing("the list of jobs", folder), (folder / LIST).open("a+", encoding="utf-8") as file:
+        file.seek(0)
+        before = "" if file.read()[-1:] in ("", "\n") else "\n"  # a full disk may have cut the last one short
+        file.write(f"{before}{note.model_dump_json()}\n")
 
 
 def notes_of(run: Path) -> list[JobNote]:

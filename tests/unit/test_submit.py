@@ -16,6 +16,7 @@ from slurm_stand_ins import DATA, HOUR, OUT, called, command, users_folder
 
 from distlfm.cli import main
 from distlfm.pipeline.generate import generate
+from distlfm.pipeline.submit_jobs import notes_of
 from distlfm.store.lock import driver_lock
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -290,6 +291,27 @@ def test_a_job_gets_the_config_that_was_checked_and_the_user_how_to_follow_it(
     assert kept["run"]["dir"] == str(folder / "runs" / "genes")
     assert kept["data"]["path"] == str(folder / "genes.csv")
     assert f"ray_cluster fit {jobs}/fit-1.yaml" in (jobs / "fit-1.sbatch").read_text()
+
+
+def test_a_job_that_cannot_be_noted_is_named_with_how_to_stop_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(folder, "sbatch", "17\n")
+    (folder / "genes.jobs" / "jobs.jsonl").mkdir(parents=True)
+    assert main(["submit", "fit", "fit.yaml", *DATA, "--out", "genes", *HOUR]) == 1
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.endswith(
+        "Job 17 is queued, and no other command knows of it. Stop it (scancel 17), mend that, and submit again."
+    )
+
+
+def test_a_note_after_one_that_was_cut_short_is_a_line_of_its_own(folder: Path) -> None:
+    command(folder, "sbatch", "17\n")
+    command(folder, "squeue", "17|PENDING|0:00|None|\n")
+    (folder / "genes.jobs").mkdir()
+    (folder / "genes.jobs" / "jobs.jsonl").write_text('{"job": "16", "verb": "f')
+    assert main(["submit", "fit", "fit.yaml", *DATA, "--out", "genes", *HOUR]) == 0
+    assert [note.job for note in notes_of(folder / "genes")] == ["17"]
 
 
 def test_sbatch_sees_what_the_site_file_sets_and_nothing_of_a_surrounding_job(
