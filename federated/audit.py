@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from distlfm.errors import UsageError
-from distlfm.store.files import storing
+from distlfm.store.files import storing, unreadable
 
 START = "0" * 64
 Fact = str | int | float | bool | None | Sequence[str]
@@ -94,6 +94,8 @@ def verify(path: Path, head: str | None = None) -> AuditReport:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
+        if isinstance(error, PermissionError):
+            raise unreadable(path, error) from None
         raise UsageError(f"Cannot read the audit log {path}: {error.strerror}.", "Give the path of one.") from None
     entries: list[dict[str, Any]] = []
     flaws: list[str] = []

@@ -19,6 +19,7 @@ from flwr.superlink.auth_plugin import ControlAuthnPlugin
 
 from distlfm.errors import UsageError
 from distlfm.federated.homes import check_secret
+from distlfm.store.files import unreadable
 
 TOKEN_BYTES = 32
 
@@ -42,12 +43,26 @@ def read_token(path: Path) -> str:
 
 
 def read_digests(path: Path) -> dict[str, str]:
-    """Digests by holder; empty if the file is broken, so that nobody gets in."""
+    """Digests by holder; none if there is no file yet."""
+    if not path.exists():
+        return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is damaged: it is no list of tokens.", "Put a saved copy of it back.")
+    return {str(name): str(digest) for name, digest in content.items()}
+
+
+def digests_now(path: Path) -> dict[str, str]:
+    """The same for a link that runs: empty if the file is broken, so that nobody gets in."""
+    try:
+        return read_digests(path)
+    except (OSError, UsageError):
         return {}
-    return {str(name): str(digest) for name, digest in content.items()} if isinstance(content, dict) else {}
 
 
 class TokenPlugin(ControlAuthnPlugin):

@@ -5,8 +5,12 @@ Folders are readable by their owner alone (0700), and so is every secret in them
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +18,7 @@ from pydantic import Field, field_validator
 
 from distlfm.config import Config, dump, load
 from distlfm.errors import UsageError
+from distlfm.store.files import naming, unreadable
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 """Names of sites and runs: they become names of files, and stand in logs."""
@@ -226,21 +231,60 @@ def write_secret(path: Path, content: bytes) -> None:
         raise UsageError(
             f"{path} is there already, and keys are not replaced.", "Choose another folder, or move the old one away."
         ) from None
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with naming(path), os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:  # a part of a key is none, and would never be replaced
+        path.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def whole_or_not(path: Path) -> Iterator[None]:
+    """Take back what was made in a folder if its making is broken off, so that it can be tried again."""
+    before = set(path.iterdir()) if path.is_dir() else set()
+    is_new = not path.exists()
+    try:
+        with naming(path):
+            yield
+    except BaseException:
+        made = [path] if is_new else set(path.iterdir()) - before if path.is_dir() else []
+        for one in made:
+            with suppress(OSError):  # what cannot be taken back is told of at the next try
+                shutil.rmtree(one) if one.is_dir() else one.unlink()
+        raise
 
 
 def check_secret(path: Path) -> Path:
     """A secret that is there and that nobody else can read, or a refusal."""
     try:
         mode = path.stat().st_mode
-    except OSError:
+    except FileNotFoundError:
         raise UsageError(f"There is no {path}.", "Make it with: distlfm federated provision") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
     if mode & 0o077:
         raise UsageError(f"{path} can be read by others.", f"Close it: chmod 600 {path}")
+    check_readable(path)
     return path
+
+
+def check_readable(*paths: Path) -> None:
+    """Refuse files that may not be read: a process that needs them would end, and be started, again and again."""
+    for path in paths:
+        if path.exists() and not os.access(path, os.R_OK):
+            raise unreadable(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)))
+
+
+def check_log(path: Path) -> None:
+    """Refuse to begin what could not be logged."""
+    check_readable(path)
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(
+            f"Cannot write {path}: {os.strerror(errno.EACCES)}.", "Give yourself the right to write there."
+        )
 
 
 def write_config(path: Path, config: Config) -> None:

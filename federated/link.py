@@ -14,6 +14,8 @@ from distlfm.federated.homes import (
     Home,
     LinkConfig,
     LinkHome,
+    check_log,
+    check_readable,
     check_secret,
     make_folder,
     refuse_unless_loopback,
@@ -41,6 +43,8 @@ def serve_link(
         reporter.warn(PLAIN_TEXT)
     for secret in (home.secret, home.tokens, *(() if insecure else (home.key,))):
         check_secret(secret)
+    check_readable(home.ca, home.certificate, home.roster)
+    check_log(home.audit)
     with only_one(home), stop or Stop() as asked:
         if is_listening(config.bind, config.port):
             raise UsageError(

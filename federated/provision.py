@@ -32,6 +32,7 @@ from distlfm.federated.homes import (
     SiteHome,
     check_name,
     make_folder,
+    whole_or_not,
     write_config,
     write_secret,
 )
@@ -45,7 +46,7 @@ from distlfm.federated.policy import load_policy
 from distlfm.federated.roster import Entry, read_roster, write_roster
 from distlfm.federated.secagg.keys import is_signed, load_signing_key, public_hex, sign
 from distlfm.federated.templates import policy_text, site_text
-from distlfm.store.files import put_all
+from distlfm.store.files import put_all, unreadable
 from distlfm.version import __version__
 
 SECRET_BYTES = 32
@@ -99,14 +100,19 @@ def make_link(path: Path, config: LinkConfig, hosts: Sequence[str] = ()) -> list
     home = LinkHome(path)
     if home.config_file.exists():
         raise UsageError(f"{path} is a coordinator's folder already.", "Choose another one.")
-    for folder in (path, home.state, home.flower, home.kits, home.runs):
+    with whole_or_not(path):
+        return _fill_link(home, config, hosts)
+
+
+def _fill_link(home: LinkHome, config: LinkConfig, hosts: Sequence[str]) -> list[Path]:
+    for folder in (home.path, home.state, home.flower, home.kits, home.runs):
         make_folder(folder)
     bound = () if config.bind in EVERYWHERE else (config.bind,)
     make_certificates(home, config.federation, list(dict.fromkeys((config.host, *hosts, *bound, *_ALWAYS))))
     write_secret(home.secret, secrets.token_bytes(SECRET_BYTES))
     write_config(home.config_file, config)
-    add_token(path, "admin")
-    for name in names:
+    add_token(home.path, "admin")
+    for name in config.sites:
         kit = Kit(
             federation=config.federation,
             site=name,
@@ -116,8 +122,8 @@ def make_link(path: Path, config: LinkConfig, hosts: Sequence[str] = ()) -> list
             ca=home.ca.read_text(encoding="ascii"),
         )
         _write(home.kits / f"{name}.kit.json", kit)
-    AuditLog(home.audit).append("provisioned", "", federation=config.federation, sites=names)
-    return [home.kits / f"{name}.kit.json" for name in names]
+    AuditLog(home.audit).append("provisioned", "", federation=config.federation, sites=list(config.sites))
+    return [home.kits / f"{name}.kit.json" for name in config.sites]
 
 
 def make_site(kit_file: Path, path: Path, operator: Path | None = None) -> Path:
@@ -134,6 +140,23 @@ def make_site(kit_file: Path, path: Path, operator: Path | None = None) -> Path:
     home = SiteHome(path)
     if home.config_file.exists():
         raise UsageError(f"{path} is a site's folder already.", "Choose another one.")
+    checkpoint = None if operator is None else _checked(operator)
+    with whole_or_not(path):
+        return _fill_site(home, kit, checkpoint)
+
+
+def _checked(operator: Path) -> Path:
+    """The checkpoint that a path means, if this version can read it."""
+    from distlfm.lfo import load_checkpoint  # whoever makes a link needs no torch
+    from distlfm.pipeline.query_ask import find_checkpoint
+
+    found = find_checkpoint(operator)
+    load_checkpoint(found)
+    return found
+
+
+def _fill_site(home: SiteHome, kit: Kit, operator: Path | None) -> Path:
+    path = home.path
     for folder in (path, home.state, home.flower):
         make_folder(folder)
     signing, node = make_signing_key(home), make_node_key(home)
@@ -198,10 +221,14 @@ def add_token(path: Path, holder: str) -> Path:
     """Make an admin token for somebody, in a file to be handed over. The link keeps its digest alone."""
     home = LinkHome(path)
     file = path / f"{check_name(holder)}.token"
-    token = make_token()
+    token, others = make_token(), read_digests(home.tokens)
     write_secret(file, token.encode())
-    _write_digests(home, read_digests(home.tokens) | {holder: token_digest(token)})
-    AuditLog(home.audit).append("token made", "", holder=holder)
+    try:
+        AuditLog(home.audit).append("token made", "", holder=holder)
+        _write_digests(home, others | {holder: token_digest(token)})
+    except BaseException:  # it opens nothing
+        file.unlink(missing_ok=True)
+        raise
     return file
 
 
@@ -211,8 +238,8 @@ def drop_token(path: Path, holder: str) -> None:
     digests = read_digests(home.tokens)
     if holder not in digests:
         raise UsageError(f"There is no token of {holder!r}.", f"There are: {', '.join(digests) or 'none'}.")
-    _write_digests(home, {name: digest for name, digest in digests.items() if name != holder})
     AuditLog(home.audit).append("token dropped", "", holder=holder)
+    _write_digests(home, {name: digest for name, digest in digests.items() if name != holder})
 
 
 def pin(path: Path, peers_file: Path, *, sites: Sequence[str] = (), replace: bool = False) -> dict[str, str]:
@@ -271,13 +298,14 @@ def _check_expected(file: Path, found: set[str], expected: set[str]) -> None:
 
 def make_local(path: Path, config: LinkConfig, operator: Path | None = None) -> tuple[LinkHome, dict[str, SiteHome]]:
     """A whole federation on this machine, for trials: `link` and `sites/NAME`, enrolled and pinned."""
-    kits = make_link(path / "link", config)
-    homes = {name: SiteHome(path / "sites" / name) for name in config.sites}
-    made = [make_site(kit, home.path, operator) for kit, home in zip(kits, homes.values(), strict=True)]
-    enrol(path / "link", made)
-    for home in homes.values():
-        pin(home.path, LinkHome(path / "link").peers, sites=config.sites)
-    return LinkHome(path / "link"), homes
+    with whole_or_not(path):
+        kits = make_link(path / "link", config)
+        homes = {name: SiteHome(path / "sites" / name) for name in config.sites}
+        made = [make_site(kit, home.path, operator) for kit, home in zip(kits, homes.values(), strict=True)]
+        enrol(path / "link", made)
+        for home in homes.values():
+            pin(home.path, LinkHome(path / "link").peers, sites=config.sites)
+        return LinkHome(path / "link"), homes
 
 
 def peers_fingerprint(peers: Mapping[str, str]) -> str:
@@ -310,7 +338,9 @@ def _write(path: Path, content: Config) -> None:
 def _read(model: type[Model], path: Path) -> Model:
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except ValueError as error:
         raise UsageError(f"Cannot read {path}: {error}.", "Give the file that the other side sent.") from None
     if not isinstance(content, dict):
         raise UsageError(f"{path} is no file of a federation.", "Give the file that the other side sent.")

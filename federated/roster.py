@@ -15,7 +15,7 @@ from distlfm.config import Config, build
 from distlfm.errors import UsageError
 from distlfm.federated.homes import check_name
 from distlfm.federated.identity import check_node_public, check_signing_public
-from distlfm.store.files import put_all
+from distlfm.store.files import put_all, unreadable
 
 FOLLOW_SECONDS = 1.0
 
@@ -61,7 +61,9 @@ def read_roster(path: Path) -> Roster:
         return Roster()
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except ValueError as error:
         raise UsageError(f"Cannot read {path}: {error}.", "Put a saved copy of it back.") from None
     return build(Roster, content, source=str(path))
 

@@ -9,11 +9,19 @@ from pathlib import Path
 
 from distlfm.config import load
 from distlfm.errors import UsageError, WorkError
-from distlfm.federated.homes import NodeConfig, SiteHome, check_secret, refuse_unless_loopback
+from distlfm.federated.homes import (
+    NodeConfig,
+    SiteHome,
+    check_log,
+    check_readable,
+    check_secret,
+    refuse_unless_loopback,
+)
 from distlfm.federated.link import PLAIN_TEXT, only_one
 from distlfm.federated.policy import load_policy
 from distlfm.federated.processes import Program, Supervisor, environment
 from distlfm.federated.settings import SiteConfig
+from distlfm.lfo import load_checkpoint
 from distlfm.optional import require
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.signals import Stop
@@ -40,6 +48,8 @@ def serve_site(
         reporter.warn(PLAIN_TEXT)
     for secret in (home.secret, home.node_key, home.signing_key):
         check_secret(secret)
+    check_readable(home.ca)
+    check_log(home.audit)
     with only_one(home), stop or Stop() as asked:
         if not insecure:
             check_link(config, home.ca, reporter)
@@ -52,6 +62,8 @@ def _check_work(folder: Path, reporter: Reporter) -> None:
     config = load(SiteConfig, folder / "site.yaml")
     if not (folder / "model" / "base.pt").exists():
         raise UsageError(f"There is no {folder / 'model' / 'base.pt'}.", "Copy the federation's first operator there.")
+    check_readable(folder / "model" / "base.pt")
+    load_checkpoint(folder / "model" / "base.pt")
     if config.fit is not None and not (folder / "fits").exists():
         reporter.warn(f"patients are not fitted, which most programmes need: distlfm federated prepare {folder}")
 

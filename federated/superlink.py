@@ -28,7 +28,7 @@ from flwr.superlink.main import create_app
 
 from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog
-from distlfm.federated.authn import TokenPlugin, read_digests
+from distlfm.federated.authn import TokenPlugin, digests_now
 from distlfm.federated.events import ControlEvents
 from distlfm.federated.gate import ALLOWED, Gate
 from distlfm.federated.homes import EVERYWHERE, LinkHome, check_secret
@@ -81,7 +81,7 @@ def main(folder: str, *flags: str) -> None:
     home, insecure = LinkHome(Path(folder)), "--insecure" in flags
     audit = AuditLog(home.audit)
     refusals = Refusals(audit)
-    plugin = TokenPlugin(lambda: read_digests(home.tokens), lambda: refusals("control", "no admin token"))
+    plugin = TokenPlugin(lambda: digests_now(home.tokens), lambda: refusals("control", "no admin token"))
     config = flower_config(home, plugin, ControlEvents(audit), insecure=insecure)
     app = create_app(config, SuperLinkLifespan)
     state = app.state.linkstate_factory.state()

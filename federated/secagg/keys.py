@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from distlfm.errors import UsageError
 from distlfm.federated.secagg.ring import Words
 from distlfm.federated.secagg.rules import PROTOCOL
+from distlfm.store.files import unreadable
 
 KEY_BYTES = 32
 
@@ -30,6 +31,8 @@ def load_signing_key(path: Path) -> Ed25519PrivateKey:
     """The site's identity: an Ed25519 key in PEM (PKCS8) that only its owner may read."""
     try:
         mode, content = path.stat().st_mode, path.read_bytes()
+    except PermissionError as error:
+        raise unreadable(path, error) from None
     except OSError as error:
         raise UsageError(
             f"Cannot read the signing key {path}: {error.strerror}.", "Provision the site, or name the key's file."

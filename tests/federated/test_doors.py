@@ -16,7 +16,7 @@ from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResultS
 from distlfm.errors import UsageError
 from distlfm.federated import refusals
 from distlfm.federated.audit import AuditLog, verify
-from distlfm.federated.authn import TokenPlugin, make_token, read_digests, token_digest
+from distlfm.federated.authn import TokenPlugin, digests_now, make_token, token_digest
 from distlfm.federated.control import Connection, Control
 from distlfm.federated.homes import Home, check_name, refuse_unless_loopback
 from distlfm.federated.processes import environment
@@ -55,7 +55,7 @@ def test_the_link_gives_no_tokens_away() -> None:
 @pytest.mark.parametrize("content", ["", "[1]", "{", "null"])
 def test_a_broken_file_of_tokens_lets_nobody_in(content: str, tmp_path: Path) -> None:
     (tmp_path / "tokens.json").write_text(content)
-    assert read_digests(tmp_path / "tokens.json") == {}
+    assert digests_now(tmp_path / "tokens.json") == {}
 
 
 def test_refusals_cannot_fill_the_disk_and_none_is_uncounted(tmp_path: Path) -> None:

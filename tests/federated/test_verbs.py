@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from distlfm.cli import main
 from distlfm.federated.homes import LinkHome, SiteHome
 from distlfm.federated.identity import fingerprint
 from distlfm.federated.policy import load_policy
+from distlfm.lfo import save_checkpoint
 
 SITES = ("north", "south", "west")
 
@@ -22,8 +25,7 @@ def call(*arguments: object) -> int:
 
 @pytest.fixture
 def local(tmp_path: Path) -> Path:
-    operator = tmp_path / "operator.pt"
-    operator.write_bytes(b"weights")
+    operator = save_checkpoint(tmp_path / "operator.pt", {})
     assert call("provision", "local", tmp_path / "all", "--sites", ",".join(SITES), "--operator", operator) == 0
     return tmp_path / "all"
 
@@ -54,7 +56,32 @@ def test_the_steps_of_setting_up_lead_to_sites_that_know_each_other(
 
 
 def test_an_operator_is_copied_to_every_site(local: Path) -> None:
-    assert {(local / "sites" / name / "model" / "base.pt").read_bytes() for name in SITES} == {b"weights"}
+    given = (local.parent / "operator.pt").read_bytes()
+    assert {(local / "sites" / name / "model" / "base.pt").read_bytes() for name in SITES} == {given}
+
+
+def test_tokens_that_cannot_be_read_are_not_forgotten(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A new one would be the only one then, and nobody else could start a run any more."""
+    tokens = LinkHome(local / "link").tokens
+    tokens.write_text("[")
+    for more in ([], ["--drop"]):
+        assert call("provision", "token", local / "link", "anna", *more) == 2
+        assert "tokens.json is damaged" in capsys.readouterr().err
+    assert tokens.read_text() == "["
+    assert not (local / "link" / "anna.token").exists()
+
+
+def test_a_token_that_cannot_be_noted_is_not_left_behind(
+    local: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "tokens.json")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("distlfm.federated.provision.put_all", full)
+        assert call("provision", "token", local / "link", "anna") == 1
+    assert "Free space; then the same command goes on" in capsys.readouterr().err
+    assert call("provision", "token", local / "link", "anna") == 0
 
 
 def test_audit_shows_a_log_and_finds_a_changed_line(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
