@@ -78,14 +78,13 @@ MISSING: dict[str, str] = {
     "federated simulate none.yaml": NO_CONFIG,
     "federated audit none": "Cannot read the audit log none: No such file or directory. Give the path of one.",
     "federated provision site none.kit here": "Give the file that the other side sent.",
+    "federated provision local here --operator none.pt": NO_CHECKPOINT,
     "federated provision enrol none keys": f"none {NO_LINK}",
     "federated provision pin none keys": "Give the file that the other side sent.",
     "federated provision revoke none north": f"none {NO_LINK}",
     "federated provision token none anna": f"none {NO_LINK}",
 }
-NOTHING_TO_MISS = {"doctor", "simulate", "demo", "data ls", "config schema"} | {
-    f"federated provision {verb}" for verb in ("link", "local")
-}
+NOTHING_TO_MISS = {"doctor", "simulate", "demo", "data ls", "config schema", "federated provision link"}
 """Verbs that are given no file."""
 
 EMPTY: dict[str, str] = {
@@ -129,16 +128,21 @@ AGED: dict[str, str] = {
     "serve old.pt --port 0": OLD,
     "operator show old.pt": OLD,
     "operator export old.pt --out x": OLD,
+    "train train.yaml --data other --start old.pt --out t": OLD,
+    "federated provision local f --operator old.pt": OLD,
     "status old.zarr": OLD_STORE,
     "resume old.zarr": OLD_STORE,
     "store verify old.zarr": OLD_STORE,
     "store export old.zarr --out x.npz --format npz": OLD_STORE,
     "train train.yaml --data old.zarr --out t": OLD_STORE,
+    "tune tune.yaml --data old.zarr --out t": OLD_STORE,
+    "fit fit.yaml --data old.zarr --out f": OLD_STORE,
+    "store merge old.zarr old.zarr --out m.zarr": OLD_STORE,
 }
 A_FILE_IN_THE_WAY: dict[str, str] = {
     "fit fit.yaml --data good.csv --out good.csv": f"Cannot write to good.csv: File exists. {DENIED}",
     "generate generate.yaml --out good.csv": "good.csv is not empty. Choose a new place for the store.",
-    "simulate transcription --out good.csv/toy.npz": "Cannot write good.csv/toy.npz: ",
+    "simulate transcription --out good.csv/toy.npz": "Cannot write to good.csv/toy.npz: ",
     "demo --out good.csv": f"Cannot write to good.csv: File exists. {DENIED}",
     "federated provision local good.csv": "Cannot make the folder good.csv/link: Not a directory. Choose",
 }

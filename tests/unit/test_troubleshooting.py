@@ -47,6 +47,40 @@ def test_a_sentence_that_is_quoted_is_one_that_the_program_says(sentence: str) -
     assert is_said(sentence, said())
 
 
+@pytest.mark.parametrize(
+    ("symptom", "line"),
+    {
+        "missing file": "“There is no such file or folder.”",
+        "missing config": "“There is no config file …”",
+        "missing checkpoint": "“There is no checkpoint …”",
+        "missing store": "“There is no store …”",
+        "empty folder": "“The folder has no file that can be read …”",
+        "wrong column": "“There is no column …”",
+        "wrong unit, one of many": "“Values of … are … than the other instances'.”",
+        "wrong unit, all": "“… fits describe their data worse than a constant does …”",
+        "wrong unit, asked of an operator": "“… is unlike the data that the operator was trained on …”",
+        "no right to read": "“Give yourself the right to read it.”",
+        "no right to write": "“Give yourself the right to write there, …”",
+        "full disk": "no space left on device",
+        "read-only disk": "read-only file system",
+        "file for a folder": "“A file has the name that a folder should have: …”",
+        "folder for a file": "“A folder has the name that a file should have: …”",
+        "name too long": "file name too long",
+        "no temporary files": "“There is no place for temporary files.”",
+        "old checkpoint": "“… has version … of the checkpoint's form, and this distlfm reads …”",
+        "old store": "“… has the schema …, and this version of distlfm reads …”",
+        "missing extra": "“… is not installed.”",
+        "no FEniCS": "“The helper group of … ranks did not start: …”",
+        "no Slurm": "“There is no Slurm here: sbatch is not on the PATH.”",
+        "port in use": "“Port … of … is taken.”, “Port … of … is in use.”",
+    }.items(),
+)
+def test_every_first_error_has_its_line(symptom: str, line: str) -> None:
+    del symptom
+    text = (PROJECT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    assert [row for row in text.splitlines() if row.startswith("|") and line in row]
+
+
 def test_a_sentence_that_nobody_says_is_noticed() -> None:
     assert not is_said("The … is tired of …", said())
     assert is_said("Port … of … is taken.", ["Port … of … is taken."])
