@@ -27,7 +27,7 @@ from distlfm.serve.guard import Guard
 from distlfm.serve.session import File, Session
 from distlfm.serve.sizes import MEGABYTE, too_large
 from distlfm.serve.sources import Unknown, safe_name
-from distlfm.store.files import storing
+from distlfm.store.files import refusal, storing
 
 PAGE = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -181,4 +181,5 @@ def _unexpected(request: Request, error: Exception) -> Response:
     del request
     _LOG.debug("a request failed", exc_info=error)
     text = f"Unexpected {type(error).__name__}: {error}. This is a fault of distlfm; -vv shows where."
-    return JSONResponse({"error": text}, 500)
+    told = refusal(error) if isinstance(error, OSError) else None
+    return JSONResponse({"error": text if told is None else str(told)}, 500)

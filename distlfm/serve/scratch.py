@@ -31,7 +31,11 @@ def scratch_folder() -> Iterator[Path]:
 
 def sweep(parent: Path) -> None:
     """Remove folders of our own whose process is no more."""
-    for folder in parent.iterdir():
+    try:
+        found = list(parent.iterdir())
+    except OSError:  # one may write there, and not look
+        return
+    for folder in found:
         match = _NAME.fullmatch(folder.name)
         with suppress(OSError):  # somebody else removes it
             mine = match is not None and not folder.is_symlink() and folder.stat().st_uid == os.getuid()

@@ -25,6 +25,7 @@ from distlfm.errors import DataError, UsageError
 from distlfm.serve.guard import HEADERS, Guard
 from distlfm.serve.scratch import PREFIX, scratch_folder, sweep
 from distlfm.serve.server import open_port, page_address
+from distlfm.serve.session import Session
 from distlfm.serve.settings import ServeConfig, check_exposure
 from distlfm.serve.sizes import refuse_oversized
 from distlfm.serve.token import open_token
@@ -307,3 +308,23 @@ def test_what_a_killed_session_left_is_removed_and_a_living_ones_stays(tmp_path:
         folder.mkdir()
     sweep(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([alive, other])
+
+
+def test_a_place_for_temporary_files_that_may_not_be_listed_is_good_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", closed)
+    sweep(tmp_path)
+
+
+def test_a_disk_that_is_full_is_no_fault_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Session) -> None:
+        raise OSError(28, "No space left on device", "session")
+
+    with served(tmp_path / "session") as client:
+        monkeypatch.setattr(Session, "about", full)
+        told = client.get("/api/about").json()["error"]
+    assert told.startswith("Cannot use session: No space left on device. Free space")
