@@ -1,7 +1,7 @@
 """The first mistakes of somebody new, with every verb: one short sentence with the fix, the right exit code.
 
-Told elsewhere: a port in use (test_serve_guard), no Slurm (test_submit), unknown keys and verbs (test_cli), data that
-are damaged (test_data_bad_input, test_data_damage), and the disk that fills while a fleet runs (tests/faults).
+Told elsewhere: what the operating system refuses (test_first_refusals), a port in use (test_serve_guard), no Slurm
+(test_submit), unknown keys and verbs (test_cli), and data that are damaged (test_data_bad_input, test_data_damage).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 import json
 import os
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,14 @@ from distlfm.cli import main
 from distlfm.cli.fit import tell
 from distlfm.inference.tally import Tally
 from distlfm.lfo.schema import SCHEMA
+from distlfm.optional import install_line
 from distlfm.pipeline.fit import FitRun
 from distlfm.pipeline.settings import FitConfig
 from distlfm.runtime.reporting import reporter_for
 from distlfm.store import Store
 
+PROJECT = Path(__file__).resolve().parents[2]
+EXTRAS = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 NO_CONFIG = "There is no config file none.yaml. Shipped ones are in configs/; give the path of one."
 NO_STORE = "There is no store none. Give the path of a run, or of a store."
 EMPTY_STORE = "empty is no store: it has no zarr.json, and no store.zarr. Give the path of a run, or of a store."
@@ -114,6 +118,9 @@ EMPTY: dict[str, str] = {
 WRONG: dict[str, str] = {
     f"fit fit.yaml --data good.csv {' '.join(HOURS)}": NO_COLUMN,
     "data check good.csv time=hours values=[value]": NO_COLUMN,
+    f"query {{operator}} good.csv {' '.join(HOURS)}": NO_COLUMN,
+    f"serve {{operator}} --port 0 --data good.csv {' '.join(HOURS)}": NO_COLUMN,
+    f"submit fit fit.yaml --data good.csv --time 10 --out f {' '.join(HOURS)}": NO_COLUMN,
     "fit train.yaml --data good.csv": "'verb' should be 'fit', not 'train'. Give a config whose verb is fit.",
     "train fit.yaml --out t": "fit.yaml: 'verb' should be 'train', not 'fit'. Give a config whose verb is train.",
     "federated simulate fit.yaml --out s": "'verb' should be 'federated', not 'fit'. Give a config whose verb",
@@ -210,7 +217,7 @@ def test_a_folder_or_file_with_nothing_in_it(call: str, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("call", WRONG)
 def test_a_file_or_column_of_another_kind(call: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert WRONG[call] in told(call, 2, capsys)
+    assert WRONG[call] in told(call.format(operator=genes()[0]), 2, capsys)
 
 
 @pytest.mark.parametrize("call", AGED)
@@ -234,7 +241,7 @@ def test_debug_shows_where_it_was(call: str, capsys: pytest.CaptureFixture[str])
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
-# ---- what the operating system refuses, also to root -----------------------------------------------------------------
+# ---- a disk that is full, also where nobody can mount one ------------------------------------------------------------
 
 
 @pytest.fixture
@@ -254,22 +261,6 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> Any:
     return refuse
 
 
-UNREADABLE: dict[str, tuple[str, str]] = {
-    "fit fit.yaml": ("fit.yaml", "Cannot read the config file fit.yaml: Permission denied. Check the path and its"),
-    "fit fit.yaml --data good.csv": ("good.csv", "Permission denied"),
-    "data check good.csv": ("good.csv", "Permission denied"),
-    "query old.pt good.csv": ("old.pt", "Cannot read old.pt: permission denied. Give yourself the right to read it."),
-    "serve old.pt --port 0": ("old.pt", "Cannot read old.pt: permission denied. Give yourself the right to read it."),
-}
-
-
-@pytest.mark.parametrize("call", UNREADABLE)
-def test_a_file_that_may_not_be_read(call: str, refusing: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    name, sentence = UNREADABLE[call]
-    refusing(name, errno.EACCES, writing=False)
-    assert sentence in told(call, 2, capsys)
-
-
 @pytest.mark.parametrize(
     ("call", "code"),
     [
@@ -286,22 +277,44 @@ def test_a_disk_that_is_full(call: str, code: int, refusing: Any, capsys: pytest
 # ---- parts that are not installed ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("module", "call", "extra"),
-    [
-        ("ray", "fit fit.yaml --data good.csv --out absent --executor ray", "ray"),
-        ("flwr", "federated status empty", "federated"),
-        ("flwr", "federated simulate fit.yaml --out s", "federated"),
-        ("uvicorn", "serve old.pt --port 0", "serve"),
-    ],
-)
+ABSENT = [
+    ("ray", "fit fit.yaml --data good.csv --out absent --executor ray", "ray"),
+    ("flwr", "federated status empty", "federated"),
+    ("flwr", "federated simulate fit.yaml --out s", "federated"),
+    ("cryptography", "federated status empty", "federated"),
+    ("uvicorn", "serve old.pt --port 0", "serve"),
+    ("starlette", "serve old.pt --port 0", "serve"),
+    ("h5py", "store export {store} --format well --out x.h5", "export"),
+    ("optuna", "tune tune.yaml --data {store} --out u", "ray"),
+    ("tensorboardX", "train train.yaml --data {store} --out absent run.tensorboard=true", "train"),
+]
+"""A module, a verb that needs it, and the extra that brings it."""
+
+
+@pytest.mark.parametrize(("module", "call", "extra"), ABSENT)
 def test_a_part_that_is_not_installed(
     module: str, call: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
+    call = call.format(store=genes()[1])
     assert told(call, 1, capsys).endswith(f'{module} is not installed. Install it with: pip install "distlfm[{extra}]"')
+
+
+def test_every_extra_is_tried_when_it_is_missing() -> None:
+    (everything,) = EXTRAS["full"]
+    extras = everything.removeprefix("distlfm[").removesuffix("]").split(",")
+    assert {extra for _, _, extra in ABSENT} | {"fem"} == set(extras)
+
+
+def test_without_fenics_an_equation_in_space_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dolfin.py").write_text("raise ModuleNotFoundError('No module named dolfin', name='dolfin')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{PROJECT}")
+    line = told("simulate reaction_diffusion --out field.npz", 1, capsys)
+    assert line == f"distlfm: dolfin is not installed. Install it with: {install_line('fem')}"
 
 
 # ---- values in another unit ------------------------------------------------------------------------------------------
