@@ -139,6 +139,5 @@ def test_wrong_elements_and_priors_are_refused_with_the_way_out() -> None:
 
 @pytest.mark.parametrize("where", [{"priors": {"deacy": {"kind": "normal"}}}, {"fixed": {"deacy": {"a": 1.0}}}])
 def test_a_parameter_that_the_mechanism_lacks_is_refused_with_the_one_meant(where: dict[str, object]) -> None:
-    mechanism = build_mechanism({"kind": "transcription", "outputs": ("a",), **where})
     with pytest.raises(UsageError, match=r"transcription has no parameter 'deacy'\. Did you mean 'decay'\?"):
-        mechanism.settled()
+        build_mechanism({"kind": "transcription", "outputs": ("a",), **where})
