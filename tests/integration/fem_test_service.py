@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distlfm.errors import UsageError
-from distlfm.solvers.fem.partitioned import VERBS as PARTITIONED
+from distlfm.solvers.fem.partitioned_service import VERBS as PARTITIONED
 
 Answer = tuple[Mapping[str, Any], Mapping[str, Any]]
 

@@ -5,33 +5,23 @@ Those rows of the left-hand matrix are rows of the identity, and the columns are
 symmetric matrix stays one. The matrix is factored once for a value of coefficients and step; all right-hand sides are
 solved at once.
 
-Arrays hold the rank's own nodes, in the order of `owned`, which `petsc_open` tells: `J_r` of them. `S` right-hand
+Arrays hold the rank's own nodes, `J_r` of them. `S` right-hand
 sides, `K` leading times with a force, `O_r` observations that see these nodes, `N` steps.
 """
 
 from __future__ import annotations
 
-import gc
-from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_array
 
-from distlfm.errors import UsageError, WorkError
-from distlfm.solvers.fem.bases import Bases, at_coefficients, reduce_operators
+from distlfm.errors import WorkError
+from distlfm.solvers.fem.bases import Bases, at_coefficients
 from distlfm.solvers.fem.linear_solvers import LinearSolver, make_solver
 from distlfm.solvers.fem.spec import FloatArray
-
-KEPT_STEPPERS = 2
-"""Factors are large: only so many of the latest are kept."""
-NAME = "petsc"
-
-Session = dict[str, Any]
-Header = Mapping[str, Any]
-Arrays = Mapping[str, Any]
 
 
 class Stepper:
@@ -87,25 +77,6 @@ class Run:
         self.observe_seen = csr_array(self.observe[:, self.seen])
 
 
-@dataclass
-class Problem:
-    """What the ranks hold of one problem."""
-
-    bases: Bases
-    steppers: OrderedDict[tuple[Any, ...], Stepper] = field(default_factory=OrderedDict)
-    runs: dict[int, Run] = field(default_factory=dict)
-    num_runs: int = 0
-
-    def stepper(self, theta: Mapping[str, float], dt: float, kind: str, tolerance: float) -> Stepper:
-        key = (tuple(theta[name] for name in self.bases.names), dt, kind, tolerance)
-        if key not in self.steppers:
-            while len(self.steppers) >= KEPT_STEPPERS:
-                self.steppers.popitem(last=False)
-            self.steppers[key] = Stepper(self.bases, theta, dt, kind, tolerance)
-        self.steppers.move_to_end(key)
-        return self.steppers[key]
-
-
 class Columns:
     """A dense distributed matrix [J, S], and its rank's own part as an array [S, J_r] on the same memory."""
 
@@ -124,9 +95,9 @@ class Columns:
         return array
 
 
-def run_forward(stepper: Stepper, run: Run, initial: FloatArray | None) -> FloatArray:
-    """What is observed, [S, N + 1, O_r]; keeps the states in the run if it has room for them."""
-    bases = stepper.bases
+def run_forward(run: Run, initial: FloatArray | None) -> FloatArray:
+    """What is observed, [S, N + 1, O_r], from initial [S, J_r]; keeps the states in the run if it has room for them."""
+    stepper, bases = run.stepper, run.stepper.bases
     count = len(run.force)
     state, right, operand = (Columns(bases, count) for _ in range(3))
     images = [Columns(bases, count) for _ in bases.matrices]
@@ -228,99 +199,3 @@ def _check_finite(bases: Bases, values: FloatArray) -> None:
             "The partitioned solver found values that are not finite.",
             "Check the coefficients and forces, or take a smaller time step.",
         )
-
-
-def open_problem(session: Session, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
-    """`petsc_open` {key, spec}: put a problem on the ranks, once. Tells names, and the nodes that this rank owns."""
-    del arrays
-    problems: dict[str, Problem] = session.setdefault(NAME, {})
-    key = header["key"]
-    if key not in problems:
-        problems[key] = Problem(_assembled(session, header))
-    bases = problems[key].bases
-    return {"names": list(bases.names), "num_bases": len(bases.matrices), "symmetric": bases.symmetric}, {
-        "owned": bases.owned
-    }
-
-
-def _assembled(session: Session, header: Header) -> Bases:
-    """The operators of a problem; its mesh is not kept, unless another verb holds it, and then it is used."""
-    from mpi4py import MPI
-
-    from distlfm.solvers.fem.discretise import discretise
-    from distlfm.solvers.fem.operators import petsc_operators
-    from distlfm.solvers.fem.spec import ProblemSpec
-
-    spec = ProblemSpec.model_validate(header["spec"])
-    held = [one.discretisation for one in session.get("fem", {}).values() if one.discretisation.spec == spec]
-    problem = held[0] if held else discretise(spec, MPI.COMM_WORLD)
-    bases = reduce_operators(petsc_operators(problem), tuple(problem.coefficients))
-    del problem, held
-    gc.collect()  # now, on all ranks alike
-    return bases
-
-
-def forward(session: Session, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
-    """`petsc_forward` {key, theta, dt, num_steps, solver: {kind, tolerance}, driven, keep_states}.
-
-    Arrays: initial [S, J_r] or none for zero, force [S, K, J_r], and the rows [O_r, J_r] of the observation operator in
-    compressed rows: observe/data, observe/indices, observe/indptr. Answers {run} and observed [S, N + 1, O_r].
-    """
-    problem = _opened(session, header)
-    bases, num_steps = problem.bases, int(header["num_steps"])
-    theta = {name: float(header["theta"][name]) for name in bases.names}
-    solver = header["solver"]
-    stepper = problem.stepper(theta, float(header["dt"]), solver["kind"], float(solver["tolerance"]))
-    force = arrays["force"]
-    indptr = arrays["observe/indptr"]
-    observe = csr_array(
-        (arrays["observe/data"], arrays["observe/indices"], indptr), shape=(len(indptr) - 1, bases.num_local)
-    )
-    keep = bool(header.get("keep_states", True))
-    states = np.empty((num_steps + 1, len(force), bases.num_local)) if keep else None
-    run = Run(stepper, force, states, observe, bool(header.get("driven", True)), num_steps)
-    observed = run_forward(stepper, run, arrays.get("initial"))
-    problem.num_runs += 1
-    problem.runs[problem.num_runs] = run
-    return {"run": problem.num_runs}, {"observed": observed}
-
-
-def adjoint(session: Session, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
-    """`petsc_adjoint` {key, run} with weights [S, N + 1, O_r]: the gradients of `run_adjoint`. The run stays."""
-    problem = _opened(session, header)
-    if header["run"] not in problem.runs:
-        raise UsageError("The forward solve of this adjoint is no longer held.", "Solve forward again.")
-    return {}, run_adjoint(problem.runs[header["run"]], arrays["weights"])
-
-
-def drop(session: Session, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
-    """`petsc_drop` {key, runs}: forget these forward solves."""
-    del arrays
-    problem = _opened(session, header)
-    for run in header["runs"]:
-        problem.runs.pop(run, None)
-    return {}, {}
-
-
-def close_problem(session: Session, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
-    """`petsc_close` {key}: forget a problem with its factors."""
-    del arrays
-    session.get(NAME, {}).pop(header["key"], None)
-    gc.collect()  # now, on all ranks alike
-    return {}, {}
-
-
-def _opened(session: Session, header: Header) -> Problem:
-    problems: dict[str, Problem] = session.get(NAME, {})
-    if header["key"] not in problems:
-        raise UsageError(f"The helper group holds no problem {header['key']!r}.", "Open it with petsc_open first.")
-    return problems[header["key"]]
-
-
-VERBS = {
-    "petsc_open": open_problem,
-    "petsc_forward": forward,
-    "petsc_adjoint": adjoint,
-    "petsc_drop": drop,
-    "petsc_close": close_problem,
-}

@@ -1,13 +1,11 @@
 """What a helper group can be asked: verbs of a session, a header (JSON) and named arrays, answered by the same.
 
 All ranks get the same request, except where a verb says otherwise, and all of them answer; of arrays that every rank
-has, rank 0 alone sends them. A session is a dictionary that lasts as long as the rank.
+has, rank 0 alone sends them.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from distlfm.errors import UsageError, WorkError
-from distlfm.solvers.fem import partitioned
+from distlfm.solvers.fem import partitioned_service
 from distlfm.solvers.fem.collective import on_root
 from distlfm.solvers.fem.derivatives import FormDerivatives
 from distlfm.solvers.fem.discretise import Discretisation, discretise
@@ -25,17 +23,10 @@ from distlfm.solvers.fem.mesh_files import read_mesh
 from distlfm.solvers.fem.observe import interpolation
 from distlfm.solvers.fem.operators import assemble_operators, cells_on_root, fixed_nodes
 from distlfm.solvers.fem.packing import pack_csr, pack_operators, unpack_csr
+from distlfm.solvers.fem.session import WHOLE, Answer, Arrays, Header, Session, Verb, forget, held
 from distlfm.solvers.fem.spec import ProblemSpec
 from distlfm.solvers.fem.steppers import CachedStepper
 from distlfm.solvers.fem.taped import TapedTrajectory
-
-Session = dict[str, Any]
-Header = Mapping[str, Any]
-Arrays = Mapping[str, Any]
-Answer = tuple[Header, Arrays]
-Verb = Callable[[Session, Header, Arrays], Answer]
-
-NAME = "fem"
 
 
 @dataclass
@@ -71,7 +62,7 @@ def open_problem(session: Session, header: Header, arrays: Arrays) -> Answer:
     except ValidationError as error:
         raise UsageError(f"The problem cannot be read: {error.errors()[0]['msg']}.") from None
     d = discretise(spec, MPI.COMM_WORLD)
-    session.setdefault(NAME, {})[header["key"]] = Problem(d)
+    session.setdefault(WHOLE, {})[header["key"]] = Problem(d)
     about = {
         "affine": d.affine,
         "linear": d.linear,
@@ -208,16 +199,11 @@ def linearise(session: Session, header: Header, arrays: Arrays) -> Answer:
 def close_problem(session: Session, header: Header, arrays: Arrays) -> Answer:
     """`close` {key}: forget a problem and all that was recorded of it."""
     del arrays
-    session.get(NAME, {}).pop(header["key"], None)
-    gc.collect()  # now, on all ranks alike
-    return {}, {}
+    return forget(session, WHOLE, header)
 
 
 def _opened(session: Session, header: Header) -> Problem:
-    problems: dict[str, Problem] = session.get(NAME, {})
-    if header["key"] not in problems:
-        raise UsageError(f"The helper group holds no problem {header['key']!r}.", "Open it first.")
-    return problems[header["key"]]
+    return held(session, WHOLE, header, Problem)
 
 
 def _from_root(d: Discretisation, arrays: dict[str, Any]) -> Arrays:
@@ -254,5 +240,5 @@ VERBS: dict[str, Verb] = {
     "taped_drop": taped_drop,
     "linearise": linearise,
     "close": close_problem,
-    **partitioned.VERBS,
+    **partitioned_service.VERBS,
 }
