@@ -33,13 +33,11 @@ from distlfm.inference.forward import Forward
 from distlfm.inference.linear import LinearGaussian, Quadrature
 from distlfm.inference.marginal import Marginal
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
-from distlfm.inference.nested import NestedPosterior
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import Status
-from distlfm.inference.preestimate import PreestimatePosterior
 from distlfm.inference.result import Band, FitResult, Prediction, results_of
+from distlfm.inference.solved import SolvedPosterior
 from distlfm.inference.statespace import StateSpace
-from distlfm.inference.variational import VariationalPosterior
 from distlfm.instance import Instance, Truth
 from distlfm.mechanisms import build_system
 from distlfm.solvers.base import SolverConfig
@@ -47,10 +45,8 @@ from distlfm.solvers.linear import probe
 
 SCHEMA = 3
 
-SOLVED: dict[str, type[VariationalPosterior]] = {
-    posterior.method: posterior for posterior in (NestedPosterior, VariationalPosterior, PreestimatePosterior)
-}
-"""Posteriors whose draws go through the solver, by method."""
+SOLVED = ("nested", "variational", "preestimate")
+"""Methods whose draws go through the solver."""
 
 
 def describe(model: Model) -> dict[str, Any]:
@@ -224,7 +220,7 @@ def _truth_from(arrays: dict[str, Any]) -> Truth | None:
 
 
 def _settings(posterior: Posterior) -> dict[str, Any]:
-    if isinstance(posterior, VariationalPosterior):
+    if isinstance(posterior, SolvedPosterior):
         forward = posterior.forward
         return {
             "solver": forward.solver.model_dump(mode="json"),
@@ -253,7 +249,7 @@ def _restore(header: dict[str, Any], model: Model, observations: Observations, s
         forward = Forward(model, observations, build(SolverConfig, settings["solver"]), settings["num_inducing"])
         forward = forward.with_inducing(state["inducing"])
         seeds = [int(seed) for seed in state["seeds"]]
-        return SOLVED[method](forward, state["w"].movedim(1, 0), seeds, settings["features"])
+        return SolvedPosterior(method, forward, state["w"].movedim(1, 0), seeds, settings["features"])
     quadrature = Quadrature(**settings)
     marginal = LinearGaussian(model, observations, probe(model.mechanism, model.space), quadrature)
     return restore_collapsed(method, marginal, state)

@@ -22,7 +22,7 @@ from distlfm.inference.layers import Layers
 from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum, Status, minimise
 from distlfm.inference.posterior import PosteriorConfig, infer_from
 from distlfm.inference.preestimate import PreestimateConfig, matched_start
-from distlfm.inference.variational import MAX_DOUBLINGS, VariationalPosterior, notices_of, too_coarse
+from distlfm.inference.solved import MAX_DOUBLINGS, SolvedPosterior, notices_of, too_coarse
 
 NEAR = 0.1
 """Step of the differences of the density, in posterior standard deviations."""
@@ -36,12 +36,6 @@ CANDIDATES = 8
 ROUGH = OptimiserConfig(iterations=12, gradient=0.5, change=1e-4, patience=2, max_step=2.0, max_halvings=6)
 FINE = OptimiserConfig(iterations=12, gradient=0.15, change=1e-5, patience=2, max_step=2.0, max_halvings=6)
 """Searches of the mode before and after its curvature is known; sampling begins there, and corrects what is left."""
-
-
-class NestedPosterior(VariationalPosterior):
-    """Draws of parameters and force together, of equal weight."""
-
-    method = "nested"
 
 
 @dataclass(frozen=True)
@@ -87,7 +81,7 @@ def fit_nested(
         best = _merged(best, finer, coarse)
     layers = best.layers
     sampled = infer_from(layers.corrected, layers.z, best.root, seeds, options)
-    posterior = NestedPosterior(forward, _with_forces(layers, sampled.draws, seeds), seeds, features)
+    posterior = SolvedPosterior("nested", forward, _with_forces(layers, sampled.draws, seeds), seeds, features)
     return Fit(
         posterior=posterior,
         bound=-best.value,

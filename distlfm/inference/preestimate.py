@@ -27,7 +27,7 @@ from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.inference.optimise import OptimiserConfig
 from distlfm.inference.posterior import PosteriorConfig, infer
-from distlfm.inference.variational import VariationalPosterior
+from distlfm.inference.solved import SolvedPosterior
 from distlfm.mechanisms.parameters import Values
 
 ACCURACY = 0.05
@@ -41,7 +41,7 @@ START = OptimiserConfig(iterations=40, rounds=1, gradient=1e-2, change=1e-4, dis
 
 
 class PreestimateConfig(Config):
-    """enabled: whether a variational fit, or one of a nonlinear field, starts from here.
+    """enabled: whether a fit through the solver, or one of a nonlinear field, starts from here.
 
     interpolant: `spline`, natural and cubic, or `gp`, for noisy data; `smoothness` is the latter's kernel.
     points: even times at which slopes are matched; by default the observed times and the middles between them.
@@ -55,12 +55,6 @@ class PreestimateConfig(Config):
     points: int | None = Field(default=None, ge=2)
     draws: int = Field(default=128, ge=1)
     features: int = Field(default=64, ge=1)
-
-
-class PreestimatePosterior(VariationalPosterior):
-    """Laplace's draws at the best match; the solver makes trajectories of them when outputs are asked for."""
-
-    method = "preestimate"
 
 
 @dataclass(frozen=True)
@@ -113,7 +107,7 @@ def fit_preestimate(
     best = best_of_starts(matching.objective, seeds, forward.size, optimiser, starts)
     found = infer(matching.objective, best.z, seeds, PosteriorConfig(method="laplace", draws=options.draws))
     return Fit(
-        posterior=PreestimatePosterior(forward, found.draws, seeds, options.features),
+        posterior=SolvedPosterior("preestimate", forward, found.draws, seeds, options.features),
         bound=-best.value,
         status=best.status,
         iterations=best.iterations,

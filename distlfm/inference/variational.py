@@ -15,7 +15,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from distlfm.config import Config
-from distlfm.gp.pathwise import make_base_noise
 from distlfm.gp.variational import (
     WhitenedGaussian,
     expectation_gradient,
@@ -24,22 +23,14 @@ from distlfm.gp.variational import (
     natural_from_gaussian,
     natural_step,
 )
-from distlfm.inference.base import Fit, Posterior, Predicted, Unknowns
-from distlfm.inference.collapsed import ONE_START, Starts, best_of_starts, enumerate_chunks
+from distlfm.inference.base import Fit
+from distlfm.inference.collapsed import ONE_START, Starts, best_of_starts
 from distlfm.inference.curvature import find_modes, hessian, root_of_inverse
 from distlfm.inference.forward import Forward
-from distlfm.inference.mixture import Mixture
 from distlfm.inference.optimise import OptimiserConfig, Status
+from distlfm.inference.solved import MAX_DOUBLINGS, SolvedPosterior, notices_of, too_coarse
 from distlfm.runtime.watching import stepped
 from distlfm.solvers.base import SolverConfig
-
-STEP_TOLERANCE = 1e-3
-"""Largest change of an output, relative to its size, that halving the solver's steps may bring at the mode."""
-
-LIKELIHOOD_TOLERANCE = 0.2
-"""Largest change of the log-likelihood at the mode that halving the solver's steps may bring."""
-
-MAX_DOUBLINGS = 3
 
 REACH = 0.4
 """How far an inducing point may move when places are learned, in units of the mean gap between points."""
@@ -49,12 +40,6 @@ FIRST_SHARE = 0.2
 
 MAX_GRADIENT = 10.0
 """Norm to which an instance's gradient is cut, so that one wild draw does not undo a hundred good ones."""
-
-FAILED_SHARE = 0.05
-"""Share of draws whose solve may fail without a word."""
-
-CHUNK_ROWS = 4096
-"""Trajectories solved at once when predicting."""
 
 
 class VariationalConfig(Config):
@@ -82,70 +67,6 @@ class VariationalConfig(Config):
         if self.learn_inducing and self.gradient == "natural":
             raise ValueError("learn_inducing needs gradient adam: natural gradients move q alone; set one of the two")
         return self
-
-
-class VariationalPosterior(Posterior):
-    """Draws of q, each with its own parameters, force and trajectory."""
-
-    method = "variational"
-
-    def __init__(self, forward: Forward, w: Tensor, noise_seeds: Sequence[int], features: int) -> None:
-        """w: [S, B, W] draws of q."""
-        self.forward, self.w = forward, w
-        self.noise_seeds, self.features = tuple(noise_seeds), features
-        self.model, self.observations = forward.model, forward.observations
-
-    def unknowns(self) -> Unknowns:
-        z, _ = self.forward.split(self.w)
-        return Unknowns(z, torch.full(z.shape[:2], 1 / len(z), dtype=z.dtype))
-
-    def draw(self, rows: Tensor, times: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
-        found = self.predict(rows, times)
-        order = torch.randperm(len(self.w), generator=torch.Generator().manual_seed(seed))
-        chosen = order[torch.arange(count) % len(order)]
-        return found.force.means[chosen], found.outputs.means[chosen]
-
-    def predict(self, rows: Tensor, times: Tensor) -> Predicted:
-        num_forces = len(self.model.kernels)
-        chunk = max(1, CHUNK_ROWS // len(self.w))
-        force, outputs = [], []
-        for start, some in enumerate_chunks(rows, chunk):
-            seeds = [self.noise_seeds[int(i)] for i in some]
-            noise = make_base_noise(seeds, len(self.w), num_forces, self.features)
-            at = times[start : start + chunk]
-            first = self.observations.times[some, :1]
-            outcome = self.forward.run(self.w[:, some], some, noise, torch.cat([first, at], -1))
-            sound = _sound(outcome.ok)
-            outputs.append(_pick(outcome.outputs[..., 1:], sound))
-            force.append(_pick(outcome.force[..., 1:], sound))
-        shown, seen = torch.cat(force, 1), torch.cat(outputs, 1)
-        return Predicted(Mixture(shown, torch.zeros_like(shown)), Mixture(seen, torch.zeros_like(seen)))
-
-    def solved(self) -> Tensor:
-        """Which draws of which instances can be solved up to the last observation, [S, B]."""
-        every = torch.arange(len(self.observations))
-        chunk = max(1, CHUNK_ROWS // len(self.w))
-        parts = [self.forward.run(self.w[:, some], some).ok for _, some in enumerate_chunks(every, chunk)]
-        return torch.cat(parts, 1)
-
-    def state(self) -> dict[str, Tensor]:
-        return {
-            "w": self.w.movedim(0, 1),
-            "seeds": torch.tensor(self.noise_seeds),
-            "inducing": self.forward.inducing,
-        }
-
-
-def _sound(ok: Tensor) -> Tensor:
-    """Draws [S, A] to take in place of each: itself where its solve went well, else one of those that did."""
-    order = torch.argsort(~ok, dim=0, stable=True)
-    count = ok.sum(0).clamp_min(1)
-    return order.gather(0, torch.arange(len(ok)).unsqueeze(-1) % count)
-
-
-def _pick(values: Tensor, draws: Tensor) -> Tensor:
-    """values [S, A, ...] at the draws [S, A]."""
-    return values[draws, torch.arange(draws.shape[1])]
 
 
 def fit_variational(
@@ -178,44 +99,10 @@ def fit_variational(
     climb = _climb_natural if options.gradient == "natural" else _climb_adam
     forward, q, trace, status = climb(forward, laplace, best.status.clone(), seeds, options)
     noise = _normal(seeds, options.draws, forward.size)
-    posterior = VariationalPosterior(forward, q.sample_whitened(noise)[:, :, 0], seeds, options.features)
+    posterior = SolvedPosterior("variational", forward, q.sample_whitened(noise)[:, :, 0], seeds, options.features)
     bound = trace[-options.window :].mean(0) if len(trace) else -best.value
     drawn = torch.full_like(bound, options.draws)
     return Fit(posterior, bound, status, best.iterations, drawn, trace, notices_of(posterior, best.z))
-
-
-@torch.no_grad()
-def too_coarse(forward: Forward, w: Tensor) -> Tensor:
-    """Whether [B] the solver's steps are too long at the modes w [B, W]; shorter ones do not help what diverges."""
-    rows = torch.arange(len(w))
-    error = forward.step_error(w, rows)
-    assert forward.solver.steps is not None
-    finer = forward.with_steps(2 * forward.solver.steps)
-    change = (finer.log_likelihood(w[None], rows) - forward.log_likelihood(w[None], rows))[0].abs()
-    long = (error > STEP_TOLERANCE) | (change > LIKELIHOOD_TOLERANCE)
-    return long & torch.isfinite(error) & torch.isfinite(change)
-
-
-@torch.no_grad()
-def notices_of(posterior: VariationalPosterior, mode: Tensor) -> tuple[str, ...]:
-    """What there is to say of each instance whose mode is [B, W]: steps that stayed too long, draws that failed."""
-    forward = posterior.forward
-    coarse, failed = too_coarse(forward, mode), 1 - posterior.solved().to(mode).mean(0)
-    found = []
-    for b in range(len(mode)):
-        words = []
-        if bool(coarse[b]):
-            words.append(
-                f"{forward.solver.steps} solver steps are too few, and no more were tried: the answer is off by more "
-                "than the tolerance. Set inference.variational.solver.steps, or solver.method=dopri5."
-            )
-        if float(failed[b]) > FAILED_SHARE:
-            words.append(
-                f"{100 * float(failed[b]):.0f} % of the posterior's draws could not be solved, and others stand in for "
-                "them: bands are too narrow. Narrow the priors."
-            )
-        found.append(" ".join(words))
-    return tuple(found)
 
 
 def _normal(seeds: Sequence[int], count: int, size: int) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 
 from distlfm.config import build
 from distlfm.errors import UsageError
-from distlfm.inference import nested, variational
+from distlfm.inference import nested
 from distlfm.inference.archive import load, save
 from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.forward import Forward
@@ -20,7 +20,7 @@ from distlfm.inference.linear import LinearGaussian, Quadrature
 from distlfm.inference.metrics import figures
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.observations import collate
-from distlfm.inference.variational import VariationalPosterior
+from distlfm.inference.solved import SolvedPosterior
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_mechanism
 from distlfm.mechanisms.priors import LogNormal
@@ -166,10 +166,10 @@ def test_steps_that_stay_too_long_are_told_and_kept_with_the_fit(
 
 
 def test_draws_that_could_not_be_solved_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(self: VariationalPosterior) -> torch.Tensor:
+    def half(self: SolvedPosterior) -> torch.Tensor:
         return torch.arange(len(self.w)).unsqueeze(-1).expand(-1, len(self.observations)) % 2 == 0
 
-    monkeypatch.setattr(variational.VariationalPosterior, "solved", half)
+    monkeypatch.setattr(SolvedPosterior, "solved", half)
     model = make_model(response="softplus")
     (result,) = fit_instances(model, make_instances(model, 1), options())
     assert "50 % of the posterior's draws could not be solved" in result.advice
