@@ -16,7 +16,8 @@ from benchmarks import pde_mesh, pde_tape
 from benchmarks.goals import at_least, at_most, between
 from distlfm.config import load
 from distlfm.gp.separable import separate
-from distlfm.inference.field_map import FieldMap, place_inducing
+from distlfm.inference.field_basis import place_inducing
+from distlfm.inference.field_map import FieldMap
 from distlfm.inference.residuals import structure
 from distlfm.inference.result import FitResult
 from distlfm.pipeline.fit import fit

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from distlfm.config import Config
-from distlfm.inference.field_map import FieldMap, Places, at_times, pick
+from distlfm.inference.field_map import FieldMap
+from distlfm.inference.field_places import Places, at_times, pick
 from distlfm.inference.field_remainder import draw_remainder
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations

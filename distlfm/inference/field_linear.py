@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distlfm.inference.field_map import SMALLEST, Columns, FieldMap, left_open, whitened_basis
+from distlfm.inference.field_basis import SMALLEST, left_open, whitened_basis
+from distlfm.inference.field_map import Columns, FieldMap
 from distlfm.mechanisms.parameters import Values
 
 CHUNK = 20_000_000

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from distlfm.config import Config
 from distlfm.inference.field import reaching
+from distlfm.inference.field_basis import left_open
 from distlfm.inference.field_curved import Curved
 from distlfm.inference.field_linear import (
     CHUNK,
@@ -25,7 +26,8 @@ from distlfm.inference.field_linear import (
     linear_columns,
     start_of,
 )
-from distlfm.inference.field_map import FieldMap, Places, at_times, left_open, pick
+from distlfm.inference.field_map import FieldMap
+from distlfm.inference.field_places import Places, at_times, pick
 from distlfm.inference.field_remainder import draw_remainder
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations

@@ -13,15 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from distlfm.errors import UsageError
-from distlfm.gp.inducing import place_on_points
 from distlfm.gp.kernels import Hyper
 from distlfm.gp.linalg import safe_cholesky
 from distlfm.gp.separable import Separable, separate
+from distlfm.inference.field_basis import SMALLEST, Inducing, left_open, whitened_basis
+from distlfm.inference.field_places import Places, at_times, kicks_of, pick, take_apart
 from distlfm.inference.field_profile import profile_at
 from distlfm.inference.field_signs import groups_of, largest_in, moves_both_ways, pulses_of
 from distlfm.inference.model import Model
@@ -31,26 +30,8 @@ from distlfm.solvers.field.engine import Engine, TimeGrid, solve
 from distlfm.solvers.field.reduced import ReducedEngine, find_shapes
 from distlfm.solvers.field.sparse import SparseEngine
 
-SMALLEST = 1e-12
-"""Share of the variance that is left open at least; below it rounding rules."""
-
 DENSE_PRODUCT = 4
 """All pairs of observed times and places are computed at once if they are at most this many times those observed."""
-
-
-@dataclass(frozen=True)
-class Places:
-    """Points of a batch taken apart into distinct times and places.
-
-    before: [U] last step of the grid before each distinct time; share: [U] how far towards the next one; observe:
-    [O, J]; time, place: [B, T] which of them each point has.
-    """
-
-    before: Tensor
-    share: Tensor
-    observe: Tensor
-    time: Tensor
-    place: Tensor
 
 
 @dataclass(frozen=True)
@@ -60,30 +41,6 @@ class Columns:
     offset: Tensor
     columns: Tensor
     slack: Tensor
-
-
-@dataclass(frozen=True)
-class Inducing:
-    """times: [M_t]; places: [M_x, d]."""
-
-    times: Tensor
-    places: Tensor
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        return len(self.times), len(self.places)
-
-
-def place_inducing(discretised: Discretised, grid: TimeGrid, num_times: int, num_places: int) -> Inducing:
-    """Even in time; even on a line and spread over the nodes elsewhere."""
-    times = torch.linspace(grid.start, grid.start + grid.dt * grid.steps, num_times, dtype=torch.float64)
-    nodes = torch.from_numpy(discretised.nodes)
-    if nodes.shape[1] == 1:
-        low, high = float(nodes.min()), float(nodes.max())
-        return Inducing(times, torch.linspace(low, high, num_places, dtype=torch.float64).unsqueeze(-1))
-    count = min(num_places, len(nodes))
-    everywhere = torch.ones(1, len(nodes), dtype=torch.bool)
-    return Inducing(times, place_on_points(nodes.unsqueeze(0), everywhere, num_inducing=count)[0])
 
 
 class FieldMap:
@@ -139,23 +96,7 @@ class FieldMap:
 
     def places(self, points: Tensor) -> Places:
         """points: [B, T, 1 + d], none before the start of the grid or beyond its end."""
-        flat = points.flatten(0, 1)
-        earliest = float(flat[:, 0].min())
-        if earliest < self.grid.start - 1e-9 * self.grid.dt * self.grid.steps:
-            raise UsageError(
-                f"The field is asked at time {earliest:g}, and its equation starts at {self.grid.start:g}.",
-                "Ask for later times, or set mechanism.start.",
-            )
-        times, time = torch.unique(flat[:, 0], return_inverse=True)
-        where, place = np.unique(flat[:, 1:].numpy(), axis=0, return_inverse=True)
-        exact = (times - self.grid.start) / self.grid.dt
-        near = exact.round()
-        exact = torch.where((exact - near).abs() < 1e-9 * self.grid.steps, near, exact)
-        before = exact.floor().clamp(0, self.grid.steps)
-        shape = points.shape[:2]
-        observe = self.discretised.observe(np.ascontiguousarray(where))
-        index = torch.from_numpy(np.asarray(place).reshape(-1)).reshape(shape)
-        return Places(before.long(), exact - before, observe, time.reshape(shape), index)
+        return take_apart(points, self.grid, self.discretised)
 
     def theta(self, values: Values) -> Tensor:
         """[A, k]."""
@@ -214,7 +155,7 @@ class FieldMap:
         answers = observed[:, :num_pulses, 1:]
         open_time = left_open(time)
         both = torch.cat([time, open_time, torch.ones_like(open_time)], -1)
-        kicks = _kicks(both, places, self.grid.steps)
+        kicks = kicks_of(both, places, self.grid.steps)
         found = self._pairs(answers[:, :size], kicks[..., : time.shape[-1]], places, rows)
         open_answers = answers[:, size:]
         if self.both_ways:
@@ -287,7 +228,7 @@ class FieldMap:
             groups = groups_of(nodes)
             most = largest_in(groups, loose.squeeze(-1).unflatten(-1, (len(times), len(nodes))))
             strength = self._strengths(values, groups, places)
-            bound = torch.einsum("atjg,agjo->ato", _kicks(most, places, self.grid.steps), strength)
+            bound = torch.einsum("atjg,agjo->ato", kicks_of(most, places, self.grid.steps), strength)
             slack = pick(bound, places, rows).square()
         if starts.shape[1]:
             later = deviation[..., None] * seen[:, size + 1 :]
@@ -333,50 +274,3 @@ class FieldMap:
         if self._profile is None:
             self._profile = torch.from_numpy(profile_at(self.initial, self.discretised.nodes))
         return self._profile
-
-
-def whitened_basis(
-    correlation: Callable[[Hyper, Tensor, Tensor], Tensor], hyper: Hyper, at: Tensor, inducing: Tensor
-) -> Tensor:
-    """Correlation with the inducing points, whitened: [A, n, M]."""
-    factor, _ = safe_cholesky(correlation(hyper, inducing, inducing))
-    found: Tensor = torch.linalg.solve_triangular(factor, correlation(hyper, inducing, at), upper=False).mT
-    return found
-
-
-def left_open(basis: Tensor) -> Tensor:
-    """Deviation [A, n, 1] of what a whitened basis leaves open of a unit variance."""
-    return (1 - basis.square().sum(-1, keepdim=True)).clamp_min(SMALLEST).sqrt()
-
-
-def _kicks(time: Tensor, places: Places, steps: int) -> Tensor:
-    """How strongly the answer to a pulse j + 1 steps ago counts at each time: [A, U, N, r] of time [A, N + 1, r]."""
-    pairs = time[:, :-1] + time[:, 1:]
-    # The answer of pulse k to step n is answers[n − 1 − k]; row `steps` is a zero for pulses that are still to come.
-    padded = torch.cat([pairs, torch.zeros_like(pairs[:, :1])], 1)
-    lag = torch.arange(steps)
-
-    def at(step: Tensor) -> Tensor:
-        index = step.unsqueeze(-1) - 1 - lag
-        return padded[:, torch.where((index >= 0) & (index < steps), index, steps)]
-
-    share = places.share[None, :, None, None]
-    if not bool(places.share.any()):
-        return at(places.before)
-    return (1 - share) * at(places.before) + share * at(places.before + 1)
-
-
-def at_times(observed: Tensor, places: Places) -> Tensor:
-    """Trajectories [A, S, N + 1, O] at the distinct times, [A, S, U, O]."""
-    last = observed.shape[2] - 1
-    share = places.share[:, None]
-    return (1 - share) * observed[:, :, places.before] + share * observed[:, :, (places.before + 1).clamp_max(last)]
-
-
-def pick(values: Tensor, places: Places, rows: Tensor) -> Tensor:
-    """values [A, ..., U, O] at each instance's points, [A, ..., T]."""
-    flat = values.flatten(-2)
-    index = places.time[rows] * values.shape[-1] + places.place[rows]
-    if values.dim() == 3:
-        return flat.gather(-1, index)
-    return flat.gather(-1, index.unsqueeze(1).expand(-1, values.shape[1], -1))

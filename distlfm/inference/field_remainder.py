@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from distlfm.gp.pivoted import pivoted_root
-from distlfm.inference.field_map import FieldMap, whitened_basis
+from distlfm.inference.field_basis import whitened_basis
+from distlfm.inference.field_map import FieldMap
 from distlfm.mechanisms.parameters import Values
 
 RESOLVED = 1e-6

@@ -13,7 +13,8 @@ from pydantic import Field
 from distlfm.config import Config
 from distlfm.equations.problem import MeshConfig
 from distlfm.errors import UsageError
-from distlfm.inference.field_map import FieldMap, place_inducing
+from distlfm.inference.field_basis import place_inducing
+from distlfm.inference.field_map import FieldMap
 from distlfm.inference.model import Model
 from distlfm.instance import FloatArray, Instance
 from distlfm.mechanisms.field import FieldConfig

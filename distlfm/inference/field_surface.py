@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from distlfm.gp.linalg import safe_cholesky
-from distlfm.inference.field_map import FieldMap, place_inducing
+from distlfm.inference.field_basis import place_inducing
+from distlfm.inference.field_map import FieldMap
 from distlfm.inference.observations import Observations
 from distlfm.inference.optimise import OptimiserConfig, minimise
 from distlfm.inference.whitened import log_low_rank

@@ -15,7 +15,9 @@ from torch import Tensor
 from distlfm.equations.problem import MeshConfig
 from distlfm.errors import UsageError, WorkError
 from distlfm.gp.separable import Separable, separate
-from distlfm.inference.field_map import FieldMap, pick, place_inducing
+from distlfm.inference.field_basis import place_inducing
+from distlfm.inference.field_map import FieldMap
+from distlfm.inference.field_places import pick
 from distlfm.inference.field_settle import mesh_ranks, open_on
 from distlfm.inference.model import Model
 from distlfm.instance import FloatArray, Instance, Truth

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from distlfm.config import build
 from distlfm.inference.field import FieldGaussian
-from distlfm.inference.field_map import FieldMap, Inducing
+from distlfm.inference.field_basis import Inducing
+from distlfm.inference.field_map import FieldMap
 from distlfm.inference.field_signs import MOST_GROUPS, groups_of, largest_in, pulses_of
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.observations import collate
