@@ -38,11 +38,10 @@ class _Force(gpytorch.models.ApproximateGP):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class ReferenceFit:
-    """Mean and variance, with noise, of the outputs [P, Q] at the times asked for; loss a epoch."""
+    """Mean and variance, with noise, of the outputs [P, Q] at the times asked for."""
 
     mean: FloatArray
     variance: FloatArray
-    losses: list[float]
 
 
 def fit_reference(
@@ -65,7 +64,6 @@ def fit_reference(
     optimiser = torch.optim.Adam([*force.parameters(), *parameters.values()], lr=RATE)
     at_data = torch.from_numpy(np.rint(instance.times / step).astype(int))
     values, mask = torch.from_numpy(instance.values), torch.from_numpy(instance.mask)
-    losses = []
     for _ in range(epochs):
         optimiser.zero_grad()
         with gpytorch.settings.cholesky_jitter(double_value=1e-6):
@@ -77,12 +75,11 @@ def fit_reference(
         loss = force.variational_strategy.kl_divergence() - expected
         loss.backward()
         optimiser.step()
-        losses.append(float(loss.detach()))
     with torch.no_grad(), gpytorch.settings.cholesky_jitter(double_value=1e-6):
         samples = force(grid.unsqueeze(-1)).rsample(torch.Size([SAMPLES]))
         found = _solve(parameters, samples, grid)[:, :, torch.from_numpy(np.rint(query / step).astype(int))]
         noise = softplus(parameters["noise"]).unsqueeze(-1) + 1e-4
-        return ReferenceFit(found.mean(0).numpy(), (found.var(0) + noise.square()).numpy(), losses)
+        return ReferenceFit(found.mean(0).numpy(), (found.var(0) + noise.square()).numpy())
 
 
 def _solve(parameters: dict[str, Tensor], samples: Tensor, grid: Tensor) -> Tensor:

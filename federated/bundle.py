@@ -7,7 +7,6 @@ package refuses instead of guessing.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import zipfile
 from functools import cache
@@ -20,6 +19,7 @@ from distlfm.version import __version__
 MOST_BYTES = 65_536
 """More than this, packed or unpacked, is not even opened; our own is a few kilobytes."""
 _PLACEHOLDER = 'version = "0.0.0"'
+_ASK = "Install the same version of distlfm on the link and at all sites."
 
 
 class ForeignBundle(DistlfmError):
@@ -52,15 +52,6 @@ def check(content: bytes) -> None:
         raise ForeignBundle("The app bundle lacks a file.", _ASK)
     if found != ours:
         raise ForeignBundle(f"The app bundle differs from that of the installed distlfm {__version__}.", _ASK)
-
-
-_ASK = "Install the same version of distlfm on the link and at all sites."
-
-
-def digest(content: bytes) -> str:
-    """Of a bundle's files, whatever packed them."""
-    text = "".join(f"{name} {hashlib.sha256(data).hexdigest()}\n" for name, data in sorted(_files(content).items()))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _files(content: bytes) -> dict[str, bytes]:

@@ -84,11 +84,6 @@ class Ledger:
             self._append(new)
             return total
 
-    def affords(self, *, noise: float, rate: float, steps: int) -> bool:
-        """Whether a charge would be taken."""
-        now = Charge(what="", run="", noise=noise, rate=rate, steps=steps, time="", before="")
-        return self._total([*self.charges, now]) <= self.budget
-
     def _total(self, charges: list[Charge]) -> float:
         divergence = np.zeros(len(ORDERS))
         for one in charges:

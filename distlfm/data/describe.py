@@ -49,10 +49,6 @@ class CheckReport:
     set_aside: tuple[Problem, ...]
     notices: tuple[Problem, ...]
 
-    @property
-    def usable(self) -> bool:
-        return self.num_instances > 0
-
     def rows(self) -> list[tuple[str, str]]:
         """Label and text of each line to print; what was set aside and the notices are printed beside them."""
         dims = self.num_space_dimensions

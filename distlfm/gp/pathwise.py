@@ -135,28 +135,14 @@ def draw_prior(prior: ForcePrior, hyper: Sequence[Hyper], domain: Domain, base_n
 
 
 def draw_posterior(
-    prior: ForcePrior, hyper: Sequence[Hyper], domain: Domain, base_noise: Tensor, inducing: Tensor, u: Tensor
+    prior: ForcePrior, hyper: Sequence[Hyper], domain: Domain, base_noise: Tensor, inducing: Tensor, whitened: Tensor
 ) -> Draw:
-    """Samples that pass through the values `u` [S, B, L, M] at `inducing` [B, M, d].
+    """Samples that pass through the values u = chol(K_ZZ) v at `inducing` [B, M, d], of `whitened` v [S, B, L, M].
 
     f(x) + k(x, Z) K_ZZ⁻¹ (u − f(Z)), with f a sample of the prior.
     """
     factor = prior.factor(hyper, inducing)
-    whitened = solve_samples(factor.factor, u)
-    return _update(prior, hyper, draw_prior(prior, hyper, domain, base_noise), inducing, factor, whitened)
-
-
-def draw_whitened_posterior(
-    prior: ForcePrior, hyper: Sequence[Hyper], domain: Domain, base_noise: Tensor, inducing: Tensor, whitened: Tensor
-) -> Draw:
-    """As `draw_posterior`, from `whitened` values v [S, B, L, M] with u = chol(K_ZZ) v; one triangular solve less."""
-    factor = prior.factor(hyper, inducing)
-    return _update(prior, hyper, draw_prior(prior, hyper, domain, base_noise), inducing, factor, whitened)
-
-
-def _update(
-    prior: ForcePrior, hyper: Sequence[Hyper], draw: Draw, inducing: Tensor, factor: Cholesky, whitened: Tensor
-) -> Draw:
+    draw = draw_prior(prior, hyper, domain, base_noise)
     missing = whitened - solve_samples(factor.factor, draw(inducing))
     weights = solve_samples(factor.factor, missing, transposed=True)
     forces = tuple(

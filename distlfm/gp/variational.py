@@ -41,11 +41,6 @@ class WhitenedGaussian:
         return 0.5 * (trace + self.mean.square().sum(-1) - self.mean.shape[-1] - log_determinant).sum(-1)
 
 
-def unwhiten(factor: Tensor, whitened: Tensor) -> Tensor:
-    """u = chol(K_ZZ) v: [S, B, L, M] from `factor` [B, L, M, M] and `whitened` [S, B, L, M]."""
-    return multiply_samples(factor, whitened)
-
-
 def gaussian_from_unconstrained(mean: Tensor, raw_scale: Tensor) -> WhitenedGaussian:
     """mean: [B, L, M]; raw_scale: [B, L, M, M], of which the lower triangle counts; its diagonal is a logarithm.
 
@@ -79,12 +74,6 @@ class NaturalStep(NamedTuple):
 
     state: NaturalState
     ok: Tensor
-
-
-def natural_prior(batch: int, num_forces: int, num_inducing: int, dtype: torch.dtype = torch.float64) -> NaturalState:
-    """The state in which q is the prior."""
-    identity = torch.eye(num_inducing, dtype=dtype).expand(batch, num_forces, num_inducing, num_inducing)
-    return NaturalState(torch.zeros(batch, num_forces, num_inducing, dtype=dtype), -0.5 * identity)
 
 
 def natural_from_gaussian(gaussian: WhitenedGaussian) -> NaturalState:

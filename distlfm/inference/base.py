@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from distlfm.inference.mixture import Mixture
@@ -68,7 +67,3 @@ class Fit:
     effective: Tensor
     trace: Tensor
     notices: tuple[str, ...] = ()
-
-
-def all_rows(observations: Observations) -> Tensor:
-    return torch.arange(len(observations))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from distlfm.gp.inducing import default_num_inducing, place_on_points, place_on_times
-from distlfm.gp.pathwise import Domain, Draw, ForcePrior, draw_whitened_posterior
+from distlfm.gp.pathwise import Domain, Draw, ForcePrior, draw_posterior
 from distlfm.inference.likelihood import log_likelihood
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
@@ -105,7 +105,7 @@ class Forward:
         whole = domain or self.domain
         where = Domain(whole.lower[rows], whole.upper[rows])
         hyper = self.model.hyper(values)
-        draw = draw_whitened_posterior(self.prior, hyper, where, noise[None], self.inducing[rows], v[None])
+        draw = draw_posterior(self.prior, hyper, where, noise[None], self.inducing[rows], v[None])
         return values, draw
 
     def run(self, w: Tensor, rows: Tensor, noise: Tensor | None = None, times: Tensor | None = None) -> Outcome:
@@ -148,7 +148,7 @@ class Forward:
         values = self.model.space.unpack(z)
         where = Domain(self.domain.lower[rows], self.domain.upper[rows])
         noise = z.new_zeros(1, len(z), len(self.model.kernels), 2, 4)
-        draw = draw_whitened_posterior(self.prior, self.model.hyper(values), where, noise, self.inducing[rows], v)
+        draw = draw_posterior(self.prior, self.model.hyper(values), where, noise, self.inducing[rows], v)
         found = solve(self.model.mechanism, draw, values, self.observations.times[rows], self.solver)
         outputs = self.model.mechanism.observe(
             found.states, {name: value.unsqueeze(-2) for name, value in values.items()}

@@ -72,7 +72,6 @@ class Structure:
     size_p_value: float
     explained: float
     scale: float
-    num_values: int
     in_space: bool
 
     @property
@@ -223,7 +222,6 @@ def _tested(found: Residuals, pairs: NDArray[np.intp], seed: int) -> Structure |
         size_p_value=sizes.p_value,
         explained=signed.explained,
         scale=float(np.sqrt((found.values**2).mean())),
-        num_values=len(found),
         in_space=found.positions is not None,
     )
 

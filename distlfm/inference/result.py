@@ -61,20 +61,6 @@ class Draws:
 
 
 @dataclass(frozen=True)
-class Digest:
-    """What is told of an instance among many, without its posterior."""
-
-    id: str
-    status: str
-    advice: str
-    undetermined: tuple[Direction, ...]
-
-    @property
-    def ok(self) -> bool:
-        return self.status not in FAILED
-
-
-@dataclass(frozen=True)
 class FitResult:
     """One instance's fit. `predict` answers at any times after the first observation, beyond the last one too.
 
@@ -110,10 +96,6 @@ class FitResult:
     @property
     def ok(self) -> bool:
         return self.status not in FAILED
-
-    @property
-    def digest(self) -> Digest:
-        return Digest(self.id, self.status, self.advice, self.undetermined)
 
     def predict(self, times: Sequence[float] | FloatArray, positions: FloatArray | None = None) -> Prediction:
         """Force and outputs at `times` [Q], and for a field at `positions` [Q, d]."""

@@ -12,8 +12,8 @@ from distlfm.errors import Problem, UsageError, WorkError
 from distlfm.inference.archive import SavedFits
 from distlfm.inference.fit import fit_instances
 from distlfm.inference.metrics import Figures
-from distlfm.inference.result import Digest, FitResult
-from distlfm.inference.tally import Tally, directions_of, figures_of, row_of
+from distlfm.inference.result import FitResult
+from distlfm.inference.tally import Tally, figures_of, row_of
 from distlfm.instance import Instance
 from distlfm.pipeline.fit_plan import Prepared, command_for, make_plan, open_folder, prepare
 from distlfm.pipeline.fleet import run_blocks, told_how_to_go_on
@@ -50,11 +50,6 @@ class FitRun:
     def figures(self) -> list[Figures]:
         """The scores of each instance."""
         return [figures_of(row) for row in self.rows()]
-
-    @property
-    def digests(self) -> list[Digest]:
-        """How each instance went."""
-        return [Digest(row["id"], row["status"], row["advice"], directions_of(row)) for row in self.rows()]
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -9,8 +9,6 @@ FloatArray = npt.NDArray[np.float64]
 Words = npt.NDArray[np.uint64]
 Bits = npt.NDArray[np.int64]
 
-RING_BITS = 64
-
 
 class OutOfRange(ValueError):
     """A value that the sum could not hold."""

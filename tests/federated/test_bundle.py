@@ -69,7 +69,6 @@ def test_the_same_files_are_taken_however_they_are_packed() -> None:
     stored = repacked(lambda files: None, zipfile.ZIP_STORED)
     assert stored != bundle.build()
     bundle.check(stored)
-    assert bundle.digest(stored) == bundle.digest(bundle.build())
 
 
 @pytest.mark.parametrize("which", FOREIGN)

@@ -21,7 +21,7 @@ from distlfm.inference import archive
 from distlfm.inference.archive import load as load_fit
 from distlfm.inference.fit import fit_instances
 from distlfm.inference.model import LikelihoodConfig
-from distlfm.inference.result import Digest, FitResult, Prediction
+from distlfm.inference.result import FitResult, Prediction
 from distlfm.mechanisms.priors import LogNormal
 from distlfm.pipeline import fit_job
 from distlfm.pipeline.fit import fit
@@ -108,21 +108,21 @@ def test_a_run_keeps_no_posterior_and_its_results_are_read_again_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     posteriors: list[weakref.ref[Any]] = []
-    first: list[tuple[Digest, Prediction]] = []
+    first: list[tuple[tuple[str, str, str], Prediction]] = []
 
     def watched(*arguments: Any) -> list[FitResult]:
         results = fit_instances(*arguments)
         posteriors.extend(weakref.ref(result.posterior) for result in results)
-        first.extend((result.digest, result.grid) for result in results)
+        first.extend(((result.id, result.status, result.advice), result.grid) for result in results)
         return results
 
     monkeypatch.setattr(fit_job, "fit_instances", watched)
     run = fit(make_config(dir=tmp_path / "run", batch=2, executor="serial"), make_instances(5))
     gc.collect()
     assert [reference() for reference in posteriors] == [None] * 5
-    assert [one.id for one in run.results[-2:]] == [digest.id for digest, _ in first[-2:]]
-    for again, (digest, grid) in zip(run.results, first, strict=True):
-        assert (again.id, again.status, again.advice) == (digest.id, digest.status, digest.advice)
+    assert [one.id for one in run.results[-2:]] == [told[0] for told, _ in first[-2:]]
+    for again, (told, grid) in zip(run.results, first, strict=True):
+        assert (again.id, again.status, again.advice) == told
         np.testing.assert_allclose(again.grid.force.upper95, grid.force.upper95, rtol=1e-7, atol=1e-9)
 
 

@@ -137,7 +137,6 @@ def test_a_check_counts_what_is_there_and_what_is_not(tmp_path: Path) -> None:
     path.write_text("id,t,x,y,f\na,0,0,1,1\na,0,1,,1\na,5,0,3,1\nb,0,0,nan,1\n")
     columns = ColumnMap(instance="id", time="t", positions="x", values="y", truth_force="f")
     report = check(path, columns)
-    assert report.usable
     assert (report.num_instances, report.num_points, report.num_cells, report.num_missing) == (1, 3, 3, 1)
     rows = dict(report.rows())
     assert rows["instances"] == "1 usable, 1 set aside"
@@ -152,6 +151,6 @@ def test_a_check_of_a_file_without_usable_instances_still_reports(tmp_path: Path
     path = tmp_path / "f.csv"
     path.write_text("t,y\n0,1\n1,nan\n")
     report = check(path)
-    assert not report.usable
+    assert report.num_instances == 0
     assert dict(report.rows())["times"] == "none"
     assert report.set_aside[0].row == 3
