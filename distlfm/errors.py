@@ -53,11 +53,10 @@ class Stopped(DistlfmError):
     """A signal ended the work before it was done; nothing that was done is lost.
 
     The exit code is what a shell gives for that signal; for USR1, with which schedulers warn, 75: try again later.
-    when: told instead of how many are done.
+    when: such as "after 3 of 10 instances". command: what goes on.
     """
 
-    def __init__(self, done: int, total: int, command: str, which: signal.Signals, when: str = "") -> None:
-        when = when or f"after {done} of {total} instances"
+    def __init__(self, which: signal.Signals, when: str, command: str) -> None:
         super().__init__(f"Stopped by {which.name} {when}.", f"To go on: {command}")
         self.exit_code = TRY_AGAIN if which == signal.SIGUSR1 else 128 + which
 

@@ -16,7 +16,7 @@ from distlfm.config import Config
 from distlfm.errors import WorkError
 from distlfm.federated.control import Connection, Control
 from distlfm.federated.homes import check_name
-from distlfm.pipeline.rundir import REPORT, SUMMARY
+from distlfm.pipeline.run_files import REPORT, SUMMARY
 from distlfm.pipeline.versions import versions
 from distlfm.report.page import Provenance
 from distlfm.report.rounds_page import rounds_page

@@ -27,7 +27,8 @@ from distlfm.federated.simulate_sites import base_operator, make_sites, nodes_of
 from distlfm.federated.simulate_summary import summary
 from distlfm.federated.site_work import Site, codec_of
 from distlfm.lfo import Operator
-from distlfm.pipeline.rundir import CONFIG, REPORT, SUMMARY, begin
+from distlfm.pipeline.run_files import CONFIG, REPORT, SUMMARY
+from distlfm.pipeline.rundir import begin
 from distlfm.pipeline.train_work import keep_config
 from distlfm.pipeline.versions import versions
 from distlfm.report.federation_page import federation_page

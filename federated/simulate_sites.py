@@ -20,8 +20,8 @@ from distlfm.federated.simulate_settings import FederatedConfig, SimulatedSite
 from distlfm.federated.site_work import Site, make_site, open_operator
 from distlfm.lfo import Operator
 from distlfm.pipeline.generate import generate
+from distlfm.pipeline.run_files import OPERATOR
 from distlfm.pipeline.train import train
-from distlfm.pipeline.train_work import OPERATOR
 from distlfm.runtime.reporting import Reporter
 from distlfm.store.files import put_quickly
 

@@ -147,6 +147,11 @@ class Tally:
         """Those that took longest, the slowest first."""
         return self._slowest.rows()
 
+    def told(self) -> dict[str, Any]:
+        """What summaries of fits and of queries say alike: scores, what failed, and what could not be read."""
+        mean, worst = self.overall()
+        return {"mean": mean, "worst": worst, "failures": self.failures, "set_aside": self.set_aside}
+
     def overall(self) -> tuple[Figures, Figures]:
         """Mean and worst of every figure over instances; None where no instance has it."""
         mean: Figures = {}

@@ -24,7 +24,8 @@ from distlfm.pipeline.fit import fit
 from distlfm.pipeline.generate import generate
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.pipeline.query import query
-from distlfm.pipeline.rundir import REPORT, SUMMARY, begin
+from distlfm.pipeline.run_files import REPORT, SUMMARY
+from distlfm.pipeline.rundir import begin
 from distlfm.pipeline.settings import FitConfig, SimulateConfig
 from distlfm.pipeline.simulate import simulate_from
 from distlfm.pipeline.train import train

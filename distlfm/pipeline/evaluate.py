@@ -25,7 +25,8 @@ from distlfm.pipeline.query import worth_a_look
 from distlfm.pipeline.query_ask import ask, find_checkpoint, mark, origin
 from distlfm.pipeline.query_figures import Calibration, failed_answer, novelty_of, row_of, true_elements
 from distlfm.pipeline.query_settings import AskConfig, EvaluateConfig
-from distlfm.pipeline.rundir import CONFIG, REPORT, begin, write_config, write_summary
+from distlfm.pipeline.run_files import CONFIG, REPORT
+from distlfm.pipeline.rundir import begin, write_config, write_summary
 from distlfm.pipeline.versions import versions
 from distlfm.report.lfo_page import Example, Resolutions, Scores, evaluation_page
 from distlfm.runtime.reporting import Reporter, Silent

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,13 @@ from distlfm.config import read_yaml
 from distlfm.errors import UsageError
 from distlfm.lfo import Operator
 from distlfm.pipeline.evaluate import find_or_none, scored
-from distlfm.pipeline.query_ask import OPERATOR, mark, origin
+from distlfm.pipeline.query_ask import mark, origin
 from distlfm.pipeline.query_settings import EvaluateConfig
-from distlfm.pipeline.rundir import CONFIG, REPORT
+from distlfm.pipeline.run_files import CONFIG, OPERATOR, REPORT
+from distlfm.pipeline.train_log import METRICS, read_metrics
 from distlfm.report.lfo_page import training_page
 from distlfm.runtime.reporting import Reporter, Silent
 
-METRICS = "metrics.jsonl"
 MOST = 1000
 """Instances of the validation split that the page looks at."""
 
@@ -53,22 +52,6 @@ def report_training(run: Path | str, reporter: Reporter | None = None) -> Path:
         told,
         operator.notices,
     )
-
-
-def read_metrics(path: Path) -> Sequence[dict[str, Any]]:
-    """The lines of metrics.jsonl; a last one that was cut off is left out."""
-    if not path.is_file():
-        return []
-    found = []
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            try:
-                told = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(told, dict):
-                found.append(told)
-    return found
 
 
 def _told(training: Any) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from distlfm.inference.tally import Tally, figures_of, row_of
 from distlfm.instance import Instance
 from distlfm.pipeline.fit_plan import Prepared, command_for, make_plan, open_folder, prepare
 from distlfm.pipeline.fleet import run_blocks, told_how_to_go_on
-from distlfm.pipeline.rundir import CONFIG, write_page, write_summary
+from distlfm.pipeline.run_files import CONFIG
+from distlfm.pipeline.rundir import write_page, write_summary
 from distlfm.pipeline.settings import FitConfig
 from distlfm.pipeline.sources import for_fitting
 from distlfm.pipeline.versions import versions
@@ -59,12 +60,8 @@ class FitRun:
     @property
     def overall(self) -> dict[str, Any]:
         """What summary.json says besides the instances."""
-        mean, worst = self.tally.overall()
         return {
-            "mean": mean,
-            "worst": worst,
-            "failures": self.tally.failures,
-            "set_aside": self.tally.set_aside,
+            **self.tally.told(),
             "config_hash": fingerprint(self.config.work()),
             "versions": versions(),
         }

@@ -15,7 +15,7 @@ from distlfm.errors import UsageError
 from distlfm.pipeline.fit import FitRun, conclude
 from distlfm.pipeline.fit_plan import command_for, open_folder, prepare
 from distlfm.pipeline.fleet import run_blocks, told_how_to_go_on
-from distlfm.pipeline.rundir import REPORT
+from distlfm.pipeline.run_files import REPORT
 from distlfm.pipeline.settings import FitConfig
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.store import part_lock, turn

@@ -7,10 +7,9 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from distlfm.cluster.share import Share
-from distlfm.config import fingerprint
 from distlfm.errors import Problem, UsageError
 from distlfm.inference.fit import InferenceConfig, instance_bytes
 from distlfm.inference.model import Model
@@ -21,7 +20,15 @@ from distlfm.pipeline.fit_columns import AXES, grid_part, mesh_of, parameter_par
 from distlfm.pipeline.fit_job import FITS, FitJob, model_with, ranks_of
 from distlfm.pipeline.fleet import Fleet
 from distlfm.pipeline.run_files import CONFIG
-from distlfm.pipeline.rundir import begin, forget_report, refuse_others, same_data, same_settings, write_config
+from distlfm.pipeline.rundir import (
+    begin,
+    forget_report,
+    identity,
+    refuse_others,
+    same_data,
+    same_settings,
+    write_config,
+)
 from distlfm.pipeline.settings import FitConfig
 from distlfm.pipeline.source_base import Source
 from distlfm.pipeline.sources import for_fitting, open_source
@@ -106,21 +113,11 @@ def batch_size(model: Model, found: Survey, options: InferenceConfig) -> int:
     return max(1, min(room, MAX_BATCH, max(LEAST_BATCH, -(-found.count // BLOCKS))))
 
 
-def identity(config: FitConfig) -> dict[str, Any]:
-    """The attributes by which a store is known as that of a config, wherever the config's files lie."""
-    work = config.work()
-    return {
-        "mechanism": config.mechanism["kind"],
-        "config": work.model_dump(mode="json"),
-        "config_hash": fingerprint(work),
-    }
-
-
 def open_store(path: Path, config: FitConfig, plan: Plan) -> Store:
     """The store of the run: a new one, or that of an earlier try at the same work."""
     if is_store(path):
         store = Store.open(path)
-        same_settings(store, identity(config), config.run.batch)
+        same_settings(store, config, config.run.batch)
         same_data(store, plan.source.fingerprint)
         return store
     known = {**identity(config), "data": plan.source.fingerprint, "seed": config.run.seed, "versions": versions()}
@@ -196,7 +193,7 @@ def prepare(directory: Path, config: FitConfig, data: Sequence[Instance] | None,
     """
     path = directory / RUN_STORE
     if is_store(path):
-        same_settings(Store.open(path), identity(config), config.run.batch)
+        same_settings(Store.open(path), config, config.run.batch)
     with spool.removed_if_refused(directory / INPUT):
         plan = make_plan(config, data, directory / INPUT, reporter)
         store = open_store(path, config, plan)

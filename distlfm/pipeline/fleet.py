@@ -98,7 +98,7 @@ def run_blocks(fleet: Fleet, config: WorkConfig, reporter: Reporter) -> None:
             watch.see(event)
         watch.end()
     if stop.requested and fleet.missing():
-        raise Stopped(watch.done, total, fleet.command, stop.signal or signal.SIGINT)
+        raise Stopped(stop.signal or signal.SIGINT, f"after {watch.done} of {total} instances", fleet.command)
 
 
 @contextmanager
@@ -113,13 +113,12 @@ def told_how_to_go_on(store: Path, command: str) -> Iterator[None]:
     except (Signalled, KeyboardInterrupt) as ended:
         which = ended.which if isinstance(ended, Signalled) else signal.SIGINT
         if not is_store(store):
-            when = "before the first block was begun"
-            raise Stopped(0, 0, "give the same command again.", which, when) from None
+            raise Stopped(which, "before the first block was begun", "give the same command again.") from None
         opened = Store.open(store)
         done, total = sum(marker.count for marker in opened.markers().values()), opened.spec.instances
         unsaid = ", before summary and report were written" if opened.spec.kind == "fit" else ""
-        when = "" if done < total else f"after all {total} instances{unsaid}"
-        raise Stopped(done, total, command, which, when) from None
+        when = f"after {done} of {total} instances" if done < total else f"after all {total} instances{unsaid}"
+        raise Stopped(which, when, command) from None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from distlfm.config import apply_overrides, build, load
 from distlfm.errors import UsageError, WorkError
 from distlfm.pipeline.fleet import Fleet, run_blocks, told_how_to_go_on
-from distlfm.pipeline.generate_block import DIVERGED, identity, instance_name, store_spec
+from distlfm.pipeline.generate_block import DIVERGED, instance_name, store_spec
 from distlfm.pipeline.generate_draws import open_draws
 from distlfm.pipeline.generate_job import GenerateJob
 from distlfm.pipeline.generate_settings import GenerateConfig
@@ -67,7 +67,7 @@ def open_store(config: GenerateConfig, path: Path) -> Store:
         store = Store.open(path)
         if store.spec.kind != "generate":
             raise UsageError(f"{path} is the store of a fit.", "Choose another --out.")
-        same_settings(store, identity(config), None)
+        same_settings(store, config, None)
         return store
     draws = open_draws(config)
     return Store.create(path, store_spec(config, draws), draws.mesh)

@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from distlfm.config import fingerprint, nearest
+from distlfm.config import nearest
 from distlfm.errors import UsageError
 from distlfm.mechanisms.parameters import Parameter
 from distlfm.pipeline.generate_draws import Draws, Truths
 from distlfm.pipeline.generate_observe import Plan, observe
 from distlfm.pipeline.generate_settings import GenerateConfig
+from distlfm.pipeline.rundir import identity
 from distlfm.pipeline.simulate import ATTEMPTS
 from distlfm.pipeline.versions import versions
 from distlfm.store import STATUSES, StoreSpec
@@ -54,23 +55,13 @@ def store_spec(config: GenerateConfig, draws: Draws) -> StoreSpec:
         units=_units(config.units, ["time", *space, *system.outputs, *system.force_names], parameters),
         attributes={
             **identity(config),
+            "data": "",
             "seed": config.seed,
             "plugins": list(config.plugins),
             "title": config.title or f"{config.mechanism['kind']}, drawn from its priors",
             "versions": versions(),
         },
     )
-
-
-def identity(config: GenerateConfig) -> dict[str, Any]:
-    """The attributes by which a store is known as that of a config."""
-    work = config.work()
-    return {
-        "mechanism": config.mechanism["kind"],
-        "config": work.model_dump(mode="json"),
-        "config_hash": fingerprint(work),
-        "data": "",
-    }
 
 
 def instance_name(index: int) -> str:

@@ -22,7 +22,8 @@ from distlfm.pipeline.query_ask import Asked, ask, check_names, find_checkpoint,
 from distlfm.pipeline.query_figures import failed_answer, novelty_of, row_of, true_elements
 from distlfm.pipeline.query_settings import QueryConfig
 from distlfm.pipeline.query_tables import tables
-from distlfm.pipeline.rundir import REPORT, begin, write_config, write_summary
+from distlfm.pipeline.run_files import REPORT
+from distlfm.pipeline.rundir import begin, write_config, write_summary
 from distlfm.pipeline.settings import DataConfig
 from distlfm.pipeline.source_base import Source
 from distlfm.pipeline.sources import for_fitting, open_source
@@ -51,12 +52,8 @@ class QueryRun:
     @property
     def overall(self) -> dict[str, Any]:
         """What summary.json says besides the instances: the same as of a fit, and how many answers are doubtful."""
-        mean, worst = self.tally.overall()
         return {
-            "mean": mean,
-            "worst": worst,
-            "failures": self.tally.failures,
-            "set_aside": self.tally.set_aside,
+            **self.tally.told(),
             "novelty": novelty_of(list(self.rows)),
             "notices": list(self.operator.notices),
             "checkpoint": self.checkpoint,

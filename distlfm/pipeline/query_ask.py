@@ -13,10 +13,8 @@ from typing import Any
 from distlfm.errors import DistlfmError, UsageError
 from distlfm.instance import Instance
 from distlfm.lfo import Answer, Operator
+from distlfm.pipeline.run_files import OPERATOR
 from distlfm.pipeline.versions import versions
-
-OPERATOR = "operator.pt"
-"""The checkpoint in the folder of a training run."""
 
 
 @dataclass(frozen=True)

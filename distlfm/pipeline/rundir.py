@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from distlfm.config import Config, dump
+from distlfm.config import Config, dump, fingerprint
 from distlfm.errors import UsageError
 from distlfm.inference.result import FitResult
 from distlfm.inference.tally import Row, Tally, figures_of
-from distlfm.pipeline.run_files import CONFIG as CONFIG
-from distlfm.pipeline.run_files import REPORT as REPORT
-from distlfm.pipeline.run_files import SUMMARY as SUMMARY
+from distlfm.pipeline.generate_settings import GenerateConfig
+from distlfm.pipeline.run_files import CONFIG, REPORT, SUMMARY
+from distlfm.pipeline.settings import FitConfig
 from distlfm.store import Store
 from distlfm.store.files import no_place, storing
 from distlfm.store.find import RUN_STORE, is_store
@@ -61,15 +61,26 @@ def _holds(file: Path, text: str) -> bool:
 ELSEWHERE = "Give the config and data it was begun with, or another --out directory."
 
 
-def same_settings(store: Store, identity: Mapping[str, Any], block: int | None) -> None:
+def identity(config: FitConfig | GenerateConfig) -> dict[str, Any]:
+    """The attributes by which a store is known as that of a config, wherever the config's files lie."""
+    work = config.work()
+    return {
+        "mechanism": config.mechanism["kind"],
+        "config": work.model_dump(mode="json"),
+        "config_hash": fingerprint(work),
+    }
+
+
+def same_settings(store: Store, config: FitConfig | GenerateConfig, block: int | None) -> None:
     """Refuse to go on with a store that was begun with other settings, and say what differs."""
+    known = identity(config)
     told, path = store.spec.attributes, store.path
     if "merged_from" in told:
         raise UsageError(
             f"{path} was merged from other stores, and what it lacks is theirs.",
             "Resume those, and merge again; or choose another --out directory.",
         )
-    before, now = _flat(told.get("config", {})), _flat(identity["config"])
+    before, now = _flat(told.get("config", {})), _flat(known["config"])
     differing = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     if differing:
         key = differing[0]
@@ -77,7 +88,7 @@ def same_settings(store: Store, identity: Mapping[str, Any], block: int | None) 
         raise UsageError(
             f"{path} was begun with {key}={before.get(key)!r}, and it is {now.get(key)!r} now{more}.", ELSEWHERE
         )
-    if told.get("config_hash") != identity["config_hash"]:
+    if told.get("config_hash") != known["config_hash"]:
         raise UsageError(f"{path} was begun with another config (its hash is {told.get('config_hash')}).", ELSEWHERE)
     if block is not None and block != store.spec.block:
         raise UsageError(

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from distlfm.config import read_yaml
-from distlfm.pipeline.run_files import CONFIG, SUMMARY
-from distlfm.pipeline.train_log import METRICS, lines
+from distlfm.pipeline.run_files import CONFIG, OPERATOR, SUMMARY
+from distlfm.pipeline.train_log import METRICS, read_metrics
 
 
 def verb_of(run: Path) -> str | None:
@@ -22,9 +22,7 @@ def verb_of(run: Path) -> str | None:
 
 def training_figures(run: Path) -> dict[str, Any]:
     """Steps done and to do, from metrics.jsonl."""
-    from distlfm.pipeline.train_work import OPERATOR
-
-    told = list(lines(run / METRICS)) if (run / METRICS).exists() else []
+    told = read_metrics(run / METRICS)
     return {
         "unit": "steps",
         "total": max((int(line["total"]) for line in told if line["event"] == "start"), default=0),

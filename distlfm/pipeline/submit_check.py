@@ -11,7 +11,7 @@ from distlfm.cluster.ranks import Place
 from distlfm.config import Config, apply_overrides, read_yaml
 from distlfm.errors import DataError, UsageError
 from distlfm.pipeline import generate, sources, spool
-from distlfm.pipeline.fit_plan import INPUT, identity
+from distlfm.pipeline.fit_plan import INPUT
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.pipeline.rundir import refuse_others, same_settings
 from distlfm.pipeline.settings import FitConfig, WorkConfig
@@ -64,7 +64,7 @@ def _fit(config: FitConfig, setting: Setting) -> FitConfig:
     _used(config.run, setting)
     refuse_others(directory, config)
     if is_store(directory):
-        same_settings(Store.open(directory), identity(config), config.run.batch)
+        same_settings(Store.open(directory), config, config.run.batch)
     else:
         spool.refuse_others(directory / INPUT)
     if not setting.waits:

@@ -21,10 +21,11 @@ from distlfm.cluster.ranks import Place, find_place
 from distlfm.config import load
 from distlfm.errors import Stopped, UsageError
 from distlfm.lfo import Operator
-from distlfm.pipeline.train_log import METRICS, Follower, lines, shown
+from distlfm.pipeline.run_files import CONFIG, OPERATOR, SUMMARY
+from distlfm.pipeline.train_log import METRICS, Follower, read_metrics, shown
 from distlfm.pipeline.train_settings import TrainConfig, TrainRunConfig
 from distlfm.pipeline.train_start import tell_observed
-from distlfm.pipeline.train_work import CHECKPOINTS, CONFIG, LAST, OPERATOR, SUMMARY, TrainWork
+from distlfm.pipeline.train_work import CHECKPOINTS, LAST, TrainWork
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.signals import Stop
 from distlfm.store.lock import holder
@@ -32,15 +33,6 @@ from distlfm.store.lock import holder
 TRIES, PAUSE = 5, 0.2
 SCRATCH = ".ray"
 """What Ray Train writes for itself; removed at the end."""
-
-
-class TrainingStopped(Stopped):
-    """A signal ended a training; its last checkpoint is on the disk."""
-
-    def __init__(self, step: int, total: int, command: str, which: signal.Signals) -> None:
-        super().__init__(step, total, command, which)
-        self.cause = f"Stopped by {which.name} after {step} of {total} steps."
-        self.args = (f"{self.cause} {self.fix}",)
 
 
 @dataclass
@@ -77,7 +69,7 @@ def train(
     """Learn an operator. With `run.dir` the same call goes on with a run that was stopped or killed.
 
     The folder has config.yaml, metrics.jsonl, tensorboard/, checkpoints/last.pt (all that is needed to go on), and in
-    the end operator.pt (best weights, calibrated) and summary.json. Raises TrainingStopped if a signal ended it.
+    the end operator.pt (best weights, calibrated) and summary.json. Raises Stopped if a signal ended it.
     """
     if not isinstance(config, TrainConfig):
         config = load(TrainConfig, Path(config), overrides)
@@ -96,7 +88,7 @@ def train(
         report = LAUNCHERS[launcher](config, place, stop, reporter if place.rank == 0 else Silent())
     if not report["finished"]:
         again = f"distlfm train {config.run.dir / CONFIG}"
-        raise TrainingStopped(report["step"], report["total"], again, stop.signal or signal.SIGTERM)
+        raise Stopped(stop.signal or signal.SIGTERM, f"after {report['step']} of {report['total']} steps", again)
     found = open_run(config.run.dir, config, is_main=place.rank == 0)
     for notice in found.operator.notices if found.is_main else ():
         reporter.warn(notice)
@@ -109,8 +101,8 @@ def open_run(directory: Path | str, config: TrainConfig | None = None, *, is_mai
     if not (path / OPERATOR).is_file() or not (path / SUMMARY).is_file():
         raise UsageError(f"{path} holds no finished training.", "Give the --out folder of `distlfm train`.")
     summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
-    told = list(lines(path / METRICS)) if (path / METRICS).exists() else []
-    return TrainRun(config or load(TrainConfig, path / CONFIG), path, summary, is_main, metrics=told)
+    config = config or load(TrainConfig, path / CONFIG)
+    return TrainRun(config, path, summary, is_main, metrics=read_metrics(path / METRICS))
 
 
 def resume_train(directory: Path | str, overrides: Sequence[str] = (), reporter: Reporter | None = None) -> TrainRun:

@@ -27,7 +27,7 @@ class RunLog:
         self.path = directory / METRICS
         with storing("metrics", directory):
             if self.path.exists():
-                kept = [line for line in lines(self.path) if line["step"] <= step and line["event"] != "start"]
+                kept = [line for line in read_metrics(self.path) if line["step"] <= step and line["event"] != "start"]
                 put_quickly(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
             self._file = self.path.open("a", encoding="utf-8")
         self._board: Any = None
@@ -53,8 +53,11 @@ class RunLog:
                 self._board.close()
 
 
-def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a metrics file; one that was cut off is left out."""
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, none where there is no such file; one that was cut off is left out."""
+    if not path.is_file():
+        return []
+    found = []
     with path.open(encoding="utf-8") as file:
         for line in file:
             try:
@@ -62,7 +65,8 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
             except ValueError:
                 continue
             if isinstance(told, dict) and {"event", "step"} <= told.keys():
-                yield told
+                found.append(told)
+    return found
 
 
 _SHOWN = {

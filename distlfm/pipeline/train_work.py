@@ -21,6 +21,7 @@ from distlfm.errors import DistlfmError, UsageError, WorkError
 from distlfm.lfo import Examples, OperatorSchema, Ranks, Training, finish, load_checkpoint, save_checkpoint
 from distlfm.lfo.checkpoint import TRAINING
 from distlfm.pipeline.plugins import import_plugins
+from distlfm.pipeline.run_files import CONFIG, OPERATOR, SUMMARY
 from distlfm.pipeline.rundir import begin
 from distlfm.pipeline.train_log import RunLog
 from distlfm.pipeline.train_settings import TrainConfig
@@ -30,8 +31,7 @@ from distlfm.store import Store, driver_lock
 from distlfm.store.files import put_quickly, remove, storing
 from distlfm.version import __version__
 
-CONFIG, SUMMARY = "config.yaml", "summary.json"
-CHECKPOINTS, LAST, OPERATOR = "checkpoints", "last.pt", "operator.pt"
+CHECKPOINTS, LAST = "checkpoints", "last.pt"
 Line = dict[str, Any]
 Watch = Callable[[Line], None]
 

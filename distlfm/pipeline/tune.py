@@ -20,10 +20,11 @@ from distlfm.config import dump, load
 from distlfm.errors import DistlfmError, Stopped, UsageError, WorkError
 from distlfm.lfo import Examples, split
 from distlfm.optional import require
+from distlfm.pipeline.run_files import CONFIG
 from distlfm.pipeline.rundir import begin
-from distlfm.pipeline.train_log import METRICS, lines
+from distlfm.pipeline.train_log import METRICS, read_metrics
 from distlfm.pipeline.train_settings import TrainConfig
-from distlfm.pipeline.train_work import CONFIG, TrainWork, flat, keep_config, open_examples
+from distlfm.pipeline.train_work import TrainWork, flat, keep_config, open_examples
 from distlfm.pipeline.tune_data import shared_examples
 from distlfm.pipeline.tune_report import report_sweep
 from distlfm.pipeline.tune_settings import VALIDATION, TuneConfig
@@ -37,15 +38,6 @@ from distlfm.store.files import put_all, storing
 TRIALS, TABLE, BEST, FOLDER, SCRATCH = "trials.json", "trials.csv", "best.yaml", "trials", ".ray"
 WORST = 1e30
 """The metric of a trial that failed, for a search that takes numbers only."""
-
-
-class SweepStopped(Stopped):
-    """A signal ended a sweep; what the trials have reported is on the disk, and their checkpoints are too."""
-
-    def __init__(self, done: int, total: int, command: str, which: signal.Signals) -> None:
-        super().__init__(done, total, command, which)
-        self.cause = f"Stopped by {which.name} after {done} of {total} trials."
-        self.args = (f"{self.cause} {self.fix}",)
 
 
 @dataclass
@@ -87,7 +79,7 @@ class TrialWork(SweepTask):
 
         folder = self.directory / FOLDER / name
         if name in self.ended:
-            for line in lines(folder / METRICS):
+            for line in read_metrics(folder / METRICS):
                 if line["event"] == "epoch":
                     tell(line)
             return
@@ -173,7 +165,7 @@ def _sweep(config: TuneConfig, directory: Path, ledger: Ledger, reporter: Report
     done = len([one for one in ledger.trials if one.done])
     if stop.requested and done < config.search.trials:
         again = f"distlfm tune {directory / CONFIG}"
-        raise SweepStopped(done, config.search.trials, again, stop.signal or signal.SIGINT)
+        raise Stopped(stop.signal or signal.SIGINT, f"after {done} of {config.search.trials} trials", again)
 
 
 def _conclude(config: TuneConfig, directory: Path, ledger: Ledger, reporter: Reporter) -> TuneRun:

@@ -15,7 +15,7 @@ from distlfm.config import build
 from distlfm.lfo.checkpoint import TRAINING, load_checkpoint
 from distlfm.pipeline.generate import generate
 from distlfm.pipeline.generate_settings import GenerateConfig
-from distlfm.pipeline.train_log import lines
+from distlfm.pipeline.train_log import read_metrics
 
 PROGRAM = Path(__file__).with_name("train_program.py")
 INSTANCES = 66
@@ -75,7 +75,7 @@ def command(folder: Path, verb: str, out: Path, *overrides: str) -> list[str]:
 
 def told(out: Path, event: str) -> list[dict[str, Any]]:
     """Lines of a run's metrics, without what no two runs share."""
-    found = [line for line in lines(out / "metrics.jsonl") if line["event"] == event]
+    found = [line for line in read_metrics(out / "metrics.jsonl") if line["event"] == event]
     return [{key: value for key, value in line.items() if key != "seconds"} for line in found]
 
 
@@ -113,7 +113,7 @@ def wait_for_step(out: Path, step: int, driver: Driver, seconds: float = 120.0) 
     until = time.monotonic() + seconds
     while True:
         path = out / "metrics.jsonl"
-        if path.exists() and any(line["step"] >= step for line in lines(path) if line["event"] == "step"):
+        if path.exists() and any(line["step"] >= step for line in read_metrics(path) if line["event"] == "step"):
             return
         assert driver.process.poll() is None, f"it ended too early:\n{driver.text}"
         assert time.monotonic() < until, f"no step {step} within {seconds} s:\n{driver.text}"

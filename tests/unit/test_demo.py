@@ -35,7 +35,7 @@ def full() -> Showing:
 
 
 def stopped() -> Showing:
-    raise Stopped(1, 2, "distlfm resume runs/demo/fit", signal.SIGTERM)
+    raise Stopped(signal.SIGTERM, "after 1 of 2 instances", "distlfm resume runs/demo/fit")
 
 
 def answer() -> Showing:

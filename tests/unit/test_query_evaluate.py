@@ -18,9 +18,10 @@ from distlfm.lfo import split
 from distlfm.lfo.settings import SplitConfig
 from distlfm.pipeline.evaluate import evaluate, with_answers
 from distlfm.pipeline.evaluate_fine import fresh, resolutions, thinned
-from distlfm.pipeline.evaluate_training import read_metrics, report_training
+from distlfm.pipeline.evaluate_training import report_training
 from distlfm.pipeline.generate import generate
 from distlfm.pipeline.query import query
+from distlfm.pipeline.train_log import read_metrics
 from distlfm.store import STATUSES, Store, content_hash
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -13,10 +14,10 @@ from torch import Tensor
 
 from distlfm.cluster.ranks import Place
 from distlfm.config import build, load
-from distlfm.errors import UsageError, WorkError
+from distlfm.errors import Stopped, UsageError, WorkError
 from distlfm.lfo import Alone, Training
-from distlfm.pipeline.train import TrainingStopped, launcher_for
-from distlfm.pipeline.train_log import Follower, Progress, RunLog, lines
+from distlfm.pipeline.train import launcher_for
+from distlfm.pipeline.train_log import Follower, Progress, RunLog, read_metrics
 from distlfm.pipeline.train_settings import TrainConfig, TrainRunConfig
 from distlfm.pipeline.train_work import together
 from distlfm.pipeline.tune_settings import TuneConfig
@@ -122,10 +123,8 @@ def test_a_trials_name_follows_from_its_values_in_any_order() -> None:
     assert trial_name({"a": 1, "b": [2, 3]}) == trial_name({"b": [2, 3], "a": 1}) != trial_name({"a": 1, "b": [3, 2]})
 
 
-def test_a_stop_tells_steps_and_the_command() -> None:
-    from signal import SIGUSR1
-
-    error = TrainingStopped(3, 10, "distlfm train x", SIGUSR1)
+def test_a_stop_tells_when_and_the_command() -> None:
+    error = Stopped(signal.SIGUSR1, "after 3 of 10 steps", "distlfm train x")
     assert str(error) == "Stopped by SIGUSR1 after 3 of 10 steps. To go on: distlfm train x"
     assert error.exit_code == 75
 
@@ -167,7 +166,7 @@ def test_a_log_that_goes_on_forgets_what_came_after_the_checkpoint(tmp_path: Pat
     again.write("start", {"step": 3, "total": 9})
     again.write("step", {"step": 4, "loss": 2.0})
     again.close()
-    found = list(lines(tmp_path / "metrics.jsonl"))
+    found = read_metrics(tmp_path / "metrics.jsonl")
     assert [(line["event"], line["step"]) for line in found] == [
         ("step", 1),
         ("step", 2),
