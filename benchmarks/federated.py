@@ -14,7 +14,7 @@ from distlfm.federated.simulate import run_sites, simulate
 from distlfm.federated.simulate_settings import FederatedConfig, read_config
 from distlfm.federated.simulate_sites import pin_all
 from distlfm.federated.site_data import site_store
-from distlfm.federated.site_work import BASE, Site, codec_of, make_site, open_operator
+from distlfm.federated.site_work import BASE, Site, codec_of, open_operator, write_site
 from distlfm.runtime.reporting import Silent, reporter_for
 
 CONFIG = Path("configs/federated/glucose.yaml")
@@ -91,7 +91,7 @@ def again(
     for name, site in sites.items():
         store = site_store(site.folder, site.config).path.resolve()
         settings = site.config.model_copy(update={"fit": None, "store": store, "privacy": privacy})
-        others[name] = make_site(folder / "sites" / name, settings, operator)
+        others[name] = write_site(folder / "sites" / name, settings, operator)
     pin_all(others, programme.min_sites, None if privacy is None else (privacy.epsilon, privacy.delta))
     state = run_sites(config.model_copy(update={"programme": programme}), operator, others, folder / "rounds", Silent())
     codec_of(operator.model, programme.task).load(operator.model, state.result)

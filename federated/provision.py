@@ -15,11 +15,7 @@ import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
 
-from pydantic import Field
-
-from distlfm.config import Config, Model, build
 from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.authn import make_token, read_digests, token_digest
@@ -43,50 +39,16 @@ from distlfm.federated.identity import (
     make_signing_key,
 )
 from distlfm.federated.policy import load_policy
+from distlfm.federated.provision_files import LABEL, Kit, Peers, PublicKeys, read_handed, write_handed
 from distlfm.federated.roster import Entry, read_roster, write_roster
 from distlfm.federated.secagg.keys import is_signed, load_signing_key, public_hex, sign
 from distlfm.federated.templates import policy_text, site_text
-from distlfm.store.files import put_all, unreadable
+from distlfm.store.files import put_all
 from distlfm.version import __version__
 
 SECRET_BYTES = 32
-_LABEL = "public keys of a site"
 _ALWAYS = ("127.0.0.1", "localhost")
 """The link's own processes reach it so, whatever the sites call it."""
-
-
-class Kit(Config):
-    """What a site gets from the coordinator. Nothing in it is secret."""
-
-    kind: Literal["distlfm-kit"] = "distlfm-kit"
-    federation: str
-    site: str
-    host: str
-    port: int = Field(ge=1, le=65535)
-    package: str
-    ca: str
-
-
-class PublicKeys(Config):
-    """What the coordinator gets from a site. The proof shows that the site holds the signing key."""
-
-    kind: Literal["distlfm-site"] = "distlfm-site"
-    federation: str
-    site: str
-    node: str
-    signing: str
-    proof: str
-
-    def signed(self) -> bytes:
-        return f"{self.federation}\n{self.site}\n{self.node}".encode()
-
-
-class Peers(Config):
-    """What every site gets at last: the signing keys of all."""
-
-    kind: Literal["distlfm-peers"] = "distlfm-peers"
-    federation: str
-    peers: dict[str, str]
 
 
 def make_link(path: Path, config: LinkConfig, hosts: Sequence[str] = ()) -> list[Path]:
@@ -121,7 +83,7 @@ def _fill_link(home: LinkHome, config: LinkConfig, hosts: Sequence[str]) -> list
             package=__version__,
             ca=home.ca.read_text(encoding="ascii"),
         )
-        _write(home.kits / f"{name}.kit.json", kit)
+        write_handed(home.kits / f"{name}.kit.json", kit)
     AuditLog(home.audit).append("provisioned", "", federation=config.federation, sites=list(config.sites))
     return [home.kits / f"{name}.kit.json" for name in config.sites]
 
@@ -131,7 +93,7 @@ def make_site(kit_file: Path, path: Path, operator: Path | None = None) -> Path:
 
     operator: the checkpoint that all begin with, copied into the folder.
     """
-    kit = _read(Kit, kit_file)
+    kit = read_handed(Kit, kit_file)
     if kit.package != __version__:
         raise UsageError(
             f"The kit is for distlfm {kit.package}, and {__version__} is installed.",
@@ -172,9 +134,9 @@ def _fill_site(home: SiteHome, kit: Kit, operator: Path | None) -> Path:
         make_folder(path / "model")
         shutil.copyfile(operator, path / "model" / "base.pt")
     keys = PublicKeys(federation=kit.federation, site=kit.site, node=node, signing=signing, proof="")
-    proof = sign(load_signing_key(home.signing_key), _LABEL, keys.signed())
+    proof = sign(load_signing_key(home.signing_key), LABEL, keys.signed())
     public = path / f"{kit.site}.public.json"
-    _write(public, keys.model_copy(update={"proof": proof}))
+    write_handed(public, keys.model_copy(update={"proof": proof}))
     AuditLog(home.audit).append("provisioned", "", federation=kit.federation, signing=signing)
     return public
 
@@ -185,13 +147,13 @@ def enrol(path: Path, files: Sequence[Path]) -> str:
     config, roster = home.config(), read_roster(home.roster)
     sites = dict(roster.sites)
     for file in files:
-        keys = _read(PublicKeys, file)
+        keys = read_handed(PublicKeys, file)
         if keys.federation != config.federation or keys.site not in config.sites:
             raise UsageError(
                 f"{file} is of site {keys.site!r} in {keys.federation!r}, which is not expected here.",
                 f"Expected are: {', '.join(config.sites)}.",
             )
-        if not is_signed(check_signing_public(keys.signing), keys.proof, _LABEL, keys.signed()):
+        if not is_signed(check_signing_public(keys.signing), keys.proof, LABEL, keys.signed()):
             raise UsageError(f"{file} was changed since the site wrote it.", "Ask the site for it again.")
         entry, known = Entry(node=keys.node, signing=keys.signing), sites.get(keys.site)
         if known is not None and known.status == "active" and known != entry:
@@ -249,7 +211,7 @@ def pin(path: Path, peers_file: Path, *, sites: Sequence[str] = (), replace: boo
     pinned already. A link that could add sites of its own would read the sum of one site among them. A key that was
     pinned before is changed only with `replace`: a link that could change it could pose as a site.
     """
-    home, peers = SiteHome(path), _read(Peers, peers_file)
+    home, peers = SiteHome(path), read_handed(Peers, peers_file)
     config, policy = home.config(), load_policy(home.policy)
     if peers.federation != config.federation:
         raise UsageError(f"{peers_file} is of another federation, {peers.federation!r}.", "Ask for the right file.")
@@ -322,26 +284,10 @@ def _distinct(sites: Mapping[str, Entry]) -> None:
 
 def _write_peers(home: LinkHome, config: LinkConfig) -> str:
     peers = {name: entry.signing for name, entry in sorted(read_roster(home.roster).active().items())}
-    _write(home.peers, Peers(federation=config.federation, peers=peers))
+    write_handed(home.peers, Peers(federation=config.federation, peers=peers))
     return peers_fingerprint(peers)
 
 
 def _write_digests(home: LinkHome, digests: Mapping[str, str]) -> None:
     put_all({home.tokens: json.dumps(dict(digests)).encode()})
     home.tokens.chmod(0o600)
-
-
-def _write(path: Path, content: Config) -> None:
-    put_all({path: (json.dumps(content.model_dump(), indent=2) + "\n").encode()})
-
-
-def _read(model: type[Model], path: Path) -> Model:
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise unreadable(path, error) from None
-    except ValueError as error:
-        raise UsageError(f"Cannot read {path}: {error}.", "Give the file that the other side sent.") from None
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} is no file of a federation.", "Give the file that the other side sent.")
-    return build(model, content, source=str(path))

@@ -17,7 +17,7 @@ from distlfm.federated.policy import POLICY, SitePolicy
 from distlfm.federated.secagg.keys import load_signing_key, public_hex
 from distlfm.federated.settings import SiteConfig
 from distlfm.federated.simulate_settings import FederatedConfig, SimulatedSite
-from distlfm.federated.site_work import Site, make_site, open_operator
+from distlfm.federated.site_work import Site, open_operator, write_site
 from distlfm.lfo import Operator
 from distlfm.pipeline.generate import generate
 from distlfm.pipeline.run_files import OPERATOR
@@ -64,7 +64,7 @@ def make_sites(config: FederatedConfig, operator: Operator, folder: Path, report
         told |= {"name": one.name, "test": config.test, "choose": config.choose, "seed": config.seed}
         told["threads"] = config.run.threads
         settings = build(SiteConfig, told).model_copy(update={"privacy": config.privacy})
-        found[one.name] = make_site(home, settings, operator)
+        found[one.name] = write_site(home, settings, operator)
         if real:
             reporter.say(f"{one.name}: its patients are fitted")
         found[one.name].prepare(reporter)

@@ -69,7 +69,7 @@ def codec_of(model: FourierOperator, task: RoundTask) -> Codec:
     return Codec(model, adapter_names(model, task.adapter), task.local)
 
 
-def make_site(folder: Path, config: SiteConfig, operator: Operator) -> Site:
+def write_site(folder: Path, config: SiteConfig, operator: Operator) -> Site:
     """A new site's folder, or the same settings written again."""
     with storing(SETTINGS, folder):
         (folder / "model").mkdir(parents=True, exist_ok=True)

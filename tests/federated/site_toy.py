@@ -14,7 +14,7 @@ from distlfm.federated.client_app import app
 from distlfm.federated.local_grid import Hook, LocalGrid
 from distlfm.federated.settings import PrivacyConfig, ProgrammeConfig, SiteConfig
 from distlfm.federated.simulate_sites import nodes_of, pin_all
-from distlfm.federated.site_work import Site, make_site
+from distlfm.federated.site_work import Site, write_site
 from distlfm.lfo import Batch, Calibration, Examples, FourierOperator, Operator, OperatorConfig
 from distlfm.lfo.normalise import set_normal
 from distlfm.store import Store
@@ -61,7 +61,7 @@ def make_federation(
         home.mkdir(parents=True)
         make_store(home / "pairs.zarr", count, seed=number if seeds is None else seeds[number])
         config = SiteConfig(name=name, store=Path("pairs.zarr"), test=test, choose=choose, privacy=privacy)
-        sites[name] = make_site(home, config, operator)
+        sites[name] = write_site(home, config, operator)
     pin_all(sites, min_cohort, None if privacy is None else (privacy.epsilon, privacy.delta))
     return operator, sites
 

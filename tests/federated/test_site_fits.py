@@ -12,7 +12,7 @@ from distlfm.errors import UsageError
 from distlfm.federated.demo_act import NOISE, mechanism
 from distlfm.federated.settings import RoundTask, SiteConfig
 from distlfm.federated.site_data import records
-from distlfm.federated.site_work import Site, codec_of, make_site
+from distlfm.federated.site_work import Site, codec_of, write_site
 from distlfm.lfo import Calibration, Examples, FourierOperator, Operator, OperatorConfig
 from distlfm.lfo.normalise import set_normal
 from distlfm.pipeline.generate import generate
@@ -66,7 +66,7 @@ def test_no_more_windows_and_patients_are_taken_than_asked_for(tmp_path: Path) -
 
 
 def test_a_site_that_is_not_prepared_says_so(tmp_path: Path) -> None:
-    site = make_site(tmp_path / "site", site_config(tmp_path / "records.csv"), make_operator(tmp_path / "base.zarr"))
+    site = write_site(tmp_path / "site", site_config(tmp_path / "records.csv"), make_operator(tmp_path / "base.zarr"))
     with pytest.raises(UsageError, match="no fits of its patients yet"):
         site.windows()
 
@@ -74,7 +74,7 @@ def test_a_site_that_is_not_prepared_says_so(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_site_fits_its_patients_and_tunes_on_them(tmp_path: Path) -> None:
     data = write_records(tmp_path / "records.csv")
-    site = make_site(tmp_path / "site", site_config(data), make_operator(tmp_path / "base.zarr"))
+    site = write_site(tmp_path / "site", site_config(data), make_operator(tmp_path / "base.zarr"))
     task = RoundTask(steps=25, batch=0, lr=3e-3)
     vector = codec_of(site.base.model, task).encode(site.base.model.state_dict())
     # Without fits the equation teaches.

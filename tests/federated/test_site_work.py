@@ -17,7 +17,7 @@ from distlfm.federated.codec import Vector, weights_digest
 from distlfm.federated.cohort import Cohort
 from distlfm.federated.ledger import BudgetSpent
 from distlfm.federated.settings import PrivacyConfig, RoundTask, SiteConfig
-from distlfm.federated.site_work import LOCAL, OWN, Site, codec_of, make_site, open_operator
+from distlfm.federated.site_work import LOCAL, OWN, Site, codec_of, open_operator, write_site
 from distlfm.federated.tune import descend, tune
 from distlfm.lfo import Operator
 
@@ -106,8 +106,8 @@ def test_a_patient_who_comes_later_changes_no_answer(tmp_path: Path) -> None:
     make_store(tmp_path / "site" / "few.zarr", 10)
     make_store(tmp_path / "site" / "more.zarr", 14)  # the same ten and four others
     config = SiteConfig(name="east", store=Path("few.zarr"))
-    before, count = make_site(tmp_path / "site", config, operator).statistics()
-    later = make_site(tmp_path / "site", config.model_copy(update={"store": Path("more.zarr")}), operator)
+    before, count = write_site(tmp_path / "site", config, operator).statistics()
+    later = write_site(tmp_path / "site", config.model_copy(update={"store": Path("more.zarr")}), operator)
     found, again = later.statistics()
     assert again == count
     assert set(later.windows(part="train").ids) < {f"toy-{i}" for i in range(10)}
