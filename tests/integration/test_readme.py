@@ -14,6 +14,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import click
@@ -309,9 +310,10 @@ def test_the_caution_of_every_page_is_told_in_the_words_of_the_pages() -> None:
     assert f"**{CAUTION}** {WHY_DOUBT}" in text
 
 
-def test_changelog_has_this_version() -> None:
+def test_the_newest_entry_of_the_changelog_is_this_version() -> None:
     from distlfm.version import __version__
 
-    release = re.match(r"\d+\.\d+\.\d+", __version__)
-    assert release is not None
-    assert f"## {release[0]}" in (PROJECT / "CHANGELOG.md").read_text()
+    headings = re.findall(r"^## (\S+) \((.+)\)$", (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    version, day = headings[0]
+    assert version == __version__
+    assert date.fromisoformat(day)
