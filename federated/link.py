@@ -31,10 +31,8 @@ PLAIN_TEXT = (
 )
 
 
-def serve_link(
-    folder: Path, reporter: Reporter | None = None, *, insecure: bool = False, stop: Stop | None = None
-) -> None:
-    """Serve until a signal or `stop` asks for the end. insecure: without TLS and node keys, on loopback only."""
+def serve_link(folder: Path, reporter: Reporter | None = None, *, insecure: bool = False) -> None:
+    """Serve until a signal asks for the end. insecure: without TLS and node keys, on loopback only."""
     require("flwr", "federated")
     home, reporter = LinkHome(folder.resolve()), reporter or Silent()
     config = home.config()
@@ -45,14 +43,14 @@ def serve_link(
         check_secret(secret)
     check_readable(home.ca, home.certificate, home.roster)
     check_log(home.audit)
-    with only_one(home), stop or Stop() as asked:
+    with only_one(home), Stop() as stop:
         if is_listening(config.bind, config.port):
             raise UsageError(
                 f"Port {config.port} of {config.bind} is taken.", f"End what uses it, or change {home.config_file}."
             )
         scheme = "http" if insecure else "https"
         reporter.say(f"link of {config.federation}: {scheme}://{config.host}:{config.port}, log in {home.state}")
-        Supervisor(home, programs(home, config, insecure=insecure), reporter).run(asked)
+        Supervisor(home, programs(home, config, insecure=insecure), reporter).run(stop)
 
 
 def programs(home: LinkHome, config: LinkConfig, *, insecure: bool) -> list[Program]:

@@ -53,16 +53,13 @@ class LocalGrid(Grid):
         nodes: Mapping[int, UserConfig],
         *,
         run_id: int = 1,
-        run_config: UserConfig | None = None,
         on_request: Hook | None = None,
         on_reply: Hook | None = None,
     ) -> None:
         self._app = app
         self._run = Run.create_empty(run_id)
         self._contexts = {
-            node: context_to_proto(
-                Context(run_id, node, dict(config), RecordDict(), dict(run_config or {}))
-            ).SerializeToString()
+            node: context_to_proto(Context(run_id, node, dict(config), RecordDict(), {})).SerializeToString()
             for node, config in nodes.items()
         }
         self._names = {node: str(config.get("name", "")) for node, config in nodes.items()}

@@ -91,10 +91,10 @@ def check_message(policy: SitePolicy, message_type: str) -> None:
         raise Refused(Reason.MESSAGE, f"{message_type} is not among {', '.join(policy.allowed)}.")
 
 
-def check_package(policy: SitePolicy, version: str = __version__) -> None:
+def check_package(policy: SitePolicy) -> None:
     """Refuse to answer with a package that is not the agreed one."""
-    if policy.package is not None and policy.package != version:
-        raise Refused(Reason.PACKAGE, f"distlfm {version} is installed, and {policy.package} is agreed on.")
+    if policy.package is not None and policy.package != __version__:
+        raise Refused(Reason.PACKAGE, f"distlfm {__version__} is installed, and {policy.package} is agreed on.")
 
 
 def check_examples(policy: SitePolicy, count: float) -> None:

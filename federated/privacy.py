@@ -57,7 +57,6 @@ def tune_privately(
     batch: Batch,
     task: RoundTask,
     privacy: PrivacyConfig,
-    random: Random | None = None,
 ) -> Tuned:
     """DP-SGD on an adapter's weights (Abadi et al. 2016), the records being patients; the ledger is the caller's.
 
@@ -66,7 +65,7 @@ def tune_privately(
     """
     if task.adapter == "none":
         refuse_whole()
-    random = random or fresh_random()
+    random = fresh_random()
     own = dict(operator.model.named_parameters())
     weights = {name: own[name].detach().clone().requires_grad_(True) for name in names}
     start = {name: weights[name].detach().clone() for name in near}

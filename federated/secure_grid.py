@@ -30,9 +30,8 @@ STAGE_SECONDS = 120.0
 class SecureGrid(Grid):
     """Runs each `send_and_receive` as one secure sum over the nodes that the messages go to.
 
-    min_sites: fewest sites at the start and at the end. stage_timeout: most seconds to wait in a stage without work;
-    all stages together take the strategy's own timeout at most. peers: pinned keys of the sites; with them a stranger
-    is left out at the start, without them the sites refuse it.
+    min_sites: fewest sites at the start and at the end. peers: pinned keys of the sites; with them a stranger is left
+    out at the start, without them the sites refuse it. All stages together take the strategy's own timeout at most.
     """
 
     def __init__(
@@ -40,12 +39,11 @@ class SecureGrid(Grid):
         inner: Grid,
         *,
         min_sites: int = 3,
-        stage_timeout: float = STAGE_SECONDS,
         peers: Mapping[str, str] | None = None,
         audit: AuditLog | None = None,
     ) -> None:
         self._inner = inner
-        self._min_sites, self._stage_timeout, self._peers, self._audit = min_sites, stage_timeout, peers, audit
+        self._min_sites, self._peers, self._audit = min_sites, peers, audit
         self._ahead: dict[int, Advert] = {}
         self.reports: list[SumReport] = []
 
@@ -92,7 +90,7 @@ class SecureGrid(Grid):
         report = SumReport(first.metadata.message_type)
         self.reports.append(report)
         names = {node.node_id: node.name for node in self._inner.get_nodes() if node.name}
-        exchange = Exchange(self._inner, asked, report, Patience(timeout, self._stage_timeout), names)
+        exchange = Exchange(self._inner, asked, report, Patience(timeout, STAGE_SECONDS), names)
         gatherer = Gatherer(str(self.run.run_id), report.purpose, requests.pop(), self._min_sites)
         try:
             mean = self._sum(exchange, gatherer, first.content)

@@ -29,10 +29,8 @@ from distlfm.runtime.signals import Stop
 HANDSHAKE_SECONDS = 10.0
 
 
-def serve_site(
-    folder: Path, reporter: Reporter | None = None, *, insecure: bool = False, stop: Stop | None = None
-) -> None:
-    """Serve until a signal or `stop` asks for the end. insecure: without TLS and node keys, on loopback only."""
+def serve_site(folder: Path, reporter: Reporter | None = None, *, insecure: bool = False) -> None:
+    """Serve until a signal asks for the end. insecure: without TLS and node keys, on loopback only."""
     require("flwr", "federated")
     home, reporter = SiteHome(folder.resolve()), reporter or Silent()
     config = home.config()
@@ -50,11 +48,11 @@ def serve_site(
         check_secret(secret)
     check_readable(home.ca)
     check_log(home.audit)
-    with only_one(home), stop or Stop() as asked:
+    with only_one(home), Stop() as stop:
         if not insecure:
             check_link(config, home.ca, reporter)
         reporter.say(f"site {config.name} of {config.federation}, link {config.address}, log in {home.state}")
-        Supervisor(home, programs(home, config, insecure=insecure), reporter).run(asked)
+        Supervisor(home, programs(home, config, insecure=insecure), reporter).run(stop)
 
 
 def _check_work(folder: Path, reporter: Reporter) -> None:

@@ -123,12 +123,11 @@ class FunctionalKernel:
         self._initial = {item.name: item.natural for item in free}
         self.parameter_names: tuple[str, ...] = tuple(item.name for item in free)
         self.shapes: dict[str, tuple[int, ...]] = {item.name: item.shape for item in free}
-        self.constraints: dict[str, Any] = {item.name: item.constraint for item in free}
         self.expression: Node = _take_apart(self.template, {id(item.parameter): item for item in found})
 
-    def initial(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    def initial(self) -> dict[str, Tensor]:
         """The template's own values, without batch dimensions."""
-        return {name: value.to(dtype) for name, value in self._initial.items()}
+        return {name: value.double() for name, value in self._initial.items()}
 
     def values(self, hyper: Hyper, like: Tensor) -> dict[str, Tensor]:
         """`hyper` with the fixed parameters added, in the dtype and on the device of `like`."""

@@ -22,9 +22,6 @@ from distlfm.gp.kernels import FunctionalKernel, Hyper
 from distlfm.gp.linalg import Cholesky, safe_cholesky, solve_samples
 from distlfm.gp.spectral import Spectrum, spectrum
 
-NUM_FEATURES = 128
-"""Default `R`. On a line an RBF kernel needs about 8 + span/lengthscale; products and rough kernels need more."""
-
 NUM_BASIS = 128
 """Points of the Nyström basis of a kernel without a spectrum."""
 
@@ -36,22 +33,18 @@ class Domain(NamedTuple):
     upper: Tensor
 
 
-def instance_noise(seeds: Sequence[int], *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+def instance_noise(seeds: Sequence[int], *shape: int) -> Tensor:
     """Standard normal numbers [B, *shape], each instance's from its own seed, so that neighbours play no part."""
-    return torch.stack(
-        [torch.randn(shape, generator=torch.Generator().manual_seed(int(seed)), dtype=dtype) for seed in seeds]
-    )
+    streams = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
+    return torch.stack([torch.randn(shape, generator=stream, dtype=torch.float64) for stream in streams])
 
 
-def make_base_noise(
-    seeds: Sequence[int],
-    num_samples: int,
-    num_forces: int,
-    num_features: int = NUM_FEATURES,
-    dtype: torch.dtype = torch.float64,
-) -> Tensor:
-    """The randomness of prior draws [S, B, L, 2, R]: weights of cosines and of sines."""
-    return instance_noise(seeds, num_samples, num_forces, 2, num_features, dtype=dtype).transpose(0, 1)
+def make_base_noise(seeds: Sequence[int], num_samples: int, num_forces: int, num_features: int) -> Tensor:
+    """The randomness of prior draws [S, B, L, 2, R]: weights of cosines and of sines.
+
+    On a line an RBF kernel needs about 8 + span/lengthscale features; products and rough kernels need more.
+    """
+    return instance_noise(seeds, num_samples, num_forces, 2, num_features).transpose(0, 1)
 
 
 @dataclass(frozen=True)

@@ -134,9 +134,9 @@ def _beyond(times: Tensor, query: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def choose_quadrature(model: Model, observations: Observations, linearity: Linearity, seed: int = 0) -> Quadrature:
+def choose_quadrature(model: Model, observations: Observations, linearity: Linearity) -> Quadrature:
     """The coarsest rule that the next finer one does not change visibly, judged by the outputs' prior deviations."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     times = observations.times.repeat_interleave(TRIAL_DRAWS, 0)
     z = torch.randn(TRIAL_DRAWS, model.space.num_free, generator=generator, dtype=times.dtype)
     values = model.space.unpack(z.repeat(len(observations), 1))

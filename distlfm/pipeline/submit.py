@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -53,7 +53,6 @@ def plan(
     *,
     mpi_ranks: int | None = None,
     site: Path | None = None,
-    environment: Mapping[str, str] | None = None,
 ) -> Job:
     """The job that does a verb: its config is checked, nothing is written. asked.cpus: 0 is as many as are usual.
 
@@ -77,7 +76,7 @@ def plan(
         python=sys.executable,
         folder=Path.cwd(),
         logs=folder,
-        site=_site(site, os.environ if environment is None else environment),
+        site=_site(site),
         survives=program == RAY,
         variables=((COMPLETE, str(run)),) if verb == "fit" else (),
     )
@@ -143,9 +142,9 @@ def _each(ranks: int, nodes: int) -> int:
     return ranks // nodes
 
 
-def _site(given: Path | None, environment: Mapping[str, str]) -> Path | None:
+def _site(given: Path | None) -> Path | None:
     """The file that a job sources first: the one that is given, or DISTLFM_SITE, or slurm/site.sh if it is there."""
-    named = given or (Path(environment[SITE_VARIABLE]) if environment.get(SITE_VARIABLE) else None)
+    named = given or (Path(os.environ[SITE_VARIABLE]) if os.environ.get(SITE_VARIABLE) else None)
     if named is None:
         return SITE_FILE.absolute() if SITE_FILE.is_file() else None
     if not named.is_file():

@@ -84,9 +84,9 @@ def notes_of(run: Path) -> list[JobNote]:
     return list({note.job: note for note in map(_read, lines) if note is not None}.values())
 
 
-def jobs_of(run: Path, most: int = MOST_SHOWN) -> tuple[RunJob, ...]:
+def jobs_of(run: Path) -> tuple[RunJob, ...]:
     """The last jobs of a run and how they are."""
-    return with_states(notes_of(run)[-most:])
+    return with_states(notes_of(run)[-MOST_SHOWN:])
 
 
 def with_states(notes: Sequence[JobNote]) -> tuple[RunJob, ...]:

@@ -59,7 +59,6 @@ def fit_page(
     results: Mapping[str, FitResult],
     config_text: str,
     provenance: Mapping[str, Any],
-    title: str = "Latent force fits",
 ) -> Path:
     """Write the page of a run.
 
@@ -72,7 +71,7 @@ def fit_page(
     # Of a few instances the forces are what is looked for; of a fleet, how it went.
     rest = [*instances, *left_open] if tally.count <= MAX_PICTURED else [*left_open, *instances]
     sections = [_overview(tally), *_trouble(tally), *rest]
-    return write_page(path, title, sections, _provenance(config_text, provenance))
+    return write_page(path, "Latent force fits", sections, _provenance(config_text, provenance))
 
 
 def pictured(tally: Tally, at_hand: Container[str]) -> list[tuple[str, str]]:

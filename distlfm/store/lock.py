@@ -55,13 +55,13 @@ def driver_lock(store: Path, role: str = "fit") -> Iterator[Holder]:
 
 
 @contextmanager
-def part_lock(store: Path, share: str, role: str = "fit") -> Iterator[Holder]:
+def part_lock(store: Path, share: str) -> Iterator[Holder]:
     """Be the driver of one part, `2/16`, beside those of the others. A driver of the whole is refused meanwhile, as is
     one of a part of another size: both would do what is in hand here."""
     folder, name = store / PARTS, share.replace("/", "-of-")
     with storing("the lock", store):
         folder.mkdir(exist_ok=True)
-    with _held(store, store / FILE, role, shared=True), _held(store, folder / name, f"{role}, part {share}") as me:
+    with _held(store, store / FILE, "fit", shared=True), _held(store, folder / name, f"fit, part {share}") as me:
         for other in sorted(folder.glob("*-of-*")):
             who = _holder(other) if other.name.partition("-of-")[2] != name.partition("-of-")[2] else None
             if who is not None:
