@@ -66,7 +66,7 @@ def patient_figures(operator: Operator, batch: Batch, names: tuple[str, ...]) ->
 
 
 def means(figures: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
-    """Over patients."""
+    """The mean of each figure [patients]."""
     return {name: float(np.nanmean(values)) for name, values in figures.items()}
 
 

@@ -86,7 +86,7 @@ def _differences(objective: Objective, z: Tensor, rows: Tensor, step: Tensor) ->
 
 
 def root_of_inverse(curvature: Tensor) -> Tensor:
-    """A lower triangular R with R Rᵀ = |curvature|⁻¹, flat directions bounded by FLATTEST."""
+    """A lower triangular R [B, n, n] with R Rᵀ = |curvature|⁻¹ [B, n, n], flat directions bounded by FLATTEST."""
     usable = torch.isfinite(curvature).all(-1).all(-1)
     curvature = torch.where(usable[:, None, None], curvature, torch.eye(curvature.shape[-1], dtype=curvature.dtype))
     eigenvalues, vectors = torch.linalg.eigh(curvature)

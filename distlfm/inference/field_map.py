@@ -123,6 +123,7 @@ class FieldMap:
         return len(self.inducing.places) if self.initial.kind == "field" else 0
 
     def joint_basis(self, hyper: Hyper, points: Tensor) -> Tensor:
+        """The whitened basis [A, Q, R] at points [A, Q, 1 + d], for a kernel without factors."""
         where = self._joint_inducing()
         factor, _ = safe_cholesky(self.kernel.covariance(hyper, where, where))
         cross = self.kernel.covariance(hyper, where, points)
@@ -247,7 +248,7 @@ class FieldMap:
 
     @staticmethod
     def start_correlation(values: Values) -> Callable[[Hyper, Tensor, Tensor], Tensor]:
-        """Correlation of an unknown initial state between places."""
+        """Correlation [A, n, m] of an unknown initial state between places [n, d] and [m, d]."""
         length = values["initial_lengthscale"].unsqueeze(-1)
 
         def correlation(_: Hyper, first: Tensor, second: Tensor) -> Tensor:

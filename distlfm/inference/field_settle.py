@@ -86,7 +86,7 @@ class FieldSettings(Config):
 
 @dataclass(frozen=True)
 class Extent:
-    """Distinct observed times, sorted, and distinct positions; lower, upper: corners of the box that holds them."""
+    """Distinct observed times [T], sorted, and positions [n, d]; lower, upper: corners [d] of the box that has them."""
 
     times: FloatArray
     positions: FloatArray

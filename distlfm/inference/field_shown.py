@@ -18,14 +18,14 @@ ON_LINE, ELSEWHERE = 61, 400
 
 
 def shown_times(settings: FieldSettings, dims: int) -> FloatArray:
-    """Even times from the equation's start to its end."""
+    """Even times [T] from the equation's start to its end."""
     count = settings.shown_times or (TIMES if dims == 1 else FEW_TIMES)
     end = settings.start + settings.dt * settings.steps
     return np.linspace(settings.start, end, count)
 
 
 def shown_axes(settings: FieldSettings) -> list[FloatArray] | None:
-    """Even places along each side of a box; None for a mesh from a file, whose domain may have any shape."""
+    """Even places along each side of a box, [n] each; None for a mesh from a file, whose domain may have any shape."""
     mesh = settings.mesh
     if mesh.kind == "file":
         return None

@@ -34,7 +34,7 @@ def log_likelihood(model: Model, values: Values, outputs: Tensor, data: Observat
 
 
 def positive_rate(outputs: Tensor) -> Tensor:
-    """The rate of a count whose expected value is an output of the equation."""
+    """The rates of counts whose expected values are outputs [..., P, T] of the equation."""
     return softplus(outputs * SHARPNESS) / SHARPNESS + 1e-9
 
 

@@ -44,7 +44,7 @@ def q2(predicted: FloatArray, true: FloatArray, mask: BoolArray | None = None) -
 
 
 def coverage(band: Band, true: FloatArray, level: int, mask: BoolArray | None = None) -> float:
-    """Share of `true` within the band's central interval of `level` percent (68 or 95)."""
+    """Share of `true`, in the shape of the band, within its central interval of `level` percent (68 or 95)."""
     lower, upper = getattr(band, f"lower{level}"), getattr(band, f"upper{level}")
     inside = (true >= lower) & (true <= upper)
     return float(inside.mean() if mask is None else inside[mask].mean())

@@ -188,7 +188,7 @@ def matching_points(data: Observations, count: int | None) -> tuple[Tensor, Tens
 
 
 def interpolate(model: Model, data: Observations, at: Tensor, options: PreestimateConfig) -> Interpolated:
-    """The curves that the options ask for, with the noise that comes with the data, if it counts."""
+    """The curves that the options ask for at times [B, Q], with the noise that comes with the data, if it counts."""
     counts = model.likelihood.kind == "gaussian" and model.likelihood.noise != "learned"
     known = data.variance if counts else None
     if options.interpolant == "gp":

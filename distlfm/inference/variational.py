@@ -137,7 +137,10 @@ def _elbo(forward: Forward, q: WhitenedGaussian, rows: Tensor, noise: tuple[Tens
 
 
 class _Progress:
-    """Which instances still run: one stops when its averaged bound no longer rises beyond its own noise."""
+    """Which instances still run: one stops when its averaged bound no longer rises beyond its own noise.
+
+    status: [B]; bounds of an iteration are those of the instances `rows` [A] that ran.
+    """
 
     def __init__(self, status: Tensor, options: VariationalConfig) -> None:
         self.status, self.options = status, options

@@ -56,6 +56,7 @@ class Regressions(nn.Module):
         self.mix = nn.Linear(width, number * (regressors + 1))
 
     def forward(self, u: Tensor) -> Tensor:
+        """u: [B, *grid, W]."""
         q = self.mix(u).flatten(1, -2)
         # All products of all channels, of which few are wanted, are one product of matrices and not many small ones.
         every = ((q * domain_weights(u)).mT @ q).unflatten(2, (self.number, -1)).unflatten(1, (self.number, -1))

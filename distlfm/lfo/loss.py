@@ -61,7 +61,10 @@ def reconstruction(prediction: Prediction, batch: Batch, normal: Normal, forward
 
 
 def gaussian(squared_error: Tensor, logvar: Tensor, spread: Tensor, beta: float) -> Tensor:
-    """Expected negative log-likelihood for a target with variance `spread`, times the variance to the power beta."""
+    """Expected negative log-likelihood for a target with variance `spread`, times the variance to the power beta.
+
+    All of one shape, [B, ...], and so is the result.
+    """
     found = 0.5 * (logvar + (squared_error + spread) * torch.exp(-logvar))
     return found * torch.exp(beta * logvar.detach()) if beta else found
 

@@ -89,7 +89,7 @@ class Normal(nn.Module):
         return params.clamp(self.param_low, self.param_high)
 
     def physical(self, z: Tensor) -> Tensor:
-        """The inverse."""
+        """Parameters [B, K] from the space in which they are learned: the inverse of `standardised`."""
         x, logs = torch.addcmul(self.param_mean, z, self.param_sd), self.param_log > 0
         if not torch.is_grad_enabled():
             return torch.where(logs, x.exp(), x)

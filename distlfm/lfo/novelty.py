@@ -140,7 +140,7 @@ class Novelty:
 
     @staticmethod
     def fit(train: Mapping[str, Tensor], held_out: Mapping[str, Tensor], hidden: float = 0.0) -> Novelty:
-        """From the features of the training and of the calibration split.
+        """From the features [instances, F] of each kind, of the training and of the calibration split.
 
         hidden: the largest share of observations that was hidden in training, of which the splits do not tell.
         """

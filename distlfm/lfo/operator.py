@@ -153,7 +153,10 @@ class Operator:
 
     @torch.no_grad()
     def strangeness(self, values: Tensor, mask: Tensor, found: Prediction) -> tuple[list[float], list[str]]:
-        """The novelty score of each instance, and the kind of features that it comes from; NaN if it is not known."""
+        """The novelty score of each instance, and the kind of features that it comes from; NaN if it is not known.
+
+        values, mask: [B, P, *grid].
+        """
         if self.novelty is None:
             return [math.nan] * len(values), [""] * len(values)
         score, kinds = self.novelty.score(features(self.model, values, mask, found))

@@ -35,6 +35,7 @@ class GridDim(Config):
         return (self.stop - self.start) / (self.size - 1)
 
     def points(self, size: int | None = None) -> FloatArray:
+        """The coordinates [size] of so many even points."""
         return np.linspace(self.start, self.stop, size or self.size)
 
 

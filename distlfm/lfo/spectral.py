@@ -72,7 +72,8 @@ def _complex(real: Tensor, imaginary: Tensor) -> Tensor:
 def series_tables(
     size: int, modes: int, padding: float, dtype: torch.dtype, device: torch.device | None
 ) -> tuple[Tensor, Tensor]:
-    """`analysis` and `synthesis` of a function of one dimension, with the two parts of each mode side by side."""
+    """`analysis` [2 modes, size] and `synthesis` [size, 2 modes] of a function of one dimension, with the two parts of
+    each mode side by side."""
     there = analysis(size, modes, padding, False, torch.float64, None).unflatten(0, (2, modes)).transpose(0, 1)
     back = synthesis(size, modes, padding, False, torch.float64, None).unflatten(1, (2, modes)).transpose(1, 2)
     return there.flatten(0, 1).to(device, dtype), back.flatten(1).to(device, dtype)

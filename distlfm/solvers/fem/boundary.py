@@ -77,7 +77,7 @@ class Boundary:
 
 
 def fixed_dofs(space: Any, conditions: list[Any]) -> tuple[IntArray, FloatArray]:
-    """Local numbers and values of this rank's own degrees of freedom that Dirichlet conditions fix. Collective."""
+    """Local numbers [F] and values [F] of this rank's degrees of freedom that Dirichlet conditions fix. Collective."""
     import dolfin
 
     # Applied to vectors, because the facet that fixes a degree of freedom may be on another rank.
