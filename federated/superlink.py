@@ -33,7 +33,7 @@ from distlfm.federated.events import ControlEvents
 from distlfm.federated.gate import ALLOWED, Gate
 from distlfm.federated.homes import EVERYWHERE, LinkHome, check_secret
 from distlfm.federated.processes import START, end_with_supervisor
-from distlfm.federated.refusals import Refusals
+from distlfm.federated.refusal_log import RefusalLog
 from distlfm.federated.roster import FOLLOW_SECONDS, follow, read_roster
 
 KEYLESS = frozenset({"/v1/fleet/register-node", "/v1/fleet/unregister-node"})
@@ -80,7 +80,7 @@ def main(folder: str, *flags: str) -> None:
     end_with_supervisor()
     home, insecure = LinkHome(Path(folder)), "--insecure" in flags
     audit = AuditLog(home.audit)
-    refusals = Refusals(audit)
+    refusals = RefusalLog(audit)
     plugin = TokenPlugin(lambda: digests_now(home.tokens), lambda: refusals("control", "no admin token"))
     config = flower_config(home, plugin, ControlEvents(audit), insecure=insecure)
     app = create_app(config, SuperLinkLifespan)

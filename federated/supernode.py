@@ -33,7 +33,7 @@ from distlfm.federated.audit import AuditLog
 from distlfm.federated.gate import RUNTIME, Gate
 from distlfm.federated.homes import SiteHome, check_secret
 from distlfm.federated.processes import end_with_supervisor
-from distlfm.federated.refusals import Refusals
+from distlfm.federated.refusal_log import RefusalLog
 from distlfm.store.files import put_quickly
 from distlfm.version import __version__
 
@@ -108,7 +108,7 @@ def node_keys(home: SiteHome) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCu
 def _serve_tasks(home: SiteHome, port: int, states: NodeStateFactory, audit: AuditLog) -> None:
     """Between this process and the site's task runner: on loopback, for whoever has the site's secret."""
     app = create_app(state_factory=states, superexec_auth_secret=check_secret(home.secret).read_bytes())
-    gate = Gate(app, LOCAL, Refusals(audit))
+    gate = Gate(app, LOCAL, RefusalLog(audit))
     config = uvicorn.Config(gate, host="127.0.0.1", port=port, access_log=False, log_config=None, server_header=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

@@ -1,4 +1,4 @@
-"""`distlfm simulate`, `distlfm fit` and `distlfm demo`.
+"""`distlfm simulate`, `distlfm fit`, `distlfm resume` and `distlfm demo`.
 
 What computes is imported by the verb that needs it: help and completion must not wait for it.
 """

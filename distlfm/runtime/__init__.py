@@ -1,1 +1,1 @@
-"""What every verb needs while it runs: reporting, seeds, environments of child processes."""
+"""What every verb needs while it runs: reporting, signals, threads, addresses, environments of child processes."""

@@ -14,13 +14,13 @@ from flwr.supercore.error import FlowerError
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResultStatus
 
 from distlfm.errors import UsageError
-from distlfm.federated import refusals
+from distlfm.federated import refusal_log
 from distlfm.federated.audit import AuditLog, verify
 from distlfm.federated.authn import TokenPlugin, digests_now, make_token, token_digest
 from distlfm.federated.control import Connection, Control
 from distlfm.federated.homes import Home, check_name, refuse_unless_loopback
 from distlfm.federated.processes import environment
-from distlfm.federated.refusals import Refusals
+from distlfm.federated.refusal_log import RefusalLog
 from distlfm.federated.roster import read_roster
 from distlfm.federated.run import plain
 from distlfm.federated.tasks import ForkingExecutor
@@ -60,15 +60,15 @@ def test_a_broken_file_of_tokens_lets_nobody_in(content: str, tmp_path: Path) ->
 
 def test_refusals_cannot_fill_the_disk_and_none_is_uncounted(tmp_path: Path) -> None:
     now = 0.0
-    note = Refusals(AuditLog(tmp_path / "audit.jsonl"), lambda: now)
-    for _ in range(refusals.MOST_A_MINUTE + 25):
+    note = RefusalLog(AuditLog(tmp_path / "audit.jsonl"), lambda: now)
+    for _ in range(refusal_log.MOST_A_MINUTE + 25):
         note("/" + "x" * 5000, "not served")
     now = 61.0
     note("/docs", "not served")
     entries = verify(tmp_path / "audit.jsonl").entries
-    assert len(entries) == refusals.MOST_A_MINUTE + 1
+    assert len(entries) == refusal_log.MOST_A_MINUTE + 1
     assert entries[-1]["facts"]["left_out_before"] == "25"
-    assert max(len(entry["facts"]["what"]) for entry in entries) == refusals.LONGEST
+    assert max(len(entry["facts"]["what"]) for entry in entries) == refusal_log.LONGEST
 
 
 @pytest.mark.parametrize("name", ["", "North", "a/b", "../a", "-a", "a" * 41, "a b", "a\n"])

@@ -13,7 +13,7 @@ LONGEST = 100
 """Characters of a path that are kept."""
 
 
-class Refusals:
+class RefusalLog:
     """Writes refusals into a log, at most `MOST_A_MINUTE`; the next line says how many were left out."""
 
     def __init__(self, audit: AuditLog, clock: Callable[[], float] = time.monotonic) -> None:
