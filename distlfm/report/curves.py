@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from distlfm.inference.result import Band, FitResult
 from distlfm.instance import FloatArray
-from distlfm.report.style import BAND68, BAND95, INFERRED, MEASURED, QUIET, TRUTH, handles, plain, quantity
+from distlfm.report.style import BAND68, BAND95, DASHED, INFERRED, MEASURED, QUIET, TRUTH, handles, plain, quantity
 from distlfm.report.truth import instance_row, output_names, true_force, true_output
 
 MAX_PANELS = 24
@@ -107,7 +107,7 @@ def _draw_force(axes: Axes, result: FitResult, i: int) -> None:
 
 def _draw_truth(axes: Axes, known: tuple[FloatArray, FloatArray] | None) -> None:
     if known is not None:
-        axes.plot(*known, color=TRUTH, linestyle=(0, (3, 1.5)), linewidth=1.2, zorder=3, label="truth")
+        axes.plot(*known, color=TRUTH, linestyle=DASHED, linewidth=1.2, zorder=3, label="truth")
 
 
 def draw_band(axes: Axes, times: FloatArray, band: Band, row: int) -> None:

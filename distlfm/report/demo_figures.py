@@ -10,7 +10,7 @@ from distlfm.instance import FloatArray, Instance
 from distlfm.report.curves import WIDE_HEIGHT
 from distlfm.report.fields import ERROR_MAP, MAP_DPI
 from distlfm.report.page import Figure, embed
-from distlfm.report.style import MEASURED, TRUTH, house, new_figure, plain, quantity
+from distlfm.report.style import DASHED, MEASURED, TRUTH, house, new_figure, plain, quantity
 
 
 def simulated_figure(instance: Instance) -> Figure:
@@ -39,7 +39,7 @@ def plot_simulated(instance: Instance) -> Drawing:
             axes.xaxis.set_major_locator(MaxNLocator(3))
             axes.yaxis.set_major_locator(MaxNLocator(4))
         axes = figure.add_subplot(grid[1, :])
-        axes.plot(truth.times, truth.force[0], color=TRUTH, linestyle=(0, (3, 1.5)))
+        axes.plot(truth.times, truth.force[0], color=TRUTH, linestyle=DASHED)
         axes.set_title("Latent force: the truth, which is hidden", fontweight="bold")
         axes.set_xlabel(time)
         axes.set_ylabel("force")

@@ -10,8 +10,9 @@ from distlfm.inference.result import Band, FitResult
 from distlfm.report.curves import draw_band
 from distlfm.report.field_view import FieldView
 from distlfm.report.fields import time_title
-from distlfm.report.forest import draw_forest, forest_rows, grouped
-from distlfm.report.style import TRUTH, handles, house, new_figure, plain
+from distlfm.report.forest import draw_forest, forest_height, grouped
+from distlfm.report.style import DASHED, TRUTH, handles, house, new_figure, plain
+from distlfm.report.truth import true_parameters
 
 NUM_PROFILES = 4
 PROFILE_HEIGHT = 1.9
@@ -35,9 +36,7 @@ def plot_profiles(view: FieldView) -> Figure:
             if true is not None:
                 now = true.near(time)
                 order = np.argsort(now.positions[:, 0])
-                axes.plot(
-                    now.positions[order, 0], now.values[order], color=TRUTH, linestyle=(0, (3, 1.5)), label="truth"
-                )
+                axes.plot(now.positions[order, 0], now.values[order], color=TRUTH, linestyle=DASHED, label="truth")
             axes.set_title(time_title(view, time))
             axes.set_xlabel(view.position_label(0))
             axes.xaxis.set_major_locator(MaxNLocator(4))
@@ -54,6 +53,6 @@ def plot_parameters(result: FitResult) -> Figure:
     """Parameters as a forest of intervals."""
     groups = grouped(result.parameters)
     with house():
-        figure = new_figure(sum(forest_rows(groups)) + 0.3)
-        draw_forest(figure.add_subfigure(figure.add_gridspec(1, 1)[0]), result, groups)
+        figure = new_figure(forest_height(groups))
+        draw_forest(figure.add_subfigure(figure.add_gridspec(1, 1)[0]), groups, true_parameters(result))
     return figure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,15 +11,14 @@ from matplotlib.figure import SubFigure
 from matplotlib.ticker import MaxNLocator
 
 from distlfm.inference.estimates import Estimate
-from distlfm.inference.result import FitResult
-from distlfm.report.style import BAND68, BAND95, INFERRED, QUIET, TRUTH, log_scale, plain, truth_mark
-from distlfm.report.truth import true_parameter
+from distlfm.report.style import BAND68, BAND95, INFERRED, QUIET, TRUTH, log_scale, plain, quantity, truth_mark
 
 MAX_ROWS = 30
 """Longest panel; a longer vector is cut with a note."""
 
 ROW_HEIGHT = 0.17
 FRAME_HEIGHT = 0.55
+HEAD_HEIGHT = 0.3
 LOG_FROM = 0.5
 """Positive values that span more than this many powers of ten go on a logarithmic axis."""
 
@@ -69,16 +68,26 @@ def _columns(groups: Sequence[Group]) -> int:
     return 2 if len(groups) == 4 else min(3, len(groups))
 
 
-def forest_rows(groups: Sequence[Group]) -> list[float]:
+def _row_heights(groups: Sequence[Group]) -> list[float]:
     """Height in inches of each row of panels."""
     columns = _columns(groups)
     rows = [groups[i : i + columns] for i in range(0, len(groups), columns)]
     return [FRAME_HEIGHT + ROW_HEIGHT * max(group.num_rows for group in row) for row in rows]
 
 
-def draw_forest(canvas: SubFigure, result: FitResult, groups: Sequence[Group]) -> None:
-    """One panel a group, in rows of up to three."""
-    heights = forest_rows(groups)
+def forest_height(groups: Sequence[Group]) -> float:
+    """Height in inches of all panels, with their title."""
+    return sum(_row_heights(groups)) + HEAD_HEIGHT
+
+
+def draw_forest(
+    canvas: SubFigure,
+    groups: Sequence[Group],
+    true: Mapping[str, float],
+    unit: Callable[[str], str | None] = lambda _: None,
+) -> None:
+    """One panel a group, in rows of up to three. true, unit: by the names of the estimates, where known."""
+    heights = _row_heights(groups)
     columns = _columns(groups)
     grid = canvas.add_gridspec(len(heights), columns, height_ratios=heights)
     truth_drawn = False
@@ -86,16 +95,19 @@ def draw_forest(canvas: SubFigure, result: FitResult, groups: Sequence[Group]) -
         axes = canvas.add_subplot(grid[i // columns, i % columns])
         first = i - i % columns
         most = max(one.num_rows for one in groups[first : first + columns])
-        truth_drawn |= _draw_group(axes, result, group, 0.62 * group.num_rows / most)
+        truth_drawn |= _draw_group(axes, group, true, 0.62 * group.num_rows / most)
+        units = {unit(one.name) for one in group.estimates[: group.num_rows]}
+        value = quantity("value", units.pop() if len(units) == 1 else None)
+        left_out = len(group.estimates) - group.num_rows
+        axes.set_xlabel(f"{value}; {left_out} more not shown" if left_out else value)
     if truth_drawn:
         canvas.legend(handles=[truth_mark("true value")], loc="outside upper right")
     canvas.suptitle("Parameters", fontsize=8, fontweight="bold")
 
 
-def _draw_group(axes: Axes, result: FitResult, group: Group, thickness: float) -> bool:
+def _draw_group(axes: Axes, group: Group, true: Mapping[str, float], thickness: float) -> bool:
     """Bars of the given thickness in units of rows. True if some truth was drawn."""
     shown = group.estimates[: group.num_rows]
-    truths = [true_parameter(result, estimate) for estimate in shown]
     rows = np.arange(len(shown))
     for lower, upper, color in (("lower95", "upper95", BAND95), ("lower68", "upper68", BAND68)):
         start = np.array([getattr(one, lower) for one in shown])
@@ -103,8 +115,8 @@ def _draw_group(axes: Axes, result: FitResult, group: Group, thickness: float) -
         axes.barh(rows, end - start, thickness, start, color=color, linewidth=0)
     means = [one.mean for one in shown]
     axes.vlines(means, rows - thickness / 2, rows + thickness / 2, color=INFERRED, linewidth=1.6, capstyle="butt")
-    true_rows = [y for y, truth in enumerate(truths) if truth is not None]
-    known = [truth for truth in truths if truth is not None]
+    true_rows = [y for y, one in enumerate(shown) if one.name in true]
+    known = [true[shown[y].name] for y in true_rows]
     if known:
         axes.plot(known, true_rows, "D", color=TRUTH, markersize=3.6, markerfacecolor="none", markeredgewidth=1.0)
     names = [plain(one.label if group.by_element else one.parameter) for one in shown]
@@ -120,8 +132,6 @@ def _draw_group(axes: Axes, result: FitResult, group: Group, thickness: float) -
         axes.margins(x=0.05)
         axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.set_title(plain(group.title, 40))
-    left_out = len(group.estimates) - len(shown)
-    axes.set_xlabel("value" if not left_out else f"value; {left_out} more not shown")
     if not np.isfinite([one.mean for one in shown]).any():
         axes.text(0.5, 0.5, "not estimated", transform=axes.transAxes, ha="center", va="center", color=QUIET)
         if not known:

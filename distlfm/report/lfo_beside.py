@@ -18,7 +18,7 @@ from distlfm.lfo.answer import Estimate
 from distlfm.report.curves import MAX_PANELS, WIDE_HEIGHT, draw_band
 from distlfm.report.lfo_fields import known_unit, plot_field_answer
 from distlfm.report.lfo_plots import band_of, true_curve
-from distlfm.report.style import BAND95, INFERRED, TRUTH, house, new_figure, plain, quantity
+from distlfm.report.style import BAND95, DASHED, INFERRED, TRUTH, house, new_figure, plain, quantity
 
 FITTED = "#00664B"
 """Green of Okabe and Ito, darker: told from the operator's blue by its dots and its outline too, and in grey print."""
@@ -67,7 +67,7 @@ def plot_beside(instance: Instance, answer: Answer, fitted: Answer, schema: Oper
                 _outline(axes, fitted, fitted.forces.index(force))
             known = true_curve(instance, i)
             if known is not None:
-                axes.plot(*known, color=TRUTH, linestyle=(0, (3, 1.5)), linewidth=1.2, zorder=3)
+                axes.plot(*known, color=TRUTH, linestyle=DASHED, linewidth=1.2, zorder=3)
                 truth = True
             axes.set_ylabel(quantity(force, known_unit(schema, force)))
             axes.set_xlabel(quantity("time", known_unit(schema, "time")))
@@ -90,4 +90,4 @@ def _legend(truth: bool) -> list[Any]:
         Line2D([], [], color=FITTED, linestyle=DOTS, label="full fit: mean"),
         Line2D([], [], color=FITTED, linewidth=0.8, label="full fit: ends of its 95 % interval"),
     ]
-    return [*found, *([Line2D([], [], color=TRUTH, linestyle=(0, (3, 1.5)), label="truth")] if truth else [])]
+    return [*found, *([Line2D([], [], color=TRUTH, linestyle=DASHED, label="truth")] if truth else [])]

@@ -16,8 +16,8 @@ from distlfm.instance import FloatArray, Instance
 from distlfm.lfo import Answer, OperatorSchema
 from distlfm.report.curves import draw_band
 from distlfm.report.lfo_fields import known_unit, true_map
-from distlfm.report.lfo_plots import DASHES, band_of, true_curve
-from distlfm.report.style import BAND68, INFERRED, MEASURED, QUIET, TRUTH, handles, house, new_figure, quantity
+from distlfm.report.lfo_plots import band_of, true_curve
+from distlfm.report.style import BAND68, DASHED, INFERRED, MEASURED, QUIET, TRUTH, handles, house, new_figure, quantity
 
 LOWEST_Q2 = -1.0
 """Q² has no lower end: what is below this is counted in the leftmost bar."""
@@ -127,7 +127,7 @@ def _draw_curve(axes: Axes, instance: Instance, answer: Answer, schema: Operator
     axes.plot(answer.times, answer.mean[0], ".", color=INFERRED, markersize=2)
     true = true_curve(instance, 0)
     if true is not None:
-        axes.plot(*true, color=TRUTH, linestyle=DASHES, linewidth=1.2, zorder=3)
+        axes.plot(*true, color=TRUTH, linestyle=DASHED, linewidth=1.2, zorder=3)
     axes.set_title(f"{len(answer.times)} points", fontweight="bold")
     axes.set_xlabel(quantity("time", known_unit(schema, "time")))
     axes.yaxis.set_major_locator(MaxNLocator(4))

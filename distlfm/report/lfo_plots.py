@@ -9,36 +9,29 @@ import io
 import re
 from pathlib import Path
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 
-from distlfm.inference.estimates import Estimate as Row
+from distlfm.inference.estimates import Estimate
 from distlfm.inference.result import Band
 from distlfm.instance import FloatArray, Instance
 from distlfm.lfo import Answer, OperatorSchema
 from distlfm.report.curves import MAX_PANELS, Layout, draw_band
-from distlfm.report.forest import LOG_FROM, Group, forest_rows, grouped
+from distlfm.report.forest import draw_forest, forest_height, grouped
 from distlfm.report.lfo_fields import known_unit, plot_field_answer
 from distlfm.report.style import (
-    BAND68,
-    BAND95,
-    INFERRED,
+    DASHED,
     MEASURED,
     TRUTH,
     handles,
     house,
-    log_scale,
     new_figure,
     plain,
     quantity,
-    truth_mark,
 )
 from distlfm.store.files import put_quickly, storing
 
-DASHES = (0, (3, 1.5))
-HEAD = 0.3
 PIXELS_PER_INCH = 200
 
 
@@ -51,12 +44,13 @@ def plot_answer(
     layout = Layout(len(instance.outputs), len(answer.forces))
     groups = grouped(_rows(answer))
     with house():
-        heights = [layout.height, *([sum(forest_rows(groups)) + HEAD] if groups else [])]
+        heights = [layout.height, *([forest_height(groups)] if groups else [])]
         figure = new_figure(sum(heights))
         places = figure.add_gridspec(len(heights), 1, height_ratios=heights)
         _draw_curves(figure.add_subfigure(places[0]), instance, answer, schema, layout)
         if groups:
-            _draw_parameters(figure.add_subfigure(places[1]), groups, true or {}, schema)
+            parameters = figure.add_subfigure(places[1])
+            draw_forest(parameters, groups, true or {}, lambda name: known_unit(schema, name))
         return settled(figure)
 
 
@@ -117,7 +111,7 @@ def _draw_curves(canvas: SubFigure, instance: Instance, answer: Answer, schema: 
         draw_band(axes, answer.times, band, i)
         true = true_curve(instance, i)
         if true is not None:
-            axes.plot(*true, color=TRUTH, linestyle=DASHES, linewidth=1.2, zorder=3)
+            axes.plot(*true, color=TRUTH, linestyle=DASHED, linewidth=1.2, zorder=3)
             known = True
         axes.set_ylabel(quantity(answer.forces[i], known_unit(schema, answer.forces[i])))
         axes.set_title("Latent force", fontweight="bold")
@@ -134,51 +128,11 @@ def _draw_curves(canvas: SubFigure, instance: Instance, answer: Answer, schema: 
         canvas.supxlabel(f"The first {MAX_PANELS} of {len(instance.outputs)} outputs are shown.", fontsize=8)
 
 
-def _draw_parameters(canvas: SubFigure, groups: list[Group], true: dict[str, float], schema: OperatorSchema) -> None:
-    heights = forest_rows(groups)
-    columns = -(-len(groups) // len(heights))
-    grid = canvas.add_gridspec(len(heights), columns, height_ratios=heights)
-    for i, group in enumerate(groups):
-        _draw_group(canvas.add_subplot(grid[i // columns, i % columns]), group, true, schema)
-    if any(one.name in true for group in groups for one in group.estimates):
-        canvas.legend(handles=[truth_mark("true value")], loc="outside upper right")
-    canvas.suptitle("Parameters", fontsize=8, fontweight="bold")
-
-
-def _draw_group(axes: Axes, group: Group, true: dict[str, float], schema: OperatorSchema) -> None:
-    shown = group.estimates[: group.num_rows]
-    rows = np.arange(len(shown))
-    for lower, upper, colour in (("lower95", "upper95", BAND95), ("lower68", "upper68", BAND68)):
-        start = np.array([getattr(one, lower) for one in shown])
-        end = np.array([getattr(one, upper) for one in shown])
-        axes.barh(rows, end - start, 0.6, start, color=colour, linewidth=0)
-    axes.vlines([one.mean for one in shown], rows - 0.3, rows + 0.3, color=INFERRED, linewidth=1.6)
-    known = [(true[one.name], y) for y, one in enumerate(shown) if one.name in true]
-    if known:
-        axes.plot(*zip(*known, strict=True), "D", color=TRUTH, markersize=3.6, markerfacecolor="none")
-    axes.set_yticks(rows, [plain(one.label if group.by_element else one.parameter) for one in shown])
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
-    ends = [end for one in shown for end in (one.lower95, one.upper95)] + [value for value, _ in known]
-    if np.isfinite(ends).all() and min(ends) > 0 and np.log10(max(ends) / min(ends)) > LOG_FROM:
-        log_scale(axes, min(ends), max(ends))
-    else:
-        axes.use_sticky_edges = False
-        axes.margins(x=0.05)
-        axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.set_title(plain(group.title, 40))
-    left_out = len(group.estimates) - len(shown)
-    units = {known_unit(schema, one.name) for one in shown}
-    value = quantity("value", units.pop() if len(units) == 1 else None)
-    axes.set_xlabel(value if not left_out else f"{value}; {left_out} more not shown")
-
-
-def _rows(answer: Answer) -> list[Row]:
+def _rows(answer: Answer) -> list[Estimate]:
     """The answer's parameters as those of a fit, split into name and element."""
     found = []
     for one in answer.parameters:
         name, _, label = one.name.partition("[")
         numbers = (one.mean, one.sd, one.lower68, one.upper68, one.lower95, one.upper95)
-        found.append(Row(name, label.removesuffix("]"), one.kind, *numbers, float("nan")))
+        found.append(Estimate(name, label.removesuffix("]"), one.kind, *numbers, float("nan")))
     return found

@@ -18,10 +18,11 @@ from distlfm.inference.result import FitResult
 from distlfm.inference.tally import Tally
 from distlfm.instance import FloatArray
 from distlfm.report.curves import Layout, draw_curves
-from distlfm.report.forest import draw_forest, forest_rows, grouped
+from distlfm.report.forest import draw_forest, forest_height, grouped
 from distlfm.report.style import (
     BAND68,
     BAND95,
+    DASHED,
     INFERRED,
     MEASURED,
     QUIET,
@@ -33,12 +34,10 @@ from distlfm.report.style import (
     plain,
     quantity,
 )
-from distlfm.report.truth import instance_row, output_names, true_force, true_output
+from distlfm.report.truth import instance_row, output_names, true_force, true_output, true_parameters
 
 LOWEST_Q2 = -1.0
 """Q² has no lower end: what is below this is counted in the leftmost bar."""
-
-PARAMETERS_HEAD = 0.3
 
 
 def plot_fit(result: FitResult) -> Figure:
@@ -53,12 +52,12 @@ def plot_fit(result: FitResult) -> Figure:
     with house():
         heights = [layout.height]
         if groups:
-            heights.append(sum(forest_rows(groups)) + PARAMETERS_HEAD)
+            heights.append(forest_height(groups))
         figure = new_figure(sum(heights))
         places = figure.add_gridspec(len(heights), 1, height_ratios=heights)
         draw_curves(figure.add_subfigure(places[0]), result, layout)
         if groups:
-            draw_forest(figure.add_subfigure(places[1]), result, groups)
+            draw_forest(figure.add_subfigure(places[1]), groups, true_parameters(result))
     return figure
 
 
@@ -87,7 +86,7 @@ def plot_phase(result: FitResult) -> Figure:
         axes.annotate("start", (x[0], y[0]), xytext=(6, -3), textcoords="offset points", va="top", zorder=5)
         known = _true_path(result)
         if known is not None:
-            axes.plot(*known, color=TRUTH, linestyle=(0, (3, 1.5)), linewidth=1.2, zorder=4, label="truth")
+            axes.plot(*known, color=TRUTH, linestyle=DASHED, linewidth=1.2, zorder=4, label="truth")
         axes.set_xlabel(plain(result.force_names[0]))
         axes.set_ylabel(quantity(names[0], result.instance.metadata.get("value_unit")))
         axes.margins(0.06)

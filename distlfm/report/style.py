@@ -27,6 +27,8 @@ BAND95 = "#D6E8F3"
 MEASURED = "#1A1A1A"
 TRUTH = "#D55E00"
 QUIET = "#6B6B6B"
+DASHED = (0, (3, 1.5))
+"""How lines of the truth are drawn, for those who see no colour."""
 
 WIDTH = 7.2
 """Inches: two columns of a journal page."""
@@ -124,7 +126,7 @@ def handles(*, data: bool, truth: bool) -> list[Artist]:
     found.append(Patch(color=BAND68, linewidth=0, label="68 % interval"))
     found.append(Patch(color=BAND95, linewidth=0, label="95 % interval"))
     if truth:
-        found.append(Line2D([], [], color=TRUTH, linestyle=(0, (3, 1.5)), label="truth"))
+        found.append(Line2D([], [], color=TRUTH, linestyle=DASHED, label="truth"))
     return found
 
 

@@ -39,6 +39,12 @@ def true_force(result: FitResult, index: int) -> tuple[FloatArray, FloatArray] |
     return truth.times, truth.force[index]
 
 
+def true_parameters(result: FitResult) -> dict[str, float]:
+    """The true values of parameters by the names of their estimates, where known."""
+    known = {one.name: true_parameter(result, one) for one in result.parameters}
+    return {name: value for name, value in known.items() if value is not None}
+
+
 def true_parameter(result: FitResult, estimate: Estimate) -> float | None:
     """The true value of one element of a parameter, where known."""
     truth = result.instance.truth
