@@ -18,6 +18,7 @@ from distlfm.inference.archive import save as save_fit
 from distlfm.inference.field_settle import settle
 from distlfm.inference.fit import fit_instances
 from distlfm.instance import Instance
+from distlfm.pipeline.demo import FIELD as MODEL
 from distlfm.pipeline.fit import FitRun, fit
 from distlfm.pipeline.fit_job import model_of
 from distlfm.pipeline.settings import FitConfig, SimulateConfig
@@ -25,25 +26,6 @@ from distlfm.pipeline.simulate import simulate_from
 
 pytestmark = pytest.mark.slow
 
-MODEL: dict[str, Any] = {
-    "mechanism": {
-        "kind": "reaction_diffusion",
-        "mesh": {"kind": "interval", "lower": [0.0], "upper": [1.0], "size": 0.05},
-        "boundary": {"all": {"kind": "dirichlet"}},
-        "fixed": {"sensitivity": 1.0},
-        "priors": {
-            "decay": {"kind": "lognormal", "median": 0.5, "spread": 0.5},
-            "diffusion": {"kind": "lognormal", "median": 0.02, "spread": 0.5},
-        },
-    },
-    "force": {
-        "priors": {
-            "lengthscale": {"kind": "lognormal", "median": 0.4, "spread": 0.2},
-            "variance": {"kind": "lognormal", "median": 1.0, "spread": 0.5},
-        }
-    },
-    "likelihood": {"prior": {"kind": "lognormal", "median": 0.02, "spread": 0.3}},
-}
 QUICK = {"posterior": {"stages": [5, 10], "draws": 24}, "field": {"refinements": 0}}
 
 
