@@ -15,14 +15,12 @@ import torch
 
 import benchmarks
 
-HELPERS = {"__main__", "goals", "lfo_shared", "reference"}
-
 
 def names() -> dict[str, str]:
-    """Every benchmark with the first line of its docstring."""
-    found = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__) if module.name not in HELPERS)
-    docs = {name: importlib.import_module(f"benchmarks.{name}").__doc__ or "" for name in found}
-    return {name: doc.splitlines()[0] if doc else "" for name, doc in docs.items()}
+    """Every benchmark, which is a module with a function `run`, and the first line of its docstring."""
+    found = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__) if module.name != "__main__")
+    modules = {name: importlib.import_module(f"benchmarks.{name}") for name in found}
+    return {name: (one.__doc__ or "").partition("\n")[0] for name, one in modules.items() if hasattr(one, "run")}
 
 
 def main() -> int:

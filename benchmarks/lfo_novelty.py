@@ -1,4 +1,4 @@
-"""Inputs unlike the training data: AUROC of the operator's score for four kinds of them."""
+"""Inputs unlike the training data: AUROC of the operator's score for five kinds of them."""
 
 from __future__ import annotations
 
