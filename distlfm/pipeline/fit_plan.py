@@ -72,10 +72,7 @@ class Plan:
 
 def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path | None, reporter: Reporter) -> Plan:
     source, intake = open_source(config.data, data, folder)
-    for notice in intake.notices:
-        reporter.say(f"notice: {notice}")
-    for problem in intake.set_aside:
-        reporter.warn(f"set aside: {problem}")
+    intake.tell(reporter)
     model = model_with(config, source.outputs)
     found: Survey | None = None
     noiseless: str | None = None

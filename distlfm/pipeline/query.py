@@ -24,7 +24,6 @@ from distlfm.pipeline.query_settings import QueryConfig
 from distlfm.pipeline.query_tables import tables
 from distlfm.pipeline.run_files import REPORT
 from distlfm.pipeline.rundir import begin, write_config, write_summary
-from distlfm.pipeline.settings import DataConfig
 from distlfm.pipeline.source_base import Source
 from distlfm.pipeline.sources import for_fitting, open_source
 from distlfm.pipeline.versions import versions
@@ -96,9 +95,10 @@ def run_query(config: QueryConfig, data: Sequence[Instance] | None, reporter: Re
     operator = Operator.load(path)
     for notice in operator.notices:
         reporter.warn(notice)
-    source, set_aside = _open(config.data, data, reporter)
+    source, intake = open_source(config.data, data, None)
+    intake.tell(reporter)
     check_names(config.outputs, source.outputs, operator.schema.outputs)
-    run = QueryRun(config, operator, mark(path), Tally(set_aside=set_aside))
+    run = QueryRun(config, operator, mark(path), Tally(set_aside=map(str, intake.set_aside)))
     if config.run.dir is not None:
         begin(config.run.dir)
     writing = nullcontext() if config.run.dir is None else tables(config.run.dir, operator.schema)
@@ -119,15 +119,6 @@ def run_query(config: QueryConfig, data: Sequence[Instance] | None, reporter: Re
         if config.plot:
             _draw(run, source, config.run.dir, reporter)
     return run
-
-
-def _open(config: DataConfig, data: Sequence[Instance] | None, reporter: Reporter) -> tuple[Source, list[str]]:
-    source, intake = open_source(config, data, None)
-    for notice in intake.notices:
-        reporter.say(f"notice: {notice}")
-    for problem in intake.set_aside:
-        reporter.warn(f"set aside: {problem}")
-    return source, [str(problem) for problem in intake.set_aside]
 
 
 def _asked(config: QueryConfig, operator: Operator, source: Source) -> Iterator[Asked]:

@@ -15,6 +15,7 @@ import numpy as np
 from distlfm.instance import Instance
 from distlfm.lfo import Answer, OperatorSchema
 from distlfm.pipeline.query_figures import true_elements
+from distlfm.runtime.finite import finite
 from distlfm.store.files import storing
 
 ANSWERS, PARAMETERS, DOCUMENT = "answers.csv", "parameters.csv", "answers.json"
@@ -99,12 +100,4 @@ def _digits(value: float) -> str:
 
 
 def _json(content: Any) -> str:
-    return json.dumps(_finite(content), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    return json.dumps(finite(content), allow_nan=False)

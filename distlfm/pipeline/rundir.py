@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +16,7 @@ from distlfm.inference.tally import Row, Tally, figures_of
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.pipeline.run_files import CONFIG, REPORT, SUMMARY
 from distlfm.pipeline.settings import FitConfig
+from distlfm.runtime.finite import finite
 from distlfm.store import Store
 from distlfm.store.files import no_place, storing
 from distlfm.store.find import RUN_STORE, is_store
@@ -121,11 +121,11 @@ def write_summary(directory: Path, rows: Iterable[Row], overall: Mapping[str, An
 
 
 def _summary(rows: Iterable[Row], overall: Mapping[str, Any]) -> Iterator[str]:
-    head = json.dumps(_finite(overall), indent=2, allow_nan=False)
+    head = json.dumps(finite(overall), indent=2, allow_nan=False)
     yield head.removesuffix("\n}") + ',\n  "instances": [\n'
     between = ""
     for row in rows:
-        yield f"{between}    {json.dumps(_finite(figures_of(row)), allow_nan=False)}"
+        yield f"{between}    {json.dumps(finite(figures_of(row)), allow_nan=False)}"
         between = ",\n"
     yield "\n  ]\n}\n"
 
@@ -160,12 +160,3 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[prefix + key] = value
     return found
-
-
-def _finite(value: Any) -> Any:
-    """The same with null for every number that is not finite: JSON has none, and a failed fit has some."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -19,6 +19,7 @@ from distlfm.instance import Instance
 from distlfm.pipeline.settings import DataConfig
 from distlfm.pipeline.source_base import PIECE, Held, Source
 from distlfm.pipeline.spool import spool
+from distlfm.runtime.reporting import Reporter
 from distlfm.store import Store, content_hash, find_store, is_store
 from distlfm.store.layout import FAILED, STATUSES
 
@@ -29,6 +30,13 @@ class Intake:
 
     set_aside: list[Problem] = field(default_factory=list)
     notices: list[Problem] = field(default_factory=list)
+
+    def tell(self, reporter: Reporter) -> None:
+        """Say what was found."""
+        for notice in self.notices:
+            reporter.say(f"notice: {notice}")
+        for problem in self.set_aside:
+            reporter.warn(f"set aside: {problem}")
 
 
 class Stored(Source):

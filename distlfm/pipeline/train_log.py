@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distlfm.optional import require
+from distlfm.runtime.finite import finite
 from distlfm.runtime.reporting import Reporter, Task
 from distlfm.store.files import put_quickly, storing
 
@@ -37,7 +37,7 @@ class RunLog:
 
     def write(self, event: str, report: Mapping[str, Any]) -> None:
         """One line, and its numbers as scalars."""
-        told = {"event": event, **{name: _finite(value) for name, value in report.items()}}
+        told = {"event": event, **{name: finite(value) for name, value in report.items()}}
         with storing("metrics", self.path.parent):
             self._file.write(json.dumps(told) + "\n")
             self._file.flush()
@@ -153,7 +153,3 @@ def shown(reporter: Reporter) -> Iterator[Progress]:
         yield progress
     finally:
         progress.close()
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from distlfm.config import nearest
 from distlfm.errors import UsageError
+from distlfm.runtime.finite import finite
 from distlfm.store.layout import STATUSES, STRING, Variable
 
 NEEDED = ("id", "status")
@@ -51,18 +51,4 @@ def checked_rows(rows: Sequence[Mapping[str, Any]], where: range) -> Sequence[Ma
 
 def encoded_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
     """One line of JSON a row; what is not finite becomes null."""
-    return "".join(json.dumps(_plain(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows).encode()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    return value
+    return "".join(json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows).encode()
