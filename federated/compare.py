@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -74,11 +74,7 @@ def _best(base: Path, batch: Batch, programme: ProgrammeConfig, choosing: Sequen
 
 def joined(batches: Sequence[Batch]) -> Batch:
     """Windows of several sites as one batch; the sites' names keep patients apart."""
-    tensors = {
-        field.name: torch.cat([getattr(one, field.name) for one in batches])
-        for field in fields(batches[0])
-        if field.name != "ids"
-    }
+    tensors = {name: torch.cat([one.tensors[name] for one in batches]) for name in batches[0].tensors}
     ids = tuple(f"{number}:{name}" for number, one in enumerate(batches) for name in one.ids)
     return Batch(**tensors, ids=ids)
 
@@ -117,11 +113,6 @@ def _personal(site: Site, programme: ProgrammeConfig, vector: Vector, steps: int
 def of_others(found: Scores, site: str, figure: str) -> NDArray[np.float64]:
     """A figure of the held-out patients of all other sites, one after the other; NaN where it is not known."""
     return np.concatenate([values[figure] for name, values in found.items() if name != site])
-
-
-def others(found: Scores, site: str, figure: str) -> float:
-    """The mean of a figure over the held-out patients of all other sites."""
-    return float(np.nanmean(of_others(found, site, figure)))
 
 
 def everybody(found: Scores, figure: str) -> float:

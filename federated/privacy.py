@@ -21,7 +21,7 @@ from distlfm.errors import UsageError
 from distlfm.federated.adapter import Features, Tail
 from distlfm.federated.cohort import groups
 from distlfm.federated.settings import PrivacyConfig, RoundTask
-from distlfm.federated.tune import TENSORS, Descent, Objective, Tuned, all_finite, hold_back
+from distlfm.federated.tune import Descent, Objective, Tuned, all_finite, hold_back
 from distlfm.lfo import Batch, Operator
 
 Random = np.random.Generator
@@ -111,7 +111,7 @@ class PatientGradients:
         self._share = torch.tensor([[1 / len(one)] * len(one) + [0.0] * (most - len(one)) for one in rows])
         seen = self._tail.features(batch.values, batch.mask).tensors()
         self._seen = {name: one[at] for name, one in seen.items()}
-        self._batch = {name: getattr(batch, name)[at] for name in TENSORS}
+        self._batch = {name: tensor[at] for name, tensor in batch.tensors.items()}
         # Tables that are made when first needed cannot be made inside of a transformation.
         one = {name: value[0] for name, value in self._seen.items()}, {n: v[0] for n, v in self._batch.items()}
         self._loss({}, *one, self._share[0])

@@ -133,10 +133,7 @@ class Site:
         whole, rows = self._rows(kind, part)
         if not len(rows):
             raise UsageError(f"The site {self.config.name} has no windows to {part}.", "Give it more patients.")
-        return Batch(
-            **{name: value[rows] for name, value in vars(whole).items() if name != "ids"},
-            ids=tuple(whole.ids[i] for i in rows),
-        )
+        return whole.at(rows.tolist())
 
     def _rows(self, kind: str, part: Part) -> tuple[Batch, Index]:
         """All windows, and which of them are those of a part of the patients."""

@@ -59,7 +59,7 @@ def tune(operator: Operator, names: Sequence[str], near: Sequence[str], batch: B
     if task.adapter == "none":
 
         def loss_of(rows: Tensor) -> Tensor:
-            part = rows_of(batch, rows)
+            part = batch.at(rows.tolist())
             return objective(model(part.values, part.mask), part)
     else:
         tail = Tail(model)
@@ -67,7 +67,7 @@ def tune(operator: Operator, names: Sequence[str], near: Sequence[str], batch: B
 
         def loss_of(rows: Tensor) -> Tensor:
             some = type(seen)(**{name: one[rows] for name, one in seen.tensors().items()})
-            return objective(tail.predict(weights, some, grid), rows_of(batch, rows))
+            return objective(tail.predict(weights, some, grid), batch.at(rows.tolist()))
 
     try:
         loss = descend(weights, near, loss_of, len(batch), task)
@@ -146,14 +146,3 @@ class Descent:
             second.lerp_(grad.square(), 1 - ADAM[1])
             size = (second / (1 - ADAM[1] ** self.number)).sqrt_().add_(TINY)
             one.addcdiv_(first, size, value=-self.task.lr / (1 - ADAM[0] ** self.number))
-
-
-def rows_of(batch: Batch, rows: Tensor) -> Batch:
-    """Some windows of a batch."""
-    at = rows.tolist()
-    tensors = {name: getattr(batch, name)[rows] for name in TENSORS}
-    return Batch(**tensors, ids=tuple(batch.ids[i] for i in at))
-
-
-TENSORS = ("values", "mask", "force", "force_var", "params", "params_var", "clean", "noise")
-"""The fields of a batch that hold a row a window."""

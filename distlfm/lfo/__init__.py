@@ -3,7 +3,7 @@
 from distlfm.lfo.answer import Answer, Estimate
 from distlfm.lfo.calibrate import Calibration, calibrate, coverage
 from distlfm.lfo.checkpoint import load_checkpoint, save_checkpoint
-from distlfm.lfo.dataset import Batch, Examples, Split, split
+from distlfm.lfo.dataset import Batch, Examples
 from distlfm.lfo.finish import finish
 from distlfm.lfo.loop import Outcome, Training
 from distlfm.lfo.model import FourierOperator, Prediction
@@ -19,6 +19,7 @@ from distlfm.lfo.settings import (
     SplitConfig,
     TrainSettings,
 )
+from distlfm.lfo.split import Split, split
 
 __all__ = [
     "Alone",

@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -24,11 +24,10 @@ from distlfm.lfo.grid import fill, grid_points, to_grid
 from distlfm.lfo.observed import BLOCK, Observed
 from distlfm.lfo.resample import Resampler
 from distlfm.lfo.schema import OperatorSchema
-from distlfm.lfo.settings import SplitConfig
+from distlfm.lfo.split import Index
 from distlfm.store import STATUSES, Store
 from distlfm.store.layout import ABSENT, FAILED
 
-Index = NDArray[np.intp]
 Arrays = dict[str, NDArray[np.float32]]
 
 
@@ -52,13 +51,22 @@ class Batch:
     def __len__(self) -> int:
         return len(self.values)
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All but the ids, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "ids"}
+
     def part(self, rows: slice) -> Batch:
-        """Some of the instances."""
+        """Some of the instances, one after another."""
         return Batch(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
+    def at(self, rows: Sequence[int]) -> Batch:
+        """The instances of these numbers, in this order."""
+        chosen = {name: tensor[list(rows)] for name, tensor in self.tensors.items()}
+        return Batch(**chosen, ids=tuple(self.ids[row] for row in rows))
+
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
-        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "ids"}
-        return replace(self, **{name: tensor.to(device, dtype) for name, tensor in tensors.items()})
+        return Batch(**{name: tensor.to(device, dtype) for name, tensor in self.tensors.items()}, ids=self.ids)
 
 
 class Examples:
@@ -201,36 +209,6 @@ class Cache:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Cache.__init__(self, state["read"], state["room"])
-
-
-@dataclass(frozen=True)
-class Split:
-    """Numbers of the examples of each part; no id is in two of them."""
-
-    train: Index
-    validation: Index
-    calibration: Index
-
-
-def split(ids: Sequence[str], config: SplitConfig) -> Split:
-    """Sort instances by a hash of their id, or of their group's, whatever store and row they are in."""
-    share = np.array([_share(_group(name, config.group), config.seed) for name in ids])
-    validation = share < config.validation
-    calibration = ~validation & (share < config.validation + config.calibration)
-    return Split(*(np.flatnonzero(part) for part in (~validation & ~calibration, validation, calibration)))
-
-
-def _group(name: str, separator: str | None) -> str:
-    """What an instance shares with those that must be on its side."""
-    if separator is None:
-        series, _, number = name.rpartition("/")
-        return series if series and number.isdecimal() else name
-    return name.split(separator)[0] if separator else name
-
-
-def _share(name: str, seed: int) -> float:
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def read_rows(store: Store, schema: OperatorSchema, rows: range) -> Arrays:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from distlfm.errors import UsageError, WorkError
 from distlfm.lfo.augment import Augmentation
-from distlfm.lfo.dataset import Examples, Index, split
+from distlfm.lfo.dataset import Examples
 from distlfm.lfo.loss import losses
 from distlfm.lfo.model import FourierOperator
 from distlfm.lfo.normalise import fit_normal
@@ -28,6 +28,7 @@ from distlfm.lfo.ranks import Alone, Ranks
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.score import score, standing
 from distlfm.lfo.settings import TrainSettings
+from distlfm.lfo.split import Index, split
 
 AHEAD = 8
 """Batches whose shards are read before they are needed."""

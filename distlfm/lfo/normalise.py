@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from distlfm.lfo.dataset import Batch, Examples, Index
+from distlfm.lfo.dataset import Batch, Examples
 from distlfm.lfo.model import Normal
+from distlfm.lfo.split import Index
 
 MOST = 4096
 """Examples of the training split that are looked at."""

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlfm.lfo.dataset import Batch, Examples, Index
+from distlfm.lfo.dataset import Batch, Examples
 from distlfm.lfo.loss import losses, reconstruction
 from distlfm.lfo.model import FourierOperator, Normal, Prediction
 from distlfm.lfo.physics import Forward
 from distlfm.lfo.ranks import Ranks
 from distlfm.lfo.settings import TrainSettings
+from distlfm.lfo.split import Index
 
 
 def score(

@@ -22,7 +22,7 @@ from distlfm.federated.privacy import (
     tune_privately,
 )
 from distlfm.federated.settings import PrivacyConfig, RoundTask
-from distlfm.federated.tune import Objective, rows_of
+from distlfm.federated.tune import Objective
 
 PRIVACY = PrivacyConfig(epsilon=5.0, noise=1.5, clip=0.5, sample=0.5)
 WINDOWS = (3, 1, 4, 2)
@@ -38,8 +38,8 @@ def test_the_gradient_of_a_patient_is_that_of_all_their_windows(tmp_path: Path, 
     weights = {name: dict(operator.model.named_parameters())[name] for name in names}
     found = PatientGradients(operator, batch, task)(weights, np.array([2, 0]))
     for row, patient in zip(found, ("p2", "p0"), strict=True):
-        here = torch.tensor([i for i, name in enumerate(batch.ids) if name.startswith(f"{patient}/")])
-        part = rows_of(batch, here)
+        here = [i for i, name in enumerate(batch.ids) if name.startswith(f"{patient}/")]
+        part = batch.at(here)
         leaves = [one.requires_grad_(True) for one in weights.values()]
         loss = Objective(operator, task)(operator.model(part.values, part.mask), part).mean()
         expected = torch.cat([one.flatten() for one in torch.autograd.grad(loss, leaves)])
