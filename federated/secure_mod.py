@@ -51,7 +51,7 @@ def secure_mod(message: Message, context: Context, call_next: ClientAppCallable)
     try:
         policy = policy_of(context)
         audit = AuditLog(policy.audit)
-        site = Site(policy, load_signing_key(policy.signing_key), Memory(policy.state), audit, run)
+        site = Answering(policy, load_signing_key(policy.signing_key), Memory(policy.state), audit, run)
         return Message(site.answer(message, context, call_next), reply_to=message)
     except Refused as refused:
         reason, facts = refused.reason, {**facts, "reason": refused.reason.name, "detail": refused.detail}
@@ -85,7 +85,7 @@ def _stage_of(message: Message) -> str:
 
 
 @dataclass(frozen=True)
-class Site:
+class Answering:
     """A site while it answers one message of a run."""
 
     policy: SitePolicy

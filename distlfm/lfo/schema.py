@@ -60,6 +60,11 @@ class OperatorSchema(Config):
         """Points of each dimension of the training grid."""
         return tuple(dim.size for dim in self.dims)
 
+    def known_unit(self, name: str) -> str | None:
+        """The unit of `time`, of an axis, an output, a force or a parameter, where it is known and not one."""
+        found = self.units.get(name)
+        return None if found in (None, "1", UNKNOWN_UNIT) else found
+
     @staticmethod
     def of(stores: Sequence[Store]) -> OperatorSchema:
         """The schema that all stores share. Their grids may differ in number of points; the first one's is taken."""

@@ -17,10 +17,9 @@ from distlfm.lfo import Answer, OperatorSchema
 from distlfm.pipeline.query_figures import true_elements
 from distlfm.runtime.finite import finite
 from distlfm.store.files import storing
+from distlfm.store.layout import UNKNOWN_UNIT
 
 ANSWERS, PARAMETERS, DOCUMENT = "answers.csv", "parameters.csv", "answers.json"
-UNKNOWN = "unknown"
-"""What a store says of a unit that nobody told."""
 
 COLUMNS = ("mean", "sd", "lower68", "upper68", "lower95", "upper95")
 
@@ -47,7 +46,7 @@ class Tables:
         for one in answer.parameters:
             numbers = [_digits(getattr(one, name)) for name in COLUMNS]
             known = _digits(true[one.name]) if one.name in true else ""
-            unit = self._schema.units.get(one.name, "").replace(UNKNOWN, "")
+            unit = self._schema.units.get(one.name, "").replace(UNKNOWN_UNIT, "")
             self._parameters.writerow([answer.id, one.name, one.kind, unit, *numbers, known])
         self._document.write(self._between + _json(as_data(answer)))
         self._between = ",\n"

@@ -16,7 +16,7 @@ from distlfm.instance import FloatArray, Instance
 from distlfm.lfo import Answer, OperatorSchema
 from distlfm.lfo.answer import Estimate
 from distlfm.report.curves import MAX_PANELS, WIDE_HEIGHT, draw_band
-from distlfm.report.lfo_fields import known_unit, plot_field_answer
+from distlfm.report.lfo_fields import plot_field_answer
 from distlfm.report.lfo_plots import band_of, true_curve
 from distlfm.report.style import BAND95, DASHED, INFERRED, TRUTH, house, new_figure, plain, quantity
 
@@ -69,8 +69,8 @@ def plot_beside(instance: Instance, answer: Answer, fitted: Answer, schema: Oper
             if known is not None:
                 axes.plot(*known, color=TRUTH, linestyle=DASHED, linewidth=1.2, zorder=3)
                 truth = True
-            axes.set_ylabel(quantity(force, known_unit(schema, force)))
-            axes.set_xlabel(quantity("time", known_unit(schema, "time")))
+            axes.set_ylabel(quantity(force, schema.known_unit(force)))
+            axes.set_xlabel(quantity("time", schema.known_unit("time")))
             axes.set_title(f"Latent force {plain(force)}" if len(forces) > 1 else "Latent force", fontweight="bold")
             axes.yaxis.set_major_locator(MaxNLocator(4))
         figure.legend(handles=_legend(truth), loc="outside upper center", ncols=3)

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from distlfm.instance import FloatArray, Instance
 from distlfm.lfo import Answer, OperatorSchema
 from distlfm.report.curves import draw_band
-from distlfm.report.lfo_fields import known_unit, true_map
+from distlfm.report.lfo_fields import true_map
 from distlfm.report.lfo_plots import band_of, true_curve
 from distlfm.report.style import BAND68, DASHED, INFERRED, MEASURED, QUIET, TRUTH, handles, house, new_figure, quantity
 
@@ -99,7 +99,7 @@ def plot_resolutions(instance: Instance, answers: Sequence[Answer], schema: Oper
             row = figure.subplots(1, len(answers), squeeze=False, sharey=True)[0]
             for axes, answer in zip(row, answers, strict=True):
                 _draw_curve(axes, instance, answer, schema)
-            row[0].set_ylabel(quantity(answers[0].forces[0], known_unit(schema, answers[0].forces[0])))
+            row[0].set_ylabel(quantity(answers[0].forces[0], schema.known_unit(answers[0].forces[0])))
             known = true_curve(instance, 0) is not None
             figure.legend(handles=handles(data=False, truth=known), loc="outside upper center", ncols=4)
             return figure
@@ -115,10 +115,10 @@ def plot_resolutions(instance: Instance, answers: Sequence[Answer], schema: Oper
             drawn = axes.pcolormesh(across, up, image.T, vmin=low, vmax=high, shading="nearest", rasterized=True)
             axes.set_title(title, fontweight="bold")
             across_name = answer.dims[len(answer.dims) > 2]
-            axes.set_xlabel(quantity(across_name, known_unit(schema, across_name)))
+            axes.set_xlabel(quantity(across_name, schema.known_unit(across_name)))
         up_name, force = answers[0].dims[min(2, len(answers[0].dims) - 1)], answers[0].forces[0]
-        row[0].set_ylabel(quantity(up_name, known_unit(schema, up_name)))
-        figure.colorbar(drawn, ax=list(row), label=quantity(force, known_unit(schema, force)), fraction=0.03)
+        row[0].set_ylabel(quantity(up_name, schema.known_unit(up_name)))
+        figure.colorbar(drawn, ax=list(row), label=quantity(force, schema.known_unit(force)), fraction=0.03)
     return figure
 
 
@@ -129,7 +129,7 @@ def _draw_curve(axes: Axes, instance: Instance, answer: Answer, schema: Operator
     if true is not None:
         axes.plot(*true, color=TRUTH, linestyle=DASHED, linewidth=1.2, zorder=3)
     axes.set_title(f"{len(answer.times)} points", fontweight="bold")
-    axes.set_xlabel(quantity("time", known_unit(schema, "time")))
+    axes.set_xlabel(quantity("time", schema.known_unit("time")))
     axes.yaxis.set_major_locator(MaxNLocator(4))
 
 

@@ -41,13 +41,13 @@ def plot_field_answer(instance: Instance, answer: Answer, schema: OperatorSchema
     """Maps of the first output and of the first force."""
     panels = _panels(instance, answer, schema)
     with house():
-        labels = [quantity(name, known_unit(schema, name)) for name in answer.dims]
+        labels = [quantity(name, schema.known_unit(name)) for name in answer.dims]
         return (_images if len(answer.dims) == 2 else _snapshots)(answer, panels, labels)
 
 
 def _panels(instance: Instance, answer: Answer, schema: OperatorSchema) -> list[Panel]:
     output, force = instance.outputs[0], plain(answer.forces[0])
-    value, label = (quantity(name, known_unit(schema, name)) for name in (output, answer.forces[0]))
+    value, label = (quantity(name, schema.known_unit(name)) for name in (output, answer.forces[0]))
     points = _points(instance.times, instance.positions)
     seen, _ = to_grid(points, instance.values[:1], instance.mask[:1], schema.dims, answer.shape)
     mean, sd = answer.mean[0], answer.sd[0]
@@ -122,9 +122,3 @@ def _limits(values: NDArray[np.floating[Any]]) -> Normalize:
 
 def _points(times: FloatArray, positions: FloatArray | None) -> FloatArray:
     return times[:, None] if positions is None else np.concatenate([times[:, None], positions], -1)
-
-
-def known_unit(schema: OperatorSchema, name: str) -> str | None:
-    """The unit of something, unless it has none or it was never told."""
-    unit = schema.units.get(name)
-    return None if unit in (None, "1", "unknown") else unit

@@ -19,7 +19,7 @@ from distlfm.instance import FloatArray, Instance
 from distlfm.lfo import Answer, OperatorSchema
 from distlfm.report.curves import MAX_PANELS, Layout, draw_band
 from distlfm.report.forest import draw_forest, forest_height, grouped
-from distlfm.report.lfo_fields import known_unit, plot_field_answer
+from distlfm.report.lfo_fields import plot_field_answer
 from distlfm.report.style import (
     DASHED,
     MEASURED,
@@ -50,7 +50,7 @@ def plot_answer(
         _draw_curves(figure.add_subfigure(places[0]), instance, answer, schema, layout)
         if groups:
             parameters = figure.add_subfigure(places[1])
-            draw_forest(parameters, groups, true or {}, lambda name: known_unit(schema, name))
+            draw_forest(parameters, groups, true or {}, schema.known_unit)
         return settled(figure)
 
 
@@ -90,7 +90,7 @@ def true_curve(instance: Instance, force: int) -> tuple[FloatArray, FloatArray] 
 
 def _draw_curves(canvas: SubFigure, instance: Instance, answer: Answer, schema: OperatorSchema, layout: Layout) -> None:
     grid = canvas.add_gridspec(len(layout.heights), layout.columns, height_ratios=layout.heights)
-    time = quantity("time", known_unit(schema, "time"))
+    time = quantity("time", schema.known_unit("time"))
     panels: list[Axes] = []
     for p in range(layout.num_outputs):
         row, column = divmod(p, layout.columns)
@@ -99,7 +99,7 @@ def _draw_curves(canvas: SubFigure, instance: Instance, answer: Answer, schema: 
         size = 3.0 if seen.sum() <= 60 else 1.6
         axes.plot(instance.times[seen], instance.values[p, seen], "o", color=MEASURED, markersize=size)
         axes.set_title(plain(instance.outputs[p]), fontweight="bold")
-        axes.set_ylabel(quantity("observed", known_unit(schema, instance.outputs[p])) if not column else "")
+        axes.set_ylabel(quantity("observed", schema.known_unit(instance.outputs[p])) if not column else "")
         if p + layout.columns >= layout.num_outputs:
             axes.set_xlabel(time)
         panels.append(axes)
@@ -113,7 +113,7 @@ def _draw_curves(canvas: SubFigure, instance: Instance, answer: Answer, schema: 
         if true is not None:
             axes.plot(*true, color=TRUTH, linestyle=DASHED, linewidth=1.2, zorder=3)
             known = True
-        axes.set_ylabel(quantity(answer.forces[i], known_unit(schema, answer.forces[i])))
+        axes.set_ylabel(quantity(answer.forces[i], schema.known_unit(answer.forces[i])))
         axes.set_title("Latent force", fontweight="bold")
         axes.set_xlabel(time)
         panels.append(axes)

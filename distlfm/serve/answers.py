@@ -15,7 +15,6 @@ from distlfm.instance import Instance
 from distlfm.lfo import Answer, OperatorSchema
 from distlfm.pipeline.query_figures import true_elements
 from distlfm.pipeline.query_tables import Tables
-from distlfm.report.lfo_fields import known_unit
 from distlfm.report.lfo_plots import PIXELS_PER_INCH, plot_answer
 from distlfm.report.style import house
 
@@ -73,7 +72,7 @@ class Shown:
     def content(self) -> dict[str, Any]:
         """All that the page shows."""
         schema = self.schema
-        units = {name: unit for name in schema.units if (unit := known_unit(schema, name))}
+        units = {name: unit for name in schema.units if (unit := schema.known_unit(name))}
         kinds = dict(zip(schema.parameters, schema.parameter_kinds, strict=True))
         return {
             "key": self.key,
@@ -100,11 +99,11 @@ def observed(instance: Instance) -> dict[str, Any]:
 
 def in_words(answer: Answer, schema: OperatorSchema) -> str:
     """Where each force is highest and lowest, for those who do not see the picture."""
-    dims = [(name, known_unit(schema, name) or "") for name in answer.dims]
+    dims = [(name, schema.known_unit(name) or "") for name in answer.dims]
     told = []
     for i, force in enumerate(answer.forces):
         curves = {name: getattr(answer, name)[i].ravel() for name in ("mean", "lower95", "upper95")}
-        unit = known_unit(schema, force) or ""
+        unit = schema.known_unit(force) or ""
         ends = []
         for word, at in (("highest", int(curves["mean"].argmax())), ("lowest", int(curves["mean"].argmin()))):
             where = ", ".join(

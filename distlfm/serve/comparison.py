@@ -14,7 +14,6 @@ from distlfm.lfo import Answer
 from distlfm.lfo.answer import Estimate
 from distlfm.pipeline.query_tables import COLUMNS
 from distlfm.report.lfo_beside import plot_beside
-from distlfm.report.lfo_fields import known_unit
 from distlfm.serve.answers import Shown, in_words
 
 
@@ -45,7 +44,7 @@ def agreement(shown: Shown, fitted: Answer) -> dict[str, Any]:
         off = float(np.sqrt(np.mean((mine["mean"] - other["mean"]) ** 2)))
         spread = float(np.ptp(other["mean"]))
         inside = float(np.mean((other["mean"] >= mine["lower95"]) & (other["mean"] <= mine["upper95"])))
-        unit = known_unit(schema, name) or ""
+        unit = schema.known_unit(name) or ""
         share = f", {off / spread:.0%} of the fit's range" if spread > 0 else ""
         text = (
             f"{name}: the means of operator and fit differ by {off:.3g} {unit}".rstrip()
@@ -66,7 +65,7 @@ def parameter_rows(shown: Shown, fitted: Answer) -> list[dict[str, Any]]:
     other = {one.name: one for one in fitted.parameters}
     rows = []
     for name in dict.fromkeys([*mine, *other]):
-        unit = known_unit(shown.schema, name)
+        unit = shown.schema.known_unit(name)
         rows.append({"name": name, "unit": unit, "operator": _ends(mine.get(name)), "fit": _ends(other.get(name))})
     return rows
 
