@@ -77,11 +77,6 @@ class Memory:
         """Replace what is known of the sum under way; the secrets that are not in `state` are gone."""
         self._put(self._sum(run), state.model_dump_json().encode())
 
-    def forget(self, run: str) -> None:
-        """The sum is over."""
-        self._sum(run).unlink(missing_ok=True)
-        flush(self._folder)
-
     def forget_old(self) -> None:
         """Remove what is left of sums that were never finished."""
         for path in self._folder.glob("sum-*.json"):
