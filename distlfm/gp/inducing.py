@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ MIN_INDUCING = 12
 """Fewer points than this save nothing, even for a handful of observations."""
 
 MAX_INDUCING = 64
-"""Default ceiling; the cost grows with the cube."""
+"""More are not taken by default; the cost grows with the cube."""
 
 UNIFORM_SHARE = 0.1
 """Part of the uniform grid mixed into the quantiles, so that repeated times never give coinciding points."""
@@ -22,11 +21,9 @@ UNIFORM_SHARE = 0.1
 FILLER_WEIGHT = 1e-3
 """How much nearer a filler may come than a data point: fillers are used only when the distinct data run out."""
 
-Placement = Literal["quantile", "uniform"]
 
-
-def default_num_inducing(times: Tensor, mask: Tensor | None = None, maximum: int = MAX_INDUCING) -> int:
-    """One `M` for all instances: the most distinct observed times [B, N] of any, within [MIN_INDUCING, maximum].
+def default_num_inducing(times: Tensor, mask: Tensor | None = None) -> int:
+    """One `M` for all instances: the most distinct observed times [B, N] of any, from MIN_INDUCING to MAX_INDUCING.
 
     Ask once for the whole fleet and keep the answer: asked batch by batch, it would depend on the neighbours.
     """
@@ -35,16 +32,14 @@ def default_num_inducing(times: Tensor, mask: Tensor | None = None, maximum: int
     new = torch.ones_like(observed)
     new[..., 1:] = ordered[..., 1:] > ordered[..., :-1]
     distinct = int((new & ordered.isfinite()).sum(-1).max())
-    return max(min(distinct, maximum), min(MIN_INDUCING, maximum))
+    return max(min(distinct, MAX_INDUCING), MIN_INDUCING)
 
 
-def place_on_times(
-    times: Tensor, mask: Tensor | None = None, *, num_inducing: int, placement: Placement = "quantile"
-) -> Tensor:
+def place_on_times(times: Tensor, mask: Tensor | None = None, *, num_inducing: int) -> Tensor:
     """Points [B, M, 1] from the first to the last observed time of each instance.
 
-    times: [B, N] in any order; mask: [B, N], True where there is an observation. "quantile" follows the density of
-    the observations, "uniform" has equal gaps. An instance with nothing observed is placed by all its times.
+    times: [B, N] in any order; mask: [B, N], True where there is an observation. They follow the density of the
+    observations. An instance with nothing observed is placed by all its times.
     """
     _check(num_inducing)
     observed = _observed(times, mask)
@@ -53,8 +48,6 @@ def place_on_times(
     start, end = ordered[..., :1], ordered.gather(-1, last)
     fraction = _unit_steps(num_inducing, times)
     uniform = start + fraction * (end - start)
-    if placement == "uniform":
-        return uniform[..., None]
     rank = fraction * last
     below = rank.floor().long()
     above = torch.minimum(below + 1, last)

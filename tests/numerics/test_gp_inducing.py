@@ -11,7 +11,6 @@ from distlfm.errors import UsageError
 from distlfm.gp.inducing import (
     MAX_INDUCING,
     MIN_INDUCING,
-    Placement,
     default_num_inducing,
     place_on_box,
     place_on_points,
@@ -20,26 +19,21 @@ from distlfm.gp.inducing import (
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    seed=st.integers(0, 1000),
-    n=st.integers(2, 12),
-    num_inducing=st.integers(2, 15),
-    placement=st.sampled_from(["quantile", "uniform"]),
-)
-def test_points_span_the_observed_times_and_differ(seed: int, n: int, num_inducing: int, placement: Placement) -> None:
+@given(seed=st.integers(0, 1000), n=st.integers(2, 12), num_inducing=st.integers(2, 15))
+def test_points_span_the_observed_times_and_differ(seed: int, n: int, num_inducing: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     times = torch.randint(0, 9, (3, n), generator=generator).double()
     mask = torch.rand(3, n, generator=generator) < 0.7
     mask[:, 0] = True
     times[:, 1], mask[:, 1] = times[:, 0] + 1, True
-    points = place_on_times(times, mask, num_inducing=num_inducing, placement=placement)
+    points = place_on_times(times, mask, num_inducing=num_inducing)
     assert points.shape == (3, num_inducing, 1)
     for b in range(3):
         seen = times[b][mask[b]]
         torch.testing.assert_close(points[b, 0, 0], seen.min())
         torch.testing.assert_close(points[b, -1, 0], seen.max())
         assert (points[b, 1:] > points[b, :-1]).all()
-        alone = place_on_times(seen[None], num_inducing=num_inducing, placement=placement)
+        alone = place_on_times(seen[None], num_inducing=num_inducing)
         torch.testing.assert_close(points[b], alone[0])
 
 
@@ -94,7 +88,6 @@ def test_the_default_number_follows_the_distinct_observed_times() -> None:
     assert default_num_inducing(times, mask) == 20
     assert default_num_inducing(times[:, :5]) == MIN_INDUCING
     assert default_num_inducing(torch.arange(500).double()[None]) == MAX_INDUCING
-    assert default_num_inducing(times, maximum=8) == 8
     repeated = torch.arange(15).double().repeat_interleave(4)[None]
     assert default_num_inducing(repeated) == 15
     with pytest.raises(UsageError, match="at least one"):
