@@ -45,6 +45,10 @@ class StorageError(WorkError):
     """A disk is full, read-only or broken: nothing more can be kept until that is mended."""
 
 
+class StartError(WorkError):
+    """Processes that the work needs cannot be started: no instance is to blame, and none can be had until they are."""
+
+
 class MissingExtra(DistlfmError, ImportError):
     """An optional dependency is not installed; `fix` holds the exact install line."""
 

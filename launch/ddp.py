@@ -16,9 +16,15 @@ from typing import NoReturn
 
 from distlfm.cluster.ranks import find_place
 from distlfm.cluster.slurm import Allocation
-from distlfm.cluster.slurm_watch import lost_a_node
-from distlfm.errors import TRY_AGAIN
-from distlfm.launch.preempt import JobLog, launch, parser, verb_command, verb_of, work_environment
+from distlfm.launch.preempt import (
+    JobLog,
+    again_if_lost,
+    launch,
+    parser,
+    verb_command,
+    verb_of,
+    work_environment,
+)
 
 VERBS = ("train", "resume")
 LEAVE_SECONDS = 60
@@ -61,10 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             return log.run(verb_command(words))
         log.reporter.say(f"{allocation.tasks} ranks")
         code = log.run(step_command(allocation, words, os.environ), rank_environment(os.environ))
-        if code not in (0, TRY_AGAIN) and lost_a_node(str(allocation.number), len(allocation.nodes)):
-            log.reporter.warn("a node of this job does not answer; the training goes on from its last checkpoint")
-            return TRY_AGAIN
-        return code
+        return again_if_lost(log, code, "the training goes on from its last checkpoint")
 
     launch(work, words)
 

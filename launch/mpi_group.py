@@ -2,7 +2,8 @@
 
     python -m distlfm.launch.mpi_group [--ranks N] fit CONFIG …
 
-The fit itself is one process; its helper group is a step of the job. Without Slurm mpirun starts the ranks, here.
+The fit itself is one process; its helper group is a step of the job. Without Slurm mpirun starts the ranks, here. A fit
+whose group cannot be started ends; if that is because a node of the job is gone, the job is queued again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from distlfm.cluster.machine import usable_cpus
-from distlfm.launch.preempt import JobLog, launch, parser, verb_command, verb_of
+from distlfm.launch.preempt import JobLog, again_if_lost, launch, parser, verb_command, verb_of
 from distlfm.solvers.fem.launcher import LAUNCHER
 
 VERBS = ("fit",)
@@ -31,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         log.reporter.say(f"a group of {ranks} ranks, started by {'srun' if started else 'mpirun'}")
         # One fit at a time has them all: several groups would share the same cores.
         command = [*verb_command(words), "--mpi-ranks", str(ranks), "--executor", "serial"]
-        return log.run(command, {**os.environ, **started})
+        code = log.run(command, {**os.environ, **started})
+        return again_if_lost(log, code, "the fit goes on with what is not stored yet")
 
     launch(work, words)
 

@@ -26,6 +26,7 @@ from distlfm.cluster.paths import import_environment
 from distlfm.cluster.pool import GRACE_SECONDS
 from distlfm.cluster.share import Share
 from distlfm.cluster.slurm import COMPLETE, Allocation, find_allocation
+from distlfm.cluster.slurm_watch import lost_a_node
 from distlfm.errors import TRY_AGAIN, DistlfmError
 from distlfm.launch.noted import note_job
 from distlfm.runtime.commands import cannot_start
@@ -134,6 +135,17 @@ class JobLog:
         if self.relay.warned and code in WARNED:
             return TRY_AGAIN
         return code if code >= 0 else 128 - code
+
+
+def again_if_lost(log: JobLog, code: int, then: str) -> int:
+    """The exit code of work that needs all nodes of the job: 75 if it failed because one of them is gone.
+
+    then: what becomes of the work, to be told.
+    """
+    if log.allocation is None or code in (0, TRY_AGAIN) or not lost_a_node(log.allocation):
+        return code
+    log.reporter.warn(f"a node of this job does not answer; {then}")
+    return TRY_AGAIN
 
 
 def work_environment(environment: Mapping[str, str]) -> dict[str, str]:

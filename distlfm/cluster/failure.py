@@ -5,10 +5,11 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 
-from distlfm.errors import DistlfmError, MissingExtra, StorageError, UsageError, WorkError
+from distlfm.errors import DistlfmError, MissingExtra, StartError, StorageError, UsageError, WorkError
 
 FAMILIES: dict[str, type[DistlfmError]] = {
     "storage": StorageError,
+    "start": StartError,
     "usage": UsageError,
     "extra": MissingExtra,
     "work": WorkError,

@@ -7,6 +7,8 @@ worker killed from outside changes no number. If that raises too, no row of it c
 What runs out of memory is done again when nothing else is in hand, and so is a block that takes its worker down though
 none of its rows does. If it does so even then, it is lost: nothing of it is stored, so that a later try may have it.
 
+Where no row is to blame, as the disk is full or the processes that the fit needs cannot be started, the run ends.
+
 This knows of no process and no clock: a pool does `action`, and tells by `feed` how it went.
 """
 
@@ -25,8 +27,14 @@ LAST_TRIES = 2
 STRIKES = 2
 """Failures of one sort, alone, that make a row bad."""
 
-EVERYBODY = ("usage", "extra")
-"""If every row fails in one of these ways before any block has worked, the call may be wrong and not the data."""
+START_TRIES = 2
+"""So often in a row the processes that a block needs may fail to start: the machine may have been busy."""
+
+NOBODY = ("storage", "extra")
+"""No row is to blame if one of these fails, and none can be had: the run ends at once."""
+
+EVERYBODY = "usage"
+"""If every row fails in this way before any block has worked, the call may be wrong and not the data."""
 
 LOST = (
     "Nothing of it is stored, and the same command tries it again. If memory is short, free some, or give fewer "
@@ -82,7 +90,7 @@ class Rescue:
         self.alone = False
         self.returned = 0
         self.error: Failure | None = None
-        self._tries = 0
+        self._tries = self._starts = 0
         self._groups: list[tuple[int, ...]] = []
         self._strikes: Counter[tuple[int, str]] = Counter()
         self._families: set[str] = set()
@@ -105,8 +113,11 @@ class Rescue:
         """How `action` went: None for well. proven: some block of this run has been done."""
         assert not self.finished
         self.returned = 0
-        if failure is not None and failure.family == "storage":
+        self._starts = self._starts + 1 if failure is not None and failure.family == "start" else 0
+        if failure is not None and (failure.family in NOBODY or self._starts >= START_TRIES):
             self._end(Phase.FATAL, failure)
+        elif self._starts:
+            pass  # the same once more
         elif failure is not None and failure.starved and not self.alone:
             self.alone = True  # others had the memory: nothing is known against this one
         elif self.phase is Phase.SEARCH:
@@ -173,7 +184,7 @@ class Rescue:
 
     def _conclude(self, failure: Failure | None, proven: bool) -> None:
         """All rows have been looked at."""
-        everybody = len(self.left_out) == self.count and self._families <= set(EVERYBODY)
+        everybody = len(self.left_out) == self.count and self._families == {EVERYBODY}
         if everybody and not proven and failure is not None:
             self._end(Phase.DOUBT, failure)
         else:

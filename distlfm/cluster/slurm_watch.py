@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from distlfm.cluster.slurm import Allocation
 from distlfm.runtime.hosts import expand_hosts
 
 LOOK_SECONDS = 5.0
@@ -46,16 +47,22 @@ def look_after(job: str, first: str, me: str, pause: Callable[[float], bool], ag
             return False
 
 
-def lost_a_node(job: str, nodes: int) -> bool:
-    """Whether a job that is to go on has a node on which no step can be started.
+def lost_a_node(allocation: Allocation) -> bool:
+    """Whether a job that is to go on has a node on which no step can be started, though one can on its first node.
 
     Slurm itself notices a node that has crashed after some minutes only; the ranks on the others notice at once.
     """
-    facts = job_facts(_ask("scontrol", "show", "job", "--oneliner", job) or "")
+    facts = job_facts(_ask("scontrol", "show", "job", "--oneliner", str(allocation.number)) or "")
     if facts.get("JobState") != "RUNNING":
         return False
-    step = ("srun", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--mpi=none", "true")
-    return _ask(*step) is None
+    return not _reached(allocation.nodes) and _reached(allocation.nodes[:1])
+
+
+def _reached(nodes: Sequence[str]) -> bool:
+    """Does a step of this job start on all of these nodes?"""
+    count, names = len(nodes), ",".join(nodes)
+    where = (f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={names}")
+    return _ask("srun", "--overlap", *where, "--mpi=none", "true") is not None
 
 
 def job_facts(text: str) -> Mapping[str, str]:

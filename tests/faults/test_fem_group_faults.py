@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distlfm.errors import UsageError, WorkError
+from distlfm.errors import StartError, UsageError, WorkError
 from distlfm.solvers.fem.group import Group
 from distlfm.solvers.fem.starting import Settings, admit_ranks
 from distlfm.solvers.fem.wire import Message, greet_owner
@@ -270,9 +270,11 @@ def test_group_that_cannot_start_says_why_and_leaves_nothing(marked: Marked) -> 
     directories = set(Path("/tmp").glob("distlfm-*"))
     for ranks in (1, 2):
         start = time.monotonic()
-        with pytest.raises(WorkError, match="did not start"):
+        with pytest.raises(StartError, match="did not start"):
             marked.start(ranks)
         assert time.monotonic() - start < 10
+    with pytest.raises(StartError, match=r"did not start: .*Cannot assign requested address"):
+        marked.start(1, transport="tcp", host="192.0.2.1")
     assert marked.left() == []
     assert set(Path("/tmp").glob("distlfm-*")) <= directories
 

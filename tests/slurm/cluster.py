@@ -52,10 +52,11 @@ SwitchType=switch/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0,sched_min_interval=0
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
 SlurmdParameters=config_overrides
 ReturnToService=2
-SlurmdTimeout=10
+SlurmdTimeout=300
+MessageTimeout=4
 MailProg=/bin/true
 KillWait=30
 JobRequeue=1
@@ -119,8 +120,16 @@ class Cluster:
             subprocess.run([*there, *step], env=self._environment, check=True, capture_output=True)
 
     def kill_node(self, name: str) -> None:
-        """The power of a node is cut. Slurm would notice by itself after half a minute or so, and is told instead."""
+        """The power of a node is cut, and Slurm notices."""
+        self.cut_power(name)
+        self.give_up(name)
+
+    def cut_power(self, name: str) -> None:
+        """Slurm would notice after five minutes, unless it is told."""
         self._end(name)
+
+    def give_up(self, name: str) -> None:
+        """What Slurm does of itself when it has not heard of a node for long."""
         self.run("scontrol", "update", f"nodename={name}", "state=down", "reason=power")
 
     def stop(self) -> None:

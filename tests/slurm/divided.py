@@ -1,4 +1,4 @@
-"""A plugin: beside its fit, a job of several tasks solves a field on all of them, and keeps objective and gradient."""
+"""A plugin: before it fits, a job of several tasks solves a field on all of them, and keeps objective and gradient."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def judged(ranks: int) -> dict[str, np.ndarray]:
 
 
 def run(self: FitWorker, block: int, left_out: Mapping[int, str]) -> Mapping[str, Any]:
-    np.savez(os.environ[OUT], **judged(int(os.environ["SLURM_NTASKS"])))  # type: ignore[arg-type]
+    if not os.path.exists(os.environ[OUT]):
+        self.warm = True  # type: ignore[attr-defined]  # `slowly` may hold it from here on
+        np.savez(os.environ[OUT], **judged(int(os.environ["SLURM_NTASKS"])))  # type: ignore[arg-type]
     return _run(self, block, left_out)
 
 

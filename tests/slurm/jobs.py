@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from cluster import Cluster
@@ -66,6 +67,14 @@ class Job:
             time.sleep(LOOK_SECONDS)
         return state
 
+    def wait_for_restart(self, count: int, seconds: float = 400.0) -> None:
+        """Wait until it was queued again so often. Slurm lets it begin when each of its nodes has answered."""
+        until = time.monotonic() + seconds
+        while (facts := self.facts)["Restarts"] != str(count):
+            assert time.monotonic() < until, f"not queued again after {seconds:g} s:\n{self.text}"
+            assert facts["JobState"] not in ENDED, self.text
+            time.sleep(LOOK_SECONDS)
+
     def wait_for_reason(self, reason: str, seconds: float = 60.0) -> None:
         """Wait until Slurm says why it waits: of a job that was just sent it says nothing yet."""
         until = time.monotonic() + seconds
@@ -81,6 +90,14 @@ class Job:
     @property
     def restarts(self) -> int:
         return int(self.facts["Restarts"])
+
+
+def wait_until(reached: Callable[[], bool], what: str, job: Job, seconds: float = 240.0) -> None:
+    """Until something is so that is not heard of by Slurm; `what` and the job's log are told if it never is."""
+    until = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < until, f"no {what} within {seconds:g} s:\n{job.text}"
+        time.sleep(0.05)
 
 
 class Queue:

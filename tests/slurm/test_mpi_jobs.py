@@ -1,9 +1,8 @@
-"""A field whose mesh is divided among ranks on two nodes has the answer of one process."""
+"""A field whose mesh is divided among ranks on two nodes has the answer of one process, even if a node crashes."""
 
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,14 @@ import numpy as np
 import pytest
 from divided import MECHANISM, judged
 from fleet_runs import numbers
-from jobs import ENDED, Queue
+from jobs import Queue, wait_until
 
 from distlfm.cli import main
 from distlfm.config import build
 from distlfm.data import write_npz
 from distlfm.pipeline.settings import SimulateConfig
 from distlfm.pipeline.simulate import simulate_from
+from distlfm.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -31,31 +31,46 @@ QUICK = {
     "posterior": {"method": "laplace", "draws": 4},
     "field": {"refinements": 0, "num_times": 3, "num_places": 3},
 }
+HELD = 600.0
+"""Seconds of a block that nobody waits for."""
+
 CLOSE = 1e-10
 """Of objective and gradient, relative to the largest."""
 
 
-def test_a_mesh_divided_between_two_nodes_gives_the_answer_of_one_process(queue: Queue, tmp_path: Path) -> None:
+def test_a_mesh_divided_between_two_nodes_outlives_one_of_them_and_gives_the_answer_of_one_process(
+    queue: Queue, tmp_path: Path
+) -> None:
     content = {**MODEL, "instances": 1, "stop": 1.0, "points": 4, "places": 5, "seed": 1}
     content["mechanism"] = MECHANISM
     write_npz(tmp_path / "data.npz", simulate_from(build(SimulateConfig, content)))
-    config = tmp_path / "config.yaml"
-    config.write_text(json.dumps({**MODEL, "inference": QUICK, "run": {"keep": "none"}, "plugins": ["divided"]}))
-    words = [str(config), "--data", str(tmp_path / "data.npz"), "--out"]
-    job = queue.submit("fit_mpi", *words, tmp_path / "divided", options=("--ntasks-per-node=1",))
-    seen: set[str] = set()
-    while job.state not in ENDED:
-        for node in queue.cluster.nodes:
-            if any("solvers.fem.rank" in line for line in queue.cluster.processes(node).values()):
-                seen.add(node)
-        time.sleep(0.3)
-    assert job.state == "COMPLETED", job.text
-    assert seen == {"n1", "n2"}
+    config, slow = tmp_path / "config.yaml", tmp_path / "slow.yaml"
+    asked = {**MODEL, "inference": QUICK, "run": {"keep": "none"}}
+    config.write_text(json.dumps(asked))
+    slow.write_text(json.dumps({**asked, "plugins": ["slowly", "divided"]}))
+    words = ["--data", str(tmp_path / "data.npz"), "--out"]
+    out = tmp_path / "divided"
+    queue.pace(HELD)
+    job = queue.submit("fit_mpi", slow, *words, out, options=("--ntasks-per-node=1",))
+    wait_until(queue.divided.exists, "field", job)
+    for node in queue.cluster.nodes:
+        assert any("solvers.fem.rank" in line for line in queue.cluster.processes(node).values()), node
     assert "a group of 2 ranks, started by srun" in job.text
+
+    queue.cluster.cut_power("n2")
+    queue.pace(0.0)
+    job.wait_for_restart(1)
+    assert "The helper group of 2 ranks did not start" in job.text
+    assert "a node of this job does not answer; the fit goes on with what is not stored yet" in job.text
+    assert Store.open(out).missing() == [0], "nothing is wrong with the instance that was in hand"
+    queue.cluster.start_node("n2")
+    assert job.wait() == "COMPLETED", job.text
+    assert job.restarts == 1
+
     found, wanted = np.load(queue.divided), judged(ranks=1)
     for name, array in wanted.items():  # the same sums in another order
         np.testing.assert_allclose(found[name], array, rtol=0, atol=CLOSE * np.abs(array).max(), err_msg=name)
-    assert main(["-q", "fit", *words, str(tmp_path / "whole"), "--executor", "serial"]) == 0
-    fitted, whole = numbers(tmp_path / "divided"), numbers(tmp_path / "whole")
+    assert main(["-q", "fit", str(config), *words, str(tmp_path / "whole"), "--executor", "serial"]) == 0
+    fitted, whole = numbers(out), numbers(tmp_path / "whole")
     for name in ("params_mean", "force_mean", "solution_mean"):  # an optimiser in between, which stops early
         np.testing.assert_allclose(fitted[name], whole[name], rtol=1e-4, atol=1e-4, err_msg=name)

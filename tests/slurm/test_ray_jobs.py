@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fleet_runs import assert_same, command, events
-from jobs import BLOCKS, FLEET, Job, Queue
+from jobs import BLOCKS, FLEET, Queue, wait_until
 from login import distlfm, odd_folder, submit_call, submitted
 
 from distlfm.store import Store
@@ -34,13 +32,6 @@ def since(out: Path, life: int) -> list[dict[str, Any]]:
 def hosts(out: Path, life: int = 1) -> set[str]:
     """Those that have done a block since then."""
     return {event["worker"].partition(":")[0] for event in since(out, life) if event["event"] == "block_done"}
-
-
-def wait_until(reached: Callable[[], bool], what: str, job: Job, seconds: float = 240.0) -> None:
-    until = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < until, f"no {what} within {seconds:g} s:\n{job.text}"
-        time.sleep(0.05)
 
 
 def blocks_done(out: Path, life: int = 1) -> list[int]:

@@ -12,9 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from distlfm.cluster.job import Job, Past, Worker
-from distlfm.errors import StorageError, UsageError, WorkError
+from distlfm.errors import StartError, StorageError, UsageError, WorkError
 
-ERRORS = {"usage": UsageError, "work": WorkError, "storage": StorageError, "value": ValueError}
+ERRORS = {
+    "usage": UsageError,
+    "work": WorkError,
+    "storage": StorageError,
+    "start": StartError,
+    "value": ValueError,
+}
 
 
 class Unpicklable(Exception):

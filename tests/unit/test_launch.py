@@ -22,7 +22,7 @@ from distlfm.cluster.ray_node import Orders, Up, environment_of
 from distlfm.cluster.ray_node import arguments as ray_arguments
 from distlfm.cluster.slurm import Allocation
 from distlfm.errors import UsageError
-from distlfm.launch import ddp, preempt, ray_cluster
+from distlfm.launch import ddp, mpi_group, preempt, ray_cluster
 from distlfm.launch.ddp import rank_environment, step_command
 from distlfm.launch.preempt import work_environment
 from distlfm.launch.ray_cluster import site_of
@@ -160,22 +160,24 @@ def test_a_program_that_is_not_there_is_told_in_a_sentence(
         assert "distlfm: srun cannot be started: No such file or directory." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("launcher", [ddp, mpi_group])
 @pytest.mark.parametrize(
-    ("state", "answers", "code"),
-    [("RUNNING", False, 75), ("RUNNING", True, 3), ("COMPLETING", False, 3)],
-    ids=["a node is lost", "all nodes are there", "the job is cancelled"],
+    ("state", "reached", "code"),
+    [("RUNNING", "n1", 75), ("RUNNING", "n*", 3), ("RUNNING", "none", 3), ("COMPLETING", "n1", 3)],
+    ids=["a node is lost", "all nodes are there", "srun starts nothing", "the job is cancelled"],
 )
 def test_ranks_that_fail_because_a_node_is_lost_are_tried_again_and_others_are_not(
-    state: str, answers: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: Any, state: str, reached: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    probe = f"exit {0 if answers else 1}"
+    probe = f'case "$*" in *--nodelist={reached}\\ *) exit 0;; *) exit 1;; esac'
     program(tmp_path, "srun", f'case "$*" in *" true") {probe};; *) exit 3;; esac')
+    monkeypatch.setattr(mpi_group, "verb_command", lambda _: ["sh", "-c", "exit 3"])
     program(tmp_path, "scontrol", f'echo "$@" >> {tmp_path}/asked; echo JobId=17 JobState={state} NodeList=n[1-2]')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for name, value in {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "2"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as ended:
-        ddp.main(["train", "a.yaml"])
+        launcher.main([launcher.VERBS[0], "a.yaml"])
     assert ended.value.code == code
     assert ("requeue 17" in asked(tmp_path)) == (code == 75)
 

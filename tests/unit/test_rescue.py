@@ -14,9 +14,18 @@ from pool_toy import ToyJob, results
 
 from distlfm.cluster.failure import Failure, death, failure_of
 from distlfm.cluster.pool import BlockDone, BlockRetried, Event, RowsSetAside, Started
-from distlfm.cluster.rescue import Action, Attempt, Phase, Rescue, Run
+from distlfm.cluster.rescue import START_TRIES, WHOLE_TRIES, Action, Attempt, Phase, Rescue, Run
 from distlfm.cluster.serial import SerialPool
-from distlfm.errors import DataError, MissingExtra, Problem, StorageError, UsageError, WorkError
+from distlfm.errors import (
+    DataError,
+    DistlfmError,
+    MissingExtra,
+    Problem,
+    StartError,
+    StorageError,
+    UsageError,
+    WorkError,
+)
 from distlfm.runtime.signals import Stop
 
 RAISED = failure_of(ValueError("bad"))
@@ -146,20 +155,41 @@ def test_a_block_that_fails_without_any_row_ends_the_run() -> None:
     assert "all its rows left out" in rescue.error.cause
 
 
-def test_a_full_disk_ends_the_run_at_once() -> None:
-    rescue = Rescue(0, 4)
-    rescue.feed(failure_of(StorageError("The disk is full.", "Free some space.")), proven=True)
-    assert rescue.phase is Phase.FATAL
-    assert rescue.error is not None
-    error = rescue.error.error()
-    assert isinstance(error, StorageError)
-    assert (error.cause, error.fix) == ("The disk is full.", "Free some space.")
-
-
-@pytest.mark.parametrize("error", [UsageError("No such key.", "Mend it."), MissingExtra("No ray.", "Install it.")])
-def test_a_call_that_may_be_wrong_for_every_row_waits_for_others_to_prove_it_right(
-    error: UsageError | MissingExtra,
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        (StorageError("The disk is full.", "Free some space."), 1),
+        (MissingExtra("FEniCS is not installed.", "Install it."), 1),
+        (StartError("The ranks did not start.", "Mend it."), START_TRIES),
+    ],
+)
+@pytest.mark.parametrize("before", [0, WHOLE_TRIES])
+def test_a_failure_that_no_row_is_to_blame_for_ends_the_run_and_sets_none_aside(
+    error: DistlfmError, tries: int, before: int
 ) -> None:
+    rescue = Rescue(0, 4)
+    for _ in range(before):  # its bad rows are looked for already
+        rescue.feed(RAISED, proven=True)
+    for left in reversed(range(tries)):
+        assert not rescue.finished, f"{left + 1} tries are left"
+        rescue.feed(failure_of(error), proven=True)
+    assert (rescue.phase, rescue.left_out) == (Phase.FATAL, {})
+    assert rescue.error is not None
+    assert type(rescue.error.error()) is type(error)
+    assert str(rescue.error.error()) == str(error)
+
+
+def test_processes_that_fail_to_start_once_cost_nothing() -> None:
+    rescue, late = Rescue(0, 4), failure_of(StartError("The ranks did not start in time."))
+    for failure in (late, RAISED, late):
+        rescue.feed(failure, proven=True)
+        assert rescue.action == Run(0, {}), "the same once more"
+    rescue.feed(None, proven=True)
+    assert (rescue.phase, rescue.left_out) == (Phase.DONE, {})
+
+
+def test_a_call_that_may_be_wrong_for_every_row_waits_for_others_to_prove_it_right() -> None:
+    error = UsageError("No such key.", "Mend it.")
     wrong = failure_of(error)
     rescue, _ = rescued(4, dict.fromkeys(range(4), wrong))
     assert (rescue.phase, rescue.finished) == (Phase.DOUBT, False)
@@ -226,6 +256,9 @@ def test_a_serial_pool_sets_bad_rows_aside(tmp_path: Path) -> None:
 def test_a_serial_pool_raises_what_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="row 1 is bad"):
         worked(ToyJob(tmp_path, rows={1: "storage"}))
+    with pytest.raises(StartError, match="row 5 is bad"):
+        worked(ToyJob(tmp_path, rows={5: "start"}))
+    assert results(tmp_path) == {0: "0 1 4 9"}
     with pytest.raises(UsageError, match="cannot be opened"):
         worked(ToyJob(tmp_path, refuse="usage"))
 

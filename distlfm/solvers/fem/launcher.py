@@ -200,7 +200,10 @@ class Job:
         return members
 
     def fate(self) -> tuple[int | None, str]:
-        """Which rank ended first and how, in the launcher's words; (None, "") if it does not tell."""
+        """Which rank ended first and how, in the launcher's words; (None, "") if it does not tell.
+
+        (None, words) if srun could not reach a node; it kills the ranks that it has launched on the others.
+        """
         if self.plan.kind == "python":
             code = self.process.poll()
             return (None, "") if code is None else (0, _how(code))
@@ -209,6 +212,10 @@ class Job:
             return int(found[1]), _how(-int(found[2]))
         if found := re.search(r"Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+(\d+)", text):
             return int(found[1]), _how(int(found[2]))
+        if found := re.search(r"srun: error: Task launch for \S+ failed on node (\S+): (.+)", text):
+            return None, f"node {found[1]} cannot be reached ({found[2].strip()})"
+        if found := re.search(r"srun: error: task (\d+) launch failed: (.+)", text):
+            return int(found[1]), f"could not be launched ({found[2].strip()})"
         if found := re.search(r"srun: error: \S+: task (\d+): (.+)", text):
             return int(found[1]), f"ended ({found[2].strip()})"
         return None, ""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from distlfm.errors import UsageError, WorkError
+from distlfm.errors import StartError, UsageError
 from distlfm.solvers.fem.launcher import Job, LauncherName, plan_launch, reachable_address
 from distlfm.solvers.fem.wire import Channel, WireError, admit_rank, new_secret, tune
 
@@ -99,13 +99,16 @@ def start_ranks(settings: Settings) -> Running:
         running = Running(job, [channel for channel, _ in admitted], [about for _, about in admitted])
         _RUNNING.add(running)
         return running
-    except BaseException:
+    except BaseException as error:
         if job is not None:
             job.end()
         with contextlib.suppress(OSError):
             for left in directory.glob("*"):
                 left.unlink()
             directory.rmdir()
+        if isinstance(error, OSError):
+            cause = f"The helper group of {settings.ranks} ranks did not start: {error}."
+            raise StartError(cause, "`distlfm doctor` checks this machine.") from error
         raise
 
 
@@ -141,14 +144,14 @@ def admit_ranks(
         ended = job.ended()
         if ended or time.monotonic() > deadline:
             told, how = job.fate()
-            state = (
-                f"rank {told} {how}" if how else "the launcher ended" if ended else "not all ranks were there in time"
-            )
+            otherwise = how or ("the launcher ended" if ended else "not all ranks were there in time")
+            state = f"rank {told} {how}" if told is not None else otherwise
+            cause = f"The helper group of {settings.ranks} ranks did not start: {state}."
+            if told is None and how:
+                raise StartError(cause, "The same command goes on when the node is back, or with others.")
             words = job.last_words(told)
-            raise WorkError(
-                f"The helper group of {settings.ranks} ranks did not start: {state}."
-                + (f" Last words:\n{words}\n" if words else ""),
-                "`distlfm doctor` checks mpirun and FEniCS.",
+            raise StartError(
+                cause + (f" Last words:\n{words}\n" if words else ""), "`distlfm doctor` checks mpirun and FEniCS."
             )
     return [admitted[rank] for rank in range(settings.ranks)]
 
