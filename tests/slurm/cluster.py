@@ -56,7 +56,6 @@ SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min
 SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmdTimeout=300
-MessageTimeout=4
 MailProg=/bin/true
 KillWait=30
 JobRequeue=1

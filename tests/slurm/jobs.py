@@ -70,9 +70,9 @@ class Job:
     def wait_for_restart(self, count: int, seconds: float = 400.0) -> None:
         """Wait until it was queued again so often. Slurm lets it begin when each of its nodes has answered."""
         until = time.monotonic() + seconds
-        while (facts := self.facts)["Restarts"] != str(count):
+        while (facts := self.facts).get("Restarts") != str(count):
             assert time.monotonic() < until, f"not queued again after {seconds:g} s:\n{self.text}"
-            assert facts["JobState"] not in ENDED, self.text
+            assert facts.get("JobState") not in ENDED, self.text
             time.sleep(LOOK_SECONDS)
 
     def wait_for_reason(self, reason: str, seconds: float = 60.0) -> None:
