@@ -14,7 +14,7 @@ from jobs import Job, Queue, wait_until
 from train_runs import assert_close_run, told, write_training
 
 from distlfm.pipeline.train import train
-from distlfm.pipeline.train_log import lines
+from distlfm.pipeline.train_log import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wait_for_step(out: Path, step: int, job: Job) -> None:
     path = out / "metrics.jsonl"
     wait_until(
-        lambda: path.exists() and any(line["step"] >= step for line in lines(path) if line["event"] == "step"),
+        lambda: any(line["step"] >= step for line in read_metrics(path) if line["event"] == "step"),
         f"step {step}",
         job,
     )
