@@ -11,13 +11,17 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from distlfm.federated.homes import LinkHome, write_secret
+from distlfm.errors import UsageError
+from distlfm.federated.homes import LinkHome, check_secret, write_secret
+from distlfm.store.files import put_all
 
 CA_DAYS = 3650
 SERVER_DAYS = 397
 """The longest that browsers and auditors accept."""
 BACKDATE = timedelta(minutes=5)
 """For sites whose clock is a little behind."""
+WARN_DAYS = 30
+"""From so many days before its certificate ends a link says so when it starts."""
 
 
 def make_certificates(home: LinkHome, federation: str, hosts: Sequence[str]) -> None:
@@ -32,25 +36,61 @@ def make_certificates(home: LinkHome, federation: str, hosts: Sequence[str]) -> 
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA384())
     )
-    server = (
-        _builder(
-            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])]),
-            authority,
-            key.public_key(),
-            now,
-            SERVER_DAYS,
-        )
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
-        .sign(ca_key, hashes.SHA384())
-    )
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
+    names = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
+    server = _server(subject, names, key, ca, ca_key, now)
     write_secret(home.ca_key, _private(ca_key))
     write_secret(home.key, _private(key))
     home.ca.write_bytes(ca.public_bytes(serialization.Encoding.PEM))
     home.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
+
+
+def renew_certificate(home: LinkHome) -> datetime:
+    """Make a new server.key and server.pem, with the names of the old one. Gives the moment at which it ends.
+
+    The authority stays, so that sites have nothing to do.
+    """
+    if not home.ca_key.exists():
+        raise UsageError(
+            f"There is no {home.ca_key}, which signs certificates.",
+            "Bring it back from where it is kept, for this step.",
+        )
+    ca_key = serialization.load_pem_private_key(check_secret(home.ca_key).read_bytes(), password=None)
+    assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
+    ca, old = (x509.load_pem_x509_certificate(path.read_bytes()) for path in (home.ca, home.certificate))
+    names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    key = ec.generate_private_key(ec.SECP384R1())
+    server = _server(old.subject, names, key, ca, ca_key, datetime.now(UTC))
+    draft = home.key.with_suffix(".new")
+    draft.unlink(missing_ok=True)
+    write_secret(draft, _private(key))
+    draft.replace(home.key)
+    put_all({home.certificate: server.public_bytes(serialization.Encoding.PEM)})
+    return server.not_valid_after_utc
+
+
+def certificate_end(home: LinkHome) -> datetime:
+    """The moment at which the server's certificate ends."""
+    return x509.load_pem_x509_certificate(home.certificate.read_bytes()).not_valid_after_utc
+
+
+def _server(
+    subject: x509.Name,
+    names: x509.SubjectAlternativeName,
+    key: ec.EllipticCurvePrivateKey,
+    ca: x509.Certificate,
+    ca_key: ec.EllipticCurvePrivateKey,
+    now: datetime,
+) -> x509.Certificate:
+    return (
+        _builder(subject, ca.subject, key.public_key(), now, SERVER_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(names, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA384())
+    )
 
 
 def _builder(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from distlfm.errors import UsageError
+from distlfm.federated.certificates import WARN_DAYS, certificate_end
 from distlfm.federated.homes import (
     EVERYWHERE,
     LOOPBACK,
@@ -43,6 +45,8 @@ def serve_link(folder: Path, reporter: Reporter | None = None, *, insecure: bool
         check_secret(secret)
     check_readable(home.ca, home.certificate, home.roster)
     check_log(home.audit)
+    if not insecure:
+        _check_certificate(home, reporter)
     with only_one(home), Stop() as stop:
         if is_listening(config.bind, config.port):
             raise UsageError(
@@ -51,6 +55,16 @@ def serve_link(folder: Path, reporter: Reporter | None = None, *, insecure: bool
         scheme = "http" if insecure else "https"
         reporter.say(f"link of {config.federation}: {scheme}://{config.host}:{config.port}, log in {home.state}")
         Supervisor(home, programs(home, config, insecure=insecure), reporter).run(stop)
+
+
+def _check_certificate(home: LinkHome, reporter: Reporter) -> None:
+    """Sites refuse a link whose certificate has ended; so it does not begin to serve, and warns before that day."""
+    until = certificate_end(home)
+    left, fix = until - datetime.now(UTC), f"distlfm federated provision renew {home.path}"
+    if left <= timedelta():
+        raise UsageError(f"The server's certificate ended on {until:%Y-%m-%d}.", f"Make a new one: {fix}")
+    if left < timedelta(days=WARN_DAYS):
+        reporter.warn(f"the server's certificate ends on {until:%Y-%m-%d}; make a new one, and start again: {fix}")
 
 
 def programs(home: LinkHome, config: LinkConfig, *, insecure: bool) -> list[Program]:

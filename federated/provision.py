@@ -14,12 +14,14 @@ import re
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
+from distlfm.config import dump
 from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.authn import make_token, read_digests, token_digest
-from distlfm.federated.certificates import make_certificates
+from distlfm.federated.certificates import make_certificates, renew_certificate
 from distlfm.federated.homes import (
     EVERYWHERE,
     LinkConfig,
@@ -74,18 +76,29 @@ def _fill_link(home: LinkHome, config: LinkConfig, hosts: Sequence[str]) -> list
     write_secret(home.secret, secrets.token_bytes(SECRET_BYTES))
     write_config(home.config_file, config)
     add_token(home.path, "admin")
-    for name in config.sites:
-        kit = Kit(
-            federation=config.federation,
-            site=name,
-            host=config.host,
-            port=config.port,
-            package=__version__,
-            ca=home.ca.read_text(encoding="ascii"),
-        )
-        write_handed(home.kits / f"{name}.kit.json", kit)
+    kits = [_write_kit(home, config, name) for name in config.sites]
     AuditLog(home.audit).append("provisioned", "", federation=config.federation, sites=list(config.sites))
-    return [home.kits / f"{name}.kit.json" for name in config.sites]
+    return kits
+
+
+def add_site(path: Path, site: str) -> Path:
+    """Expect one more site, and make its kit. For a site that is expected already, its kit is made anew."""
+    home = LinkHome(path)
+    config = home.config()
+    if check_name(site) not in config.sites:
+        config = config.model_copy(update={"sites": (*config.sites, site)})
+        put_all({home.config_file: dump(config).encode()})
+        AuditLog(home.audit).append("site expected", "", site=site)
+    return _write_kit(home, config, site)
+
+
+def renew(path: Path) -> datetime:
+    """Give the link a new server certificate, with which it serves after its next start. Gives its end."""
+    home = LinkHome(path)
+    home.config()
+    until = renew_certificate(home)
+    AuditLog(home.audit).append("certificate renewed", "", until=until.isoformat())
+    return until
 
 
 def make_site(kit_file: Path, path: Path, operator: Path | None = None) -> Path:
@@ -165,6 +178,13 @@ def enrol(path: Path, files: Sequence[Path]) -> str:
     _distinct(sites)
     write_roster(home.roster, roster.model_copy(update={"sites": sites}))
     return _write_peers(home, config)
+
+
+def missing(path: Path) -> list[str]:
+    """Sites that are expected, and whose keys are not enrolled (or were revoked)."""
+    home = LinkHome(path)
+    active = read_roster(home.roster).active()
+    return [name for name in home.config().sites if name not in active]
 
 
 def revoke(path: Path, site: str) -> str:
@@ -280,6 +300,19 @@ def _distinct(sites: Mapping[str, Entry]) -> None:
         keys = [getattr(entry, what) for entry in sites.values()]
         if len(set(keys)) != len(keys):
             raise UsageError(f"Two sites have the same {what} key.", "Each site must make its own.")
+
+
+def _write_kit(home: LinkHome, config: LinkConfig, site: str) -> Path:
+    kit = Kit(
+        federation=config.federation,
+        site=site,
+        host=config.host,
+        port=config.port,
+        package=__version__,
+        ca=home.ca.read_text(encoding="ascii"),
+    )
+    write_handed(home.kits / f"{site}.kit.json", kit)
+    return home.kits / f"{site}.kit.json"
 
 
 def _write_peers(home: LinkHome, config: LinkConfig) -> str:

@@ -17,6 +17,7 @@ from distlfm.instance import Instance
 from distlfm.lfo import Batch, Operator
 from distlfm.pipeline.fit import fit
 from distlfm.pipeline.query_ask import renamed
+from distlfm.pipeline.rundir import ELSEWHERE
 from distlfm.pipeline.settings import DataConfig, FitConfig
 from distlfm.runtime.reporting import Reporter
 from distlfm.store import Store, find_store
@@ -36,7 +37,10 @@ def site_store(folder: Path, config: SiteConfig) -> Store:
     if config.store is not None:
         return Store.open(find_store(folder / config.store))
     if not (folder / FITS).is_dir():
-        raise UsageError(f"The site {config.name} has no fits of its patients yet.", "Prepare the site first.")
+        raise UsageError(
+            f"The site {config.name} has no fits of its patients yet.",
+            f"Fit them first: distlfm federated prepare {folder}",
+        )
     return Store.open(find_store(folder / FITS))
 
 
@@ -55,7 +59,16 @@ def fit_patients(folder: Path, config: SiteConfig, reporter: Reporter) -> Store:
         scale=chosen.data.scale,
     )
     run = chosen.run.model_copy(update={"dir": folder / FITS})
-    fit(chosen.model_copy(update={"data": data, "run": run}), data=instances, reporter=reporter)
+    patients = len({patient_of(one.id) for one in instances})
+    reporter.say(f"site {config.name}: {len(instances)} windows of {patients} patients")
+    try:
+        fit(chosen.model_copy(update={"data": data, "run": run}), data=instances, reporter=reporter)
+    except UsageError as error:
+        if error.fix != ELSEWHERE:
+            raise
+        raise UsageError(
+            error.cause, f"Take back what was changed, or delete {folder / FITS}: the patients are then fitted anew."
+        ) from None
     return site_store(folder, config)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from distlfm.errors import UsageError, WorkError
 from distlfm.federated.audit import verify
+from distlfm.federated.certificates import certificate_end
 from distlfm.federated.control import Control, connection_of
 from distlfm.federated.homes import Home, LinkHome, SiteHome
 from distlfm.federated.ledger import Ledger
@@ -35,6 +36,7 @@ def _link(home: LinkHome, *, insecure: bool) -> dict[str, Any]:
         "role": "link",
         "federation": config.federation,
         "address": f"{config.host}:{config.port}",
+        "certificate_until": f"{certificate_end(home):%Y-%m-%d}",
         **_processes(home),
         "sites": {name: enrolled.get(name, "not enrolled") for name in config.sites},
         "runs": [],

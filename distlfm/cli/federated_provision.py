@@ -64,8 +64,11 @@ def site(
 
     _sent(kit)
     public = make_site(kit, folder, operator)
-    STATE.reporter.say(f"public keys, for the coordinator: {public}")
-    STATE.reporter.say(f"next: read and change {folder / 'policy.yaml'}, fill in {folder / 'site.yaml'}")
+    STATE.reporter.say(f"public keys: {public}")
+    STATE.reporter.say(
+        f"next: send {public.name} to the coordinator; read and change {folder / 'policy.yaml'}, fill in "
+        f"{folder / 'site.yaml'}"
+    )
 
 
 @app.command("enrol")
@@ -79,12 +82,21 @@ def enrol(
     """
     from distlfm.federated.homes import LinkHome
     from distlfm.federated.provision import enrol as take
+    from distlfm.federated.provision import missing
 
     LinkHome(folder).config()
     _sent(*keys)
     told = take(folder, keys)
     STATE.reporter.say(f"peers, for all sites: {folder / 'peers.json'}")
     STATE.reporter.say(f"fingerprint of all signing keys: {told}")
+    waiting = missing(folder)
+    if waiting:
+        STATE.reporter.say(f"keys have not come yet from: {', '.join(waiting)}")
+    STATE.reporter.say(
+        "next: "
+        + ("when all are here, s" if waiting else "s")
+        + "end peers.json to all sites, which pin it: distlfm federated provision pin FOLDER peers.json --sites …"
+    )
 
 
 @app.command("pin")
@@ -111,8 +123,8 @@ def pin(
     STATE.reporter.say(f"{len(pinned)} sites are pinned")
     STATE.reporter.say(f"fingerprint of all signing keys: {peers_fingerprint(pinned)}")
     STATE.reporter.say(
-        "next: ask the other sites by telephone for their names, their number and this fingerprint; if one differs, or "
-        "a site is not there, do not take part"
+        "next: compare the names, their number and this fingerprint with the other sites by telephone; if anything "
+        "differs, or a site cannot be reached, do not take part"
     )
 
 
@@ -127,6 +139,33 @@ def revoke(folder: LinkFolder, site: Annotated[str, typer.Argument(help="Name of
     told = shut(folder, site)
     STATE.reporter.say(f"{site} is shut out; fingerprint of the keys that are left: {told}")
     STATE.reporter.say(f"next: send {folder / 'peers.json'} to the sites that are left, which pin it")
+
+
+@app.command("kit")
+def kit(folder: LinkFolder, site: Annotated[str, typer.Argument(help="Name of the site.")]) -> None:
+    """At the coordinator: make the kit of a site that joins later, or one anew.
+
+    Example: `distlfm federated provision kit link east`
+    """
+    from distlfm.federated.provision import add_site
+
+    STATE.reporter.say(f"kit: {add_site(folder, site)}")
+    STATE.reporter.say(
+        "next: send it to the site; enrol the keys that come back; all sites pin the new peers.json, with the new "
+        "name in --sites"
+    )
+
+
+@app.command("renew")
+def renew(folder: LinkFolder) -> None:
+    """At the coordinator: make a new server certificate before the old one ends. Sites have nothing to do.
+
+    Example: `distlfm federated provision renew link`
+    """
+    from distlfm.federated.provision import renew as make_anew
+
+    STATE.reporter.say(f"the new certificate ends on {make_anew(folder):%Y-%m-%d}")
+    STATE.reporter.say("next: stop the link and start it again when no run is on; it then shows this certificate")
 
 
 @app.command("token")

@@ -5,28 +5,36 @@ from __future__ import annotations
 import json
 import ssl
 import stat
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 
 from distlfm.errors import UsageError
+from distlfm.federated import certificates
+from distlfm.federated import link as link_program
 from distlfm.federated.authn import read_digests, read_token, token_digest
+from distlfm.federated.certificates import certificate_end
 from distlfm.federated.homes import LinkConfig, LinkHome, SiteHome, check_secret
 from distlfm.federated.policy import load_policy
 from distlfm.federated.provision import (
+    add_site,
     add_token,
     drop_token,
     enrol,
     make_link,
     make_local,
     make_site,
+    missing,
     peers_fingerprint,
     pin,
+    renew,
     revoke,
 )
 from distlfm.federated.roster import read_roster
 from distlfm.federated.secagg.keys import load_signing_key, public_hex
+from distlfm.runtime.reporting import Silent
 
 SITES = ("north", "south", "west")
 CONFIG = LinkConfig(federation="glucose", host="link.example.org", port=9443, sites=SITES)
@@ -80,6 +88,56 @@ def test_the_server_certificate_holds_every_name_and_cannot_sign_others(
     authority = x509.load_pem_x509_certificate(link.ca.read_bytes())
     certificate.verify_directly_issued_by(authority)
     assert ssl.create_default_context(cafile=str(link.ca)).get_ca_certs()[0]["issuer"]
+
+
+def test_a_renewed_certificate_has_the_old_names_and_authority_and_a_new_key(tmp_path: Path) -> None:
+    make_link(tmp_path, CONFIG, ["second.example.org"])
+    home = LinkHome(tmp_path)
+    old, authority = home.certificate.read_bytes(), home.ca.read_bytes()
+    until = renew(tmp_path)
+    assert home.ca.read_bytes() == authority
+    before, after = (x509.load_pem_x509_certificate(one) for one in (old, home.certificate.read_bytes()))
+    after.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
+    assert [one.value for one in after.extensions] == [one.value for one in before.extensions]
+    assert after.public_key() != before.public_key()
+    assert certificate_end(home) == until > datetime.now(UTC) + timedelta(days=396)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(home.certificate, check_secret(home.key))  # refuses a key of another certificate
+    home.ca_key.unlink()
+    with pytest.raises(UsageError, match=r"ca\.key.*Bring it back"):
+        renew(tmp_path)
+
+
+@pytest.mark.parametrize(("days", "words"), [(-1, "ended on"), (10, "ends on"), (200, "")])
+def test_a_link_warns_of_the_end_of_its_certificate_and_does_not_serve_after_it(
+    tmp_path: Path, days: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "SERVER_DAYS", days)
+    monkeypatch.setattr(certificates, "BACKDATE", timedelta(days=2))
+    make_link(tmp_path, CONFIG)
+    monkeypatch.setattr(link_program, "is_listening", lambda *_: True)  # the port is taken, so nothing is started
+    warned: list[str] = []
+    reporter = Silent()
+    monkeypatch.setattr(reporter, "warn", warned.append)
+    with pytest.raises(UsageError) as refused:
+        link_program.serve_link(tmp_path, reporter)
+    told = str(refused.value) if days < 0 else " ".join(warned)
+    assert words in told
+    assert ("provision renew" in told) == (days < 30)
+    assert ("is taken" in str(refused.value)) == (days > 0)
+
+
+def test_a_site_that_joins_later_gets_a_kit_and_is_enrolled(tmp_path: Path) -> None:
+    make_link(tmp_path / "link", CONFIG)
+    kit = add_site(tmp_path / "link", "east")
+    assert add_site(tmp_path / "link", "east") == kit
+    enrol(tmp_path / "link", [make_site(kit, tmp_path / "east")])
+    home = LinkHome(tmp_path / "link")
+    assert home.config() == CONFIG.model_copy(update={"sites": (*SITES, "east")})
+    assert list(read_roster(home.roster).active()) == ["east"]
+    assert missing(tmp_path / "link") == list(SITES)
+    with pytest.raises(UsageError, match="no name of a site"):
+        add_site(tmp_path / "link", "East Wing")
 
 
 def test_every_site_pins_the_same_keys_and_keeps_its_policys_words(

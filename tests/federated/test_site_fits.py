@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from distlfm.errors import UsageError
+from distlfm.federated import site_data
 from distlfm.federated.demo_act import NOISE, mechanism
 from distlfm.federated.settings import RoundTask, SiteConfig
 from distlfm.federated.site_data import records
@@ -17,7 +18,9 @@ from distlfm.lfo import Calibration, Examples, FourierOperator, Operator, Operat
 from distlfm.lfo.normalise import set_normal
 from distlfm.pipeline.generate import generate
 from distlfm.pipeline.generate_settings import GenerateConfig
+from distlfm.pipeline.rundir import ELSEWHERE
 from distlfm.pipeline.settings import DataConfig
+from distlfm.runtime.reporting import Silent
 
 POINTS, WINDOW = 25, 240.0
 FORCE = {"priors": {"lengthscale": {"kind": "lognormal", "median": 40, "spread": 0.5}}}
@@ -67,8 +70,20 @@ def test_no_more_windows_and_patients_are_taken_than_asked_for(tmp_path: Path) -
 
 def test_a_site_that_is_not_prepared_says_so(tmp_path: Path) -> None:
     site = write_site(tmp_path / "site", site_config(tmp_path / "records.csv"), make_operator(tmp_path / "base.zarr"))
-    with pytest.raises(UsageError, match="no fits of its patients yet"):
+    with pytest.raises(UsageError, match=r"no fits of its patients yet\. Fit them first: distlfm federated prepare"):
         site.windows()
+
+
+def test_a_site_whose_settings_changed_is_told_which_folder_to_delete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begun_otherwise(*_: object, **__: object) -> None:
+        raise UsageError("The store was begun with another config.", ELSEWHERE)
+
+    monkeypatch.setattr(site_data, "fit", begun_otherwise)
+    config = site_config(write_records(tmp_path / "records.csv"))
+    with pytest.raises(UsageError, match=r"begun with another config\. Take back .* delete .*site/fits"):
+        site_data.fit_patients(tmp_path / "site", config, Silent())
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,11 @@ def test_the_steps_of_setting_up_lead_to_sites_that_know_each_other(
     assert call("provision", "link", link, "--sites", ",".join(SITES), "--host", "link.example.org") == 0
     for name in SITES:
         assert call("provision", "site", link / "kits" / f"{name}.kit.json", tmp_path / name) == 0
-    assert call("provision", "enrol", link, *(tmp_path / name / f"{name}.public.json" for name in SITES)) == 0
-    capsys.readouterr()
+    first, *others = (tmp_path / name / f"{name}.public.json" for name in SITES)
+    assert call("provision", "enrol", link, first) == 0
+    assert f"keys have not come yet from: {', '.join(SITES[1:])}" in capsys.readouterr().out
+    assert call("provision", "enrol", link, *others) == 0
+    assert "not come yet" not in capsys.readouterr().out
     assert call("provision", "pin", tmp_path / "north", link / "peers.json") == 2
     assert "--sites a,b,c" in capsys.readouterr().err
     for name in SITES:
@@ -107,6 +111,16 @@ def test_a_revoked_site_is_no_peer_any_more(local: Path) -> None:
     assert call("provision", "revoke", local / "link", "south") == 0
     assert set(json.loads((local / "link" / "peers.json").read_text())["peers"]) == {"north", "west"}
     assert call("provision", "revoke", local / "link", "nobody") == 2
+
+
+def test_a_kit_and_a_certificate_are_made_later(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("provision", "kit", local / "link", "late") == 0
+    assert (local / "link" / "kits" / "late.kit.json").is_file()
+    assert call("provision", "renew", local / "link") == 0
+    until = re.search(r"ends on (\d{4}-\d\d-\d\d)", capsys.readouterr().out)
+    assert until is not None
+    assert call("status", local / "link") == 1
+    assert re.search(rf"certificate_until\s+{until[1]}", capsys.readouterr().out)
 
 
 def test_plain_text_off_this_machine_is_refused_by_link_and_site(

@@ -86,6 +86,8 @@ MISSING: dict[str, str] = {
     "federated provision enrol none keys": f"none {NO_LINK}",
     "federated provision pin none keys": "Give the file that the other side sent.",
     "federated provision revoke none north": f"none {NO_LINK}",
+    "federated provision kit none north": f"none {NO_LINK}",
+    "federated provision renew none": f"none {NO_LINK}",
     "federated provision token none anna": f"none {NO_LINK}",
 }
 NOTHING_TO_MISS = {"doctor", "simulate", "demo", "data ls", "config schema", "federated provision link"}
