@@ -99,7 +99,7 @@ class SecureGrid(Grid):
             report.failure = failed.cause
             self._ahead.clear()
             mean = None
-        self._log(report, gatherer.request)
+        self._log(report, gatherer.request, {node: site for site, node in exchange.nodes.items()})
         return exchange.replies(mean)
 
     def _sum(self, exchange: Exchange, gatherer: Gatherer, request: RecordDict) -> RecordDict:
@@ -130,7 +130,8 @@ class SecureGrid(Grid):
             adverts = exchange.call(Call(run=gatherer.run, purpose=gatherer.purpose))
         return exchange.introduce(adverts, lambda advert: gatherer.knows(advert, self._peers))
 
-    def _log(self, report: SumReport, request: str) -> None:
+    def _log(self, report: SumReport, request: str, names: Mapping[int, str]) -> None:
+        """names: of the sites, by node; a node that never said its name has its number."""
         if self._audit is not None:
             self._audit.append(
                 "sum",
@@ -139,7 +140,7 @@ class SecureGrid(Grid):
                 request=request,
                 cohort=list(report.cohort),
                 survivors=list(report.survivors),
-                dropped=[f"{node}: {reason}" for node, reason in sorted(report.dropped.items())],
+                dropped=[f"{names.get(node, node)}: {reason}" for node, reason in sorted(report.dropped.items())],
                 failure=report.failure,
                 sent=report.sent,
                 received=report.received,

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 from flwr.app import Context, Message, RecordDict
+from flwr.common.logger import LOGGER_NAME
 from flwr.common.serde import message_from_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.serverapp.strategy import FedAvg
 from site_toy import make_federation, make_grid, make_programme
 
 from distlfm.errors import UsageError
+from distlfm.federated.audit import AuditLog, verify
 from distlfm.federated.compare import joined
 from distlfm.federated.figures import LABELLED
 from distlfm.federated.refused import Reason
@@ -21,8 +26,8 @@ from distlfm.federated.rounds import State, ask, run_rounds
 from distlfm.federated.secagg.messages import Fields
 from distlfm.federated.secure_grid import SecureGrid
 from distlfm.federated.secure_mod import BODY, RECORD
+from distlfm.federated.server_app import is_no_count, perform, programme_of, words
 from distlfm.federated.server_app import main as server_main
-from distlfm.federated.server_app import perform, programme_of, words
 from distlfm.federated.settings import PrivacyConfig, ProgrammeConfig
 from distlfm.federated.site_work import Site, codec_of, open_operator
 from distlfm.federated.strategy import TooFewSites, wait_for_sites
@@ -240,13 +245,15 @@ def test_a_site_with_few_patients_that_choose_tells_no_figures_and_learns_all_th
         text = policy_text(name, __version__).replace("peers: {}", f"peers: {json.dumps(peers)}")
         (site.folder / "policy.yaml").write_text(text)
     assert [site.count("pairs", "choose") for site in sites.values()] == [5, 5, 6, 2]
-    grid = SecureGrid(make_grid(sites), min_sites=3)
+    grid = SecureGrid(make_grid(sites), min_sites=3, audit=AuditLog(tmp_path / "link.jsonl"))
     programme = make_programme(rounds=1, evaluate=True)
     state = run_rounds(grid, operator, codec_of(operator.model, programme.task), programme, tmp_path / "run")
     assert grid.reports[0].dropped[4] == Reason.EXAMPLES.value
+    told = verify(tmp_path / "link.jsonl").entries[0]["facts"]["dropped"]
+    assert told == [f"{list(sites)[3]}: {Reason.EXAMPLES.value}"]  # by the site's name, not by its node's number
     assert set(state.history[0]) == {"round", "sites", "seconds"}
     assert (state.history[0]["sites"], state.kept) == (4, None)
-    assert words(state.history[0], measured=True) == "round 1: 4 sites, not measured: not all sites answered"
+    assert words(state.history[0], measured=True).startswith("round 1: 4 sites, not measured: not all sites answered (")
 
 
 @pytest.mark.slow
@@ -361,3 +368,12 @@ def test_a_question_is_about_the_model_of_the_rounds_before(tmp_path: Path) -> N
     assert after["loss"] < before["loss"]
     assert json.loads((tmp_path / "run" / "result.json").read_text())["rounds"] == 2
     assert json.loads((tmp_path / "run" / "answer-model.json").read_text()) == after
+
+
+def test_whoever_follows_a_run_does_not_read_that_one_site_answered() -> None:
+    """Flower counts a secure sum as one result."""
+    count = "%s: Received %s results and %s failures"
+    assert count in inspect.getsource(FedAvg)
+    assert LOGGER_NAME == "flwr"
+    assert not is_no_count(logging.makeLogRecord({"msg": count}))
+    assert is_no_count(logging.makeLogRecord({"msg": "%s"}))
