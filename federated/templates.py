@@ -39,15 +39,19 @@ name: {site}
 # Either the content of a config of `distlfm fit`, whose data section says where the patients' records are:
 #fit:
 #  verb: fit
-#  data: {{path: /data/patients.csv}}
-#  mechanism: {{kind: …}}
+#  data:
+#    path: /data/patients.csv
+#    columns: {{instance: patient, time: time_min, values: glucose_mg_dl}}
+#    window: 1440
+#  mechanism: {{kind: glucose}}  # with the priors that all sites agreed on
 # or pairs that were made before:
 #store: /data/pairs.zarr
 # Share of the patients that are never learned from, but measure the model, and of those that choose between models:
 #test: 0.3
 #choose: 0.2
-# Differential privacy; the unit is a patient with all windows:
-#privacy: {{epsilon: 4.0, delta: 1.0e-5}}
+# How the noise of differential privacy is made; the unit is a patient with all windows. epsilon and delta of policy.yaml
+# win over those here:
+#privacy: {{epsilon: 4.0, delta: 1.0e-5, noise: 3.85, sample: 0.5}}
 """
 
 
