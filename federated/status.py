@@ -36,7 +36,7 @@ def _link(home: LinkHome, *, insecure: bool) -> dict[str, Any]:
         "role": "link",
         "federation": config.federation,
         "address": f"{config.host}:{config.port}",
-        "certificate_until": f"{certificate_end(home):%Y-%m-%d}",
+        "certificate_until": f"{certificate_end(home):%Y-%m-%d}" if home.certificate.exists() else None,
         **_processes(home),
         "sites": {name: enrolled.get(name, "not enrolled") for name in config.sites},
         "runs": [],

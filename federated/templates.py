@@ -49,8 +49,8 @@ name: {site}
 # Share of the patients that are never learned from, but measure the model, and of those that choose between models:
 #test: 0.3
 #choose: 0.2
-# How the noise of differential privacy is made; the unit is a patient with all windows. epsilon and delta of policy.yaml
-# win over those here:
+# How the noise of differential privacy is made; the unit is a patient with all windows. epsilon and delta of
+# policy.yaml win over those here:
 #privacy: {{epsilon: 4.0, delta: 1.0e-5, noise: 3.85, sample: 0.5}}
 """
 

@@ -199,7 +199,7 @@ def local(
         Path | None, typer.Option("--operator", help="The operator that all begin with; copied to each site.")
     ] = None,
 ) -> None:
-    """A whole federation on this machine, for trials: all the steps above at once.
+    """A whole federation on this machine, for trials: link, sites, enrol and pin at once.
 
     Example: `distlfm federated provision local federation --sites north,south,west`
     """
