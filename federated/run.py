@@ -63,8 +63,9 @@ def run_programme(programme: Config, name: str, connection: Connection, reporter
             control.stop_run(run)
             raise
     if state["outcome"] != "completed":
+        why = (state["details"] or "no more is known").rstrip(".")
         raise WorkError(
-            f"Run {run} ended as {state['outcome'] or state['state']}: {state['details'] or 'no more is known'}.",
+            f"Run {run} ended as {state['outcome'] or state['state']}: {why}.",
             f"Mend that; the same command with --name {name} goes on after the last whole round.",
         )
     return RunResult(run, found)

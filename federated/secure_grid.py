@@ -99,7 +99,7 @@ class SecureGrid(Grid):
             report.failure = failed.cause
             self._ahead.clear()
             mean = None
-        self._log(report, gatherer.request, {node: site for site, node in exchange.nodes.items()})
+        self._log(report, gatherer.request, names | {node: site for site, node in exchange.nodes.items()})
         return exchange.replies(mean)
 
     def _sum(self, exchange: Exchange, gatherer: Gatherer, request: RecordDict) -> RecordDict:
@@ -131,7 +131,7 @@ class SecureGrid(Grid):
         return exchange.introduce(adverts, lambda advert: gatherer.knows(advert, self._peers))
 
     def _log(self, report: SumReport, request: str, names: Mapping[int, str]) -> None:
-        """names: of the sites, by node; a node that never said its name has its number."""
+        """names: of the sites, by node; a node that nobody knows has its number."""
         if self._audit is not None:
             self._audit.append(
                 "sum",

@@ -25,6 +25,7 @@ from distlfm.lfo import load_checkpoint
 from distlfm.optional import require
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.signals import Stop
+from distlfm.version import __version__
 
 HANDSHAKE_SECONDS = 10.0
 
@@ -39,6 +40,11 @@ def serve_site(folder: Path, reporter: Reporter | None = None, *, insecure: bool
         raise UsageError(
             f"The policy pins {len(policy.peers)} sites and wants {policy.min_cohort} in a sum.",
             f"Pin the others: distlfm federated provision pin {folder} peers.json",
+        )
+    if policy.package not in (None, __version__):
+        reporter.warn(
+            f"the policy agrees on distlfm {policy.package}, and {__version__} is installed: all requests are refused. "
+            f"Install the agreed version, or agree on this one and change `package` in {home.policy}"
         )
     _check_work(folder, reporter)
     if insecure:

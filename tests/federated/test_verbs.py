@@ -155,6 +155,17 @@ def test_a_site_without_settings_operator_or_peers_does_not_start(
     assert "provision pin" in capsys.readouterr().err
 
 
+def test_a_site_that_agreed_on_another_version_is_warned_that_it_refuses_all(
+    local: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    north = SiteHome(local / "sites" / "north")
+    call("site", north.path)  # ends at once: nothing is filled in
+    assert "agrees on" not in capsys.readouterr().out
+    north.policy.write_text(re.sub("(?m)^package: .*$", "package: 9.9.9", north.policy.read_text()))
+    call("site", north.path)
+    assert "agrees on distlfm 9.9.9" in capsys.readouterr().out
+
+
 def test_a_link_does_not_start_with_a_token_file_that_others_can_read(
     local: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
