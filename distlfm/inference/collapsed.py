@@ -16,6 +16,7 @@ from distlfm.inference.mixture import Mixture
 from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum, Status
 from distlfm.inference.posterior import ParameterPosterior, PosteriorConfig, infer
 from distlfm.inference.whitened import WhitenedMarginal
+from distlfm.runtime.watching import during, stepped
 from distlfm.solvers.linear import probe
 
 CHUNK_BYTES = 200_000_000
@@ -57,10 +58,11 @@ class CollapsedPosterior(Posterior):
             times.repeat(num_draws, *[1] * (times.dim() - 1)),
         )
         chunk = max(1, CHUNK_BYTES // self.marginal.row_bytes(times.shape[1]))
-        parts = [
-            self.marginal.posterior(z[i : i + chunk], some, at[i : i + chunk])
-            for i, some in enumerate_chunks(every, chunk)
-        ]
+        parts = []
+        for i, some in enumerate_chunks(every, chunk):
+            stepped("prediction", i, len(every))
+            with during("prediction", i, len(every)):
+                parts.append(self.marginal.posterior(z[i : i + chunk], some, at[i : i + chunk]))
 
         def gather(name: str) -> Tensor:
             joined: Tensor = torch.cat([getattr(part, name) for part in parts]).unflatten(0, (num_draws, len(rows)))

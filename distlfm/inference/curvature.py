@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum, Status, evaluate, minimise
+from distlfm.runtime.watching import during, stepped
 
 FLATTEST = 0.3
 """Smallest curvature kept: the prior alone has curvature 1, and less than this is a saddle, not knowledge."""
@@ -25,7 +26,7 @@ DIFFERENCE = 1e-3
 def find_modes(objective: Objective, z0: Tensor, options: OptimiserConfig) -> Optimum:
     """Minimise from z0 [A, n] in rounds of L-BFGS, the later ones preconditioned by the curvature."""
     found = minimise(objective, z0, options)
-    for _ in range(options.rounds if z0.shape[-1] else 0):
+    for number in range(options.rounds if z0.shape[-1] else 0):
         rows = torch.nonzero(found.status != Status.DIVERGED).squeeze(-1)
         if len(rows) == 0:
             break
@@ -37,7 +38,8 @@ def find_modes(objective: Objective, z0: Tensor, options: OptimiserConfig) -> Op
         rows, root = rows[away > options.distance], root[away > options.distance]
         if len(rows) == 0:
             break
-        found = _round(objective, found, rows, root, options)
+        with during("round", number + 1, options.rounds):
+            found = _round(objective, found, rows, root, options)
     return found
 
 
@@ -62,6 +64,7 @@ def _round(objective: Objective, found: Optimum, rows: Tensor, root: Tensor, opt
 
 def hessian(objective: Objective, z: Tensor, rows: Tensor) -> Tensor:
     """Second derivatives of each row's objective at z [A, n] → [A, n, n], by central differences of the gradient."""
+    stepped("curvature")
     step = torch.full_like(z, DIFFERENCE)
     matrix = _differences(objective, z, rows, step)
     # Nearly noise-free data leave less room than the first step took: it shrinks to a part of the room found.

@@ -23,6 +23,7 @@ from distlfm.inference.posterior import PosteriorConfig, infer
 from distlfm.inference.result import FitResult, results_of
 from distlfm.instance import Instance
 from distlfm.mechanisms.parameters import Values
+from distlfm.runtime.watching import during, stepped
 
 FAR, NEAR = 1.5, 0.4
 """How far samples are from the prior's middle, and from a mode, in units of the prior's deviation."""
@@ -70,6 +71,7 @@ class _Fitter:
     def fit(self, rows: Tensor, settings: FieldSettings, start: Tensor | None, refinements: int) -> None:
         """Fit the instances `rows`, from `start` [A, n] if given."""
         began = time.perf_counter()
+        stepped("mesh")
         full = build_map(self.model, settings)
         data = self.observations.rows(rows)
         marginal = FieldGaussian(self.model, data, full.reduced(_samples(self.model, None)), settings)
@@ -94,7 +96,8 @@ class _Fitter:
             self.found |= dict(zip(rows[kept].tolist(), results, strict=True))
         for need in torch.unique(wanted[~done]).tolist():
             group = ~done & (wanted == need)
-            self.fit(rows[group], refined(settings, need), best.z[group], refinements - 1)
+            with during("refined"):
+                self.fit(rows[group], refined(settings, need), best.z[group], refinements - 1)
 
     def _settled(self, marginal: FieldGaussian, best: Optimum, kept: Tensor, seeds: Sequence[int]) -> Fit:
         """The posterior of the instances `kept`, whose modes are found."""
@@ -165,6 +168,7 @@ def _unsettled(marginal: FieldGaussian, settings: FieldSettings, z: Tensor) -> T
     fitted = marginal.fitted(z, rows)
 
     def moves(settings: FieldSettings) -> Tensor:
+        stepped("check of steps and mesh")
         finer = build_map(model, settings, marginal.map.both_ways)
         other = FieldGaussian(model, data, finer).fitted(z, rows)
         return torch.where(data.mask[:, 0], (other - fitted).abs() / noise, 0.0).amax(-1) > MOVED

@@ -34,6 +34,7 @@ from distlfm.inference.posterior import PosteriorConfig, infer
 from distlfm.inference.result import FitResult, results_of
 from distlfm.inference.whitened import noise_of
 from distlfm.instance import Instance
+from distlfm.runtime.watching import during, stepped
 
 METHOD = "laplace"
 
@@ -63,10 +64,11 @@ def fit_nonlinear_fields(
 ) -> list[FitResult]:
     """Fit instances one after the other. matched: whether the search begins where slopes of a surface match best."""
     how = (optimiser, posterior, options.refinements, starts)
-    return [
-        _fit_one(model, instance, settings, seed, *how, matched=matched)
-        for instance, seed in zip(instances, seeds, strict=True)
-    ]
+    results = []
+    for number, (instance, seed) in enumerate(zip(instances, seeds, strict=True), 1):
+        with during("instance", number, len(instances)):
+            results.append(_fit_one(model, instance, settings, seed, *how, matched=matched))
+    return results
 
 
 def _fit_one(
@@ -84,9 +86,13 @@ def _fit_one(
     """Fit one instance, refined until its answer no longer changes."""
     began = time.perf_counter()
     data = collate([instance.blind()], model.system.outputs)
+    stepped("mesh")
     field_map = build_map(model, settings)
     _check_memory(field_map, data)
-    start = match_slopes(model, data, field_map, seed, QUICK, starts).point() if matched else None
+    start = None
+    if matched:
+        with during("matching slopes"):
+            start = match_slopes(model, data, field_map, seed, QUICK, starts).point()
     search = find_point(model, data, field_map, start, seed, optimiser, starts, settings)
     needs, lost = _needs(search, settings), search.status == Status.DIVERGED
     stated = Needs.MESH if model.field.field.mesh.size is not None else Needs(0)
@@ -98,7 +104,8 @@ def _fit_one(
             break
         settings, field_map = finer, finer_map
         start = carried(search.marginal.map, search.marginal.point, field_map)
-        search = find_point(model, data, field_map, start, seed, optimiser, starts, settings)
+        with during("refined"):
+            search = find_point(model, data, field_map, start, seed, optimiser, starts, settings)
         needs, lost = _needs(search, settings), search.status == Status.DIVERGED
     own = search.marginal
 
@@ -146,6 +153,7 @@ def _needs(search: Search, settings: FieldSettings) -> Needs:
     def moves(finer: FieldSettings | None) -> bool:
         if finer is None:
             return False
+        stepped("check of steps and mesh")
         other = build_map(own.model, finer)
         solved = solve_at(other, carried(own.map, own.point, other))
         away = (shown_by(other.places(own.observations.points), solved) - own.reached).abs() / noise

@@ -33,6 +33,7 @@ from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.inference.whitened import Asked, Compared, WhitenedMarginal, noise_of
 from distlfm.mechanisms.parameters import Values
+from distlfm.runtime.watching import stepped
 from distlfm.solvers.fem.spec import FloatArray
 from distlfm.solvers.field.meshed import Meshed
 from distlfm.solvers.field.tangent import Tangent, Watched, trajectory
@@ -157,10 +158,11 @@ class LinearisedField(WhitenedMarginal):
 
     def asked(self, values: Values, rows: Tensor, query: Tensor) -> Asked:
         longer = self._reaching(query)
-        parts = [
-            longer.ask_one(int(row), {name: value[i : i + 1] for name, value in values.items()}, query[i : i + 1])
-            for i, row in enumerate(rows)
-        ]
+        parts = []
+        for i, row in enumerate(rows.tolist()):
+            stepped("draw", i + 1, len(rows))
+            alone = {name: value[i : i + 1] for name, value in values.items()}
+            parts.append(longer.ask_one(row, alone, query[i : i + 1]))
         force, left = longer.map.force_columns(values, query)
         offset, columns, slack = (torch.stack(part) for part in zip(*parts, strict=True))
         return Asked(offset, columns, slack, force, left)
@@ -267,6 +269,7 @@ class LinearisedField(WhitenedMarginal):
         return self._tangents[key]
 
     def _linearise(self) -> Linearisation:
+        stepped("gradients")
         found = [self._gradients(b) for b in range(len(self.solved.ok))]
         by_force, by_initial, by_theta = (torch.stack(part) for part in zip(*found, strict=True))
         point = self.solved

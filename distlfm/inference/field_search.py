@@ -28,6 +28,7 @@ from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.inference.optimise import OptimiserConfig, Optimum, Status
 from distlfm.inference.whitened import noise_of
+from distlfm.runtime.watching import during
 
 LINEARISATIONS = 15
 """Most linearisations of one fit."""
@@ -82,9 +83,10 @@ def find_point(
         return Search(now, _nothing(first[which].z), Status.DIVERGED, 0)
     reach, status, count, trace = REACH, Status.MAX_ITERATIONS, 1, []
     while count < LINEARISATIONS:
-        best = _mode(now, reach, seed, quick, starts if count == 1 and start is None else None)
+        with during("linearisation", count, LINEARISATIONS):
+            best = _mode(now, reach, seed, quick, starts if count == 1 and start is None else None)
+            taken = _step(now, best.z)
         trace.append(float(best.value[0]))
-        taken = _step(now, best.z)
         if taken is None and reach < 0.1:
             status = Status.STALLED
             break
@@ -93,14 +95,17 @@ def find_point(
             continue
         point, solved_there, whole = taken
         reach = reach * EASED if whole else reach / EASED
-        before, now = now, LinearisedField(model, data, field_map, point, settings, solved_there)
         count += 1
+        with during("linearisation", count, LINEARISATIONS):
+            before, now = now, LinearisedField(model, data, field_map, point, settings, solved_there)
         if whole and _moved(before, now) < STILL:
             status = Status.CONVERGED
             break
-    best = _final(now, optimiser, trace)
+    with during("last linearisation"):
+        best = _final(now, optimiser, trace)
     if best.status[0] != Status.DIVERGED and free_coefficients(model, field_map):
-        now, best = _bent(now, best, optimiser)
+        with during("both sides of the coefficients"):
+            now, best = _bent(now, best, optimiser)
     return Search(now, best, Status.DIVERGED if best.status[0] == Status.DIVERGED else status, count)
 
 

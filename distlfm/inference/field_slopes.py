@@ -40,6 +40,7 @@ from distlfm.inference.result import FitResult, results_of
 from distlfm.inference.whitened import Asked, Compared, WhitenedMarginal
 from distlfm.instance import FloatArray, Instance
 from distlfm.mechanisms.parameters import Values
+from distlfm.runtime.watching import during
 from distlfm.solvers.field.meshed import Meshed
 from distlfm.solvers.field.tangent import form_at
 
@@ -209,7 +210,8 @@ def match_slopes(
     settings: FieldSettings | None = None,
 ) -> Matched:
     """Match one instance, linearised again until its coefficients stay."""
-    surface = Surface(field_map, data, known_noise(model, data))
+    with during("surface"):
+        surface = Surface(field_map, data, known_noise(model, data))
     own = FieldSlopes(model, data, field_map, surface, None, settings)
     best = best_of_starts(_objective(own), [seed], model.space.num_free, optimiser, starts)
     for _ in range(ROUNDS - 1):

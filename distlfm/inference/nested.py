@@ -23,6 +23,7 @@ from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum, Stat
 from distlfm.inference.posterior import PosteriorConfig, infer_from
 from distlfm.inference.preestimate import PreestimateConfig, matched_start
 from distlfm.inference.solved import MAX_DOUBLINGS, SolvedPosterior, notices_of, too_coarse
+from distlfm.runtime.watching import during, stepped
 
 NEAR = 0.1
 """Step of the differences of the density, in posterior standard deviations."""
@@ -64,23 +65,26 @@ def fit_nested(
     """
     best: _Mode | None = None
     for attempt in range(starts.count):
-        w = _start(forward, [seed + attempt for seed in seeds], preestimate, starts.random or attempt > 0)
-        found = _climb(Layers.at(forward, w, seeds))
+        with during("start", attempt + 1, starts.count):
+            w = _start(forward, [seed + attempt for seed in seeds], preestimate, starts.random or attempt > 0)
+            found = _climb(Layers.at(forward, w, seeds))
         if best is not None:
             found = _merged(best, found, (found.value < best.value) & (found.status != Status.DIVERGED))
         best = found
     assert best is not None
-    for _ in range(MAX_DOUBLINGS):
+    for doubling in range(MAX_DOUBLINGS):
         coarse = too_coarse(forward, best.layers.w)
         if not bool(coarse.any()):
             break
         assert forward.solver.steps is not None
         forward = forward.with_steps(2 * forward.solver.steps)
-        finer = _refine(replace(best.layers, forward=forward), best.root, best.iterations)
+        with during("shorter solver steps", doubling + 1, MAX_DOUBLINGS):
+            finer = _refine(replace(best.layers, forward=forward), best.root, best.iterations)
         # Those whose steps were short enough stay where they are: a neighbour must not move them.
         best = _merged(best, finer, coarse)
     layers = best.layers
     sampled = infer_from(layers.corrected, layers.z, best.root, seeds, options)
+    stepped("draws of the force")
     posterior = SolvedPosterior("nested", forward, _with_forces(layers, sampled.draws, seeds), seeds, features)
     return Fit(
         posterior=posterior,
@@ -114,12 +118,13 @@ def _climb(layers: Layers) -> _Mode:
     found = _search(layers, torch.diag_embed(_own_deviations(layers, rows)), ROUGH)
     layers = layers.moved(found.z)
     mode = _refine(layers, _root(layers), found.iterations)
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
         far = (mode.status != Status.CONVERGED) & (mode.status != Status.DIVERGED)
         if not bool(far.any()):
             break
         # The curvature where the last search ended; those that have arrived stay.
-        mode = _merged(mode, _refine(mode.layers, _root(mode.layers), mode.iterations), far)
+        with during("round", number + 1, ROUNDS):
+            mode = _merged(mode, _refine(mode.layers, _root(mode.layers), mode.iterations), far)
     return mode
 
 
@@ -158,6 +163,7 @@ def _own_deviations(layers: Layers, rows: Tensor) -> Tensor:
 
 def _root(layers: Layers) -> Tensor:
     """Root [B, n, n] of the inverse of the curvature, by second differences of the density."""
+    stepped("curvature")
     rows, size = torch.arange(len(layers.z)), layers.z.shape[-1]
     if size == 0:
         return layers.z.new_zeros(len(rows), 0, 0)

@@ -97,6 +97,7 @@ def minimise(objective: Objective, z0: Tensor, options: OptimiserConfig) -> Opti
     trace = [value.clone()]
 
     for iteration in range(options.iterations):
+        stepped("search step", iteration + 1, options.iterations)
         done = (status == Status.RUNNING) & (grad.abs() <= options.gradient).all(-1)
         status[done] = int(Status.CONVERGED)
         rows = torch.nonzero(status == Status.RUNNING).squeeze(-1)
@@ -117,7 +118,6 @@ def minimise(objective: Objective, z0: Tensor, options: OptimiserConfig) -> Opti
         )
         evaluations += tries
         iterations[rows] += 1
-        stepped()
 
         step, change = new_z - z[rows], new_grad - grad[rows]
         curvature = (step * change).sum(-1)

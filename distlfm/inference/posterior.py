@@ -19,6 +19,7 @@ from torch import Tensor
 from distlfm.config import Config
 from distlfm.inference.curvature import ROWS, hessian, root_of_inverse
 from distlfm.inference.optimise import Objective
+from distlfm.runtime.watching import during, stepped
 
 LEAST = 60
 """Proposals of a stage, however few the unknowns."""
@@ -132,7 +133,8 @@ def _importance(
             proposals.append(_adapted(z, weights, root))
         fresh = proposals[-1].draw(streams, count)
         z = torch.cat([z, fresh])
-        log_target = torch.cat([log_target, -_values(objective, fresh)])
+        with during("posterior stage", stage + 1, len(stages)):
+            log_target = torch.cat([log_target, -_values(objective, fresh)])
         weights = _mixture_weights(z, log_target, proposals, stages)
     effective = 1 / weights.square().sum(0)
     offset = torch.stack([torch.rand((), generator=one, dtype=torch.float64) for one in streams])
@@ -172,7 +174,10 @@ def _values(objective: Objective, z: Tensor) -> Tensor:
     """The objective [J, B] of every proposal z [J, B, n]: a few large calls instead of many small ones."""
     rows = torch.arange(z.shape[1]).repeat(len(z))
     flat = z.flatten(0, 1)
-    parts = [objective(flat[i : i + ROWS], rows[i : i + ROWS]) for i in range(0, len(flat), ROWS)]
+    parts = []
+    for i in range(0, len(flat), ROWS):
+        stepped("proposal", i, len(flat))
+        parts.append(objective(flat[i : i + ROWS], rows[i : i + ROWS]))
     values: Tensor = torch.cat(parts).unflatten(0, z.shape[:2])
     return values
 

@@ -29,6 +29,7 @@ from distlfm.inference.optimise import OptimiserConfig
 from distlfm.inference.posterior import PosteriorConfig, infer
 from distlfm.inference.solved import SolvedPosterior
 from distlfm.mechanisms.parameters import Values
+from distlfm.runtime.watching import during
 
 ACCURACY = 0.05
 """Error of a curve that its noise does not explain, as a part of the size of its slopes, or of its values."""
@@ -74,8 +75,9 @@ def matched_start(
     """Where a search through the solver begins; None if the mechanism has states that are not observed."""
     if not all_observed(forward.model):
         return None
-    matching = Matching(forward, options)
-    best = best_of_starts(matching.objective, seeds, forward.size, START, starts)
+    with during("matching slopes"):
+        matching = Matching(forward, options)
+        best = best_of_starts(matching.objective, seeds, forward.size, START, starts)
     rows = torch.arange(len(best.z))
     middle = torch.zeros_like(best.z)
     if learns_noise(forward.model):

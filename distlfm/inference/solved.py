@@ -16,6 +16,7 @@ from distlfm.inference.base import Posterior, Predicted, Unknowns
 from distlfm.inference.collapsed import enumerate_chunks
 from distlfm.inference.forward import Forward
 from distlfm.inference.mixture import Mixture
+from distlfm.runtime.watching import stepped
 
 STEP_TOLERANCE = 1e-3
 """Largest change of an output, relative to its size, that halving the solver's steps may bring at the mode."""
@@ -56,6 +57,7 @@ class SolvedPosterior(Posterior):
         chunk = max(1, CHUNK_ROWS // len(self.w))
         force, outputs = [], []
         for start, some in enumerate_chunks(rows, chunk):
+            stepped("prediction", start, len(rows))
             seeds = [self.noise_seeds[int(i)] for i in some]
             noise = make_base_noise(seeds, len(self.w), num_forces, self.features)
             at = times[start : start + chunk]

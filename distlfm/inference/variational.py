@@ -29,7 +29,7 @@ from distlfm.inference.curvature import find_modes, hessian, root_of_inverse
 from distlfm.inference.forward import Forward
 from distlfm.inference.optimise import OptimiserConfig, Status
 from distlfm.inference.solved import MAX_DOUBLINGS, SolvedPosterior, notices_of, too_coarse
-from distlfm.runtime.watching import stepped
+from distlfm.runtime.watching import during, stepped
 from distlfm.solvers.base import SolverConfig
 
 REACH = 0.4
@@ -87,12 +87,13 @@ def fit_variational(
     else:
         best = find_modes(objective, start, optimiser)
     rows = torch.arange(len(seeds))
-    for _ in range(MAX_DOUBLINGS):
+    for doubling in range(MAX_DOUBLINGS):
         if not bool(too_coarse(forward, best.z).any()):
             break
         assert forward.solver.steps is not None
         forward = forward.with_steps(2 * forward.solver.steps)
-        best = find_modes(objective, best.z, optimiser)
+        with during("shorter solver steps", doubling + 1, MAX_DOUBLINGS):
+            best = find_modes(objective, best.z, optimiser)
     root = root_of_inverse(hessian(objective, best.z, rows))
     # From inside: where the equation bends, Laplace's Gaussian reaches places whose likelihood is astronomically small.
     laplace = WhitenedGaussian(best.z.unsqueeze(1), FIRST_SHARE * root.unsqueeze(1))
@@ -190,8 +191,8 @@ def _climb_adam(
     def placed() -> Forward:
         return forward.with_inducing(forward.inducing + REACH * gap * torch.tanh(moves))
 
-    for _ in range(options.iterations):
-        stepped()
+    for iteration in range(options.iterations):
+        stepped("variational step", iteration + 1, options.iterations)
         rows = progress.rows()
         if len(rows) == 0:
             break
@@ -233,8 +234,8 @@ def _climb_natural(
     progress = _Progress(status, options)
     noise = _Noise(forward, seeds, options)
     state = natural_from_gaussian(q)
-    for _ in range(options.iterations):
-        stepped()
+    for iteration in range(options.iterations):
+        stepped("variational step", iteration + 1, options.iterations)
         rows = progress.rows()
         if len(rows) == 0:
             break

@@ -24,6 +24,7 @@ from distlfm.pipeline.sources import for_fitting
 from distlfm.pipeline.versions import versions
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.threads import torch_threads
+from distlfm.runtime.watching import during, watched
 from distlfm.store import Store, driver_lock
 from distlfm.store.find import RUN_STORE
 
@@ -98,12 +99,13 @@ def _fit_here(config: FitConfig, data: Sequence[Instance] | None, reporter: Repo
     plan = make_plan(config, data, None, reporter)
     run = FitRun(config, set_aside=plan.set_aside, tally=Tally(set_aside=map(str, plan.set_aside)))
     results: list[FitResult] = []
-    with reporter.task("fit", plan.source.count) as task, torch_threads(config.run.threads):
+    with reporter.task("fit", plan.source.count) as task, watched(task.tell), torch_threads(config.run.threads):
         for block in plan.source.pieces(plan.block):
             chosen = [for_fitting(instance, config.data) for instance in block]
             results += fit_instances(plan.model, chosen, plan.options, config.run.seed)
             for result in results[-len(block) :]:
-                run.held_rows.append(row_of(result))
+                with during("scores"):
+                    run.held_rows.append(row_of(result))
                 run.tally.add(run.held_rows[-1])
             task.advance(len(block), f"{run.tally.failed} failed" if run.tally.failed else "")
     run.results = results

@@ -27,6 +27,7 @@ from distlfm.pipeline.past import past_of
 from distlfm.pipeline.settings import FitConfig
 from distlfm.pipeline.source_base import Source
 from distlfm.pipeline.sources import for_fitting
+from distlfm.runtime.watching import during
 from distlfm.solvers.field.meshed import close_helper_groups
 from distlfm.store import Store
 
@@ -94,10 +95,11 @@ class FitWorker(Worker):
         results: list[FitResult | None] = [None] * len(chosen)
         for row, result in zip(rows, fitted, strict=True):
             results[row] = result
-        figures = [
-            failed_row(one.id, left_out[row]) if result is None else row_of(result)
-            for row, (one, result) in enumerate(zip(chosen, results, strict=True))
-        ]
+        with during("scores"):
+            figures = [
+                failed_row(one.id, left_out[row]) if result is None else row_of(result)
+                for row, (one, result) in enumerate(zip(chosen, results, strict=True))
+            ]
         fitted_at = time.perf_counter()
         seconds = fitted_at - began
         kept = self._keep(block, results, figures)

@@ -24,6 +24,7 @@ from distlfm.errors import Stopped
 from distlfm.pipeline.settings import WorkConfig
 from distlfm.runtime.reporting import Reporter, Task
 from distlfm.runtime.signals import Signalled, Stop, raised
+from distlfm.runtime.watching import watched
 from distlfm.solvers.field.meshed import close_helper_groups
 from distlfm.store import Store, write_progress
 from distlfm.store.files import storing
@@ -91,6 +92,7 @@ def run_blocks(fleet: Fleet, config: WorkConfig, reporter: Reporter) -> None:
         Stop() as stop,
         _pool(fleet, len(missing), config, reporter) as pool,
         reporter.task(fleet.what, total, total - left) as task,
+        watched(task.tell),  # a worker in this process is heard; those of Ray are elsewhere
         _log(fleet) as log,
     ):
         watch = _Watch(fleet, pool, total - left, task, log, reporter)

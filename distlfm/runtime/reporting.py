@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -25,8 +25,16 @@ from rich.progress import Task as Bar
 from rich.table import Table
 from rich.text import Text
 
+from distlfm.runtime.watching import Step
+
 PLAIN_SECONDS = 10.0
-"""A redirected output gets a progress line at most this often."""
+"""A redirected output gets a progress line at most this often, and none of a unit that takes less."""
+
+TOLD_SECONDS = 30.0
+"""The lines after the first of one long unit come at most this often."""
+
+LIVE_SECONDS = 2.0
+"""A live bar tells where the unit in hand is at most this often."""
 
 
 class Task(ABC):
@@ -35,6 +43,10 @@ class Task(ABC):
     @abstractmethod
     def advance(self, count: int = 1, note: str = "") -> None:
         """`count` more units are done; `note` is worth showing beside them (a loss, a failure count)."""
+
+    @abstractmethod
+    def tell(self, step: Step) -> None:
+        """Where the unit in hand is; may come often, and is shown now and then if the unit takes long."""
 
 
 class Reporter(ABC):
@@ -79,6 +91,9 @@ class _SilentTask(Task):
     def advance(self, count: int = 1, note: str = "") -> None:
         """Nothing."""
 
+    def tell(self, step: Step) -> None:
+        """Nothing."""
+
 
 class Plain(Reporter):
     """Plain lines, for logs and pipes."""
@@ -110,10 +125,12 @@ class _PlainTask(Task):
         self._reporter, self._name, self._total = reporter, name, total
         self._done = self._before = done
         self._start = self._last = time.monotonic()
+        self._next = self._start + PLAIN_SECONDS
 
     def advance(self, count: int = 1, note: str = "") -> None:
         self._done += count
         now = time.monotonic()
+        self._next = now + PLAIN_SECONDS
         if self._done < self._total and now - self._last < PLAIN_SECONDS:
             return
         self._last = now
@@ -121,6 +138,13 @@ class _PlainTask(Task):
         left = (self._total - self._done) / max(rate, 1e-9)
         tail = f", {note}" if note else ""
         self._reporter.say(f"{self._name}: {self._done}/{self._total}, {rate:.3g}/s, {left:.0f} s left{tail}")
+
+    def tell(self, step: Step) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + TOLD_SECONDS
+        self._reporter.say(f"{self._name}: {self._done}/{self._total} after {now - self._start:.0f} s, {step}")
 
 
 class Terminal(Reporter):
@@ -154,8 +178,19 @@ class Terminal(Reporter):
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
         )
-        with Progress(*columns, console=self._console, transient=True) as progress:
+        with _Live(*columns, console=self._console, transient=True) as progress:
             yield _TerminalTask(progress, name, total, done)
+
+
+class _Live(Progress):
+    """Bars, and under them where the unit in hand is: a line of its own, which takes no room from the bar."""
+
+    doing = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.doing:
+            yield Text(f"  {self.doing}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
 class _RateColumn(ProgressColumn):
@@ -167,12 +202,21 @@ class _RateColumn(ProgressColumn):
 
 
 class _TerminalTask(Task):
-    def __init__(self, progress: Progress, name: str, total: int, done: int) -> None:
+    def __init__(self, progress: _Live, name: str, total: int, done: int) -> None:
         self._progress = progress
         self._task = progress.add_task(name, total=total, completed=done, note="")
+        self._next = time.monotonic() + LIVE_SECONDS
 
     def advance(self, count: int = 1, note: str = "") -> None:
+        self._progress.doing = ""
+        self._next = time.monotonic() + LIVE_SECONDS
         self._progress.update(self._task, advance=count, note=note)
+
+    def tell(self, step: Step) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + LIVE_SECONDS
+            self._progress.doing = str(step)
 
 
 def reporter_for(stream: TextIO | None = None, *, quiet: bool = False) -> Reporter:

@@ -24,7 +24,7 @@ from distlfm.pipeline.settings import FitConfig
 from distlfm.report.lfo_beside import as_answer
 from distlfm.report.plots import plot_fit
 from distlfm.report.words import direction_words, status_words
-from distlfm.runtime.watching import watched
+from distlfm.runtime.watching import Step, watched
 from distlfm.serve.answers import picture, written
 from distlfm.serve.parent import end_with_parent
 from distlfm.solvers.field.meshed import close_helper_groups
@@ -37,15 +37,14 @@ EVERY = 0.5
 
 
 class Steps:
-    """Counts the steps of a search, and writes the number down now and then."""
+    """Writes down now and then where a fit is."""
 
     def __init__(self, folder: Path) -> None:
-        self._state, self._taken, self._written = folder / STATE, 0, time.monotonic()
+        self._state, self._written = folder / STATE, time.monotonic()
 
-    def __call__(self) -> None:
-        self._taken += 1
+    def __call__(self, step: Step) -> None:
         if time.monotonic() - self._written >= EVERY:
-            put(self._state, {"step": 1, "taken": self._taken})
+            put(self._state, {"step": 1, "doing": str(step)})
             self._written = time.monotonic()
 
 

@@ -80,7 +80,7 @@ class Running:
         """How far it is."""
         self.look()
         said = _read(self.folder / STATE) if self.state == "running" else {"step": len(STAGES)}
-        step, taken = int(said.get("step", 0)), int(said.get("taken", 0))
+        step, doing = int(said.get("step", 0)), said.get("doing")
         stage = STAGES[step] if step < len(STAGES) else ""
         return {
             "key": self.key,
@@ -89,7 +89,7 @@ class Running:
             "state": self.state,
             "step": step,
             "steps": len(STAGES),
-            "stage": f"{stage} ({taken} {'step' if taken == 1 else 'steps'} of the search)" if taken else stage,
+            "stage": f"{stage} ({doing})" if doing else stage,
             "seconds": (self.ended or time.monotonic()) - self.began,
             "error": self.error,
         }

@@ -27,6 +27,7 @@ from distlfm.instance import Instance
 from distlfm.pipeline.fit_job import model_of
 from distlfm.pipeline.settings import FitConfig, SimulateConfig
 from distlfm.pipeline.simulate import simulate_from
+from distlfm.runtime.watching import watched
 from distlfm.solvers.field.engine import TimeGrid, solve
 from distlfm.solvers.field.meshed import Meshed, meshed
 from distlfm.solvers.field.tangent import Tangent, Watched, trajectory
@@ -90,7 +91,10 @@ def test_sweeps_of_the_linearised_trajectory_are_those_of_the_tape() -> None:
 
 def test_a_population_with_known_rates_gives_its_force(populations: list[Instance], tmp_path: Path) -> None:
     model = fisher(populations, growth=float(populations[0].truth.parameters["growth"][0]))  # type: ignore[union-attr]
-    (result,) = fit_instances(model, populations[:1], build(InferenceConfig, QUICK))
+    heard: set[str] = set()
+    with watched(lambda step: heard.update(one.stage for one in (step, *step.within))):
+        (result,) = fit_instances(model, populations[:1], build(InferenceConfig, QUICK))
+    assert heard >= {"mesh", "matching slopes", "linearisation", "search step", "gradients", "draw"}
     assert (result.method, result.status) == ("laplace", "converged")
     scores = figures(result)
     assert scores["latent_q2"] > 0.97

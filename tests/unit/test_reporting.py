@@ -10,6 +10,7 @@ from rich.console import Console
 
 from distlfm.runtime import reporting
 from distlfm.runtime.reporting import Plain, Reporter, Silent, Terminal, reporter_for
+from distlfm.runtime.watching import Step
 
 
 class TerminalStream(io.StringIO):
@@ -31,6 +32,7 @@ def use_all(reporter: Reporter) -> None:
     reporter.table("title", ("name", "value"), [("a", "1"), ("longer", "[red]")])
     with reporter.task("work", 2) as task:
         task.advance()
+        task.tell(Step("search step", 1, 2))
         task.advance(note="loss 0.5")
 
 
@@ -105,6 +107,48 @@ def test_plain_progress_always_tells_the_end(clock: list[float]) -> None:
         clock[0] += 1.5
         task.advance(3)
     assert stream.getvalue() == "fit: 3/3, 2/s, 0 s left\n"
+
+
+def test_a_long_unit_is_told_of_in_plain_lines_after_a_while_and_then_now_and_then(clock: list[float]) -> None:
+    stream = io.StringIO()
+    with Plain(stream).task("fit", 2) as task:
+        for second in range(1, 75):
+            clock[0] += 1
+            task.tell(Step("search step", second, 80))
+    assert stream.getvalue().splitlines() == [
+        "fit: 0/2 after 10 s, search step 10/80",
+        "fit: 0/2 after 40 s, search step 40/80",
+        "fit: 0/2 after 70 s, search step 70/80",
+    ]
+
+
+def test_quick_units_have_no_lines_of_their_own_however_many_there_are(clock: list[float]) -> None:
+    told, plain = io.StringIO(), io.StringIO()
+    for stream in (told, plain):
+        with Plain(stream).task("fit", 10) as task:
+            for _ in range(10):
+                for _ in range(9):
+                    clock[0] += 1
+                    if stream is told:
+                        task.tell(Step("mesh"))
+                task.advance()
+    assert told.getvalue() == plain.getvalue()
+
+
+def test_a_terminal_shows_where_a_long_unit_is_under_its_bar(clock: list[float]) -> None:
+    stream = TerminalStream()
+    with Terminal(Console(file=stream, force_terminal=True, width=60)).task("fit", 2) as task:
+        task.advance(note="1 failed")
+        clock[0] += 1
+        task.tell(Step("too early"))
+        clock[0] += 1
+        task.tell(Step("search step", 7, 80, (Step("linearisation", 2, 15),)))
+        clock[0] += 1
+        task.tell(Step("too soon"))
+    shown = stream.getvalue()
+    assert "1/2" in shown
+    assert "linearisation 2/15, search step 7/80" in shown
+    assert "too" not in shown
 
 
 def test_plain_progress_survives_a_clock_that_stands_still(clock: list[float]) -> None:
