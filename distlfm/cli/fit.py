@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from distlfm.cli.plugins import Plugins, plugins_override
 from distlfm.cli.state import STATE
 from distlfm.config import apply_overrides, build, dump, load, read_yaml
 from distlfm.errors import UsageError
@@ -43,6 +44,7 @@ def simulate(
     out: Annotated[Path, typer.Option("--out", help="The .npz file to write.")] = Path("instances.npz"),
     instances: Annotated[int | None, typer.Option("--instances", min=1, help="How many; 8 by default.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Everything random follows from it.")] = None,
+    plugin: Plugins = None,
 ) -> None:
     """Draw instances from a model's priors, with their true forces and parameters.
 
@@ -64,7 +66,8 @@ def simulate(
         content = read_yaml(Path(mechanism)) | given
     else:
         content = {"mechanism": {"kind": mechanism}, **given}
-    config = build(SimulateConfig, apply_overrides(content, overrides or []), source="simulate")
+    settings = [*(overrides or []), *plugins_override(plugin)]
+    config = build(SimulateConfig, apply_overrides(content, settings), source="simulate")
     if out.suffix != ".npz":
         raise UsageError(f"{out} is no .npz file.", "Give --out a name that ends in .npz.")
     found = simulate_from(config)
@@ -100,6 +103,7 @@ def fit(
     part: Annotated[
         str | None, typer.Option("--part", help="Do this share of the blocks, such as 2/16, beside others with theirs.")
     ] = None,
+    plugin: Plugins = None,
 ) -> int:
     """Infer the latent forces of instances, with bands, parameters and a report.
 
@@ -117,7 +121,8 @@ def fit(
     from distlfm.pipeline.settings import FitConfig
 
     short = {"data.path": data, "run.dir": out, "mechanism.ranks": mpi_ranks}
-    settings = [*(overrides or []), *as_overrides(short), *work_overrides(executor, workers, address)]
+    given = [*as_overrides(short), *work_overrides(executor, workers, address), *plugins_override(plugin)]
+    settings = [*(overrides or []), *given]
     if part is not None:
         return _fit_part(load(FitConfig, config, settings), part)
     run = run_fit(load(FitConfig, config, settings), reporter=STATE.reporter)

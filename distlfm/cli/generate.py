@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from distlfm.cli.fit import Address, Executor, Overrides, Workers, as_overrides, work_overrides
+from distlfm.cli.plugins import Plugins, plugins_override
 from distlfm.cli.state import STATE
 
 
@@ -20,6 +21,7 @@ def generate(
     executor: Executor = None,
     workers: Workers = None,
     address: Address = None,
+    plugin: Plugins = None,
 ) -> None:
     """Draw forces and parameters from the priors of a config, solve forward, and keep all of it in a store.
 
@@ -31,7 +33,7 @@ def generate(
     """
     from distlfm.pipeline.generate import generate as run_generate
 
-    short = as_overrides({"run.dir": out, "instances": instances, "seed": seed})
+    short = [*as_overrides({"run.dir": out, "instances": instances, "seed": seed}), *plugins_override(plugin)]
     settings = [*(overrides or []), *short, *work_overrides(executor, workers, address)]
     store = run_generate(config, settings, STATE.reporter)
     STATE.reporter.say(f"{store.spec.instances} instances of {store.spec.attributes['mechanism']} are in {store.path}")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distlfm.cli.fit import MOST_LISTED, Overrides, as_overrides
+from distlfm.cli.plugins import Plugins, plugins_override
 from distlfm.cli.state import STATE, group
-from distlfm.cli.train import Checkpoint, Plugins, plugins_override
+from distlfm.cli.train import Checkpoint
 
 if TYPE_CHECKING:
     from distlfm.pipeline.query import QueryRun

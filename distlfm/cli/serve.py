@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from distlfm.cli.fit import Overrides
+from distlfm.cli.plugins import Plugins, plugins_override
 from distlfm.cli.state import STATE
-from distlfm.cli.train import Checkpoint, Plugins, plugins_override
+from distlfm.cli.train import Checkpoint
 from distlfm.config import apply_overrides, build
 from distlfm.optional import require
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from distlfm.cli.fit import Overrides, as_overrides
+from distlfm.cli.plugins import Plugins, plugins_override
 from distlfm.cli.state import STATE
 
 PLACES = {"fit": "data.path", "train": "data.stores", "tune": "train.data.stores"}
@@ -40,6 +41,7 @@ def submit(
     site: Annotated[
         Path | None, typer.Option("--site", help="A file to source first; slurm/site.sh if it is there.")
     ] = None,
+    plugin: Plugins = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, and queue nothing.")] = False,
 ) -> None:
     """Queue a verb as a Slurm job: fit, generate and tune on a Ray of its nodes, train by DDP.
@@ -70,7 +72,8 @@ def submit(
         dependency=dependency,
         others=tuple(sbatch or ()),
     )
-    settings = [*(overrides or []), *_data(verb, data or []), *as_overrides({"run.dir": out})]
+    plugins = plugins_override(plugin, "train.plugins" if verb == "tune" else "plugins")
+    settings = [*(overrides or []), *_data(verb, data or []), *as_overrides({"run.dir": out}), *plugins]
     job = plan(verb, config, settings, asked, mpi_ranks=mpi_ranks, site=site)
     if dry_run:
         typer.echo(job.text, nl=False)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distlfm.cli.fit import Address, Overrides, as_overrides
+from distlfm.cli.plugins import Plugins, plugins_override
 from distlfm.cli.state import STATE
 
 if TYPE_CHECKING:
@@ -30,10 +31,6 @@ Observations = Annotated[
 ]
 Checkpoint = Annotated[Path, typer.Argument(help="A trained operator: its checkpoint, or the folder of its training.")]
 
-Plugins = Annotated[
-    list[str] | None, typer.Option("--plugin", help="A module with the operator's equation, if it is your own.")
-]
-
 
 def train(
     config: Annotated[Path, typer.Argument(help="A config file, such as configs/train/transcription.yaml.")],
@@ -45,6 +42,7 @@ def train(
     launcher: Launcher = None,
     workers: Workers = None,
     address: Address = None,
+    plugin: Plugins = None,
 ) -> None:
     """Train an operator that answers new data in milliseconds, on a store of generated or fitted instances.
 
@@ -62,7 +60,7 @@ def train(
     from distlfm.pipeline.train import train as run_train
 
     short = as_overrides({"run.dir": out, "run.launcher": launcher, "run.workers": workers, "run.address": address})
-    short += as_overrides({"start": start, "data.observations.path": observations})
+    short += [*as_overrides({"start": start, "data.observations.path": observations}), *plugins_override(plugin)]
     run = run_train(config, [*(overrides or []), *_stores(data), *short], STATE.reporter)
     if not run.is_main:
         return
@@ -85,6 +83,7 @@ def tune(
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="How many trainings to try.")] = None,
     workers: Annotated[int | None, typer.Option("--workers", min=1, help="Trials at a time, at most.")] = None,
     address: Address = None,
+    plugin: Plugins = None,
 ) -> None:
     """Search for the settings with which an operator learns best, many trainings at a time.
 
@@ -97,7 +96,8 @@ def tune(
     from distlfm.pipeline.tune import tune as run_tune
 
     options = {"run.dir": out, "search.trials": trials, "run.workers": workers, "run.address": address}
-    run_tune(config, [*(overrides or []), *_stores(data, "train.data"), *as_overrides(options)], STATE.reporter)
+    short = [*_stores(data, "train.data"), *as_overrides(options), *plugins_override(plugin, "train.plugins")]
+    run_tune(config, [*(overrides or []), *short], STATE.reporter)
 
 
 def evaluate(
@@ -126,11 +126,6 @@ def evaluate(
         STATE.reporter.say(f"summary: {out / 'summary.json'}")
         STATE.reporter.say(f"report: {out / 'report.html'}")
     return 1 if found.tally.failed else 0
-
-
-def plugins_override(names: list[str] | None) -> list[str]:
-    """The option `--plugin`, as an override."""
-    return [f"plugins={json.dumps(names)}"] if names else []
 
 
 def _stores(paths: list[Path] | None, section: str = "data") -> list[str]:

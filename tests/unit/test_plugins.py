@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distlfm.config import build
+from distlfm.config import build, load, read_yaml
 from distlfm.errors import UsageError
 from distlfm.mechanisms import REGISTRY
 from distlfm.pipeline.settings import FitConfig
@@ -133,8 +133,48 @@ def test_an_operator_of_a_plugins_equation_is_asked_judged_shown_and_exported(op
         forget()
 
 
+def test_verbs_with_a_config_take_plugins_from_the_command_line_too(folder: Path) -> None:
+    """The configs name none; without the option there is no such mechanism."""
+    from distlfm.cli import main
+
+    (folder / "leaky_test_plugin.py").write_text(LEAK)
+    (folder / "other_test_plugin.py").write_text("")
+    (folder / "tank.yaml").write_text("mechanism: {kind: leaky_test_tank, outputs: [output_0]}\n")
+    (folder / "train.yaml").write_text("verb: train\nloop: {epochs: 1}\nrun: {tensorboard: false, threads: 1}\n")
+    (folder / "generate.yaml").write_text("verb: generate\n" + (folder / "tank.yaml").read_text())
+    given = ["--plugin", "leaky_test_plugin", "--plugin", "other_test_plugin.py"]
+    quick = ["inference.posterior.method=point", "inference.optimiser.iterations=3", "inference.optimiser.rounds=0"]
+    small = ["operator.layers=1", "operator.width=4", "operator.modes=2", "operator.head=4", "operator.pooled=2"]
+    for verb in (
+        ["simulate", "leaky_test_tank", "--instances", "1", "--out", "tank.npz", "mechanism.outputs=[output_0]"],
+        ["fit", "tank.yaml", "--data", "tank.npz", "--out", "fitted", *quick],
+        ["generate", "generate.yaml", "--instances", "8", "--out", "store.zarr", "--executor", "serial", "points=9"],
+        ["train", "train.yaml", "--data", "store.zarr", "--out", "run", *small, "operator.regressions=0"],
+    ):
+        assert verb[0] == "train" or main(verb) == 2
+        assert main([*verb, *given]) == 0
+        assert "other_test_plugin" in sys.modules
+        sys.modules.pop("other_test_plugin")
+        forget()
+    assert read_yaml(folder / "run" / "config.yaml")["plugins"] == ["leaky_test_plugin", "other_test_plugin.py"]
+
+
+def test_plugins_of_a_sweep_are_those_of_its_trainings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from distlfm.cli import main
+    from distlfm.pipeline import tune
+    from distlfm.pipeline.tune_settings import TuneConfig
+
+    (folder / "leaky_test_plugin.py").write_text(LEAK)
+    found: list[TuneConfig] = []
+    monkeypatch.setattr(tune, "tune", lambda path, settings, _: found.append(load(TuneConfig, path, settings)))
+    sweep = "verb: tune\ntrain: {data: {stores: [a.zarr]}}\nspace: {operator.width: {kind: choice, values: [8, 16]}}\n"
+    (folder / "tune.yaml").write_text(sweep)
+    assert main(["tune", "tune.yaml", "--plugin", "leaky_test_plugin"]) == 0
+    assert found[0].train.plugins == ("leaky_test_plugin",)
+    assert "leaky_test_tank" in REGISTRY
+
+
 def test_a_worker_that_was_sent_its_config_imports_the_plugins(operator: Path) -> None:
-    from distlfm.config import load
     from distlfm.lfo import Alone
     from distlfm.pipeline.train_settings import TrainConfig
     from distlfm.pipeline.train_work import TrainWork

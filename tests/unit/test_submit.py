@@ -90,6 +90,24 @@ def test_a_job_with_ranks_gets_a_config_that_names_them_and_can_be_submitted_aga
     assert "--ntasks-per-node=8" in dry(capsys, "fit", str(kept), "--nodes", "2", "--mpi-ranks", "16", *HOUR)
 
 
+@pytest.mark.parametrize("name", ["fit", "generate", "train", "tune"])
+def test_a_job_gets_a_config_that_names_the_plugins_given_here(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the paths of their files where a run keeps them so; others are found in the folder the job begins in."""
+    (folder / "submit_test_plugin.py").write_text("")
+    command(folder, "sbatch", "17\n")
+    command(folder, "squeue", "17|TIMEOUT|1:00:00|TimeLimit|n1\n")
+    monkeypatch.delitem(sys.modules, "submit_test_plugin", raising=False)
+    assert main(["submit", *SCRIPTS[name], "--plugin", "submit_test_plugin"]) == 0
+    assert sys.modules.pop("submit_test_plugin").__file__ == str(folder / "submit_test_plugin.py")
+    (kept,) = folder.glob(f"*/*.jobs/{name}-1.yaml")
+    content = yaml.safe_load(kept.read_text())
+    (plugin,) = (content["train"] if name == "tune" else content)["plugins"]
+    assert plugin in ("submit_test_plugin", str(folder / "submit_test_plugin.py"))
+    assert f"--chdir={folder}\n" in kept.with_suffix(".sbatch").read_text()
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_recorded_scripts_start_the_programs_of_the_shipped_ones_and_ask_slurm_for_the_same_kinds_of_things(
     name: str,
