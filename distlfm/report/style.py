@@ -7,6 +7,7 @@ They are Okabe and Ito's; the bands are opaque tints that differ in lightness, s
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -93,8 +94,11 @@ def plain(text: str, limit: int = MAX_LABEL) -> str:
 
 
 def quantity(name: str, unit: str | None) -> str:
-    """An axis label: the name, and the unit if one is known."""
-    return f"{plain(name)} ({plain(unit, 40)})" if unit else plain(name)
+    """An axis label: the name, and the unit if one is known and the name does not end in it, as `dose [mg]` does."""
+    shown = plain(name)
+    if not unit or re.search(rf"[\[(]\s*{re.escape(unit.strip())}\s*[\])]\s*$", shown):
+        return shown
+    return f"{shown} ({plain(unit, 40)})"
 
 
 def log_scale(axes: Axes, low: float, high: float) -> None:

@@ -73,6 +73,14 @@ def page(browser: webdriver.Chrome, server: Served) -> Page:
     return found
 
 
+def test_a_unit_that_a_name_ends_in_is_not_shown_twice(page: Page) -> None:
+    """As on the axes of pictures."""
+    names = ["Conc. [mg/L]", "Conc. (mg/L) ", "Conc. [g/L]", "Conc."]
+    wanted = "import('./show.js').then((show) => arguments[1](arguments[0].map((name) => show.named(name, 'mg/L'))));"
+    shown = page.browser.execute_async_script(wanted, names)
+    assert shown == [*names[:2], "Conc. [g/L] (mg/L)", "Conc. (mg/L)"]
+
+
 def test_a_patient_is_chosen_and_answered_by_keyboard_alone(page: Page) -> None:
     page["search"].send_keys(ids()[5])
     page.says("found", "1 of 24 patients.")

@@ -18,6 +18,7 @@ from distlfm.inference.tally import Tally
 from distlfm.report.curves import MAX_PANELS
 from distlfm.report.forest import grouped
 from distlfm.report.plots import plot_fit, plot_overview, plot_phase, plot_trace
+from distlfm.report.style import quantity
 
 
 def texts(figure: Figure) -> list[str]:
@@ -57,6 +58,24 @@ def test_every_axis_is_labelled() -> None:
 def test_units_are_shown_only_where_known() -> None:
     single = make_result(kind="lotka_volterra", metadata={"value_unit": "thousands"})
     assert {"predator (thousands)", "time"} <= set(texts(plot_fit(single)))
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "label"),
+    [
+        ("Conc. [mg/L]", "mg/L", "Conc. [mg/L]"),
+        ("Conc. (mg/L)", "mg/L", "Conc. (mg/L)"),
+        ("Conc. [ mg/L ] ", " mg/L", "Conc. [ mg/L ] "),
+        ("Conc. [mg/L] free", "mg/L", "Conc. [mg/L] free (mg/L)"),
+        ("Conc. [ng/mg/L]", "mg/L", "Conc. [ng/mg/L] (mg/L)"),
+        ("Conc. [mg/L]", "g/L", "Conc. [mg/L] (g/L)"),
+        ("dose mg", "mg", "dose mg (mg)"),
+        ("rate [1/h]", "1.h", "rate [1/h] (1.h)"),
+        ("what a long name it has, dose [mg]", "mg", "what a long name it has, do… (mg)"),
+    ],
+)
+def test_a_unit_that_a_name_ends_in_is_not_shown_twice(name: str, unit: str, label: str) -> None:
+    assert quantity(name, unit) == label
 
 
 def test_truth_is_drawn_only_where_it_is_known() -> None:

@@ -47,7 +47,10 @@ export function table(caption, columns, rows) {
   return [element("p", `The first ${MOST_ROWS} of ${rows.length} rows are shown; the CSV file has all.`), wide];
 }
 
-export const named = (name, unit) => (unit ? `${name} (${unit})` : name);
+// A column may be named with its unit, which is then not said twice.
+const says = (name, unit) => [`[${unit}]`, `(${unit})`].some((end) => name.trim().endsWith(end));
+
+export const named = (name, unit) => (unit && !says(name, unit) ? `${name} (${unit})` : name);
 
 // Points of the grid in the order of the answer's curves: the last dimension runs fastest.
 function points(dims) {
