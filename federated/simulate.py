@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from distlfm.pipeline.rundir import begin
 from distlfm.pipeline.train_work import keep_config
 from distlfm.pipeline.versions import versions
 from distlfm.report.federation_page import federation_page
-from distlfm.runtime.reporting import Reporter, Silent
+from distlfm.runtime.reporting import Reporter, Silent, Task
 from distlfm.runtime.threads import torch_threads
 from distlfm.store import driver_lock
 from distlfm.store.files import put_quickly, storing
@@ -90,16 +90,26 @@ def run_sites(
     grid = SecureGrid(wire, min_sites=config.programme.min_sites, audit=AuditLog(folder / "audit.jsonl"))
     with reporter.task("rounds", config.programme.rounds) as task, quiet_flower():
 
-        def after(line: Line) -> None:
-            task.advance(1, f"loss {line['loss']:.3f}" if "loss" in line else "")
-
         def meter() -> int:
             travelled = wire.bytes_sent + wire.bytes_received
             wire.wire.clear()
             return travelled
 
         codec = codec_of(operator.model, config.programme.task)
-        return run_rounds(grid, operator, codec, config.programme, folder, str(RUN), after, meter)
+        shown = counted(task, config.programme.min_sites)
+        return run_rounds(grid, operator, codec, config.programme, folder, str(RUN), shown, meter)
+
+
+def counted(task: Task, min_sites: int) -> Callable[[Line], None]:
+    """Shows each round on a bar; one that was lost is asked for again, and does not count."""
+
+    def after(line: Line) -> None:
+        if line["sites"] < min_sites:
+            task.advance(0, f"round {line['round']} was lost")
+        else:
+            task.advance(1, f"loss {line['loss']:.3f}" if "loss" in line else "")
+
+    return after
 
 
 @contextmanager

@@ -1,16 +1,29 @@
-"""What a simulation says of a federation's worth: means over patients, with their standard errors."""
+"""What a simulation says: of its rounds, and of a federation's worth, as means over patients with standard errors."""
 
 from __future__ import annotations
 
+import io
 import math
 
 import numpy as np
 import pytest
 
 from distlfm.federated.compare import Comparison, Scores, of_others, standard_error
+from distlfm.federated.simulate import counted
 from distlfm.federated.simulate_summary import _advantage, _elsewhere, _errors, _means, _own
+from distlfm.runtime.reporting import Plain
 
 SITES = ["north", "south"]
+
+
+def test_a_lost_round_does_not_count_on_the_bar() -> None:
+    log = io.StringIO()
+    with Plain(log).task("rounds", 2) as task:
+        after = counted(task, 3)
+        for number, sites in ((1, 2), (1, 2), (1, 4), (2, 4)):
+            after({"round": number, "sites": sites, "loss": 1.25})
+    assert log.getvalue().splitlines()[-1].startswith("rounds: 2/2")
+    assert log.getvalue().endswith("loss 1.250\n")
 
 
 def scores(north: list[float], south: list[float]) -> Scores:
