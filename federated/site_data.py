@@ -48,8 +48,7 @@ def fit_patients(folder: Path, config: SiteConfig, reporter: Reporter) -> Store:
     """Fit all windows of the site's patients; what was fitted before is kept."""
     if config.store is not None:
         return site_store(folder, config)
-    assert config.fit is not None
-    chosen = build(FitConfig, config.fit, source=f"fit of the site {config.name}")
+    chosen = fit_config(folder, config)
     instances = records(chosen.data, config.windows, config.patients)
     # The windows are cut already; where they came from changes no number.
     data = DataConfig(
@@ -70,6 +69,16 @@ def fit_patients(folder: Path, config: SiteConfig, reporter: Reporter) -> Store:
             error.cause, f"Take back what was changed, or delete {folder / FITS}: the patients are then fitted anew."
         ) from None
     return site_store(folder, config)
+
+
+def fit_config(folder: Path, config: SiteConfig) -> FitConfig:
+    """How the site's patients are fitted; a path of its data counts from the site's folder, wherever a process is."""
+    assert config.fit is not None
+    found = build(FitConfig, config.fit, source=f"fit of the site {config.name}")
+    if found.data.path is None:
+        return found
+    data = found.data.model_copy(update={"path": folder.resolve() / found.data.path.expanduser()})
+    return found.model_copy(update={"data": data})
 
 
 def records(data: DataConfig, most_windows: int | None = None, most_patients: int | None = None) -> list[Instance]:

@@ -28,10 +28,9 @@ from distlfm.federated.figures import means, names_of, patient_figures
 from distlfm.federated.ledger import Ledger
 from distlfm.federated.privacy import private_mean, private_update, refuse_whole, tune_privately
 from distlfm.federated.settings import PrivacyConfig, RoundTask, SiteConfig
-from distlfm.federated.site_data import fit_patients, patient_of, records, site_store, unlabelled
+from distlfm.federated.site_data import fit_config, fit_patients, patient_of, records, site_store, unlabelled
 from distlfm.federated.tune import NotFinite, tune
 from distlfm.lfo import Batch, Examples, FourierOperator, Operator, load_checkpoint, save_checkpoint
-from distlfm.pipeline.settings import FitConfig
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.threads import torch_threads
 from distlfm.store.files import put_quickly, storing
@@ -125,7 +124,7 @@ class Site:
             known = self._labelled
             force, params = (torch.full_like(one, torch.nan) for one in (known.force, known.params))
             return replace(known, force=force, params=params)
-        data = build(FitConfig, self.config.fit, source=f"fit of the site {self.config.name}").data
+        data = fit_config(self.folder, self.config).data
         return unlabelled(self.base, records(data, self.config.windows, self.config.patients))
 
     def windows(self, kind: str = "pairs", part: Part = "train") -> Batch:

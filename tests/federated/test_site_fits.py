@@ -12,7 +12,7 @@ from distlfm.errors import UsageError
 from distlfm.federated import site_data
 from distlfm.federated.demo_act import NOISE, mechanism
 from distlfm.federated.settings import RoundTask, SiteConfig
-from distlfm.federated.site_data import records
+from distlfm.federated.site_data import fit_config, records
 from distlfm.federated.site_work import Site, codec_of, write_site
 from distlfm.lfo import Calibration, Examples, FourierOperator, Operator, OperatorConfig
 from distlfm.lfo.normalise import set_normal
@@ -84,6 +84,15 @@ def test_a_site_whose_settings_changed_is_told_which_folder_to_delete(
     config = site_config(write_records(tmp_path / "records.csv"))
     with pytest.raises(UsageError, match=r"begun with another config\. Take back .* delete .*site/fits"):
         site_data.fit_patients(tmp_path / "site", config, Silent())
+
+
+def test_a_path_of_a_sites_data_counts_from_the_sites_folder(tmp_path: Path) -> None:
+    given = site_config(Path("records.csv"))
+    assert fit_config(tmp_path / "site", given).data.path == tmp_path / "site" / "records.csv"
+    assert fit_config(tmp_path / "site", site_config(tmp_path / "records.csv")).data.path == tmp_path / "records.csv"
+    write_records(tmp_path / "site.csv")
+    site = write_site(tmp_path / "site", site_config(Path("../site.csv")), make_operator(tmp_path / "base.zarr"))
+    assert site.windows("physics").ids
 
 
 @pytest.mark.slow
