@@ -60,7 +60,7 @@ def fill(folder: Path) -> None:
     given = ["--sites", ",".join(sites), "--operator", "operator/operator.pt"]
     assert main(["-q", "federated", "provision", "local", "fed", *given]) == 0
     shutil.copytree(folder / "fed", folder / "plain")
-    (folder / FILLED / "site.yaml").write_text(SITE)
+    (folder / FILLED / "site.yaml").write_text(SITE.replace("good.csv", str(folder / "good.csv")))
     (folder / "bin").mkdir()
     (folder / "bin" / "sbatch").write_text("#!/bin/sh\necho 17\n")
     (folder / "bin" / "sbatch").chmod(0o755)

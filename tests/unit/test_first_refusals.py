@@ -76,6 +76,8 @@ READ: dict[str, tuple[str, ...]] = {
         f"{FILLED}/policy.yaml",
         f"{FILLED}/signing.key",
     ),
+    "federated provision kit fed/link east": ("fed/link/link.yaml", "fed/link/ca.pem"),
+    "federated provision renew fed/link": ("fed/link/link.yaml", "fed/link/ca.pem", "fed/link/ca.key"),
     "federated provision revoke fed/link north": ("fed/link/link.yaml", "fed/link/roster.json"),
     "federated provision token fed/link anna": ("fed/link/link.yaml", "fed/link/tokens.json"),
     "federated provision local o --operator operator/operator.pt": ("operator/operator.pt",),
@@ -114,6 +116,8 @@ CHANGED: dict[str, str] = {
     "federated prepare {}": FILLED,
     f"federated provision enrol {{}} {FILLED}/north.public.json": "fed/link",
     "federated provision pin {} fed/link/peers.json": FILLED,
+    "federated provision kit {} east": "fed/link",
+    "federated provision renew {}": "fed/link",
     "federated provision revoke {} north": "fed/link",
     "federated provision token {} anna": "fed/link",
 }
