@@ -19,9 +19,6 @@ from distlfm.inference.whitened import WhitenedMarginal
 from distlfm.runtime.watching import during, stepped
 from distlfm.solvers.linear import probe
 
-CHUNK_BYTES = 200_000_000
-"""Predictions are made for so many draws and instances at once that their largest matrices fit in this."""
-
 START_SPREAD = 0.7
 """Standard deviation, in units of the prior's, of the random starts after the first, which is the prior's middle."""
 
@@ -57,7 +54,7 @@ class CollapsedPosterior(Posterior):
             rows.repeat(num_draws),
             times.repeat(num_draws, *[1] * (times.dim() - 1)),
         )
-        chunk = max(1, CHUNK_BYTES // self.marginal.row_bytes(times.shape[1]))
+        chunk = max(1, self.marginal.call_bytes // self.marginal.row_bytes(times.shape[1]))
         parts = []
         for i, some in enumerate_chunks(every, chunk):
             stepped("prediction", i, len(every))

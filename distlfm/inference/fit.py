@@ -24,7 +24,7 @@ from distlfm.inference.field_laplace import fit_nonlinear_fields
 from distlfm.inference.field_settle import FieldOptions, FieldSettings, open_field, settle
 from distlfm.inference.field_slopes import fit_field_slopes
 from distlfm.inference.forward import Forward
-from distlfm.inference.linear import MAX_SUBSTEPS, LinearGaussian, Quadrature, choose_quadrature
+from distlfm.inference.linear import MAX_NODES, MAX_SUBSTEPS, LinearGaussian, Quadrature, choose_quadrature
 from distlfm.inference.marginal import Marginal
 from distlfm.inference.model import Model
 from distlfm.inference.nested import fit_nested
@@ -189,20 +189,33 @@ Way = tuple[Method, Quadrature | None]
 
 def _ways(model: Model, instances: Sequence[Instance], linearity: Linearity, options: InferenceConfig) -> list[Way]:
     """Method and quadrature of each instance, from its own times alone."""
-    num_outputs = len(model.mechanism.outputs)
     known: dict[bytes, Way] = {}
     ways = []
     for instance in instances:
         key = instance.times.tobytes()
         if key not in known:
-            method = _settle(model, num_outputs * len(instance.times), linearity, options)
+            method = _settle(model, len(instance.times), linearity, options)
             quadrature = None
             if method == "collapsed" and linearity.affine and model.likelihood.kind == "gaussian":
                 alone = collate([instance.blind()], model.mechanism.outputs)
                 quadrature = choose_quadrature(model, alone, linearity)
+                _check_nodes(instance, quadrature)
             known[key] = (method, quadrature)
         ways.append(known[key])
     return ways
+
+
+def _check_nodes(instance: Instance, quadrature: Quadrature) -> None:
+    """Refuse what dense matrices would take hours and the whole memory for."""
+    nodes = quadrature.num_nodes(len(instance.times))
+    if nodes <= MAX_NODES:
+        return
+    raise UsageError(
+        f"Instance {instance.id!r} has {len(instance.times)} times, and to follow the force between them takes {nodes} "
+        f"nodes; dense matrices are for {MAX_NODES} at most.",
+        "Use force.kernel.kind=matern52, for which there is a filter; or set force.priors.lengthscale in the unit of "
+        "the times.",
+    )
 
 
 def _fit(
@@ -252,13 +265,13 @@ def _fit(
     return fit
 
 
-def _settle(model: Model, num_observed: int, linearity: Linearity, options: InferenceConfig) -> Method:
+def _settle(model: Model, num_times: int, linearity: Linearity, options: InferenceConfig) -> Method:
     """The method, where it is left open: dense matrices for short series, a filter for long ones if there is one."""
     if options.method != "auto":
         return options.method
     if not linearity.affine or model.likelihood.kind != "gaussian":
         return "nested"
-    return "filter" if num_observed >= LONG and supports(model, linearity) else "collapsed"
+    return "filter" if num_times >= LONG and supports(model, linearity) else "collapsed"
 
 
 def instance_bytes(model: Model, num_times: int, options: InferenceConfig) -> int:
@@ -266,7 +279,7 @@ def instance_bytes(model: Model, num_times: int, options: InferenceConfig) -> in
     if model.is_field:
         return 8 * 400 * num_times * 100
     num_observed = num_times * len(model.mechanism.outputs)
-    method = _settle(model, num_observed, probe(model.mechanism, model.space), options)
+    method = _settle(model, num_times, probe(model.mechanism, model.space), options)
     if method == "filter":
         return 8 * 60 * num_times * (3 + model.mechanism.num_states) ** 2 * options.restarts
     if method in ("collapsed", "exact"):

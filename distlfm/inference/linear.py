@@ -20,9 +20,13 @@ from distlfm.solvers.linear import Linearity, Panels, extract, panels, response
 TOLERANCE = 3e-4
 """Largest change of a prior standard deviation, relative, that halving the panels may bring."""
 
+MOST_NODES = 4
 MAX_SUBSTEPS = 32
+MAX_NODES = 4096
 MAX_BEYOND = 2000
 TRIAL_DRAWS = 8
+TRIAL_TIMES = 64
+"""Times on which rules are compared: of a longer series those around its longest gap."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +34,15 @@ class Quadrature:
     """How finely the time between two observations is cut: panels a gap, nodes a panel."""
 
     substeps: int = 1
-    order: int = 4
+    order: int = MOST_NODES
 
     def finer(self) -> Quadrature:
+        if self.order < MOST_NODES:
+            return Quadrature(self.substeps, 2 * self.order)
         return Quadrature(2 * self.substeps, self.order)
+
+    def num_nodes(self, num_times: int) -> int:
+        return self.substeps * self.order * num_times
 
 
 class LinearGaussian(GaussianMarginal):
@@ -43,6 +52,10 @@ class LinearGaussian(GaussianMarginal):
         assert linearity.affine
         super().__init__(model, observations)
         self.linearity, self.quadrature = linearity, quadrature
+
+    @property
+    def matrix_size(self) -> int:
+        return max(super().matrix_size, self.quadrature.num_nodes(self.observations.times.shape[-1]))
 
     def row_bytes(self, num_query: int) -> int:
         return super().row_bytes(num_query) * self.quadrature.substeps**2
@@ -137,17 +150,22 @@ def _beyond(times: Tensor, query: Tensor) -> Tensor:
 def choose_quadrature(model: Model, observations: Observations, linearity: Linearity) -> Quadrature:
     """The coarsest rule that the next finer one does not change visibly, judged by the outputs' prior deviations."""
     generator = torch.Generator().manual_seed(0)
-    times = observations.times.repeat_interleave(TRIAL_DRAWS, 0)
+    times = _around_longest_gap(observations.times).repeat_interleave(TRIAL_DRAWS, 0)
     z = torch.randn(TRIAL_DRAWS, model.space.num_free, generator=generator, dtype=times.dtype)
-    values = model.space.unpack(z.repeat(len(observations), 1))
+    draws = z.repeat(len(observations), 1)
 
     def deviation(quadrature: Quadrature) -> Tensor:
-        _, covariance = LinearGaussian(model, observations, linearity, quadrature).observed_prior(values, times)
-        return torch.diagonal(covariance, dim1=-2, dim2=-1).clamp_min(0).sqrt()
+        marginal = LinearGaussian(model, observations, linearity, quadrature)
+        # One draw after the other: the finest rules have matrices of hundreds of megabytes.
+        pairs = zip(draws.split(1), times.split(1), strict=True)
+        found = [marginal.observed_prior(model.space.unpack(one), some)[1] for one, some in pairs]
+        return torch.cat([torch.diagonal(one, dim1=-2, dim2=-1) for one in found]).clamp_min(0).sqrt()
 
-    quadrature = Quadrature()
+    # Many times are close to each other as a rule, and one node between two of them may do.
+    num_times = observations.times.shape[-1]
+    quadrature = Quadrature(order=1) if num_times > TRIAL_TIMES else Quadrature()
     coarse = deviation(quadrature)
-    while quadrature.substeps < MAX_SUBSTEPS:
+    while quadrature.substeps < MAX_SUBSTEPS and quadrature.num_nodes(num_times) <= MAX_NODES:
         fine = deviation(quadrature.finer())
         scale = fine.amax(-1, keepdim=True)
         change = ((fine - coarse).abs() / scale.clamp_min(1e-300)).amax(-1)
@@ -156,3 +174,12 @@ def choose_quadrature(model: Model, observations: Observations, linearity: Linea
             return quadrature
         quadrature, coarse = quadrature.finer(), fine
     return quadrature
+
+
+def _around_longest_gap(times: Tensor) -> Tensor:
+    """At most TRIAL_TIMES consecutive ones of times [B, T], the longest gap of all among them."""
+    if times.shape[-1] <= TRIAL_TIMES:
+        return times
+    longest = int(torch.diff(times, dim=-1).amax(0).argmax())
+    first = min(max(0, longest - TRIAL_TIMES // 2), times.shape[-1] - TRIAL_TIMES)
+    return times[:, first : first + TRIAL_TIMES]

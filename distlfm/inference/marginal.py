@@ -21,6 +21,9 @@ from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.mechanisms.parameters import Values
 
+CACHED = 8_000_000
+"""Bytes of the largest matrices of one call: what outgrows the cache is four times slower, and is mapped anew."""
+
 
 @dataclass(frozen=True)
 class QueryPrior:
@@ -51,9 +54,11 @@ class Marginal(ABC):
     """What is left when the force is integrated out: a density of z, and force and outputs given z.
 
     at_once: whether many query times cost less together than in parts.
+    call_bytes: how much memory one call of `posterior` should take, about.
     """
 
     at_once = False
+    call_bytes = 200_000_000
 
     def __init__(self, model: Model, observations: Observations) -> None:
         self.model, self.observations = model, observations
@@ -70,17 +75,35 @@ class Marginal(ABC):
     def row_bytes(self, num_query: int) -> int:
         """About how much memory `posterior` takes for one instance at so many times."""
 
+    @property
+    def rows_at_once(self) -> int | None:
+        """Rows of z whose densities are best computed in one call; None if all of them are."""
+        return None
+
     def state(self) -> dict[str, Tensor]:
         """Tensors with a leading instance dimension that a saved fit needs besides the data."""
         return {}
 
     def log_joint(self, z: Tensor, rows: Tensor) -> Tensor:
         """log p(y | z) + log p(z) of the instances `rows` [A] at z [A, n], up to a constant."""
-        return self.log_marginal(z, rows) - 0.5 * z.square().sum(-1)
+        size = self.rows_at_once or max(1, len(z))
+        parts = [self.log_marginal(some, own) for some, own in zip(z.split(size), rows.split(size), strict=True)]
+        return torch.cat(parts) - 0.5 * z.square().sum(-1)
 
 
 class GaussianMarginal(Marginal):
     """The marginal likelihood and the posterior of a linear mechanism, by dense covariance matrices."""
+
+    call_bytes = 4 * CACHED
+
+    @property
+    def matrix_size(self) -> int:
+        """Rows of the largest matrix of an instance."""
+        return len(self.model.mechanism.outputs) * self.observations.times.shape[-1]
+
+    @property
+    def rows_at_once(self) -> int:
+        return max(1, CACHED // (8 * self.matrix_size**2))
 
     def row_bytes(self, num_query: int) -> int:
         return 32 * (4 * (num_query + self.observations.times.shape[-1])) ** 2

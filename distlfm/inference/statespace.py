@@ -26,8 +26,8 @@ from distlfm.solvers.linear import Linearity, LinearSystem, extract
 SMOOTHNESS = {"matern12": 1, "matern32": 2, "matern52": 3}
 """States of the stochastic equation of each kernel."""
 
-LONG = 100
-"""Observations from which the filter is faster than dense matrices."""
+LONG = 24
+"""Times from which the filter is faster than dense matrices, for a batch of instances."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.linear import LinearGaussian, Quadrature
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.observations import Observations
-from distlfm.inference.statespace import StateSpace, supports
+from distlfm.inference.statespace import LONG, StateSpace, supports
+from distlfm.instance import Instance
 from distlfm.mechanisms import build_mechanism
 from distlfm.pipeline.settings import SimulateConfig
 from distlfm.pipeline.simulate import simulate_from
@@ -115,3 +116,14 @@ def test_long_series_are_filtered_by_themselves_and_find_the_force() -> None:
         spread = truth.force.var()
         assert ((band.mean - truth.force) ** 2).mean() < 0.15 * spread
         assert 0.8 < ((truth.force >= band.lower95) & (truth.force <= band.upper95)).mean() <= 1
+
+
+def test_series_are_filtered_from_so_many_times_on_whatever_the_number_of_outputs() -> None:
+    model = model_of("transcription", "matern52", ["g0", "g1", "g2"])
+    for num_times, method in [(LONG - 1, "collapsed"), (LONG, "filter")]:
+        data = observations_of(model, num_times)
+        instance = Instance(
+            "a", model.mechanism.outputs, data.times[1].numpy(), data.values[1].numpy(), data.mask[1].numpy()
+        )
+        options = InferenceConfig(posterior={"method": "point"}, optimiser={"iterations": 2, "rounds": 0})
+        assert fit_instances(model, [instance], options)[0].method == method
