@@ -42,6 +42,11 @@ class Setting:
 
 def checked(verb: str, path: Path, overrides: Sequence[str], setting: Setting) -> Config:
     """The config that a job gets, with absolute paths."""
+    if verb == "evaluate":
+        raise UsageError(
+            "'evaluate' cannot be submitted: it is one quick process, and has no config.",
+            "Queue its script: sbatch slurm/evaluate.sbatch OPERATOR STORE --out DIR",
+        )
     if verb not in JOBS:
         raise UsageError(f"{verb!r} cannot be submitted.", f"These can: {', '.join(JOBS)}.")
     told = apply_overrides(read_yaml(path), overrides).get("verb", "fit")

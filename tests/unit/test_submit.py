@@ -210,7 +210,8 @@ def test_python_of_a_site_may_be_several_words(folder: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["evaluate", "fit.yaml", *OUT, *HOUR], "'evaluate' cannot be submitted."),
+        (["query", "fit.yaml", *OUT, *HOUR], "'query' cannot be submitted. These can: fit, generate, train, tune."),
+        (["evaluate", "operator", "genes.zarr", *OUT, *HOUR], "Queue its script: sbatch slurm/evaluate.sbatch"),
         (["train", "fit.yaml", *OUT, *HOUR], "fit.yaml is a config of `distlfm fit`. Submit it as fit"),
         (["fit", "none.yaml", *OUT, *HOUR], "There is no config file none.yaml."),
         (["fit", "fit.yaml", *DATA, *HOUR], "It is not said where the results go."),
