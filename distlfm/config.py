@@ -127,6 +127,8 @@ def _sentence(item: dict[str, Any], known: list[str]) -> str:
     message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".")
     if str(item["msg"]).startswith("Input should be"):
         return f"{place!r} should be {message}{shown}."
+    if not place:  # it is about several keys, and names them itself
+        return message + ("" if message.endswith("?") else ".")
     message = message.removeprefix(f"{place}: ")
     return f"{place!r}: {message}" + ("" if message.endswith("?") else ".")
 

@@ -26,24 +26,24 @@ from distlfm.mechanisms.responses import Identity
 from distlfm.mechanisms.transcription import Transcription
 
 
+def check_motif(model: Model) -> None:
+    """Refuse a model of which no closed form is known."""
+    mechanism, shape = model.mechanism, model.kernels[0].expression
+    rbf = isinstance(shape, Scaled) and isinstance(shape.part, Stationary) and shape.part.shape == "rbf"
+    motif = isinstance(mechanism, Transcription) and isinstance(mechanism.response, Identity)
+    if not (motif and len(mechanism.force_names) == 1 and rbf):
+        raise UsageError(
+            "The method 'exact' is for transcription with one force, identity response and an rbf kernel.",
+            "Use inference.method=collapsed, which is exact for every linear mechanism and kernel.",
+        )
+
+
 class AnalyticMotif(GaussianMarginal):
     """Closed-form covariances of transcription with one force, identity response and RBF kernel."""
 
     def __init__(self, model: Model, observations: Observations) -> None:
         super().__init__(model, observations)
-        mechanism = model.mechanism
-        shape = model.kernels[0].expression
-        rbf = isinstance(shape, Scaled) and isinstance(shape.part, Stationary) and shape.part.shape == "rbf"
-        if not (
-            isinstance(mechanism, Transcription)
-            and isinstance(mechanism.response, Identity)
-            and len(mechanism.force_names) == 1
-            and rbf
-        ):
-            raise UsageError(
-                "The method 'exact' is for transcription with one force, identity response and an rbf kernel.",
-                "Use inference.method=collapsed, which is exact for every linear mechanism and kernel.",
-            )
+        check_motif(model)
 
     def observed_prior(self, values: Values, times: Tensor) -> tuple[Tensor, Tensor]:
         return self._offset(values, times), self._covariance(values, times, times)

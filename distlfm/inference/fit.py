@@ -16,6 +16,7 @@ from torch import Tensor
 from distlfm.config import Config
 from distlfm.errors import UsageError
 from distlfm.inference.base import Fit
+from distlfm.inference.checks import check_inference
 from distlfm.inference.collapsed import Starts, fit_collapsed
 from distlfm.inference.evidence import FOUND, best_matched_mode
 from distlfm.inference.exact import AnalyticMotif
@@ -44,7 +45,6 @@ COARSE = (
     "answer is rough. Use a longer lengthscale in force.priors, or inference.method=nested."
 )
 Method = Literal["auto", "collapsed", "filter", "exact", "nested", "variational", "preestimate", "laplace"]
-FIELD_METHODS = ("auto", "collapsed", "laplace", "preestimate")
 
 
 class InferenceConfig(Config):
@@ -99,6 +99,7 @@ def fit_instances(
 
     Each instance gets the method that suits it, so that its answer does not depend on its neighbours.
     """
+    check_inference(model, options)
     if model.is_field:
         return _fit_fields(model, instances, options, seed)
     _check_counts(model, instances)
@@ -119,22 +120,6 @@ def fit_instances(
 
 def _fit_fields(model: Model, instances: Sequence[Instance], options: InferenceConfig, seed: int) -> list[FitResult]:
     """Fields: linear ones with the force integrated out, others linearised; or slopes matched, and nothing solved."""
-    if options.method not in FIELD_METHODS:
-        raise UsageError(
-            f"Fields are not fitted by the method {options.method!r}.",
-            f"Use one of {', '.join(FIELD_METHODS)} in inference.method.",
-        )
-    for name in ("until", "grid_points"):
-        if getattr(options, name) != InferenceConfig.model_fields[name].default:
-            raise UsageError(
-                f"inference.{name} has no effect on a field.", "Leave it out, and ask the result for any points."
-            )
-    _check_preestimate(options)
-    if model.likelihood.kind != "gaussian":
-        raise UsageError(
-            f"Fields are fitted with Gaussian noise, and the likelihood is {model.likelihood.kind!r}.",
-            "Set likelihood.kind=gaussian.",
-        )
     settings = options.settled or settle(model, instances, options.field)
     seeds = [seed_of(seed, instance.id) for instance in instances]
     starts = Starts(options.restarts, options.random_start)
@@ -154,21 +139,6 @@ def _fit_fields(model: Model, instances: Sequence[Instance], options: InferenceC
             model, instances, settings, seeds, *how, options.field, starts, matched=options.preestimate.enabled
         )
     return fit_linear_fields(model, instances, settings, seeds, *how, options.field, starts)
-
-
-def _check_preestimate(options: InferenceConfig) -> None:
-    """Refuse what only curves in time have: slopes of a field are those of a Gaussian process over time and space."""
-    for name, field in PreestimateConfig.model_fields.items():
-        if name != "enabled" and getattr(options.preestimate, name) != field.default:
-            raise UsageError(
-                f"inference.preestimate.{name} has no effect on a field, whose surface is always a Gaussian process.",
-                "Leave it out.",
-            )
-    if options.method == "preestimate" and options.posterior != PosteriorConfig():
-        raise UsageError(
-            "inference.posterior has no effect on a field's matched slopes, whose draws are always Laplace's.",
-            "Leave it out, or use inference.method=auto.",
-        )
 
 
 def _check_counts(model: Model, instances: Sequence[Instance]) -> None:
@@ -241,20 +211,9 @@ def _fit(
                 found = fit_variational(forward, seeds, FOUND, options.variational, starts, mode.z)
                 return replace(found, status=torch.maximum(found.status, mode.status), iterations=mode.iterations)
         return fit_variational(forward, seeds, options.optimiser, options.variational, starts)
-    if method in ("collapsed", "filter", "exact") and not (linearity.affine and model.likelihood.kind == "gaussian"):
-        raise UsageError(
-            f"The method {method!r} needs a linear mechanism with Gaussian noise, and "
-            f"{model.mechanism.options.kind!r} with the likelihood {model.likelihood.kind!r} is none.",
-            "Use inference.method=nested, or auto.",
-        )
     if method == "exact":
         marginal: Marginal = AnalyticMotif(model, observations)
     elif method == "filter":
-        if not supports(model, linearity):
-            raise UsageError(
-                "The method 'filter' needs a stable mechanism and a kernel matern12, matern32 or matern52.",
-                "Use inference.method=collapsed, which takes any kernel.",
-            )
         marginal = StateSpace(model, observations)
     else:
         assert quadrature is not None

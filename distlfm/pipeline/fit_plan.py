@@ -11,6 +11,7 @@ from typing import Literal
 
 from distlfm.cluster.share import Share
 from distlfm.errors import Problem, UsageError
+from distlfm.inference.checks import check_inference
 from distlfm.inference.fit import InferenceConfig, instance_bytes
 from distlfm.inference.model import Model
 from distlfm.inference.survey import Survey, settled, survey
@@ -74,6 +75,7 @@ def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path |
     source, intake = open_source(config.data, data, folder)
     intake.tell(reporter)
     model = model_with(config, source.outputs)
+    check_inference(model, config.inference)
     found: Survey | None = None
     noiseless: str | None = None
     costs = array("d")

@@ -10,8 +10,9 @@ from pydantic import Field, field_validator, model_validator
 from distlfm.config import Config, build
 from distlfm.data import ColumnMap
 from distlfm.errors import UsageError
+from distlfm.inference.checks import check_inference
 from distlfm.inference.fit import InferenceConfig
-from distlfm.inference.model import ForceConfig, LikelihoodConfig
+from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.mechanisms import build_system, find_system
 from distlfm.pipeline.plugins import WithPlugins, located, plugin_name
 
@@ -131,6 +132,18 @@ class FitConfig(ModelConfig):
     run: RunConfig = RunConfig()
     data: DataConfig = DataConfig()
     inference: InferenceConfig = InferenceConfig()
+
+    @model_validator(mode="after")
+    def _suits(self) -> FitConfig:
+        """Refuse what the method cannot do before anything is written; where only the data tell, they are read."""
+        built = build(find_system(self.mechanism["kind"]).Options, self.mechanism, source="mechanism")
+        try:
+            example = build_system(self.mechanism, () if built.outputs else ("output",))
+            model = Model(example, self.force, self.likelihood)
+        except UsageError:  # names or numbers of outputs matter to it
+            return self
+        check_inference(model, self.inference)
+        return self
 
     def work(self) -> FitConfig:
         """The same without what changes no number: where results go, who computes, and what is kept of them."""

@@ -18,6 +18,7 @@ from distlfm.config import build, dump
 from distlfm.data import write_npz
 from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig
+from distlfm.inference.model import LikelihoodConfig
 from distlfm.inference.optimise import OptimiserConfig, minimise
 from distlfm.instance import Instance
 from distlfm.mechanisms import REGISTRY
@@ -165,9 +166,9 @@ def test_the_page_is_told_how_far_a_running_fit_is(tmp_path: Path, said: dict[st
 
 
 def test_a_fit_that_cannot_be_done_leaves_its_sentence(tmp_path: Path) -> None:
-    config = FitConfig(mechanism={"kind": "transcription"}, inference=InferenceConfig(method="filter"))
+    config = FitConfig(mechanism={"kind": "transcription"}, likelihood=LikelihoodConfig(kind="poisson"))
     found = task(tmp_path, gene(), config)
-    assert found["error"].startswith("The method 'filter' needs a stable mechanism")
+    assert "which is no count. Poisson and negative binomial take whole numbers" in found["error"]
     assert not (tmp_path / RESULT).exists()
 
 
