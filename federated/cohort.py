@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distlfm.errors import UsageError
-from distlfm.federated.site_data import patient_of
+from distlfm.federated.prepared import patient_of
 from distlfm.store.files import put_all, storing
 
 FILE = "cohort.json"

@@ -141,6 +141,11 @@ class SiteConfig(Config):
 
     @model_validator(mode="after")
     def _has_patients(self) -> SiteConfig:
-        if (self.fit is None) == (self.store is None):
-            raise ValueError("give either fit (a config of distlfm fit) or store")
+        if self.fit is None and self.store is None:
+            raise ValueError(
+                "It is not said where the patients are. Fill in the lines from `fit:` on and take their # away, or the "
+                "line `store:`; docs/federation.md (Setting up) has an example of fit to copy"
+            )
+        if self.fit is not None and self.store is not None:
+            raise ValueError("Both fit and store are filled in. Leave one of them out")
         return self

@@ -12,6 +12,7 @@ from distlfm.config import build
 from distlfm.data import ColumnMap, catalog, read
 from distlfm.data.prepare import windows
 from distlfm.errors import UsageError
+from distlfm.federated.prepared import FITS, patient_of
 from distlfm.federated.settings import SiteConfig
 from distlfm.instance import Instance
 from distlfm.lfo import Batch, Operator
@@ -21,15 +22,6 @@ from distlfm.pipeline.rundir import ELSEWHERE
 from distlfm.pipeline.settings import DataConfig, FitConfig
 from distlfm.runtime.reporting import Reporter
 from distlfm.store import Store, find_store
-
-FITS = "fits"
-GROUP = "/"
-"""Between a patient's name and the number of a window."""
-
-
-def patient_of(name: str) -> str:
-    """The patient of a window."""
-    return name.split(GROUP)[0]
 
 
 def site_store(folder: Path, config: SiteConfig) -> Store:

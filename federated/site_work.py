@@ -26,9 +26,10 @@ from distlfm.federated.codec import Codec, Vector, chosen, weights_digest
 from distlfm.federated.cohort import Cohort, Index, groups
 from distlfm.federated.figures import means, names_of, patient_figures
 from distlfm.federated.ledger import Ledger
+from distlfm.federated.prepared import patient_of
 from distlfm.federated.privacy import private_mean, private_update, refuse_whole, tune_privately
 from distlfm.federated.settings import PrivacyConfig, RoundTask, SiteConfig
-from distlfm.federated.site_data import fit_config, fit_patients, patient_of, records, site_store, unlabelled
+from distlfm.federated.site_data import fit_config, fit_patients, records, site_store, unlabelled
 from distlfm.federated.tune import NotFinite, tune
 from distlfm.lfo import Batch, Examples, FourierOperator, Operator, load_checkpoint, save_checkpoint
 from distlfm.runtime.reporting import Reporter, Silent

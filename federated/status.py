@@ -15,6 +15,7 @@ from distlfm.federated.control import Control, connection_of
 from distlfm.federated.homes import Home, LinkHome, SiteHome
 from distlfm.federated.ledger import Ledger
 from distlfm.federated.policy import load_policy
+from distlfm.federated.prepared import prepared
 from distlfm.federated.roster import read_roster
 
 
@@ -60,6 +61,7 @@ def _site(home: SiteHome) -> dict[str, Any]:
         "name": config.name,
         "address": config.address,
         **_processes(home),
+        **prepared(home.path),
         "pinned": sorted(policy.peers),
         "epsilon": policy.epsilon,
         "epsilon_spent": ledger.spent if policy.epsilon is not None or ledger.path.exists() else None,

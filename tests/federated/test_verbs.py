@@ -7,15 +7,18 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from store_factories import fill, make_spec
 
 from distlfm.cli import main
 from distlfm.federated.homes import LinkHome, SiteHome
 from distlfm.federated.identity import fingerprint
 from distlfm.federated.policy import load_policy
 from distlfm.lfo import save_checkpoint
+from distlfm.store import Store
 
 SITES = ("north", "south", "west")
 
@@ -145,7 +148,7 @@ def test_a_site_without_settings_operator_or_peers_does_not_start(
 ) -> None:
     north = SiteHome(local / "sites" / "north")
     assert call("site", north.path) == 2
-    assert "give either fit" in capsys.readouterr().err
+    assert "It is not said where the patients are." in capsys.readouterr().err
     (north.path / "site.yaml").write_text("name: north\nstore: pairs.zarr\n")
     (north.path / "model" / "base.pt").unlink()
     assert call("site", north.path) == 2
@@ -192,3 +195,41 @@ def test_status_of_what_does_not_run_is_told_by_the_exit_code(local: Path, capsy
     assert (told["role"], told["state"], told["sites"]) == ("link", "never started", dict.fromkeys(SITES, "active"))
     assert call("status", local / "sites" / "north") == 1
     assert call("status", local) == 2
+
+
+def test_an_unfilled_site_is_told_which_lines_to_fill_in(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    north = local / "sites" / "north"
+    assert call("prepare", north) == 2
+    told = capsys.readouterr().err
+    assert f"distlfm: {north / 'site.yaml'}: It is not said where the patients are. Fill in" in told
+    assert "docs/federation.md (Setting up)" in told
+    assert "''" not in told
+    (north / "site.yaml").write_text("name: north\nstore: pairs.zarr\nfit: {mechanism: {kind: glucose}}\n")
+    assert call("prepare", north) == 2
+    assert "Both fit and store are filled in. Leave one of them out." in capsys.readouterr().err
+
+
+def test_status_of_a_site_tells_how_far_its_patients_are_fitted(
+    local: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    north = local / "sites" / "north"
+
+    def told() -> dict[str, Any]:
+        assert call("status", north, "--json") == 1
+        found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+        return found
+
+    assert "It is not said where the patients are." in told()["fits"]
+    (north / "site.yaml").write_text("name: north\nfit: {mechanism: {kind: glucose}}\n")
+    assert told()["fits"] == f"not yet: distlfm federated prepare {north}"
+    store = Store.create(north / "fits" / "store.zarr", make_spec())
+    fill(store, [0], "p0/")
+    fill(store, [1], "p1/")
+    counts = ("fits", "windows", "windows_fitted", "windows_failed", "patients_fitted")
+    assert [told()[key] for key in counts] == ["begun", 10, 7, 1, 2]
+    fill(store, [2], "p2/")
+    assert [told()[key] for key in counts] == ["done", 10, 8, 2, 3]
+    assert call("status", north) == 1
+    assert "patients_fitted" in capsys.readouterr().out
+    (north / "site.yaml").write_text("name: north\nstore: fits\n")
+    assert told()["fits"] == "done"

@@ -1,0 +1,1 @@
+../unit/store_factories.py
