@@ -80,9 +80,9 @@ def enrol(
 
     Example: `distlfm federated provision enrol link north.public.json south.public.json west.public.json`
     """
+    from distlfm.federated.enrolment import enrol as take
+    from distlfm.federated.enrolment import missing
     from distlfm.federated.homes import LinkHome
-    from distlfm.federated.provision import enrol as take
-    from distlfm.federated.provision import missing
 
     LinkHome(folder).config()
     _sent(*keys)
@@ -112,9 +112,9 @@ def pin(
 
     Example: `distlfm federated provision pin north peers.json --sites north,south,west`
     """
+    from distlfm.federated.enrolment import peers_fingerprint
+    from distlfm.federated.enrolment import pin as write
     from distlfm.federated.identity import fingerprint
-    from distlfm.federated.provision import peers_fingerprint
-    from distlfm.federated.provision import pin as write
 
     _sent(peers)
     pinned = write(folder, peers, sites=_names(sites), replace=replace)
@@ -134,7 +134,7 @@ def revoke(folder: LinkFolder, site: Annotated[str, typer.Argument(help="Name of
 
     Example: `distlfm federated provision revoke link north`
     """
-    from distlfm.federated.provision import revoke as shut
+    from distlfm.federated.enrolment import revoke as shut
 
     told = shut(folder, site)
     STATE.reporter.say(f"{site} is shut out; fingerprint of the keys that are left: {told}")
@@ -179,7 +179,7 @@ def token(
     Example: `distlfm federated provision token link anna`
     """
     from distlfm.federated.homes import LinkHome
-    from distlfm.federated.provision import add_token, drop_token
+    from distlfm.federated.tokens import add_token, drop_token
 
     LinkHome(folder).config()  # a token elsewhere would open nothing
     if drop:

@@ -27,9 +27,10 @@ from real_sites import SITES, events, free_port, start_role, wait_until
 
 from distlfm.errors import UsageError, WorkError
 from distlfm.federated.control import Control, connection_of
+from distlfm.federated.enrolment import revoke
 from distlfm.federated.gate import RUNTIME
 from distlfm.federated.homes import LinkConfig, LinkHome, SiteHome
-from distlfm.federated.provision import make_link, make_local, revoke
+from distlfm.federated.provision import make_link, make_local
 from distlfm.federated.settings import ProgrammeConfig
 from distlfm.federated.site import check_link
 from distlfm.federated.supernode import node_keys

@@ -22,8 +22,8 @@ from foreign import start_foreign
 from guide import documented, shown
 from real_sites import SITES, WATCHED, Background, Federation, events, wait_until
 
+from distlfm.federated.enrolment import revoke
 from distlfm.federated.processes import environment
-from distlfm.federated.provision import revoke
 from distlfm.federated.site_work import open_operator
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -85,7 +85,7 @@ def test_a_token_that_cannot_be_noted_is_not_left_behind(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "tokens.json")
 
     with monkeypatch.context() as patched:
-        patched.setattr("distlfm.federated.provision.put_all", full)
+        patched.setattr("distlfm.federated.tokens.put_all", full)
         assert call("provision", "token", local / "link", "anna") == 1
     assert "Free space; then the same command goes on" in capsys.readouterr().err
     assert call("provision", "token", local / "link", "anna") == 0
