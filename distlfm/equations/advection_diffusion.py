@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from distlfm.dimension import NUMBER, POSITION, RATE, TIME
 from distlfm.equations.base import Coefficient, Equation, positive, real, register_equation
 
 
@@ -13,13 +14,15 @@ class AdvectionDiffusion(Equation):
     """A product that is carried along by a flow while it decays and spreads."""
 
     coefficients = {  # noqa: RUF012
-        "sensitivity": positive(1.0),
-        "decay": positive(0.3),
-        "diffusion": positive(0.03),
+        "sensitivity": positive(1.0, dimension=NUMBER),
+        "decay": positive(0.3, dimension=TIME**-1),
+        "diffusion": positive(0.03, dimension=POSITION**2 / TIME),
     }
+    force_dimension = RATE
 
     def named(self, dims: int) -> Mapping[str, Coefficient]:
-        return {**self.coefficients, **{f"velocity_{i}": real(0.0, 0.5) for i in range(dims)}}
+        velocity = real(0.0, 0.5, dimension=POSITION / TIME)
+        return {**self.coefficients, **{f"velocity_{i}": velocity for i in range(dims)}}
 
     def form(self, y: Any, v: Any, f: Any, p: Mapping[str, Any]) -> Any:
         from ufl import dx, grad, inner

@@ -11,23 +11,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from distlfm.dimension import Dimension
+
 
 @dataclass(frozen=True)
 class Coefficient:
-    """A number in the form: its default prior in the words of a config, and whether it must be positive."""
+    """A number in the form: its default prior in the words of a config, and whether it must be positive.
+
+    dimension: what it is measured in, for the axes of reports; None where that is not said.
+    """
 
     prior: Mapping[str, Any]
     positive: bool = False
+    dimension: Dimension | None = None
 
 
-def positive(median: float, spread: float = 1.0) -> Coefficient:
+def positive(median: float, spread: float = 1.0, dimension: Dimension | None = None) -> Coefficient:
     """A positive coefficient, log-normal a priori."""
-    return Coefficient({"kind": "lognormal", "median": median, "spread": spread}, positive=True)
+    return Coefficient({"kind": "lognormal", "median": median, "spread": spread}, positive=True, dimension=dimension)
 
 
-def real(mean: float = 0.0, sd: float = 1.0) -> Coefficient:
+def real(mean: float = 0.0, sd: float = 1.0, dimension: Dimension | None = None) -> Coefficient:
     """A coefficient of either sign, normal a priori."""
-    return Coefficient({"kind": "normal", "mean": mean, "sd": sd})
+    return Coefficient({"kind": "normal", "mean": mean, "sd": sd}, dimension=dimension)
 
 
 class Equation(ABC):
@@ -35,6 +41,7 @@ class Equation(ABC):
 
     kind: ClassVar[str] = ""
     coefficients: ClassVar[Mapping[str, Coefficient]] = {}
+    force_dimension: ClassVar[Dimension | None] = None
 
     def named(self, dims: int) -> Mapping[str, Coefficient]:
         """The coefficients in so many space dimensions."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from distlfm.dimension import NUMBER, POSITION, RATE, TIME, VALUE
 from distlfm.equations.base import Equation, positive, register_equation
 
 
@@ -13,11 +14,12 @@ class FisherKpp(Equation):
     """A population that spreads, grows to its capacity, and is fed by an unseen source. It is not linear in y."""
 
     coefficients = {  # noqa: RUF012
-        "sensitivity": positive(1.0),
-        "growth": positive(1.0),
-        "capacity": positive(1.0),
-        "diffusion": positive(0.03),
+        "sensitivity": positive(1.0, dimension=NUMBER),
+        "growth": positive(1.0, dimension=TIME**-1),
+        "capacity": positive(1.0, dimension=VALUE),
+        "diffusion": positive(0.03, dimension=POSITION**2 / TIME),
     }
+    force_dimension = RATE
 
     def form(self, y: Any, v: Any, f: Any, p: Mapping[str, Any]) -> Any:
         from ufl import dx, grad, inner

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from distlfm.dimension import NUMBER, POSITION, RATE, TIME
 from distlfm.equations.base import Equation, positive, register_equation
 
 
@@ -13,10 +14,11 @@ class ReactionDiffusion(Equation):
     """A product that is made where the force is, decays, and spreads."""
 
     coefficients = {  # noqa: RUF012
-        "sensitivity": positive(1.0),
-        "decay": positive(0.3),
-        "diffusion": positive(0.03),
+        "sensitivity": positive(1.0, dimension=NUMBER),
+        "decay": positive(0.3, dimension=TIME**-1),
+        "diffusion": positive(0.03, dimension=POSITION**2 / TIME),
     }
+    force_dimension = RATE
 
     def form(self, y: Any, v: Any, f: Any, p: Mapping[str, Any]) -> Any:
         from ufl import dx, grad, inner

@@ -11,8 +11,10 @@ from pydantic import Field
 from torch import Tensor
 
 from distlfm.config import Config, nearest
+from distlfm.dimension import NUMBER, VALUE
 from distlfm.errors import UsageError
 from distlfm.gp.kernels import FunctionalKernel, KernelConfig
+from distlfm.inference.kernel_dimensions import kernel_dimension
 from distlfm.inference.observations import Observations
 from distlfm.mechanisms.base import Mechanism
 from distlfm.mechanisms.field import FieldMechanism
@@ -97,7 +99,8 @@ class Model:
                 labels = self._dimensions(size[0]) if size else (name,)
                 fixed = self._known(name, labels)
                 prior = force.priors.get(name, DEFAULT_KERNEL_PRIOR)
-                found.append(Parameter(f"{force_name}.{name}", labels, prior, "kernel", True, fixed))
+                of = kernel_dimension(kernel, name, labels, self.system.force_dimension, self.system.input_dimensions)
+                found.append(Parameter(f"{force_name}.{name}", labels, prior, "kernel", True, fixed, of))
         return found
 
     def _dimensions(self, count: int) -> tuple[str, ...]:
@@ -113,12 +116,13 @@ class Model:
     def _noise_parameters(self) -> list[Parameter]:
         options = self.likelihood
         if options.kind == "negative_binomial":
-            return [Parameter("dispersion", self._noise_labels, options.dispersion, "noise", True)]
+            return [Parameter("dispersion", self._noise_labels, options.dispersion, "noise", True, dimension=NUMBER)]
         found = []
         if options.kind == "gaussian" and options.noise != "given":
-            found.append(Parameter("noise", self._noise_labels, options.prior, "noise", True))
+            found.append(Parameter("noise", self._noise_labels, options.prior, "noise", True, dimension=VALUE))
         if options.kind == "gaussian" and options.relative is not None:
-            found.append(Parameter("relative_noise", self._noise_labels, options.relative, "noise", True))
+            labels = self._noise_labels
+            found.append(Parameter("relative_noise", labels, options.relative, "noise", True, dimension=NUMBER))
         return found
 
     @property

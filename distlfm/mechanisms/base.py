@@ -6,12 +6,13 @@ Shapes: leading dimensions `…` are free; `D` states, `P` observed outputs, `L`
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from distlfm.dimension import TIME, Dimension
 from distlfm.mechanisms.parameters import Parameter, Values
 from distlfm.mechanisms.priors import Prior
 from distlfm.mechanisms.registry import register
@@ -33,6 +34,11 @@ class Mechanism(System):
     @property
     def force_dims(self) -> int:
         return self.force_input(torch.zeros(()), torch.zeros(self.num_states)).shape[-1]
+
+    @property
+    def input_dimensions(self) -> tuple[Dimension | None, ...]:
+        in_time = type(self).force_input is Mechanism.force_input
+        return (TIME,) if in_time else super().input_dimensions
 
     @abstractmethod
     def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
@@ -61,9 +67,15 @@ class Mechanism(System):
         return t.unsqueeze(-1)
 
 
-def start_parameter(outputs: Sequence[str], prior: Prior, *, positive: bool = False) -> Parameter:
+def start_parameter(
+    outputs: Sequence[str],
+    prior: Prior,
+    *,
+    positive: bool = False,
+    dimension: Dimension | Mapping[str, Dimension] | None = None,
+) -> Parameter:
     """The unknown initial state of a mechanism whose start is free."""
-    return Parameter("initial", tuple(outputs), prior, kind="initial", positive=positive)
+    return Parameter("initial", tuple(outputs), prior, "initial", positive, dimension=dimension)
 
 
 def join_states(*states: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from distlfm.dimension import RATE, TIME, VALUE
 from distlfm.mechanisms.base import Initial, Mechanism, MechanismConfig, register, start_parameter, zero_state
 from distlfm.mechanisms.parameters import Parameter, Values
 from distlfm.mechanisms.priors import LogNormal
@@ -29,7 +30,7 @@ class CascadeConfig(MechanismConfig):
 
 @register("cascade")
 class Cascade(Mechanism):
-    """Force → protein → mRNA."""
+    """Force → protein → mRNA. The protein has a scale of its own, and so have the force and the sensitivities."""
 
     Options: ClassVar[type[MechanismConfig]] = CascadeConfig
 
@@ -45,14 +46,17 @@ class Cascade(Mechanism):
     def parameters(self) -> list[Parameter]:
         genes = self.outputs
         found = [
-            Parameter("protein_decay", ("protein",), LogNormal(median=0.5, spread=0.7), positive=True),
-            Parameter("basal", genes, LogNormal(median=0.1, spread=1.0), positive=True),
+            Parameter(
+                "protein_decay", ("protein",), LogNormal(median=0.5, spread=0.7), positive=True, dimension=TIME**-1
+            ),
+            Parameter("basal", genes, LogNormal(median=0.1, spread=1.0), positive=True, dimension=RATE),
             Parameter("sensitivity", genes, LogNormal(median=1.0, spread=1.0), positive=True),
-            Parameter("decay", genes, LogNormal(median=0.4, spread=0.8), positive=True),
+            Parameter("decay", genes, LogNormal(median=0.4, spread=0.8), positive=True, dimension=TIME**-1),
             *self.response.parameters(self.force_names, ("protein",)),
         ]
         if self.start == "free":
-            found.append(start_parameter(("protein", *genes), LogNormal(median=0.3, spread=1.0), positive=True))
+            known, prior = dict.fromkeys(genes, VALUE), LogNormal(median=0.3, spread=1.0)
+            found.append(start_parameter(("protein", *genes), prior, positive=True, dimension=known))
         return found
 
     def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:

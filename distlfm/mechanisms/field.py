@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, FiniteFloat, PositiveFloat, TypeAdapter, model_validator
 
 from distlfm.config import Config
+from distlfm.dimension import POSITION, TIME, VALUE, Dimension
 from distlfm.equations import Equation
 from distlfm.equations.problem import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
 from distlfm.errors import UsageError
@@ -101,6 +102,7 @@ class FieldMechanism(System):
     def __init__(self, options: FieldConfig) -> None:
         super().__init__(options)
         self.field = options
+        self.force_dimension = self.equation.force_dimension
         for name, value in options.fixed.items():
             numbers = value.values() if isinstance(value, Mapping) else [value]
             if name in self.coefficients and self.coefficients[name].positive and any(one < 0 for one in numbers):
@@ -118,17 +120,30 @@ class FieldMechanism(System):
     def force_dims(self) -> int:
         return 1 + self.field.num_dims
 
+    @property
+    def input_dimensions(self) -> tuple[Dimension | None, ...]:
+        return (TIME, *(POSITION,) * self.field.num_dims)
+
     def parameters(self) -> list[Parameter]:
         found = [
-            Parameter(name, (name,), PRIOR.validate_python(dict(one.prior)), positive=one.positive)
+            Parameter(
+                name,
+                (name,),
+                PRIOR.validate_python(dict(one.prior)),
+                positive=one.positive,
+                dimension=one.dimension,
+            )
             for name, one in self.coefficients.items()
         ]
         start = self.field.initial
         if start.kind == "scaled":
             found.append(Parameter("initial_scale", ("scale",), start.scale, "initial", positive=True))
         if start.kind == "field":
-            found.append(Parameter("initial_lengthscale", ("lengthscale",), start.lengthscale, "initial", True))
-            found.append(Parameter("initial_deviation", ("deviation",), start.deviation, "initial", True))
+            for name, prior, of in (
+                ("lengthscale", start.lengthscale, POSITION),
+                ("deviation", start.deviation, VALUE),
+            ):
+                found.append(Parameter(f"initial_{name}", (name,), prior, "initial", positive=True, dimension=of))
         return found
 
     def problem(self, mesh: MeshConfig) -> ProblemSpec:

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from distlfm.dimension import RATE, TIME, VALUE
 from distlfm.mechanisms.base import Mechanism, MechanismConfig, register, start_parameter
 from distlfm.mechanisms.parameters import Parameter, Values
 from distlfm.mechanisms.priors import LogNormal
@@ -24,6 +25,7 @@ class Glucose(Mechanism):
 
     Options: ClassVar[type[MechanismConfig]] = GlucoseConfig
     force_names = ("appearance",)
+    force_dimension = RATE
 
     def __init__(self, options: GlucoseConfig) -> None:
         super().__init__(options)
@@ -31,11 +33,13 @@ class Glucose(Mechanism):
 
     def parameters(self) -> list[Parameter]:
         found = [
-            Parameter("return_rate", ("p",), LogNormal(median=0.02, spread=0.5), positive=True),
-            Parameter("base_level", ("base",), LogNormal(median=110.0, spread=0.25), positive=True),
+            Parameter("return_rate", ("p",), LogNormal(median=0.02, spread=0.5), positive=True, dimension=TIME**-1),
+            Parameter("base_level", ("base",), LogNormal(median=110.0, spread=0.25), positive=True, dimension=VALUE),
         ]
         if self.start == "free":
-            found.append(start_parameter(self.outputs, LogNormal(median=130.0, spread=0.4), positive=True))
+            found.append(
+                start_parameter(self.outputs, LogNormal(median=130.0, spread=0.4), positive=True, dimension=VALUE)
+            )
         return found
 
     def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from distlfm.dimension import NUMBER, TIME, VALUE
 from distlfm.errors import UsageError
 from distlfm.mechanisms.base import Mechanism, MechanismConfig, register, start_parameter, zero_state
 from distlfm.mechanisms.parameters import Parameter, Values
@@ -37,18 +38,22 @@ class LinearODE(Mechanism):
             )
         self.order, self.free_start = options.order, options.free_start
         self.derivatives = tuple(f"d{i}" for i in range(options.order))
+        self.force_dimension = VALUE / TIME**options.order
 
     @property
     def num_states(self) -> int:
         return self.order
 
     def parameters(self) -> list[Parameter]:
+        prior = LogNormal(median=1.0, spread=0.7)
+        states = {name: VALUE / TIME**i for i, name in enumerate(self.derivatives)}
+        pulls = {name: TIME ** (i - self.order) for i, name in enumerate(self.derivatives)}
         found = [
-            Parameter("coefficient", self.derivatives, LogNormal(median=1.0, spread=0.7), positive=True),
-            Parameter("sensitivity", ("s",), LogNormal(median=1.0, spread=0.7), positive=True),
+            Parameter("coefficient", self.derivatives, prior, positive=True, dimension=pulls),
+            Parameter("sensitivity", ("s",), prior, positive=True, dimension=NUMBER),
         ]
         if self.free_start:
-            found.append(start_parameter(self.derivatives, Normal(mean=0.0, sd=1.0)))
+            found.append(start_parameter(self.derivatives, Normal(mean=0.0, sd=1.0), dimension=states))
         return found
 
     def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:

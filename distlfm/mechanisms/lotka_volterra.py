@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from distlfm.dimension import TIME, VALUE
 from distlfm.mechanisms.base import Mechanism, MechanismConfig, register, start_parameter
 from distlfm.mechanisms.parameters import Parameter, Values
 from distlfm.mechanisms.priors import LogNormal
@@ -24,7 +25,7 @@ class LotkaVolterraConfig(MechanismConfig):
 
 @register("lotka_volterra")
 class LotkaVolterra(Mechanism):
-    """A predator that grows on prey nobody counted."""
+    """A predator that grows on prey nobody counted: prey and growth have no unit that the data tell."""
 
     Options: ClassVar[type[MechanismConfig]] = LotkaVolterraConfig
     force_names = ("prey",)
@@ -36,8 +37,8 @@ class LotkaVolterra(Mechanism):
     def parameters(self) -> list[Parameter]:
         return [
             Parameter("growth", self.outputs, LogNormal(median=0.5, spread=0.7), positive=True),
-            Parameter("mortality", self.outputs, LogNormal(median=0.8, spread=0.7), positive=True),
-            start_parameter(self.outputs, LogNormal(median=1.0, spread=1.0), positive=True),
+            Parameter("mortality", self.outputs, LogNormal(median=0.8, spread=0.7), positive=True, dimension=TIME**-1),
+            start_parameter(self.outputs, LogNormal(median=1.0, spread=1.0), positive=True, dimension=VALUE),
             *self.response.parameters(self.force_names, self.outputs),
         ]
 

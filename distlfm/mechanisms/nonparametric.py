@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from distlfm.dimension import RATE, VALUE, Dimension
 from distlfm.mechanisms.base import Mechanism, MechanismConfig, register, start_parameter
 from distlfm.mechanisms.parameters import Parameter, Values
 from distlfm.mechanisms.priors import Normal
@@ -20,13 +21,18 @@ class Nonparametric(Mechanism):
     """A flow of which only trajectories are known."""
 
     Options: ClassVar[type[MechanismConfig]] = NonparametricConfig
+    force_dimension = RATE
 
     def __init__(self, options: NonparametricConfig) -> None:
         super().__init__(options)
         self.force_names = tuple(f"flow_{output}" for output in self.outputs)
 
+    @property
+    def input_dimensions(self) -> tuple[Dimension | None, ...]:
+        return (VALUE,) * len(self.outputs)
+
     def parameters(self) -> list[Parameter]:
-        return [start_parameter(self.outputs, Normal(mean=0.0, sd=2.0))]
+        return [start_parameter(self.outputs, Normal(mean=0.0, sd=2.0), dimension=VALUE)]
 
     def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
         del t, y, values

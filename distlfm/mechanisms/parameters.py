@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from distlfm.config import nearest
+from distlfm.dimension import Dimension
 from distlfm.errors import UsageError
 from distlfm.mechanisms.priors import Prior
 
@@ -21,7 +22,10 @@ Values = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Parameter:
-    """An unknown with `K = len(labels)` elements that share one prior. `fixed` holds elements that are known."""
+    """An unknown with `K = len(labels)` elements that share one prior. `fixed` holds elements that are known.
+
+    dimension: what it is measured in, for all elements or by their labels; None where that is not known.
+    """
 
     name: str
     labels: tuple[str, ...]
@@ -29,6 +33,7 @@ class Parameter:
     kind: str = "mechanism"
     positive: bool = False
     fixed: Mapping[str, float] = field(default_factory=dict)
+    dimension: Dimension | Mapping[str, Dimension] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.labels, str):
@@ -43,6 +48,10 @@ class Parameter:
                 raise UsageError(f"{self.name!r} has no element {label!r}.", nearest(label, self.labels))
             if self.positive and value < 0:
                 raise UsageError(f"{self.name}[{label}] is fixed to {value:g}.", "It must not be negative.")
+
+    def dimension_of(self, label: str) -> Dimension | None:
+        """What one element is measured in."""
+        return self.dimension.get(label) if isinstance(self.dimension, Mapping) else self.dimension
 
     @property
     def free(self) -> tuple[int, ...]:

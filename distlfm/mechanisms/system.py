@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from distlfm.config import Config, nearest
+from distlfm.dimension import Dimension
 from distlfm.errors import UsageError
 from distlfm.mechanisms.parameters import Parameter
 from distlfm.mechanisms.priors import Prior
@@ -25,10 +26,11 @@ class MechanismConfig(Config):
 
 
 class System(ABC):
-    """An equation with named outputs and forces."""
+    """An equation with named outputs and forces. force_dimension: what forces are measured in, if that is known."""
 
     Options: ClassVar[type[MechanismConfig]] = MechanismConfig
     force_names: tuple[str, ...] = ("force",)
+    force_dimension: Dimension | None = None
 
     def __init__(self, options: MechanismConfig) -> None:
         self.options = options
@@ -38,6 +40,11 @@ class System(ABC):
     @abstractmethod
     def force_dims(self) -> int:
         """How many numbers the Gaussian process takes as input."""
+
+    @property
+    def input_dimensions(self) -> tuple[Dimension | None, ...]:
+        """What each of these numbers is measured in, if that is known."""
+        return (None,) * self.force_dims
 
     @abstractmethod
     def parameters(self) -> list[Parameter]:
@@ -58,6 +65,7 @@ class System(ABC):
                 parameter.kind,
                 parameter.positive,
                 self._fixed(parameter),
+                parameter.dimension,
             )
             for parameter in parameters
         ]

@@ -7,10 +7,11 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from distlfm.dimension import NUMBER, RATE, TIME, VALUE
 from distlfm.mechanisms.base import Initial, Mechanism, MechanismConfig, register, start_parameter, zero_state
 from distlfm.mechanisms.parameters import Parameter, Values
 from distlfm.mechanisms.priors import LogNormal
-from distlfm.mechanisms.responses import ResponseConfig, build_response
+from distlfm.mechanisms.responses import Identity, ResponseConfig, build_response
 
 
 class TranscriptionConfig(MechanismConfig):
@@ -32,22 +33,25 @@ class Transcription(Mechanism):
         self.start = options.initial
         self.response = build_response(options.response)
         self.force_names = options.forces
+        # A curved response takes and gives pure numbers; else the force is measured by what it does.
+        self.straight = isinstance(self.response, Identity)
+        self.force_dimension = RATE if self.straight else NUMBER
 
     @property
     def _mixes(self) -> bool:
         return len(self.force_names) > 1 and not self.response.per_output
 
     def parameters(self) -> list[Parameter]:
-        genes = self.outputs
+        genes, push = self.outputs, NUMBER if self.straight else RATE
         pairs = tuple(f"{gene},{force}" for gene in genes for force in self.force_names) if self._mixes else genes
         found = [
-            Parameter("basal", genes, LogNormal(median=0.1, spread=1.0), positive=True),
-            Parameter("sensitivity", pairs, LogNormal(median=1.0, spread=1.0), positive=True),
-            Parameter("decay", genes, LogNormal(median=0.4, spread=0.8), positive=True),
+            Parameter("basal", genes, LogNormal(median=0.1, spread=1.0), positive=True, dimension=RATE),
+            Parameter("sensitivity", pairs, LogNormal(median=1.0, spread=1.0), positive=True, dimension=push),
+            Parameter("decay", genes, LogNormal(median=0.4, spread=0.8), positive=True, dimension=TIME**-1),
             *self.response.parameters(self.force_names, genes),
         ]
         if self.start == "free":
-            found.append(start_parameter(genes, LogNormal(median=0.3, spread=1.0), positive=True))
+            found.append(start_parameter(genes, LogNormal(median=0.3, spread=1.0), positive=True, dimension=VALUE))
         return found
 
     def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:

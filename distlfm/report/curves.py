@@ -13,6 +13,7 @@ from distlfm.inference.result import Band, FitResult
 from distlfm.instance import FloatArray
 from distlfm.report.style import BAND68, BAND95, DASHED, INFERRED, MEASURED, QUIET, TRUTH, handles, plain, quantity
 from distlfm.report.truth import instance_row, output_names, true_force, true_output
+from distlfm.report.units import force_unit
 
 MAX_PANELS = 24
 """More outputs than this are unreadable in one figure."""
@@ -101,7 +102,7 @@ def _draw_output(axes: Axes, result: FitResult, p: int, *, alone: bool) -> None:
 def _draw_force(axes: Axes, result: FitResult, i: int) -> None:
     draw_band(axes, result.grid.times, result.grid.force, i)
     _draw_truth(axes, true_force(result, i))
-    axes.set_ylabel(plain(result.force_names[i]))
+    axes.set_ylabel(quantity(result.force_names[i], force_unit(result)))
     axes.set_title("Latent force", fontweight="bold")
 
 

@@ -11,8 +11,9 @@ from distlfm.report.curves import draw_band
 from distlfm.report.field_view import FieldView
 from distlfm.report.fields import time_title
 from distlfm.report.forest import draw_forest, forest_height, grouped
-from distlfm.report.style import DASHED, TRUTH, handles, house, new_figure, plain
+from distlfm.report.style import DASHED, TRUTH, handles, house, new_figure, quantity
 from distlfm.report.truth import true_parameters
+from distlfm.report.units import force_unit, parameter_units
 
 NUM_PROFILES = 4
 PROFILE_HEIGHT = 1.9
@@ -40,7 +41,7 @@ def plot_profiles(view: FieldView) -> Figure:
             axes.set_title(time_title(view, time))
             axes.set_xlabel(view.position_label(0))
             axes.xaxis.set_major_locator(MaxNLocator(4))
-        row[0].set_ylabel(plain(view.force))
+        row[0].set_ylabel(quantity(view.force, force_unit(view.result)))
         row[0].yaxis.set_major_locator(MaxNLocator(5))
         shown = handles(data=False, truth=true is not None)
         if true is not None:
@@ -54,5 +55,6 @@ def plot_parameters(result: FitResult) -> Figure:
     groups = grouped(result.parameters)
     with house():
         figure = new_figure(forest_height(groups))
-        draw_forest(figure.add_subfigure(figure.add_gridspec(1, 1)[0]), groups, true_parameters(result))
+        place = figure.add_subfigure(figure.add_gridspec(1, 1)[0])
+        draw_forest(place, groups, true_parameters(result), parameter_units(result).get)
     return figure

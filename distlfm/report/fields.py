@@ -27,6 +27,7 @@ from distlfm.inference.result import Band
 from distlfm.instance import BoolArray, FloatArray
 from distlfm.report.field_view import COMPARABLE, NUM_SNAPSHOTS, Cloud, FieldView
 from distlfm.report.style import MEASURED, house, new_figure, plain, quantity
+from distlfm.report.units import force_unit
 
 LEVEL_MAP, SPREAD_MAP, ERROR_MAP = "viridis", "cividis", "RdBu_r"
 IMAGE_HEIGHT, SNAPSHOT_HEIGHT = 1.75, 1.7
@@ -83,7 +84,7 @@ def _panels(view: FieldView) -> list[Panel]:
     found = []
     for name, label, band, true, kind in (
         (output, value, grid.outputs, true_output, "outputs"),
-        (force, force, grid.force, true_force, "force"),
+        (force, quantity(view.force, force_unit(view.result)), grid.force, true_force, "force"),
     ):
         mean, sd = of(band, "mean"), of(band, "sd")
         limits, true_limits = _shared(mean.values, None if true is None else true.values)

@@ -18,6 +18,7 @@ from distlfm.report.field_section import field_figures
 from distlfm.report.page import Cell, Figure, Provenance, Section, Table, embed, write_page
 from distlfm.report.plots import plot_fit, plot_overview, plot_phase, plot_trace
 from distlfm.report.truth import output_names, true_parameter
+from distlfm.report.units import parameter_units
 from distlfm.report.words import direction_words, directions_words, given_words, status_words
 
 MAX_PICTURED = 6
@@ -235,12 +236,13 @@ def _curves(result: FitResult) -> list[Figure]:
 def _parameters(result: FitResult) -> list[Table]:
     if not result.ok:
         return []
-    columns = ("parameter", "kind", "mean", "68 % from", "to", "95 % from", "to", "true", "learned %")
+    columns = ("parameter", "kind", "unit", "mean", "68 % from", "to", "95 % from", "to", "true", "learned %")
     rows: list[list[Cell]] = []
+    units = parameter_units(result)
     for one in result.parameters[:MAX_PARAMETER_ROWS]:
         limits = (one.lower68, one.upper68, one.lower95, one.upper95)
         learned = round(100 * one.shrinkage) if math.isfinite(one.shrinkage) else None
-        rows.append([one.name, one.kind, one.mean, *limits, true_parameter(result, one), learned])
+        rows.append([one.name, one.kind, units.get(one.name), one.mean, *limits, true_parameter(result, one), learned])
     caption = "Parameters. “Learned” is 0 where the data say nothing beyond the prior, and 100 where they say all."
     left_out = len(result.parameters) - len(rows)
     if left_out:

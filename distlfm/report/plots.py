@@ -35,6 +35,7 @@ from distlfm.report.style import (
     quantity,
 )
 from distlfm.report.truth import instance_row, output_names, true_force, true_output, true_parameters
+from distlfm.report.units import force_unit, parameter_units
 
 LOWEST_Q2 = -1.0
 """Q² has no lower end: what is below this is counted in the leftmost bar."""
@@ -57,7 +58,7 @@ def plot_fit(result: FitResult) -> Figure:
         places = figure.add_gridspec(len(heights), 1, height_ratios=heights)
         draw_curves(figure.add_subfigure(places[0]), result, layout)
         if groups:
-            draw_forest(figure.add_subfigure(places[1]), groups, true_parameters(result))
+            draw_forest(figure.add_subfigure(places[1]), groups, true_parameters(result), parameter_units(result).get)
     return figure
 
 
@@ -87,7 +88,7 @@ def plot_phase(result: FitResult) -> Figure:
         known = _true_path(result)
         if known is not None:
             axes.plot(*known, color=TRUTH, linestyle=DASHED, linewidth=1.2, zorder=4, label="truth")
-        axes.set_xlabel(plain(result.force_names[0]))
+        axes.set_xlabel(quantity(result.force_names[0], force_unit(result)))
         axes.set_ylabel(quantity(names[0], result.instance.metadata.get("value_unit")))
         axes.margins(0.06)
         figure.legend(handles=handles(data=False, truth=known is not None), loc="outside upper center", ncols=2)

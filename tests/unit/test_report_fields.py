@@ -126,7 +126,7 @@ def test_scattered_points_are_drawn_as_points() -> None:
 
 def test_units_are_on_the_axes() -> None:
     found = set(texts(plot_field(FieldView(make_field()))))
-    assert {"time (min)", "position (mm)", "output (nM)"} <= found
+    assert {"time (min)", "position (mm)", "output (nM)", "force (nM/min)"} <= found
     assert {"x (mm)", "y (mm)", "t = 1 min"} <= set(texts(plot_field(FieldView(make_field(2)))))
 
 

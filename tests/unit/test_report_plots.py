@@ -52,12 +52,12 @@ def test_every_axis_is_labelled() -> None:
     figure = plot_fit(result)
     assert all(axes.get_xlabel() for axes in figure.axes)
     assert all(axes.get_ylabel() or axes.get_title() for axes in figure.axes)
-    assert {"time (h)", "value\n(cpm)"} <= set(texts(figure))
+    assert {"time (h)", "value\n(cpm)", "force (cpm/h)", "value (1/h)"} <= set(texts(figure))
 
 
 def test_units_are_shown_only_where_known() -> None:
     single = make_result(kind="lotka_volterra", metadata={"value_unit": "thousands"})
-    assert {"predator (thousands)", "time"} <= set(texts(plot_fit(single)))
+    assert {"predator (thousands)", "time", "prey"} <= set(texts(plot_fit(single)))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,68 @@
+"""What a quantity is measured in, as powers of the units of the data: of values, of times and of positions.
+
+An equation says it of its parameters and its force (`VALUE / TIME`); which units these are, the data say.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+_WORDS, _COMPOUND = re.compile(r"\s"), re.compile(r"[\s/*·^]")
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """Powers of each unit; all zero is a pure number."""
+
+    value: int = 0
+    time: int = 0
+    position: int = 0
+
+    def __mul__(self, other: Dimension) -> Dimension:
+        return Dimension(self.value + other.value, self.time + other.time, self.position + other.position)
+
+    def __truediv__(self, other: Dimension) -> Dimension:
+        return self * other**-1
+
+    def __pow__(self, power: int) -> Dimension:
+        return Dimension(self.value * power, self.time * power, self.position * power)
+
+    def unit(self, units: Mapping[str, str | None]) -> str | None:
+        """In words, such as `mg/dL/min`, from the units of `value`, `time` and `position`.
+
+        None for a pure number, and where one that is needed is not known.
+        """
+        powers = {"value": self.value, "time": self.time, "position": self.position}
+        needed = {name: power for name, power in powers.items() if power}
+        if any(not units.get(name) for name in needed):
+            return None
+        factors = [(str(units[name]).strip(), power) for name, power in needed.items()]
+        factors = [(text, power) for text, power in factors if text != "1"]
+        common = math.gcd(*(power for _, power in factors))
+        if len(factors) > 1 and common > 1:
+            return _raised(_product([(text, power // common) for text, power in factors]), common)
+        return _product(factors) if factors else None
+
+
+def _product(factors: Sequence[tuple[str, int]]) -> str:
+    alone = len(factors) == 1
+    above = [_raised(text, power, alone=alone) for text, power in factors if power > 0]
+    below = [_raised(text, -power, below=True) for text, power in factors if power < 0]
+    return "/".join(["·".join(above) or "1", *below])
+
+
+def _raised(text: str, power: int, *, alone: bool = False, below: bool = False) -> str:
+    """A unit to a power, in brackets where it would be read in another way."""
+    doubtful = _COMPOUND if power != 1 or below else _WORDS
+    whole = f"({text})" if doubtful.search(text) and not (alone and power == 1) else text
+    return whole if power == 1 else f"{whole}{str(power).translate(_RAISED)}"
+
+
+NUMBER = Dimension()
+VALUE, TIME, POSITION = Dimension(value=1), Dimension(time=1), Dimension(position=1)
+RATE = VALUE / TIME
+"""How fast an output changes."""
