@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from distlfm.inference.field_settle import Extent, extent_of, settle_extent
 from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.forward import choose_num_inducing
 from distlfm.inference.model import Model
 from distlfm.inference.observations import collate
-from distlfm.instance import Instance
+from distlfm.instance import FloatArray, Instance
 from distlfm.solvers.ode import RULES, choose_steps
 
 
@@ -22,6 +24,7 @@ from distlfm.solvers.ode import RULES, choose_steps
 class Survey:
     """samples: most observation points of an instance; starts, ends: earliest and latest first and last time.
 
+    gap: between two times, the median of an instance, and of those the shortest; span: from first to last, the longest.
     variance: whether any instance comes with its noise. steps, inducing: what an ODE needs most; extent: of fields.
     """
 
@@ -30,6 +33,8 @@ class Survey:
     starts: tuple[float, float]
     ends: tuple[float, float]
     variance: bool
+    gap: float
+    span: float
     steps: int = 0
     inducing: int = 0
     extent: Extent | None = None
@@ -43,6 +48,8 @@ class Survey:
             starts=(min(self.starts[0], other.starts[0]), max(self.starts[1], other.starts[1])),
             ends=(min(self.ends[0], other.ends[0]), max(self.ends[1], other.ends[1])),
             variance=self.variance or other.variance,
+            gap=min(self.gap, other.gap),
+            span=max(self.span, other.span),
             steps=max(self.steps, other.steps),
             inducing=max(self.inducing, other.inducing),
             extent=extents[0].joined(extents[1]) if len(extents) == 2 else None,
@@ -66,6 +73,8 @@ def survey(model: Model, whole: Sequence[Instance], chosen: Sequence[Instance], 
         starts=(float(min(first)), float(max(first))),
         ends=(float(min(last)), float(max(last))),
         variance=any(one.variance is not None for one in chosen),
+        gap=min(_gap(one.times) for one in chosen),
+        span=float(max(one.times[-1] - one.times[0] for one in chosen)),
     )
     if model.is_field:
         return replace(found, extent=extent_of(model, whole))
@@ -98,6 +107,11 @@ def settled(model: Model, found: Survey, options: InferenceConfig) -> InferenceC
 def settle_fleet(model: Model, instances: Sequence[Instance], options: InferenceConfig) -> InferenceConfig:
     """Options settled for a fleet that is in memory."""
     return settled(model, survey(model, instances, instances, options), options)
+
+
+def _gap(times: FloatArray) -> float:
+    """The median between two times that differ; a field has each of them many times."""
+    return float(np.median(np.diff(np.unique(times))))
 
 
 def _unlike(instances: Sequence[Instance]) -> list[Instance]:

@@ -31,7 +31,7 @@ from distlfm.store.find import RUN_STORE
 
 @dataclass
 class FitRun:
-    """What a fit gave. `set_aside` could not be read; `tally` has the scores.
+    """What a fit gave. `set_aside` could not be read; `tally` has the scores; `notices` hold for all answers.
 
     results are in the order of the data. With `run.dir` one is read from its file each time it is asked for, and of a
     large fleet only some were kept (`run.keep`); without, all are in memory.
@@ -43,6 +43,7 @@ class FitRun:
     store: Store | None = None
     tally: Tally = field(default_factory=Tally)
     held_rows: list[Figures] = field(default_factory=list)
+    notices: Sequence[str] = ()
 
     def rows(self) -> Iterator[Figures]:
         """What is known of each instance, in the order of the data."""
@@ -63,6 +64,7 @@ class FitRun:
         """What summary.json says besides the instances."""
         return {
             **self.tally.told(),
+            "notices": list(self.notices),
             "config_hash": fingerprint(self.config.work()),
             "versions": versions(),
         }
@@ -98,6 +100,7 @@ def fit(
 def _fit_here(config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> FitRun:
     plan = make_plan(config, data, None, reporter)
     run = FitRun(config, set_aside=plan.set_aside, tally=Tally(set_aside=map(str, plan.set_aside)))
+    run.notices = plan.notices
     results: list[FitResult] = []
     with reporter.task("fit", plan.source.count) as task, watched(task.tell), torch_threads(config.run.threads):
         for block in plan.source.pieces(plan.block):
@@ -125,6 +128,7 @@ def conclude(work: Prepared, reporter: Reporter) -> FitRun:
     """Summary and page of a run whose blocks are all there."""
     plan, directory, config = work.plan, work.directory, work.config
     run = FitRun(config, set_aside=plan.set_aside, store=work.store, tally=Tally(set_aside=map(str, plan.set_aside)))
+    run.notices = plan.notices
     paths = []
     for row in run.rows():
         run.tally.add(row)

@@ -14,6 +14,7 @@ from distlfm.errors import Problem, UsageError
 from distlfm.inference.checks import check_inference
 from distlfm.inference.fit import InferenceConfig, instance_bytes
 from distlfm.inference.model import Model
+from distlfm.inference.prior_times import prior_notice
 from distlfm.inference.survey import Survey, settled, survey
 from distlfm.instance import Instance
 from distlfm.pipeline import spool
@@ -54,7 +55,7 @@ INPUT = "input"
 
 @dataclass
 class Plan:
-    """What a fit is about to do. costs: of each instance, about."""
+    """What a fit is about to do. costs: of each instance, about. notices: what to know of all its answers."""
 
     model: Model
     options: InferenceConfig
@@ -64,6 +65,7 @@ class Plan:
     costs: array[float]
     set_aside: list[Problem]
     folder: Path | None
+    notices: tuple[str, ...] = ()
 
     def tidy(self) -> None:
         """Remove the copy of the data: the store has what was fitted."""
@@ -93,7 +95,10 @@ def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path |
         )
     options = settled(model, found, config.inference)
     block = config.run.batch or batch_size(model, found, options)
-    return Plan(model, options, source, found, block, costs, intake.set_aside, folder)
+    notice = prior_notice(model, found)
+    if notice:
+        reporter.warn(notice)
+    return Plan(model, options, source, found, block, costs, intake.set_aside, folder, (notice,) if notice else ())
 
 
 def _placed(model: Model, instances: Sequence[Instance]) -> None:

@@ -137,7 +137,7 @@ def write_page(
     from distlfm.report.fit_report import fit_page  # draws; workers never do
 
     told = {"seed": config.model_dump()["run"]["seed"], "hash": overall["config_hash"], "versions": overall["versions"]}
-    fit_page(directory / REPORT, tally, results, dump(config), told)
+    fit_page(directory / REPORT, tally, results, dump(config), told, overall.get("notices", ()))
 
 
 def _replace(path: Path, text: Iterable[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -60,18 +60,19 @@ def fit_page(
     results: Mapping[str, FitResult],
     config_text: str,
     provenance: Mapping[str, Any],
+    notices: Sequence[str] = (),
 ) -> Path:
     """Write the page of a run.
 
     tally: the scores of all instances. results: those at hand by id, looked up only where they are drawn.
-    provenance: `seed`, `date`, `versions`, `hash`, and anything else to tell.
+    provenance: `seed`, `date`, `versions`, `hash`, and anything else to tell. notices: what to know of all answers.
     """
     drawn = pictured(tally, results)
     instances = [_instance(results[name], place, i < MAX_MAPPED) for i, (name, place) in enumerate(drawn)]
     left_open = _open_directions(tally)
     # Of a few instances the forces are what is looked for; of a fleet, how it went.
     rest = [*instances, *left_open] if tally.count <= MAX_PICTURED else [*left_open, *instances]
-    sections = [_overview(tally), *_trouble(tally), *rest]
+    sections = [_overview(tally, notices), *_trouble(tally), *rest]
     return write_page(path, "Latent force fits", sections, _provenance(config_text, provenance))
 
 
@@ -95,13 +96,13 @@ def pictured(tally: Tally, at_hand: Container[str]) -> list[tuple[str, str]]:
     return sorted(chosen.items(), key=lambda item: order.index(item[1]))
 
 
-def _overview(tally: Tally) -> Section:
+def _overview(tally: Tally, notices: Sequence[str]) -> Section:
     count = tally.count
     text = "1 instance was fitted: " if count == 1 else f"{count} instances were fitted: "
     text += f"{count - tally.failed - tally.unsettled} converged, {tally.unsettled} did not settle, "
     text += f"{tally.failed} failed."
     text += f" Rows are ordered by {_COLUMNS[tally.score]}, the worst first." if count > 1 else ""
-    text += f"\n\n{_LEGEND}"
+    text = "\n\n".join([text, *notices, _LEGEND])
     shown, caption = tally.worst(), "Every instance, worst first."
     if count > MAX_ROWS:
         shown = [*shown, *tally.best()]

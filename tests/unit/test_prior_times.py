@@ -1,0 +1,92 @@
+"""A prior that is meant for other times is told once, before the fit and in its report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distlfm.cli import main
+from distlfm.config import build
+from distlfm.inference.fit import InferenceConfig
+from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.prior_times import prior_notice
+from distlfm.inference.survey import survey
+from distlfm.instance import FloatArray, Instance
+from distlfm.mechanisms import build_system
+
+CONFIG = """\
+verb: fit
+mechanism: {kind: glucose, initial: free}
+force: {kernel: {kind: matern52}}
+inference: {method: preestimate, preestimate: {draws: 4}}
+"""
+GLUCOSE: dict[str, Any] = {"kind": "glucose", "outputs": ["glucose"]}
+
+
+def told(times: FloatArray, force: dict[str, Any] | None = None, mechanism: dict[str, Any] = GLUCOSE) -> str:
+    model = Model(build_system(mechanism), build(ForceConfig, force or {}), LikelihoodConfig())
+    values = np.ones((len(model.system.outputs), len(times)))
+    some = [Instance("one", model.system.outputs, times, values, np.ones_like(values, dtype=bool))]
+    return prior_notice(model, survey(model, some, some, InferenceConfig()))
+
+
+@pytest.mark.parametrize(
+    ("times", "force", "word"),
+    [
+        (np.arange(0.0, 100.0, 5.0), {}, "The default prior of the force's lengthscale has its middle at 1, far below"),
+        (np.arange(0.0, 0.2, 0.02), {}, "far above the whole span of times, 0.18"),
+        (np.arange(0.0, 12.0, 2.0), {}, ""),
+        (np.arange(0.0, 100.0, 5.0), {"priors": {"lengthscale": {"kind": "lognormal", "median": 40}}}, ""),
+        (np.arange(0.0, 100.0, 5.0), {"priors": {"lengthscale": {"kind": "lognormal", "median": 1, "spread": 3}}}, ""),
+        (
+            np.arange(0.0, 10.0, 1.0),
+            {"priors": {"lengthscale": {"kind": "uniform", "low": 50, "high": 90}}},
+            "The prior of the force's lengthscale has its middle at 70, far above",
+        ),
+        (np.arange(0.0, 100.0, 5.0), {"fixed": {"lengthscale": 1.0}}, ""),
+    ],
+)
+def test_a_prior_far_from_the_times_is_told(times: FloatArray, force: dict[str, Any], word: str) -> None:
+    notice = told(times, force)
+    assert word in notice
+    assert bool(notice) == bool(word)
+    assert not word or "Set force.priors.lengthscale" in notice
+
+
+def test_a_force_that_does_not_depend_on_time_is_not_compared_with_times() -> None:
+    assert told(np.arange(0.0, 100.0, 5.0), mechanism={"kind": "nonparametric", "outputs": ["a"]}) == ""
+
+
+def test_the_finest_instance_of_a_fleet_counts() -> None:
+    model = Model(build_system(GLUCOSE), ForceConfig(), LikelihoodConfig())
+
+    def some(step: float) -> list[Instance]:
+        times = np.arange(0.0, 10 * step, step)
+        values = np.ones((1, len(times)))
+        return [Instance(f"every {step:g}", ("glucose",), times, values, np.ones_like(values, dtype=bool))]
+
+    coarse, fine = (survey(model, some(step), some(step), InferenceConfig()) for step in (5.0, 1.0))
+    assert prior_notice(model, coarse)
+    assert not prior_notice(model, coarse.joined(fine))
+
+
+def test_the_user_is_told_once_at_the_start_and_in_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fit.yaml").write_text(CONFIG)
+    rows = [f"{who},{t},{120 + 20 * np.sin(t / 60):.1f}" for who in "abc" for t in range(0, 240, 15)]
+    (tmp_path / "data.csv").write_text("patient,time,glucose\n" + "\n".join(rows) + "\n")
+    out = tmp_path / "run"
+    arguments = ["fit", str(tmp_path / "fit.yaml"), "--data", str(tmp_path / "data.csv"), "--out", str(out)]
+    main([*arguments, "data.columns={instance: patient, time: time, values: glucose}", "--executor", "serial"])
+    begin = "The default prior of the force's lengthscale"
+    shown = capsys.readouterr()
+    assert " ".join((shown.out + shown.err).split()).count(begin) == 1
+    (notice,) = json.loads((out / "summary.json").read_text())["notices"]
+    assert notice.startswith(begin)
+    report = (out / "report.html").read_text(encoding="utf-8").replace("&#39;", "'")
+    assert report.count(begin) == 1
