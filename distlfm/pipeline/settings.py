@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -137,8 +138,10 @@ class FitConfig(ModelConfig):
     def _suits(self) -> FitConfig:
         """Refuse what the method cannot do before anything is written; where only the data tell, they are read."""
         built = build(find_system(self.mechanism["kind"]).Options, self.mechanism, source="mechanism")
+        # Outputs that the data will name may have known elements, by which they are called here.
+        known = dict.fromkeys(label for one in built.fixed.values() if isinstance(one, Mapping) for label in one)
         try:
-            example = build_system(self.mechanism, () if built.outputs else ("output",))
+            example = build_system(self.mechanism, () if built.outputs else tuple(known) or ("output",))
             model = Model(example, self.force, self.likelihood)
         except UsageError:  # names or numbers of outputs matter to it
             return self

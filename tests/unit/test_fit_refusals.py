@@ -48,6 +48,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "'transcription' with the likelihood 'poisson' is none.",
     ),
     (GENES | {"inference": {"method": "filter"}}, "needs a stable mechanism and a kernel matern12"),
+    (
+        {"mechanism": {"kind": "transcription", "fixed": {"decay": {"p21": 0.8}}}, "inference": {"method": "filter"}},
+        "needs a stable mechanism and a kernel matern12",
+    ),
     (GENES | {"force": MATERN, "inference": {"method": "exact"}}, "The method 'exact' is for transcription with one"),
 ]
 
@@ -96,8 +100,11 @@ def test_what_a_method_can_do_is_taken(content: dict[str, Any]) -> None:
 def test_names_that_only_the_data_tell_are_waited_for_and_no_store_is_begun(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mechanism = {"kind": "transcription", "fixed": {"decay": {"p21": 0.8}}, "response": {"kind": "exp"}}
-    (tmp_path / "fit.yaml").write_text(yaml.safe_dump({"mechanism": mechanism, "inference": {"method": "collapsed"}}))
+    fixed = {"hill_weight": {"p21,f": 1.0}}
+    mechanism = {"kind": "transcription", "fixed": fixed, "response": {"kind": "hill"}, "forces": ["f", "g"]}
+    content = {"mechanism": mechanism, "inference": {"method": "collapsed"}}
+    assert build(FitConfig, content).mechanism == mechanism
+    (tmp_path / "fit.yaml").write_text(yaml.safe_dump(content))
     (tmp_path / "genes.csv").write_text("instance,time,p21\n" + "".join(f"a,{t},{1 + t % 3}\n" for t in range(6)))
     out = tmp_path / "run"
     data = str(tmp_path / "genes.csv")
