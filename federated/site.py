@@ -19,9 +19,10 @@ from distlfm.federated.homes import (
 )
 from distlfm.federated.link import PLAIN_TEXT, only_one
 from distlfm.federated.policy import load_policy
+from distlfm.federated.prepared import FITS
 from distlfm.federated.processes import Program, Supervisor, environment
 from distlfm.federated.settings import SiteConfig
-from distlfm.lfo import load_checkpoint
+from distlfm.federated.site_work import Site
 from distlfm.optional import require
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.signals import Stop
@@ -67,8 +68,8 @@ def _check_work(folder: Path, reporter: Reporter) -> None:
     if not (folder / "model" / "base.pt").exists():
         raise UsageError(f"There is no {folder / 'model' / 'base.pt'}.", "Copy the federation's first operator there.")
     check_readable(folder / "model" / "base.pt")
-    load_checkpoint(folder / "model" / "base.pt")
-    if config.fit is not None and not (folder / "fits").exists():
+    Site(folder).check()
+    if config.fit is not None and not (folder / FITS).exists():
         reporter.warn(f"patients are not fitted, which most programmes need: distlfm federated prepare {folder}")
 
 

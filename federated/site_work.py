@@ -26,7 +26,7 @@ from distlfm.federated.codec import Codec, Vector, chosen, weights_digest
 from distlfm.federated.cohort import Cohort, Index, groups
 from distlfm.federated.figures import means, names_of, patient_figures
 from distlfm.federated.ledger import Ledger
-from distlfm.federated.prepared import patient_of
+from distlfm.federated.prepared import FITS, patient_of
 from distlfm.federated.privacy import private_mean, private_update, refuse_whole, tune_privately
 from distlfm.federated.settings import PrivacyConfig, RoundTask, SiteConfig
 from distlfm.federated.site_data import fit_config, fit_patients, records, site_store, unlabelled
@@ -34,6 +34,7 @@ from distlfm.federated.tune import NotFinite, tune
 from distlfm.lfo import Batch, Examples, FourierOperator, Operator, load_checkpoint, save_checkpoint
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.threads import torch_threads
+from distlfm.store import is_store
 from distlfm.store.files import put_quickly, storing
 
 SETTINGS, LEDGER = "site.yaml", "ledger.jsonl"
@@ -107,8 +108,25 @@ class Site:
         """What was spent; None where there is no budget."""
         return None if self.privacy is None else self._ledger_of(self.privacy)
 
+    def check(self) -> None:
+        """Refuse an operator of another equation than the patients', before a round stumbles over it."""
+        schema = self.base.schema
+        if self.config.fit is not None:
+            here, there = self.config.fit.get("mechanism", {}).get("kind"), schema.mechanism.get("kind")
+            if here != there:
+                raise UsageError(
+                    f"{self.folder / BASE} is an operator of {there!r}, and {SETTINGS} fits patients by {here!r}.",
+                    "Copy the federation's first operator there, or mend mechanism.kind; all sites have the same.",
+                )
+        if self.config.store is not None or is_store(self.folder / FITS):
+            store = site_store(self.folder, self.config)
+            if not store.missing():
+                schema.check(store)
+
     def prepare(self, reporter: Reporter | None = None) -> None:
         """Fit the site's patients into its own store."""
+        if (self.folder / BASE).exists():
+            self.check()
         with torch_threads(self.config.threads):
             fit_patients(self.folder, self.config, reporter or Silent())
 

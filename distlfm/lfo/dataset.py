@@ -85,6 +85,8 @@ class Examples:
         observed: Observed | None = None,
     ) -> None:
         self.stores, self.observed = tuple(stores), observed
+        for store in stores if schema is not None else ():
+            schema.check(store)
         self.schema = schema or OperatorSchema.of(stores)
         places: list[NDArray[np.intp]] = []
         names: list[str] = []

@@ -18,6 +18,11 @@ from distlfm.store.layout import UNKNOWN_UNIT, unit
 SCHEMA = 2
 """Raised when a checkpoint of the old form can no longer be read by this code."""
 
+SCARCELY = 0.1
+"""Of the operator's range, so much at least must be in a store that it goes on with; less is another unit."""
+
+OTHER = "Give what the operator was trained on, or an operator that was trained on this."
+
 CONSTANT = 1e-9
 """A parameter whose values spread less than this, relative to their size, is known, and not learned."""
 
@@ -65,6 +70,28 @@ class OperatorSchema(Config):
         found = self.units.get(name)
         return None if found in (None, "1", UNKNOWN_UNIT) else found
 
+    def check(self, store: Store) -> None:
+        """Refuse a store of something else than this operator was made for."""
+        spec = store.spec
+        for what, here, there in (
+            ("mechanism", spec.attributes.get("mechanism"), self.mechanism.get("kind")),
+            ("outputs", spec.outputs, self.outputs),
+            ("forces", spec.forces, self.forces),
+            ("axes", spec.space, tuple(dim.name for dim in self.dims[1:])),
+        ):
+            if here != there:
+                raise UsageError(
+                    f"The {what} of {store.path} are {_words(here)}, and those of the operator {_words(there)}.", OTHER
+                )
+        for mine, its in zip(self.dims, _dims(store), strict=True):
+            both = min(mine.stop, its.stop) - max(mine.start, its.start)
+            if both < SCARCELY * (mine.stop - mine.start):
+                raise UsageError(
+                    f"{mine.name} runs from {its.start:g} to {its.stop:g} in {store.path}, and from {mine.start:g} to "
+                    f"{mine.stop:g} for the operator.",
+                    "Give it in the operator's unit.",
+                )
+
     @staticmethod
     def of(stores: Sequence[Store]) -> OperatorSchema:
         """The schema that all stores share. Their grids may differ in number of points; the first one's is taken."""
@@ -99,6 +126,10 @@ class OperatorSchema(Config):
             dims=dims[0],
             units={name: _unit(stores, name) for name in named},
         )
+
+
+def _words(found: object) -> str:
+    return ", ".join(found) if isinstance(found, tuple) else str(found)
 
 
 def _dims(store: Store) -> tuple[GridDim, ...]:

@@ -37,7 +37,7 @@ def open_start(config: TrainConfig) -> Operator | None:
 def examples_after(start: Operator, stores: Sequence[Store], config: TrainConfig) -> Examples:
     """Examples for going on: all as the operator takes them."""
     for store in stores:
-        _check(start, store, config.split)
+        _check_split(start, store, config.split)
     observed = None
     if config.data.observations is not None:
         if not config.loss.reconstruction:
@@ -98,20 +98,8 @@ def _problem(start: Operator, one: Instance, data: DataConfig) -> Problem | None
     )
 
 
-def _check(start: Operator, store: Store, split: SplitConfig) -> None:
-    """Refuse a store of something else, and a split that would take for new what the operator has learned from."""
-    schema, spec = start.schema, store.spec
-    for what, here, there in (
-        ("mechanism", spec.attributes.get("mechanism"), schema.mechanism.get("kind")),
-        ("outputs", spec.outputs, schema.outputs),
-        ("forces", spec.forces, schema.forces),
-        ("axes", spec.space, tuple(dim.name for dim in schema.dims[1:])),
-    ):
-        if here != there:
-            raise UsageError(
-                f"The {what} of {store.path} are {_words(here)}, and those of the operator {_words(there)}.",
-                "Give stores of what the operator was trained on.",
-            )
+def _check_split(start: Operator, store: Store, split: SplitConfig) -> None:
+    """Refuse a split that would take for new what the operator has learned from."""
     before = start.training.get("settings", {}).get("split")
     if before is None or not {*lineage(store)} & {*start.training.get("stores", [])}:
         return
@@ -120,7 +108,3 @@ def _check(start: Operator, store: Store, split: SplitConfig) -> None:
             f"The operator has learned from {store.path}, split in another way: what would be held out now was not.",
             f"Give the same section `split`: {before}.",
         )
-
-
-def _words(found: object) -> str:
-    return ", ".join(found) if isinstance(found, tuple) else str(found)

@@ -114,3 +114,23 @@ def test_a_site_fits_its_patients_and_tunes_on_them(tmp_path: Path) -> None:
     tuned = site.train(vector, task).vector
     losses = [site.evaluate(one, task, part="train")[0]["loss"] for one in (vector, tuned)]
     assert losses[1] < losses[0]
+
+
+def test_an_operator_of_another_equation_is_refused_before_patients_are_fitted(tmp_path: Path) -> None:
+    config = site_config(write_records(tmp_path / "records.csv"))
+    config.fit["mechanism"] = {"kind": "transcription"}
+    site = write_site(tmp_path / "site", config, make_operator(tmp_path / "base.zarr"))
+    with pytest.raises(UsageError, match=r"base\.pt is an operator of 'glucose', and site\.yaml fits .*transcription"):
+        site.prepare()
+    assert not (site.folder / "fits").exists()
+
+
+def test_pairs_in_another_unit_of_time_than_the_operators_are_refused(tmp_path: Path) -> None:
+    operator = make_operator(tmp_path / "base.zarr")
+    content: dict[str, Any] = {"instances": 4, "stop": WINDOW / 60, "points": POINTS, "mechanism": mechanism(120, 0.2)}
+    content |= {"force": FORCE, "likelihood": NOISE, "run": {"dir": tmp_path / "hours.zarr", "executor": "serial"}}
+    generate(GenerateConfig.model_validate(content))
+    site = write_site(tmp_path / "site", SiteConfig(name="north", store=tmp_path / "hours.zarr"), operator)
+    for ask in (site.check, site.windows):
+        with pytest.raises(UsageError, match=r"time runs from 0 .*hours\.zarr.* Give it in the operator's unit"):
+            ask()
