@@ -85,9 +85,10 @@ class Examples:
         observed: Observed | None = None,
     ) -> None:
         self.stores, self.observed = tuple(stores), observed
-        for store in stores if schema is not None else ():
-            schema.check(store)
         self.schema = schema or OperatorSchema.of(stores)
+        if schema is not None:
+            for store in stores:
+                schema.check(store)
         places: list[NDArray[np.intp]] = []
         names: list[str] = []
         for i, store in enumerate(stores):

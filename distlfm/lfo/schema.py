@@ -79,7 +79,9 @@ class OperatorSchema(Config):
             ("forces", spec.forces, self.forces),
             ("axes", spec.space, tuple(dim.name for dim in self.dims[1:])),
         ):
-            if here != there:
+            # The name of a single output is that of a column: it tells nothing apart.
+            alone = what == "outputs" and len(spec.outputs) == len(self.outputs) == 1
+            if here != there and not alone:
                 raise UsageError(
                     f"The {what} of {store.path} are {_words(here)}, and those of the operator {_words(there)}.", OTHER
                 )
