@@ -37,6 +37,10 @@ class UsageError(DistlfmError, ValueError):
     exit_code = 2
 
 
+class OtherWork(UsageError):
+    """A place holds work that was begun with other settings or data, or by another version: it cannot go on there."""
+
+
 class WorkError(DistlfmError, RuntimeError):
     """The call was right and the work failed."""
 

@@ -11,7 +11,7 @@ import torch
 from distlfm.config import build
 from distlfm.data import ColumnMap, catalog, read
 from distlfm.data.prepare import windows
-from distlfm.errors import UsageError
+from distlfm.errors import OtherWork, UsageError
 from distlfm.federated.prepared import FITS, patient_of
 from distlfm.federated.settings import SiteConfig
 from distlfm.instance import Instance
@@ -54,10 +54,10 @@ def fit_patients(folder: Path, config: SiteConfig, reporter: Reporter) -> Store:
     reporter.say(f"site {config.name}: {len(instances)} windows of {patients} patients")
     try:
         fit(chosen.model_copy(update={"data": data, "run": run}), data=instances, reporter=reporter)
-    except UsageError as error:
+    except OtherWork as error:
         if error.fix != ELSEWHERE:
             raise
-        raise UsageError(
+        raise OtherWork(
             error.cause, f"Take back what was changed, or delete {folder / FITS}: the patients are then fitted anew."
         ) from None
     return site_store(folder, config)

@@ -236,10 +236,12 @@ def demo(
     from distlfm.pipeline.demo_play import Act
     from distlfm.report.demo_page import Showing
 
+    sites = out / "sites"
+
     def federation() -> Showing:
         from distlfm.federated.demo_act import act
 
-        return act(out / "sites", STATE.reporter)
+        return act(sites, STATE.reporter)
 
     title = "let four hospitals tune an operator for glucose without sharing a patient"
-    return acts.run(out, STATE.reporter, [Act(title, federation, {"configs": str(out / "sites")})])
+    return acts.run(out, STATE.reporter, [Act(title, federation, {"configs": str(sites)}, sites)])

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from distlfm.config import build
-from distlfm.errors import UsageError
+from distlfm.errors import OtherWork, UsageError
 from distlfm.inference.base import Fit, Posterior
 from distlfm.inference.collapsed import restore as restore_collapsed
 from distlfm.inference.exact import AnalyticMotif
@@ -125,7 +125,7 @@ def load(path: Path) -> FitResult:
     except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise UsageError(f"{path} is not a saved fit: {error}.", "Give a file that `distlfm fit` wrote.") from None
     if header["schema"] != SCHEMA:
-        raise UsageError(
+        raise OtherWork(
             f"{path} has the schema {header['schema']}, and this version reads {SCHEMA}.",
             "Fit again, or use the version of distlfm that wrote it.",
         )

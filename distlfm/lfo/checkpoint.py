@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from distlfm.errors import UsageError
+from distlfm.errors import OtherWork, UsageError
 from distlfm.lfo.schema import SCHEMA
 from distlfm.store.files import storing
 
@@ -59,7 +59,7 @@ def load_checkpoint(path: str | Path, kind: str = OPERATOR) -> dict[str, Any]:
         told = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise UsageError(f"{place} is not a file of a {kind}, but of: {told}.", "Give one of `distlfm train`.")
     if content.get("version") != SCHEMA:
-        raise UsageError(
+        raise OtherWork(
             f"{place} has version {content.get('version')} of the checkpoint's form, and this distlfm reads {SCHEMA}.",
             "Use the distlfm that wrote it, or train again.",
         )

@@ -105,16 +105,19 @@ def run(out: Path, reporter: Reporter, more: Sequence[Act] = ()) -> int:
             "infer the factor from the genes, in blocks shared among Ray's actors",
             lambda: _fit(data, out, reporter),
             MODEL,
+            out / FIT,
         ),
         Act(
             "teach an operator the same from simulated genes, and ask it",
             lambda: _operator(data, out, reporter),
             {"generate": LESSON, "train": TEACHING},
+            out / OPERATOR,
         ),
         Act(
             "infer what drives a field, through an equation that FEniCS assembles",
             lambda: _field(out / FIELD_RUN, reporter),
             FIELD,
+            out / FIELD_RUN,
         ),
         Act(
             "solve it and its gradient on a mesh divided between two MPI processes", _divided, {"cells a side": SQUARE}

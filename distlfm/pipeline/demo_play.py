@@ -5,20 +5,21 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from distlfm.errors import DistlfmError, Stopped
+from distlfm.errors import DistlfmError, OtherWork, Stopped
 from distlfm.pipeline.versions import versions
 from distlfm.report.demo_page import Played, Showing, demo_page
 from distlfm.report.page import Provenance
 from distlfm.runtime.reporting import Reporter
-from distlfm.store.files import refusal
+from distlfm.store.files import refusal, storing
 
 INDEX = "index.html"
 
@@ -27,11 +28,12 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Act:
-    """A title, what plays it, and with which settings it does."""
+    """A title, what plays it, and with which settings it does. folder: its own, if it leaves something."""
 
     title: str
     play: Callable[[], Showing]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
 
 
 def play(acts: Sequence[Act], reporter: Reporter) -> list[Played]:
@@ -42,7 +44,7 @@ def play(acts: Sequence[Act], reporter: Reporter) -> list[Played]:
         start = time.perf_counter()
         showing, failure = None, ""
         try:
-            showing = act.play()
+            showing = _showing(act, reporter)
         except Stopped:  # by a signal, which means all of it
             raise
         except DistlfmError as error:
@@ -56,6 +58,24 @@ def play(acts: Sequence[Act], reporter: Reporter) -> list[Played]:
         else:
             reporter.warn(f"this act failed: {failure}")
     return played
+
+
+def _showing(act: Act, reporter: Reporter) -> Showing:
+    """What an act shows. What another version of it has left, or with other data, is put aside: it begins anew."""
+    try:
+        return act.play()
+    except OtherWork as other:
+        if act.folder is None:
+            raise
+        before = next(path for path in map(act.folder.with_name, _names(act.folder)) if not path.exists())
+        with storing("the folder of an act", act.folder.parent):
+            act.folder.rename(before)
+        reporter.warn(f"{other.cause} It is kept in {before}, which you may delete, and this act begins anew.")
+        return act.play()
+
+
+def _names(folder: Path) -> Iterator[str]:
+    return (f"{folder.name}.before-{number}" for number in count(1))
 
 
 def unexpected(error: Exception) -> str:

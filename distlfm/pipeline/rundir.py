@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distlfm.config import Config, dump, fingerprint
-from distlfm.errors import UsageError
+from distlfm.errors import OtherWork, UsageError
 from distlfm.inference.result import FitResult
 from distlfm.inference.tally import Row, Tally, figures_of
 from distlfm.pipeline.generate_settings import GenerateConfig
@@ -76,7 +76,7 @@ def same_settings(store: Store, config: FitConfig | GenerateConfig, block: int |
     known = identity(config)
     told, path = store.spec.attributes, store.path
     if "merged_from" in told:
-        raise UsageError(
+        raise OtherWork(
             f"{path} was merged from other stores, and what it lacks is theirs.",
             "Resume those, and merge again; or choose another --out directory.",
         )
@@ -85,13 +85,13 @@ def same_settings(store: Store, config: FitConfig | GenerateConfig, block: int |
     if differing:
         key = differing[0]
         more = f", and {len(differing) - 1} more settings differ" if len(differing) > 1 else ""
-        raise UsageError(
+        raise OtherWork(
             f"{path} was begun with {key}={before.get(key)!r}, and it is {now.get(key)!r} now{more}.", ELSEWHERE
         )
     if told.get("config_hash") != known["config_hash"]:
-        raise UsageError(f"{path} was begun with another config (its hash is {told.get('config_hash')}).", ELSEWHERE)
+        raise OtherWork(f"{path} was begun with another config (its hash is {told.get('config_hash')}).", ELSEWHERE)
     if block is not None and block != store.spec.block:
-        raise UsageError(
+        raise OtherWork(
             f"{path} was begun in blocks of {store.spec.block} instances, not {block}.",
             "Leave run.batch out, or choose another --out directory.",
         )
@@ -100,7 +100,7 @@ def same_settings(store: Store, config: FitConfig | GenerateConfig, block: int |
 def same_data(store: Store, data: str) -> None:
     """Refuse to go on with a store that was begun with other data. data: the fingerprint of those given now."""
     if store.spec.attributes.get("data") != data:
-        raise UsageError(f"{store.path} was begun with other data: they have changed since.", ELSEWHERE)
+        raise OtherWork(f"{store.path} was begun with other data: they have changed since.", ELSEWHERE)
 
 
 def forget_report(directory: Path) -> None:

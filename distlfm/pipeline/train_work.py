@@ -17,7 +17,7 @@ import torch
 from distlfm.cluster.machine import usable_cpus
 from distlfm.cluster.ranks_task import RankTask
 from distlfm.config import Config, dump
-from distlfm.errors import DistlfmError, UsageError, WorkError
+from distlfm.errors import DistlfmError, OtherWork, UsageError, WorkError
 from distlfm.lfo import Examples, OperatorSchema, Ranks, Training, finish, load_checkpoint, save_checkpoint
 from distlfm.lfo.checkpoint import TRAINING
 from distlfm.pipeline.plugins import import_plugins
@@ -191,11 +191,11 @@ def same_run(last: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     if differing:
         key, more = differing[0], len(differing) - 1
         others = f", and {more} more settings differ" if more else ""
-        raise UsageError(
+        raise OtherWork(
             f"{run} was begun with {key}={before.get(key)!r}, and it is {now.get(key)!r} now{others}.", elsewhere
         )
     if content["identity"]["data"] != identity["data"]:
-        raise UsageError(f"{run} was begun with other data.", elsewhere)
+        raise OtherWork(f"{run} was begun with other data.", elsewhere)
     return content
 
 

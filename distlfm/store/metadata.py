@@ -13,7 +13,7 @@ import numpy as np
 import zarr
 from pydantic import ValidationError
 
-from distlfm.errors import UsageError, WorkError
+from distlfm.errors import OtherWork, UsageError, WorkError
 from distlfm.store.files import unreadable
 from distlfm.store.layout import SCHEMA, StoreSpec
 
@@ -92,7 +92,7 @@ def read_attributes(path: Path) -> dict[str, Any]:
         )
     if attributes["schema"] != SCHEMA:
         age = "newer" if attributes["schema"] > SCHEMA else "older"
-        raise UsageError(
+        raise OtherWork(
             f"{path} has the schema {attributes['schema']}, and this version of distlfm reads {SCHEMA}.",
             f"Open it with the {age} version of distlfm that wrote it.",
         )

@@ -1,10 +1,9 @@
-"""An ordinary user's folder, with something for every verb to work on, and disks that take little or nothing."""
+"""An ordinary user's folder, with something for every verb to work on."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,21 +84,3 @@ def ordinary_user() -> Iterator[None]:
         os.setresuid(0, 0, 0)
         os.setresgid(0, 0, 0)
         os.setgroups(groups)
-
-
-@contextmanager
-def disk(place: Path, kilobytes: int, *, read_only: bool = False) -> Iterator[Path]:
-    """A file system of that size at a place, which is made; the place is gone afterwards."""
-    place.mkdir()
-    options = f"size={kilobytes}k,mode=0777{',ro' if read_only else ''}"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], check=True)
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
-        place.rmdir()
-
-
-def enlarge(place: Path, kilobytes: int) -> None:
-    """Make room on a disk."""
-    subprocess.run(["mount", "-o", f"remount,size={kilobytes}k", str(place)], check=True)

@@ -9,15 +9,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_disks import disk, enlarge, mounts
 
+from distlfm.cli import main
+from distlfm.config import build
 from distlfm.errors import Stopped, WorkError
+from distlfm.federated import demo_act
 from distlfm.instance import Instance, Truth
 from distlfm.pipeline import demo
 from distlfm.pipeline.demo_play import Act, play, write_index
+from distlfm.pipeline.generate import generate
+from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.report.demo_figures import gradient_figure, simulated_figure
 from distlfm.report.demo_page import Played, Showing
 from distlfm.report.page import Figure
 from distlfm.runtime.reporting import reporter_for
+from distlfm.store import Store
 
 DOT = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"><circle r="1"/></svg>'
 
@@ -62,6 +69,54 @@ def test_a_failed_act_says_what_to_do_and_the_rest_goes_on(failure: object, told
     assert "Traceback" not in said
     assert "[2/2] two" in said
     assert "the answer is 42" in said
+
+
+def test_what_another_version_or_other_data_left_is_put_aside_and_the_act_begins_anew(tmp_path: Path) -> None:
+    """With a real store; nothing in the folder is lost, whoever put it there."""
+    folder = tmp_path / "operator"
+
+    def lesson(seed: int) -> Showing:
+        run = {"dir": str(folder / "lesson.zarr"), "executor": "serial"}
+        content = {"mechanism": {"kind": "transcription"}, "instances": 2, "points": 5, "num_outputs": 2}
+        generate(build(GenerateConfig, {**content, "seed": seed, "run": run}))
+        return Showing(f"seed {seed}")
+
+    for seed in (0, 0, 1, 2):
+        if seed == 1:
+            (folder / "thesis.txt").write_text("mine")
+        found, said = played(Act("teach", lambda seed=seed: lesson(seed), folder=folder))  # type: ignore[misc]
+        assert found[0].showing == Showing(f"seed {seed}")
+        assert ("was begun with seed" in said) == (seed > 0)
+    assert "operator.before-2, which you may delete, and this act begins anew." in said
+    assert (tmp_path / "operator.before-1" / "thesis.txt").read_text() == "mine"
+    kept = {
+        path.name: Store.open(path / "lesson.zarr").spec.attributes["config"]["seed"] for path in tmp_path.iterdir()
+    }
+    assert kept == {"operator.before-1": 0, "operator.before-2": 1, "operator": 2}
+
+
+@mounts
+@pytest.mark.parametrize(("kilobytes", "page"), [(40, True), (8, False)])
+def test_a_disk_that_is_full_fails_acts_with_a_sentence_and_the_same_command_goes_on(
+    kilobytes: int, page: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("_fit", "_operator", "_field", "_divided"):
+        monkeypatch.setattr(demo, name, lambda *_: answer())
+    monkeypatch.setattr(demo_act, "act", lambda *_: answer())
+    call = ["demo", "--out", str(tmp_path / "small" / "demo")]
+    with disk(tmp_path / "small", kilobytes):
+        assert main(call) == 1
+        said = capsys.readouterr()
+        assert "[6/6]" in said.out
+        assert re.findall(r"this act failed: .*", said.out) == [
+            f"this act failed: Cannot write the instances in {call[2]}: No space left on device. Free space; then the "
+            "same command goes on where it stopped."
+        ]
+        assert Path(call[2], "index.html").is_file() == page
+        assert said.err.startswith("" if page else f"distlfm: Cannot write index.html in {call[2]}: No space left on")
+        enlarge(tmp_path / "small", 4000)
+        assert main(call) == 0
+        assert sorted(path.name for path in Path(call[2]).iterdir()) == ["index.html", "instances.npz"]
 
 
 def test_a_signal_ends_the_whole_demonstration() -> None:

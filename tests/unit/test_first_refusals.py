@@ -15,13 +15,12 @@ from pathlib import Path
 import matplotlib.font_manager  # noqa: F401 - its list of fonts is made by who can write it
 import pytest
 from cli_verbs import verbs as all_verbs
-from system_refusals import FILLED, disk, enlarge, fill, ordinary_user, users_folder
+from small_disks import disk, enlarge, mounts
+from system_refusals import FILLED, fill, ordinary_user, users_folder
 
 from distlfm.cli import main
 from distlfm.federated.processes import Supervisor
 from distlfm.serve import server
-
-mounts = pytest.mark.skipif(os.geteuid() != 0 and not os.environ.get("CI"), reason="only root can mount")
 
 READ: dict[str, tuple[str, ...]] = {
     "generate generate.yaml --out o": ("generate.yaml",),

@@ -1,0 +1,1 @@
+../unit/small_disks.py
