@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,6 +29,11 @@ RESULT = "DISTLFM-RESULT "
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"^\s*(INFO|WARNING|ERROR)\s*:\s*")
 _INSTALLED = "Successfully installed "
+_RAISED = "ServerApp raised an exception"
+"""After this line of Flower's there is a traceback, and no more of the run."""
+_FAILED = "ServerApp failed with exception: "
+_REFUSED = re.compile(r"\[Errno \d+\] (?P<words>[^:]+)(: '(?P<path>[^']*)'.*)?")
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,12 +52,18 @@ def run_programme(programme: Config, name: str, connection: Connection, reporter
     check_name(name)
     reporter = reporter or Silent()
     found: dict[str, Any] = {}
+    raised = False
 
     def line(text: str) -> None:
+        nonlocal raised
         _, marker, rest = text.partition(RESULT)
+        words = plain(text)
+        raised = raised or words == _RAISED
         if marker:
             found.update(json.loads(rest))
-        elif (words := plain(text)) and not words.startswith(_INSTALLED):
+        elif raised:
+            _LOG.debug("%s", words)
+        elif words and not words.startswith(_INSTALLED):
             reporter.say(words)
 
     with Control(connection) as control:
@@ -63,7 +75,7 @@ def run_programme(programme: Config, name: str, connection: Connection, reporter
             control.stop_run(run)
             raise
     if state["outcome"] != "completed":
-        why = (state["details"] or "no more is known").rstrip(".")
+        why = sentence(state["details"])
         raise WorkError(
             f"Run {run} ended as {state['outcome'] or state['state']}: {why}.",
             f"Mend that; the same command with --name {name} goes on after the last whole round.",
@@ -85,6 +97,16 @@ def write_run(folder: Path, programme: Config, result: RunResult) -> Path:
         told = json.dumps({**result.content, "run": str(result.run)}, indent=2)
         put_all({folder / SUMMARY: f"{told}\n".encode()})
         return rounds_page(folder / REPORT, result.content, provenance)
+
+
+def sentence(details: str) -> str:
+    """Why a run failed, from what Flower says of it: our own sentence is in it, or the operating system's refusal."""
+    told = details.removeprefix(_FAILED)
+    refused = _REFUSED.fullmatch(told)
+    if refused:
+        where = f"Cannot use {refused['path']} at the link: " if refused["path"] else ""
+        told = f"{where}{refused['words']}"
+    return (told or "no more is known").rstrip(".")
 
 
 def plain(text: str) -> str:

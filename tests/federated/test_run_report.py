@@ -1,12 +1,21 @@
-"""What a run of rounds brought stays as a summary and a page."""
+"""What a run of rounds brought stays as a summary and a page; one that failed is told in a sentence."""
 
 from __future__ import annotations
 
+import io
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from distlfm.errors import WorkError
+from distlfm.federated import run
+from distlfm.federated.control import Connection, Control
 from distlfm.federated.run import RunResult, write_run
 from distlfm.federated.settings import ProgrammeConfig
+from distlfm.runtime.reporting import reporter_for
 
 
 def test_a_run_leaves_its_summary_and_a_report_with_every_round(tmp_path: Path) -> None:
@@ -15,3 +24,63 @@ def test_a_run_leaves_its_summary_and_a_report_with_every_round(tmp_path: Path) 
     page = write_run(tmp_path, ProgrammeConfig(rounds=2), RunResult(77, content)).read_text()
     assert json.loads((tmp_path / "summary.json").read_text()) == {**content, "run": "77"}
     assert all(text in page for text in ("1.25", "20.5", "rounds: 2", "weights of round 1 were kept", "77"))
+
+
+class Failing(Control):
+    """A link at which a run fails, as Flower tells it."""
+
+    def __init__(self, details: str) -> None:
+        self._details = details
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def start_run(self, programme: dict[str, Any], name: str) -> int:
+        del programme, name
+        return 77
+
+    def follow(self, run: int, line: Callable[[str], None]) -> dict[str, str]:
+        del run
+        for text in FLOWERS.splitlines():
+            line(text)
+        return {"state": "finished", "outcome": "failed", "details": self._details}
+
+
+FLOWERS = """\x1b[92mINFO \x1b[0m:      round 1: 4 sites
+\x1b[91mERROR \x1b[0m:     ServerApp raised an exception
+Traceback (most recent call last):
+  File "/opt/flwr/superlink/runtime/run_serverapp.py", line 244, in run_serverapp
+    context = run_(
+distlfm.errors.StorageError: Cannot write the round in /srv/link/runs/one: No space left on device.
+\x1b[91mERROR \x1b[0m:     Exit Code: 200
+"""
+
+
+@pytest.mark.parametrize(
+    ("details", "why"),
+    [
+        (
+            "ServerApp failed with exception: Cannot write the round in /srv/link/runs/one: No space left on device. "
+            "Free space; then the same command goes on where it stopped.",
+            "Cannot write the round in /srv/link/runs/one: No space left on device. Free space; then the same command "
+            "goes on where it stopped.",
+        ),
+        (
+            "ServerApp failed with exception: [Errno 28] No space left on device: '/srv/link/state/flower/apps'",
+            "Cannot use /srv/link/state/flower/apps at the link: No space left on device.",
+        ),
+        ("ServerApp failed with exception: [Errno 28] No space left on device", "No space left on device."),
+        ("", "no more is known."),
+    ],
+)
+def test_a_failed_run_is_told_in_a_sentence_without_flowers_traceback(
+    details: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "Control", lambda _: Failing(details))
+    said = io.StringIO()
+    here = Connection("127.0.0.1", 1, None, "")
+    with pytest.raises(WorkError) as caught:
+        run.run_programme(ProgrammeConfig(rounds=2), "one", here, reporter_for(said))
+    assert said.getvalue().splitlines() == ["run 77 (one) is started", "round 1: 4 sites"]
+    assert caught.value.cause == f"Run 77 ended as failed: {why}"
+    assert "the same command with --name one goes on" in caught.value.fix
