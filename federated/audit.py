@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from distlfm.errors import UsageError
-from distlfm.store.files import storing, unreadable
+from distlfm.store.files import append_whole, storing, unreadable
 
 START = "0" * 64
 Fact = str | int | float | bool | None | Sequence[str]
@@ -43,17 +43,14 @@ class AuditLog:
                 "before": head,
             }
             line["hash"] = _hash(line)
-            file.seek(0, os.SEEK_END)
-            file.write(json.dumps(line, sort_keys=True).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+            append_whole(file.fileno(), json.dumps(line, sort_keys=True).encode() + b"\n")
             return str(line["hash"])
 
     @contextmanager
     def _open(self) -> Iterator[BinaryIO]:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-        with os.fdopen(descriptor, "r+b") as file:
+        with os.fdopen(descriptor, "r+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
 
@@ -68,7 +65,7 @@ def _tail(file: BinaryIO) -> tuple[int, str]:
         file.seek(max(0, size - reach))
         lines = file.read().split(b"\n")
         if lines[-1]:
-            file.write(b"\n")
+            append_whole(file.fileno(), b"\n")
             lines.append(b"")
         whole = lines if reach >= size else lines[1:]
         for line in reversed(whole):

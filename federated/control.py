@@ -29,6 +29,7 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from distlfm.errors import UsageError, WorkError
 from distlfm.federated import bundle
 from distlfm.federated.authn import read_token
+from distlfm.federated.gate import DISK_FULL
 from distlfm.federated.homes import EVERYWHERE, LOOPBACK, LinkHome, refuse_unless_loopback
 
 PATIENCE_SECONDS = 120.0
@@ -153,7 +154,7 @@ class Control:
 
     def follow(self, run: int, line: Callable[[str], None]) -> dict[str, str]:
         """Give each line of the run's log to `line` until the run ends; a restart of the link is waited for."""
-        after, rest, seen = 0.0, "", time.monotonic()
+        after, rest, seen, told = 0.0, "", time.monotonic(), ""
         while True:
             try:
                 with self._told():
@@ -167,9 +168,12 @@ class Control:
                     line(rest)
                     return state
                 seen = time.monotonic()
-            except Away:
+            except Away as away:
                 if time.monotonic() - seen > PATIENCE_SECONDS:
                     raise
+                if away.cause != told:
+                    line(f"{away.cause} It is waited for.")
+                told = away.cause
             time.sleep(1.0)
 
     @contextmanager
@@ -184,6 +188,9 @@ class Control:
                     f"The link at {where} does not take this token.", "Give the file of a valid admin token."
                 ) from None
             if code in (502, 503, 504):
+                if _detail(error.response) == DISK_FULL:
+                    fix = "Free space there; then the same command goes on."
+                    raise Away(f"The link at {where} does nothing now: {DISK_FULL}.", fix) from None
                 raise Away(f"The link at {where} is not ready.", "Try again in a moment.") from None
             raise WorkError(f"The link at {where} refused: {_detail(error.response)}.") from None
         except httpx.TransportError as error:

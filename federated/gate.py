@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
 from typing import Any
 
 from flwr.proto.control_pb2 import StartRunRequest
@@ -17,6 +19,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from distlfm.federated import bundle
 from distlfm.federated.homes import NAME
+from distlfm.store.files import ROOM, no_room
 
 CONTROL = ("start-run", "stop-run", "list-runs", "list-nodes", "stream-logs")
 FLEET = (
@@ -50,6 +53,12 @@ ALLOWED = frozenset(
     for name in names
 )
 START_RUN, OWN_TASKS = "/v1/control/start-run", "/v1/runtime/"
+BROKEN, LATER = 500, 503
+"""Of these two codes the second lets sites and admins come again."""
+SCARCE = 33_554_432
+"""Bytes that Flower's database may have needed when it failed."""
+LOOK_SECONDS = 1.0
+DISK_FULL = "the disk of the link is full"
 MOST_START_BYTES = 1_048_576
 """A programme is text of a few kilobytes."""
 
@@ -62,7 +71,8 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Gate:
     """Wraps the link's web application. refused: told the path and the reason, for the audit log.
 
-    own: addresses of this machine, besides loopback, from which its processes may come.
+    own: addresses of this machine, besides loopback, from which its processes may come. full: why so many bytes more
+    cannot be kept, or nothing; then all are told to come again later, as everything that is done here is kept first.
     """
 
     def __init__(
@@ -71,8 +81,9 @@ class Gate:
         allowed: frozenset[str],
         refused: Callable[[str, str], None],
         own: frozenset[str] = frozenset(),
+        full: Callable[[int], str] = lambda _: "",
     ) -> None:
-        self._inner, self._allowed, self._refused, self._own = inner, allowed, refused, own
+        self._inner, self._allowed, self._refused, self._own, self._full = inner, allowed, refused, own, full
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection, as ASGI hands it over."""
@@ -84,8 +95,25 @@ class Gate:
             await self._refuse(scope, send, "tasks are for processes of this machine")
         elif scope["path"] == START_RUN:
             await self._start_run(scope, receive, send)
+        elif reason := self._full(0):
+            await _answer(send, LATER, reason)
         else:
-            await self._inner(scope, receive, send)
+            await self._inner(scope, receive, self._excused(send))
+
+    def _excused(self, send: Send) -> Send:
+        """Where Flower fails for want of space, which its database needs more of, that is no failure for good."""
+        reason = ""
+
+        async def told(message: MutableMapping[str, Any]) -> None:
+            nonlocal reason
+            if message["type"] == "http.response.start" and message["status"] == BROKEN:
+                reason = self._full(SCARCE)
+                if reason:
+                    await _answer(send, LATER, reason)
+            if not reason:
+                await send(message)
+
+        return told
 
     async def _start_run(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = b""
@@ -101,6 +129,9 @@ class Gate:
         if reason:
             await self._refuse(scope, send, reason)
             return
+        if reason := self._full(2 * len(body)):  # a run that could not be logged must not begin
+            await _answer(send, LATER, reason)
+            return
         replayed = False
 
         async def again() -> MutableMapping[str, Any]:
@@ -110,16 +141,39 @@ class Gate:
             replayed = True
             return {"type": "http.request", "body": body, "more_body": False}
 
-        await self._inner(scope, again, send)
+        await self._inner(scope, again, self._excused(send))
 
     async def _refuse(self, scope: Scope, send: Send, reason: str) -> None:
         self._refused(str(scope.get("path", "")), reason)
-        if scope["type"] != "http":
-            return
-        body = json.dumps({"detail": reason}).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": 403, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        if scope["type"] == "http":
+            await _answer(send, 403, reason)
+
+
+async def _answer(send: Send, status: int, reason: str) -> None:
+    body = json.dumps({"detail": reason}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+class Disk:
+    """What a gate asks before it lets somebody in. A look lasts a second: there may be hundreds of requests in it."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._clock = folder, clock
+        self._until, self._reason = 0.0, ""
+
+    def __call__(self, size: int) -> str:
+        """Why `size` bytes more than the least cannot be kept, or nothing."""
+        if size:
+            return _words(no_room(self._folder, ROOM + size))
+        if self._clock() >= self._until:
+            self._reason, self._until = _words(no_room(self._folder)), self._clock() + LOOK_SECONDS
+        return self._reason
+
+
+def _words(why: str) -> str:
+    return DISK_FULL if why else ""  # where it is, is not for everybody
 
 
 def is_near(client: tuple[str, int] | None, own: frozenset[str]) -> bool:

@@ -20,7 +20,7 @@ from pydantic import Field, PositiveFloat, ValidationError
 from distlfm.config import Config
 from distlfm.errors import WorkError
 from distlfm.federated.accountant import ORDERS, epsilon, rdp
-from distlfm.store.files import flush, storing
+from distlfm.store.files import append_whole, flush, storing
 
 START = "0" * 64
 
@@ -103,8 +103,7 @@ class Ledger:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
                 os.ftruncate(descriptor, whole)
-                os.write(descriptor, line.encode())
-                os.fsync(descriptor)
+                append_whole(descriptor, line.encode())
             finally:
                 os.close(descriptor)
             flush(self.path.parent)

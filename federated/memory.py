@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 from distlfm.config import Config
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secagg.member import MemberState
-from distlfm.store.files import flush, storing
+from distlfm.store.files import flush, remove, storing
 
 FORGET_SECONDS = 24 * 3600.0
 """Secrets of a sum that was never finished are removed after this time."""
@@ -123,9 +123,13 @@ class Memory:
         with storing("the site's state", self._folder):
             draft.unlink(missing_ok=True)
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError:
+                remove(draft)  # on a full disk it takes what little there is
+                raise
             draft.replace(path)
             flush(self._folder)

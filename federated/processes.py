@@ -14,15 +14,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from distlfm.federated.homes import LOOPBACK, Home
 from distlfm.runtime.reporting import Reporter
 from distlfm.runtime.signals import Stop
-from distlfm.store.files import put_quickly
+from distlfm.store.files import no_room, put_quickly
 
 LOOK_SECONDS = 0.2
+DISK_SECONDS = 2.0
 FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0
 """Seconds before a process is started again; doubled each time until it has lasted STEADY_SECONDS."""
 STEADY_SECONDS = 60.0
@@ -31,6 +33,7 @@ END_SECONDS = 8.0
 LOG_BYTES = 10_000_000
 START = "DISTLFM_START"
 """Tells a process how often its supervisor has started it: 1 is the first time."""
+NOT_LOGGED = "What cannot be logged is refused. Free space; then it goes on by itself."
 _DROPPED = ("FLWR_", "OTEL_")
 
 
@@ -115,12 +118,15 @@ class Supervisor:
     reporter: Reporter
     _children: list[_Child] = field(default_factory=list)
     _told: str = ""
+    _full: str = ""
+    _disk_due: float = 0.0
 
     def run(self, stop: Stop) -> None:
         """Until the stop is asked for; then all processes are ended."""
         self._children = [_Child(program) for program in self.programs]
         try:
             while not stop.requested:
+                self._look_at_disk()
                 for child in self._children:
                     self._look(child)
                 self._tell("running")
@@ -129,11 +135,22 @@ class Supervisor:
             self._end()
             self._tell("stopped")
 
+    def _look_at_disk(self) -> None:
+        """Say that the disk is full, and that it is no longer: neither logs nor `status.json` can tell that."""
+        now = time.monotonic()
+        if now < self._disk_due:
+            return
+        self._disk_due, before, self._full = now + DISK_SECONDS, self._full, no_room(self.home.path)
+        if self._full and not before:
+            self.reporter.warn(f"{self._full}. {NOT_LOGGED}")
+        elif before and not self._full:
+            self.reporter.say("there is space again")
+
     def _look(self, child: _Child) -> None:
         now = time.monotonic()
         if child.process is None:
             if now >= child.due:
-                self._start(child, now)
+                self._try_to_start(child, now)
             return
         code = child.process.poll()
         if code is None:
@@ -149,6 +166,17 @@ class Supervisor:
             f"{child.program.name} ended with code {code}; started again in {child.wait:.0f} s. "
             f"Why: {child.program.log}"
         )
+
+    def _try_to_start(self, child: _Child, now: float) -> None:
+        try:
+            self._start(child, now)
+        except OSError as error:
+            child.wait = min(2 * child.wait, LONGEST_WAIT)
+            child.due = now + child.wait
+            self.reporter.warn(
+                f"{child.program.name} cannot be started ({error.strerror}: {child.program.log.parent}); "
+                f"tried again in {child.wait:.0f} s."
+            )
 
     def _start(self, child: _Child, now: float) -> None:
         program = child.program
@@ -191,5 +219,6 @@ class Supervisor:
         processes = {child.program.name: child.told() for child in self._children}
         text = json.dumps({"state": state, "pid": os.getpid(), "processes": processes})
         if text != self._told:
-            put_quickly(self.home.status, text.encode())
-            self._told = text
+            with suppress(OSError):  # of a full disk; it is tried again, and what is supervised goes on meanwhile
+                put_quickly(self.home.status, text.encode())
+                self._told = text

@@ -28,6 +28,7 @@ class Reason(StrEnum):
     BYTES = "the bytes of this day are used up"
     BUDGET = "the privacy budget is spent"
     MALFORMED = "a message that cannot be read"
+    DISK = "the disk of the site is full"
     FAILED = "the work at the site failed"
 
 

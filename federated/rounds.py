@@ -18,7 +18,7 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from numpy.typing import NDArray
 
 from distlfm.config import fingerprint
-from distlfm.errors import UsageError, WorkError
+from distlfm.errors import OtherWork, WorkError
 from distlfm.federated.codec import Codec, Vector, weights_digest
 from distlfm.federated.figures import names_of
 from distlfm.federated.settings import ProgrammeConfig
@@ -27,8 +27,10 @@ from distlfm.federated.strategy import (
     SITES,
     WEIGHT,
     TooFewSites,
+    advice,
     make_strategy,
     moments,
+    reasons,
     restore,
     survivors,
     wait_for_sites,
@@ -101,7 +103,7 @@ class Keeper:
         told = json.loads(path.read_text(encoding="utf-8"))
         for name, here in self.identity.items():
             if told["identity"][name] != here:
-                raise UsageError(
+                raise OtherWork(
                     f"{self.folder} was begun with another {name}.", "Give the run another name, or its own settings."
                 )
         with np.load(self.folder / told["weights"], allow_pickle=False) as held:
@@ -176,8 +178,9 @@ def _rounds(
             if lost > programme.lost:
                 raise TooFewSites(
                     f"Round {line['round']} was lost {lost} times: {line['sites']} of at least {programme.min_sites} "
-                    "sites were left at its end.",
-                    "See the sites' audit logs for why they refused or were lost; then start the run again.",
+                    f"sites were left at its end ({'; '.join(line['why']) or 'no reason is known'}).",
+                    advice(line["why"]),
+                    line["why"],
                 )
             continue
         lost = 0
@@ -235,7 +238,7 @@ def _round(
         line |= {"seconds": time.monotonic() - begun, **(state.figures or {})}
         state.move(vector, moments(strategy), line)
     else:
-        line["sites"] = min(sites, programme.min_sites - 1)
+        line |= {"sites": min(sites, programme.min_sites - 1), "why": reasons(replies)}
     return line
 
 
@@ -277,11 +280,12 @@ def ask(grid: Grid, operator: Operator, codec: Codec, programme: ProgrammeConfig
     replies = list(grid.send_and_receive(messages, timeout=programme.deadline))
     sites = survivors(replies)
     if sites < programme.min_sites:
-        reasons = sorted({str(reply.error.reason) for reply in replies if reply.has_error()})
+        why = reasons(replies)
         raise TooFewSites(
             f"The question {programme.question!r} was answered by {sites} of at least {programme.min_sites} sites: "
-            f"{'; '.join(reasons) or 'no reason is known'}.",
-            "See the sites' audit logs.",
+            f"{'; '.join(why) or 'no reason is known'}.",
+            advice(why),
+            why,
         )
     figures = aggregate_metricrecords([reply.content for reply in replies if not reply.has_error()], WEIGHT)
     return {"question": programme.question, "sites": sites, **{k: v for k, v in figures.items() if k != SITES}}

@@ -38,6 +38,7 @@ from distlfm.federated.secagg.messages import (
 )
 from distlfm.federated.secagg.ring import encode
 from distlfm.federated.secure_records import bits_of, flatten, request_digest, within
+from distlfm.store.files import is_full
 
 RECORD, STAGE, BODY, VECTOR = "secagg", "stage", "body", "vector"
 KEYS, SHARES, MASK, CONSENT, UNMASK = "keys", "shares", "mask", "consent", "unmask"
@@ -59,10 +60,8 @@ def secure_mod(message: Message, context: Context, call_next: ClientAppCallable)
         reason, facts = Reason.BUDGET, {**facts, "reason": Reason.BUDGET.name}
     except Exception as error:  # whatever it is, its text stays here
         failure = failure_of(error)
-        reason, facts = (
-            Reason.FAILED,
-            {**facts, "reason": Reason.FAILED.name, "kind": failure.kind, "at": failure.where},
-        )
+        reason = Reason.DISK if is_full(error) else Reason.FAILED
+        facts = {**facts, "reason": reason.name, "kind": failure.kind, "at": failure.where}
     _note(audit, run, facts)
     return Message(Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=reason.value), reply_to=message)
 

@@ -108,7 +108,7 @@ def words(line: dict[str, Any], measured: bool) -> str:
     """A round in a line of the log. measured: whether figures of the model that it began with were asked for."""
     told = [f"{key} {value:.4g}" for key, value in line.items() if isinstance(value, float) and key != "seconds"]
     if "seconds" not in line:
-        told = ["lost"]
+        told = [f"lost ({'; '.join(line['why']) or 'no reason is known'})"]
     elif measured and not told:
         told = ["not measured: not all sites answered (the link's audit log says why)"]
     return ", ".join([f"round {line['round']}: {line['sites']} sites", *told])

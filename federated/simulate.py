@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from distlfm.config import dump, fingerprint
-from distlfm.errors import UsageError
+from distlfm.errors import OtherWork, StorageError, UsageError
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.client_app import app
 from distlfm.federated.compare import compare
 from distlfm.federated.local_grid import LocalGrid
 from distlfm.federated.picture import draw
+from distlfm.federated.refused import Reason
 from distlfm.federated.rounds import Line, State, run_rounds
 from distlfm.federated.secure_grid import SecureGrid
 from distlfm.federated.server_app import OPERATOR
@@ -26,6 +27,7 @@ from distlfm.federated.simulate_settings import FederatedConfig, read_config
 from distlfm.federated.simulate_sites import base_operator, make_sites, nodes_of
 from distlfm.federated.simulate_summary import summary
 from distlfm.federated.site_work import Site, codec_of
+from distlfm.federated.strategy import TooFewSites
 from distlfm.lfo import Operator
 from distlfm.pipeline.run_files import CONFIG, REPORT, SUMMARY
 from distlfm.pipeline.rundir import begin
@@ -36,6 +38,7 @@ from distlfm.runtime.reporting import Reporter, Silent, Task
 from distlfm.runtime.threads import torch_threads
 from distlfm.store import driver_lock
 from distlfm.store.files import put_quickly, storing
+from distlfm.store.lock import FILE as LOCK
 
 PICTURE = "sites.svg"
 RUN = 1
@@ -97,7 +100,15 @@ def run_sites(
 
         codec = codec_of(operator.model, config.programme.task)
         shown = counted(task, config.programme.min_sites)
-        return run_rounds(grid, operator, codec, config.programme, folder, str(RUN), shown, meter)
+        try:
+            return run_rounds(grid, operator, codec, config.programme, folder, str(RUN), shown, meter)
+        except TooFewSites as error:
+            if Reason.DISK.value not in error.why:
+                raise
+            fix = "Free space; then the same command goes on where it stopped."
+            raise StorageError(
+                f"The disk of {folder.parent} is full: the sites cannot log what leaves them, and refuse.", fix
+            ) from None
 
 
 def counted(task: Task, min_sites: int) -> Callable[[Line], None]:
@@ -127,10 +138,18 @@ def quiet_flower() -> Iterator[None]:
 def _same_work(folder: Path, config: FederatedConfig) -> None:
     """Refuse a folder of another simulation."""
     path = folder / CONFIG
-    if path.exists() and fingerprint(read_config(path).work()) != fingerprint(config.work()):
-        raise UsageError(f"{folder} holds another simulation.", "Choose another --out directory.")
-    if not path.exists() and any(folder.iterdir()):
+    if path.exists() and not _is_of(path, config):
+        raise OtherWork(f"{folder} holds another simulation.", "Choose another --out directory.")
+    if not path.exists() and any(one.name != LOCK for one in folder.iterdir()):
         raise UsageError(f"{folder} is not empty, and no simulation.", "Choose another --out directory.")
+
+
+def _is_of(path: Path, config: FederatedConfig) -> bool:
+    """Whether a file is the config of this work. What another version wrote may not even be understood."""
+    try:
+        return fingerprint(read_config(path).work()) == fingerprint(config.work())
+    except UsageError:
+        return False
 
 
 def _tell(told: Mapping[str, Any], reporter: Reporter) -> None:

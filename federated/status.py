@@ -16,7 +16,9 @@ from distlfm.federated.homes import Home, LinkHome, SiteHome
 from distlfm.federated.ledger import Ledger
 from distlfm.federated.policy import load_policy
 from distlfm.federated.prepared import prepared
+from distlfm.federated.processes import NOT_LOGGED
 from distlfm.federated.roster import read_roster
+from distlfm.store.files import no_room
 
 
 def status(folder: Path, *, insecure: bool = False) -> dict[str, Any]:
@@ -80,4 +82,6 @@ def _processes(home: Home) -> dict[str, Any]:
         return {"state": "never started", "processes": {}, **log}
     except BlockingIOError:
         told = json.loads(home.status.read_text(encoding="utf-8")) if home.status.exists() else {}
-        return {"state": "running", "processes": told.get("processes", {}), **log}
+        full = no_room(home.path)
+        state = f"refusing: {full}. {NOT_LOGGED}" if full else "running"
+        return {"state": state, "processes": told.get("processes", {}), **log}

@@ -6,7 +6,7 @@ One survivor must never become the common model, and a server must not wait for 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,18 +16,24 @@ from flwr.serverapp.strategy import FedAdam, FedAvg
 from numpy.typing import NDArray
 
 from distlfm.errors import WorkError
+from distlfm.federated.refused import Reason
 from distlfm.federated.settings import FedAdamConfig, ProgrammeConfig
 
 POLL = 0.5
 """Seconds between two looks at which sites are there."""
 
+LONGEST_REASON = 200
 WEIGHT, SITES = "num-examples", "num-sites"
 SHARED = "shared"
 """The name of the one array that travels."""
 
 
 class TooFewSites(WorkError):
-    """A round could not begin, or could not end, with as many sites as it needs."""
+    """A round could not begin, or could not end, with as many sites as it needs. why: what the others said."""
+
+    def __init__(self, cause: str, fix: str, why: Sequence[str] = ()) -> None:
+        super().__init__(cause, fix)
+        self.why = why
 
 
 class Guarded(FedAvg):
@@ -82,6 +88,19 @@ def survivors(replies: Iterable[Message]) -> int:
         sites = None if told is None else told.get(SITES)
         count += round(sites) if isinstance(sites, int | float) else 1
     return count
+
+
+def reasons(replies: Iterable[Message]) -> list[str]:
+    """Why sites are not in the replies, each reason once. They are strangers' words: printable, and not long."""
+    told = {str(reply.error.reason) for reply in replies if reply.has_error()}
+    return sorted(reason[:LONGEST_REASON] for reason in told if reason.isprintable())
+
+
+def advice(why: Sequence[str]) -> str:
+    """What to do about sites that were not in a sum."""
+    if Reason.DISK.value in why:
+        return "Free space there; then start the run again: it goes on after its last whole round."
+    return "See the sites' audit logs for why they refused or were lost; then start the run again."
 
 
 def wait_for_sites(grid: Grid, fewest: int, deadline: float) -> list[int]:

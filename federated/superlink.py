@@ -26,15 +26,15 @@ from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
 from flwr.superlink.config_loader import SuperLinkLifespanConfig
 from flwr.superlink.main import create_app
 
-from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.authn import TokenPlugin, digests_now
 from distlfm.federated.events import ControlEvents
-from distlfm.federated.gate import ALLOWED, Gate
+from distlfm.federated.gate import ALLOWED, Disk, Gate
 from distlfm.federated.homes import EVERYWHERE, LinkHome, check_secret
 from distlfm.federated.processes import START, end_with_supervisor
 from distlfm.federated.refusal_log import RefusalLog
 from distlfm.federated.roster import FOLLOW_SECONDS, follow, read_roster
+from distlfm.store.files import no_room
 
 KEYLESS = frozenset({"/v1/fleet/register-node", "/v1/fleet/unregister-node"})
 """Without TLS Flower has no node keys, and nodes register themselves."""
@@ -90,7 +90,7 @@ def main(folder: str, *flags: str) -> None:
     if not insecure:
         threading.Thread(target=_follow, args=(home, state, audit), daemon=True).start()
     allowed = ALLOWED | KEYLESS if insecure else ALLOWED
-    gate = Gate(app, allowed, refusals, addresses_of(config.host))
+    gate = Gate(app, allowed, refusals, addresses_of(config.host), Disk(home.path))
     audit.append("link started", "", port=config.port, insecure=insecure)
     server = uvicorn.Config(
         gate,
@@ -136,11 +136,11 @@ def _follow(home: LinkHome, state: object, audit: AuditLog) -> None:
     while True:
         try:
             now = home.roster.stat().st_mtime_ns if home.roster.exists() else 0
-            if now != seen:
+            if now != seen and not no_room(home.path):  # what could not be logged waits; meanwhile nobody is let in
                 for what, site in follow(state, read_roster(home.roster), NOOP_FLWR_AID):
                     audit.append(what, "", site=site)
                 seen = now
-        except UsageError as error:
+        except Exception as error:  # also of Flower's database, if the disk fills just now: it is tried again
             sys.stderr.write(f"{error}\n")
         time.sleep(FOLLOW_SECONDS)
 

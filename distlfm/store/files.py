@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +15,10 @@ from distlfm.errors import StorageError, UsageError
 
 FLUSHES = 8
 """Files that are written to the disk at the same time."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+ROOM = 65_536
+"""Bytes without which a disk counts as full, though one more line might have its place."""
 
 _FIX = {
     errno.ENOSPC: "Free space; then the same command goes on where it stopped.",
@@ -83,10 +88,30 @@ def _reason(error: OSError) -> str:
     return os.strerror(error.errno) if error.errno else str(error)
 
 
+def is_full(error: BaseException | None) -> bool:
+    """Whether it is for want of space that something could not be kept, whatever was raised for it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return True
+        error = error.__cause__
+    return False
+
+
+def no_room(folder: Path, size: int = ROOM) -> str:
+    """Why a folder takes no more bytes, or nothing if there is room. It is tried: a quota is seen in no other way."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(size))
+            probe.flush()
+    except OSError as error:
+        return f"{_reason(error)}: {folder}" if is_full(error) else ""
+    return ""
+
+
 def no_place(path: Path, error: OSError, kind: str = "directory") -> UsageError:
     """A place for results that is refused before anything is in it. kind: of what --out names."""
     fix = f"Choose another --out {kind}."
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         fix = f"Free space, or choose another --out {kind}."
     return UsageError(f"Cannot write to {path}: {_reason(error)}.", fix)
 
@@ -126,6 +151,22 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def append_whole(descriptor: int, content: bytes) -> None:
+    """Add to the end of a file, and return when it lasts; where the disk takes a part of it, that is taken back.
+
+    The operating system may write less than it was given, without an error, when the last free block is used up.
+    """
+    size = os.lseek(descriptor, 0, os.SEEK_END)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
 
 
 def put_quickly(path: Path, content: bytes) -> None:
