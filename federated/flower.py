@@ -6,6 +6,8 @@ start.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -19,7 +21,11 @@ from flwr.superlink.grid import http_grid
 from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.runtime import run_clientapp
 
+from distlfm.federated.refused import Reason
+from distlfm.store.files import FULL
+
 LONGEST_RETRY_SECONDS = 3
+_FULL = re.compile(rf"<class 'OSError'>:<'\[Errno ({'|'.join(map(str, FULL))})\]")
 NO_DATA = "The site could not do this; its own log says why."
 
 
@@ -55,14 +61,20 @@ def wait_for_parts(seconds: float) -> None:
     _put(http_grid, "pull_objects", partial(pull_objects, max_time=seconds))
 
 
+def install_whole(install: Callable[..., object]) -> None:
+    """Another way to unpack a bundle, in which none is left that is there by half."""
+    for name in ("flwr.superlink.runtime.run_serverapp", "flwr.supernode.runtime.run_clientapp"):
+        _put(import_module(name), "install_from_fab", install)
+
+
 def send_errors_without_data() -> None:
     """Flower sends the words of an exception to the link, and they may hold a patient's values."""
     _put(run_clientapp, "Error", _without_data)
 
 
 def _without_data(code: int, reason: str | None = None) -> Error:
-    del reason
-    return Error(code=code, reason=NO_DATA)
+    """A full disk is told as such; nothing else of the words is."""
+    return Error(code=code, reason=Reason.DISK.value if _FULL.match(reason or "") else NO_DATA)
 
 
 def _put(module: Any, name: str, value: object) -> None:

@@ -93,13 +93,13 @@ def survivors(replies: Iterable[Message]) -> int:
 def reasons(replies: Iterable[Message]) -> list[str]:
     """Why sites are not in the replies, each reason once. They are strangers' words: printable, and not long."""
     told = {str(reply.error.reason) for reply in replies if reply.has_error()}
-    return sorted(reason[:LONGEST_REASON] for reason in told if reason.isprintable())
+    return sorted(reason[:LONGEST_REASON].rstrip(".") for reason in told if reason.isprintable())
 
 
 def advice(why: Sequence[str]) -> str:
     """What to do about sites that were not in a sum."""
     if Reason.DISK.value in why:
-        return "Free space there; then start the run again: it goes on after its last whole round."
+        return "Free space there: the sites go on by themselves, and the run when it is started again."
     return "See the sites' audit logs for why they refused or were lost; then start the run again."
 
 

@@ -24,7 +24,7 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 from flwr.supercore.superexec.run_superexec import run_superexec
 
-from distlfm.federated import flower
+from distlfm.federated import bundle, flower
 from distlfm.federated.homes import Home, check_secret
 from distlfm.federated.processes import end_with_supervisor, is_listening
 
@@ -88,6 +88,7 @@ class ForkingExecutor:
 def perform(role: str, task: Task) -> None:
     """In the task's own process: run the app that the message is for."""
     flower.retry_soon()
+    flower.install_whole(bundle.install)
     certificates = None if task.certificate is None else Path(task.certificate).read_bytes()
     if role == "link":
         _serve(task, certificates)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from flwr.supercore.run import Run, RunNotRunningException
+from small_disks import disk, enlarge, mounts
 
 from distlfm.federated import bundle
 from distlfm.federated.audit import AuditLog, verify
@@ -123,3 +124,20 @@ def test_a_site_ignores_runs_of_anything_else(change: dict[str, str], tmp_path: 
     with pytest.raises(RunNotRunningException):
         check.run(lambda _: replace(ours, **change))(7)
     assert len(verify(tmp_path / "audit.jsonl").entries) == 1
+
+
+@mounts
+def test_a_bundle_is_installed_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with disk(tmp_path / "small", 4) as home:
+        monkeypatch.setenv("FLWR_HOME", str(home))
+        with pytest.raises(OSError, match="No space left on device"):
+            bundle.install(bundle.build())
+        assert not [path for path in home.rglob("*") if path.is_file()]
+        enlarge(home, 100)
+        place = bundle.install(bundle.build())
+        settings = (place / "pyproject.toml").read_text()
+        assert f'version = "{__version__}"' in settings
+        (place / "pyproject.toml").write_text("")  # as a power cut may leave it
+        assert bundle.install(bundle.build()) == place == bundle.install(bundle.build())
+        assert (place / "pyproject.toml").read_text() == settings
+        assert [path.name for path in place.parent.iterdir()] == [place.name]

@@ -14,6 +14,7 @@ from flwr.superlink.main import create_app
 from flwr.supernode import fleet_http_connection, start_client_internal
 
 from distlfm.federated import flower
+from distlfm.federated.refused import Reason
 from distlfm.federated.tasks import ForkingExecutor
 
 USED = [
@@ -24,6 +25,8 @@ USED = [
     ("flwr.supercore.superexec.run_superexec", "get_executor"),
     ("flwr.supernode.runtime.run_clientapp", "Error"),
     ("flwr.superlink.runtime.run_serverapp", "HttpGrid"),
+    ("flwr.superlink.runtime.run_serverapp", "install_from_fab"),
+    ("flwr.supernode.runtime.run_clientapp", "install_from_fab"),
     ("flwr.superlink.grid.http_grid", "pull_objects"),
 ]
 
@@ -49,12 +52,15 @@ def test_the_names_that_are_replaced_are_those(monkeypatch: pytest.MonkeyPatch) 
     flower.reach_sites_with(object)
     flower.wait_for_parts(1.0)
     flower.send_errors_without_data()
+    flower.install_whole(object)
     assert sorted(replaced) == sorted(USED)
 
 
 def test_errors_lose_their_words() -> None:
     error = flower._without_data(code=3, reason="<class 'ValueError'>:<'glucose of patient 17 is 412'>")
     assert (error.code, error.reason) == (3, flower.NO_DATA)
+    full = flower._without_data(code=3, reason="<class 'OSError'>:<'[Errno 28] No space left on device: '/x''>")
+    assert full.reason == Reason.DISK.value
 
 
 def test_flowers_functions_take_what_we_give_them() -> None:
