@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import lzma
 import shutil
 import tempfile
 import zipfile
+import zlib
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -22,6 +24,17 @@ from distlfm.version import __version__
 
 MOST_BYTES = 65_536
 """More than this, packed or unpacked, is not even opened; our own is a few kilobytes."""
+UNREADABLE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    OSError,
+    NotImplementedError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+)
+"""What a packed file may raise that is none: each way of packing has an error of its own."""
 _PLACEHOLDER = 'version = "0.0.0"'
 _ASK = "Install the same version of distlfm on the link and at all sites."
 
@@ -99,5 +112,5 @@ def _files(content: bytes) -> dict[str, bytes]:
             if len(set(names)) != len(names) or sum(entry.file_size for entry in entries) > MOST_BYTES:
                 raise ForeignBundle("The app bundle is not as ours is packed.", "Bundles carry no code.")
             return {entry.filename: archive.read(entry) for entry in entries}
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
+    except UNREADABLE as error:
         raise ForeignBundle("The app bundle cannot be read.", _ASK) from error

@@ -120,7 +120,9 @@ class Gate:
         while True:
             message = await receive()
             body += message.get("body", b"")
-            if len(body) > MOST_START_BYTES or message["type"] == "http.disconnect":
+            if message["type"] == "http.disconnect":
+                return  # whoever asked is gone, and has asked nothing
+            if len(body) > MOST_START_BYTES:
                 await self._refuse(scope, send, "the request is too large")
                 return
             if not message.get("more_body", False):

@@ -47,6 +47,14 @@ def huge(files: dict[str, bytes]) -> None:
     files["README.md"] = b" " * 10_000_000
 
 
+def damaged(compression: int) -> bytes:
+    """Our bundle, of which some bytes were lost on the way."""
+    packed = bytearray(repacked(lambda files: None, compression))
+    first = packed.index(b"pyproject.toml") + len(b"pyproject.toml")
+    packed[first : first + 40] = b"\xff" * 40
+    return bytes(packed)
+
+
 FOREIGN = {
     "with code": repacked(with_code),
     "of another app": repacked(other_app),
@@ -55,6 +63,10 @@ FOREIGN = {
     "without a file": repacked(lambda files: files.pop("README.md") and None),
     "that is none": b"PK\x03\x04",
     "that is empty": b"",
+    "that is damaged": damaged(zipfile.ZIP_STORED),
+    "that is damaged, deflated": damaged(zipfile.ZIP_DEFLATED),
+    "that is damaged, in bzip2": damaged(zipfile.ZIP_BZIP2),
+    "that is damaged, in lzma": damaged(zipfile.ZIP_LZMA),
 }
 
 

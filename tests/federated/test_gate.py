@@ -35,12 +35,13 @@ class Inside:
 
 
 def knock(
-    path: str, *parts: bytes, method: str = "POST", kind: str = "http", client: str | None = "127.0.0.1"
+    path: str, *parts: bytes, method: str = "POST", kind: str = "http", client: str | None = "127.0.0.1", end: str = ""
 ) -> tuple[int, Inside, list[tuple[str, str]]]:
-    """Status, what came in, and what was noted as refused."""
+    """Status, what came in, and what was noted as refused. end: another end than that of a whole request."""
     inside, refused, sent = Inside(), [], []
+    waiting: list[MutableMapping[str, Any]]
     waiting = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
-    waiting.append({"type": "http.request", "body": b"", "more_body": False})
+    waiting.append({"type": end} if end else {"type": "http.request", "body": b"", "more_body": False})
 
     async def receive() -> MutableMapping[str, Any]:
         return waiting.pop(0)
@@ -137,3 +138,8 @@ def test_sites_and_admins_may_be_elsewhere() -> None:
 def test_a_request_without_end_is_cut_off() -> None:
     status, inside, refused = knock(START_RUN, *[b"x" * MOST_START_BYTES] * 3)
     assert (status, inside.bodies, refused) == (403, [], [(START_RUN, "the request is too large")])
+
+
+def test_a_request_that_is_broken_off_starts_nothing_and_is_no_refusal() -> None:
+    status, inside, refused = knock(START_RUN, start(bundle.build()), end="http.disconnect")
+    assert (status, inside.bodies, refused) == (0, [], [])
