@@ -131,17 +131,27 @@ def end_orphans(state: Any, audit: AuditLog) -> None:
 
 
 def _follow(home: LinkHome, state: object, audit: AuditLog) -> None:
-    """Watch the roster. A file that cannot be read changes nothing: neither lets in nor shuts out."""
+    """Watch the roster. A file that cannot be read changes nothing: neither lets in nor shuts out.
+
+    Whatever else goes wrong, such as a full disk, is tried again: a site that is revoked later must not stay.
+    """
     seen: int | None = None
+    unlogged: list[tuple[str, str]] = []
+    told = ""
     while True:
         try:
             now = home.roster.stat().st_mtime_ns if home.roster.exists() else 0
-            if now != seen and not no_room(home.path):  # what could not be logged waits; meanwhile nobody is let in
-                for what, site in follow(state, read_roster(home.roster), NOOP_FLWR_AID):
-                    audit.append(what, "", site=site)
+            if now != seen:
+                unlogged += follow(state, read_roster(home.roster), NOOP_FLWR_AID)
                 seen = now
-        except Exception as error:  # also of Flower's database, if the disk fills just now: it is tried again
-            sys.stderr.write(f"{error}\n")
+            while unlogged:
+                audit.append(unlogged[0][0], "", site=unlogged[0][1])
+                unlogged.pop(0)
+            told = ""
+        except Exception as error:
+            if str(error) != told:
+                told = str(error)
+                sys.stderr.write(f"{told}\n")
         time.sleep(FOLLOW_SECONDS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from pathlib import Path
@@ -13,12 +14,12 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.error import FlowerError
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResultStatus
 
-from distlfm.errors import UsageError
-from distlfm.federated import refusal_log
+from distlfm.errors import StorageError, UsageError
+from distlfm.federated import refusal_log, superlink
 from distlfm.federated.audit import AuditLog, verify
 from distlfm.federated.authn import TokenPlugin, digests_now, make_token, token_digest
 from distlfm.federated.control import Connection, Control
-from distlfm.federated.homes import Home, check_name, refuse_unless_loopback
+from distlfm.federated.homes import Home, LinkHome, check_name, refuse_unless_loopback
 from distlfm.federated.processes import environment
 from distlfm.federated.refusal_log import RefusalLog
 from distlfm.federated.roster import read_roster
@@ -127,3 +128,40 @@ def test_a_roster_with_a_foreign_kind_of_key_is_refused(tmp_path: Path) -> None:
 
 def test_flowers_log_lines_lose_their_colours_and_level() -> None:
     assert plain("\x1b[92mINFO \x1b[0m:      round 1: 4 sites") == "round 1: 4 sites"
+
+
+def test_a_link_goes_on_watching_its_roster_after_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "roster.json").write_text('{"sites": {}}')
+    audit, looks = AuditLog(tmp_path / "audit.jsonl"), iter(range(5))
+    append, full = audit.append, ["once"]
+
+    def follow(*_: object) -> list[tuple[str, str]]:
+        number = next(looks)
+        if number == 0:
+            raise RuntimeError("database is locked")
+        return [("shut out", f"site-{number}")]
+
+    def append_or_fail(event: str, run: str, **facts: str) -> str:
+        if full:
+            full.pop()
+            raise StorageError("No space left on device.")
+        return append(event, run, **facts)
+
+    class Over(BaseException):
+        """Ends the loop, which has no end of its own."""
+
+    def sleep(_: float) -> None:
+        slept.append(1)
+        if len(slept) == 5:
+            raise Over
+        if len(slept) == 3:
+            os.utime(tmp_path / "roster.json", ns=(0, 0))
+
+    slept: list[int] = []
+    monkeypatch.setattr(superlink, "follow", follow)
+    monkeypatch.setattr(audit, "append", append_or_fail)
+    monkeypatch.setattr(superlink.time, "sleep", sleep)
+    with pytest.raises(Over):
+        superlink._follow(LinkHome(tmp_path), object(), audit)
+    written = [(entry["event"], entry["facts"]["site"]) for entry in verify(audit.path).entries]
+    assert written == [("shut out", "site-1"), ("shut out", "site-2")]
