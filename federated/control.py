@@ -30,7 +30,7 @@ from distlfm.errors import UsageError, WorkError
 from distlfm.federated import bundle
 from distlfm.federated.authn import read_token
 from distlfm.federated.gate import DISK_FULL
-from distlfm.federated.homes import EVERYWHERE, LOOPBACK, LinkHome, refuse_unless_loopback
+from distlfm.federated.homes import LOOPBACK, LinkHome, joined, near_address, refuse_unless_loopback
 
 PATIENCE_SECONDS = 120.0
 """How long a link may be away, for a restart, before whoever follows a run gives up."""
@@ -47,7 +47,7 @@ class Connection:
 
     @property
     def address(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return joined(self.host, self.port)
 
 
 def connection_of(folder: Path, *, token_file: Path | None = None, insecure: bool = False) -> Connection:
@@ -56,9 +56,8 @@ def connection_of(folder: Path, *, token_file: Path | None = None, insecure: boo
     config = home.config()
     if insecure:
         refuse_unless_loopback(config.bind)
-    local = "127.0.0.1" if config.bind in (*LOOPBACK, *EVERYWHERE) else config.bind
     token = read_token(token_file or home.admin_token)
-    return Connection(local, config.port, None if insecure else home.ca, token)
+    return Connection(near_address(config.bind), config.port, None if insecure else home.ca, token)
 
 
 def connection_to(server: str, ca: Path | None, token_file: Path | None, *, insecure: bool = False) -> Connection:
@@ -178,7 +177,7 @@ class Control:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        where = f"{self._connection.host}:{self._connection.port}"
+        where = self._connection.address
         try:
             yield
         except httpx.HTTPStatusError as error:

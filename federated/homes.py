@@ -37,6 +37,16 @@ def check_name(name: str) -> str:
     return name
 
 
+def near_address(bind: str) -> str:
+    """Where processes of this machine reach whoever listens on an address; that of all addresses is none to call."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}.get(bind, bind)  # noqa: S104
+
+
+def joined(host: str, port: int) -> str:
+    """HOST:PORT, with the brackets that an address of IPv6 needs."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def refuse_unless_loopback(host: str) -> None:
     """Plain text never leaves the machine."""
     if host not in LOOPBACK:
@@ -77,7 +87,7 @@ class NodeConfig(Config):
 
     @property
     def address(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return joined(self.host, self.port)
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ from pathlib import Path
 from distlfm.errors import UsageError
 from distlfm.federated.certificates import WARN_DAYS, certificate_end
 from distlfm.federated.homes import (
-    EVERYWHERE,
-    LOOPBACK,
     Home,
     LinkConfig,
     LinkHome,
     check_log,
     check_readable,
     check_secret,
+    joined,
     make_folder,
+    near_address,
     refuse_unless_loopback,
 )
 from distlfm.federated.processes import Program, Supervisor, environment, is_listening
@@ -53,7 +53,7 @@ def serve_link(folder: Path, reporter: Reporter | None = None, *, insecure: bool
                 f"Port {config.port} of {config.bind} is taken.", f"End what uses it, or change {home.config_file}."
             )
         scheme = "http" if insecure else "https"
-        reporter.say(f"link of {config.federation}: {scheme}://{config.host}:{config.port}, log in {home.state}")
+        reporter.say(f"link of {config.federation}: {scheme}://{joined(config.host, config.port)}, log in {home.state}")
         Supervisor(home, programs(home, config, insecure=insecure), reporter).run(stop)
 
 
@@ -69,7 +69,7 @@ def _check_certificate(home: LinkHome, reporter: Reporter) -> None:
 
 def programs(home: LinkHome, config: LinkConfig, *, insecure: bool) -> list[Program]:
     """What a link runs."""
-    local = "127.0.0.1" if config.bind in (*LOOPBACK, *EVERYWHERE) else config.bind
+    local = near_address(config.bind)
     flags = ("--insecure",) if insecure else ()
     around = environment(home, local, DISTLFM_LINK_HOME=str(home.path))
     return [
@@ -84,7 +84,7 @@ def programs(home: LinkHome, config: LinkConfig, *, insecure: bool) -> list[Prog
         Program(
             "tasks",
             "distlfm.federated.tasks",
-            ("link", str(home.path), f"{local}:{config.port}", *flags),
+            ("link", str(home.path), joined(local, config.port), *flags),
             around,
             home.log("tasks"),
         ),

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from distlfm.federated.homes import LOOPBACK, Home
+from distlfm.federated.homes import LOOPBACK, Home, near_address
 from distlfm.runtime.reporting import Reporter
 from distlfm.runtime.signals import Stop
 from distlfm.store.files import no_room, put_quickly
@@ -72,9 +72,8 @@ def end_with_supervisor() -> None:
 
 def is_listening(host: str, port: int) -> bool:
     """Whether somebody takes connections there. host: an address to listen on, which may be that of all of them."""
-    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     try:
-        with socket.create_connection((target, port), timeout=0.5):
+        with socket.create_connection((near_address(host), port), timeout=0.5):
             return True
     except OSError:
         return False

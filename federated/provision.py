@@ -43,7 +43,7 @@ from distlfm.store.files import put_all
 from distlfm.version import __version__
 
 SECRET_BYTES = 32
-_ALWAYS = ("127.0.0.1", "localhost")
+_ALWAYS = ("127.0.0.1", "::1", "localhost")
 """The link's own processes reach it so, whatever the sites call it."""
 
 

@@ -12,7 +12,7 @@ from distlfm.errors import UsageError, WorkError
 from distlfm.federated.audit import verify
 from distlfm.federated.certificates import certificate_end
 from distlfm.federated.control import Control, connection_of
-from distlfm.federated.homes import Home, LinkHome, SiteHome
+from distlfm.federated.homes import Home, LinkHome, SiteHome, joined
 from distlfm.federated.ledger import Ledger
 from distlfm.federated.policy import load_policy
 from distlfm.federated.prepared import prepared
@@ -38,7 +38,7 @@ def _link(home: LinkHome, *, insecure: bool) -> dict[str, Any]:
     told: dict[str, Any] = {
         "role": "link",
         "federation": config.federation,
-        "address": f"{config.host}:{config.port}",
+        "address": joined(config.host, config.port),
         "certificate_until": f"{certificate_end(home):%Y-%m-%d}" if home.certificate.exists() else None,
         **_processes(home),
         "sites": {name: enrolled.get(name, "not enrolled") for name in config.sites},

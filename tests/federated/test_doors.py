@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from flwr.common.constant import ACCESS_TOKEN_KEY
 from flwr.supercore.constant import TaskType
 from flwr.supercore.error import FlowerError
@@ -18,9 +19,11 @@ from distlfm.errors import StorageError, UsageError
 from distlfm.federated import refusal_log, superlink
 from distlfm.federated.audit import AuditLog, verify
 from distlfm.federated.authn import TokenPlugin, digests_now, make_token, token_digest
-from distlfm.federated.control import Connection, Control
-from distlfm.federated.homes import Home, LinkHome, check_name, refuse_unless_loopback
+from distlfm.federated.control import Connection, Control, connection_of
+from distlfm.federated.homes import Home, LinkConfig, LinkHome, check_name, refuse_unless_loopback
+from distlfm.federated.link import programs
 from distlfm.federated.processes import environment
+from distlfm.federated.provision import make_link
 from distlfm.federated.refusal_log import RefusalLog
 from distlfm.federated.roster import read_roster
 from distlfm.federated.run import plain
@@ -165,3 +168,29 @@ def test_a_link_goes_on_watching_its_roster_after_a_fault(tmp_path: Path, monkey
         superlink._follow(LinkHome(tmp_path), object(), audit)
     written = [(entry["event"], entry["facts"]["site"]) for entry in verify(audit.path).entries]
     assert written == [("shut out", "site-1"), ("shut out", "site-2")]
+
+
+@pytest.mark.parametrize(
+    ("bind", "host", "address"),
+    [
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1:8443"),
+        ("0.0.0.0", "127.0.0.1", "127.0.0.1:8443"),
+        ("::", "::1", "[::1]:8443"),
+        ("::1", "::1", "[::1]:8443"),
+        ("fd00::3", "fd00::3", "[fd00::3]:8443"),
+        ("localhost", "127.0.0.1", "127.0.0.1:8443"),
+    ],
+)
+def test_a_links_own_processes_and_its_admin_reach_it_where_it_listens(
+    bind: str, host: str, address: str, tmp_path: Path
+) -> None:
+    config = LinkConfig(bind=bind, sites=("a", "b", "c"))
+    make_link(tmp_path / "link", config)
+    home = LinkHome(tmp_path / "link")
+    tasks = next(one for one in programs(home, config, insecure=False) if one.name == "tasks")
+    assert tasks.arguments == ("link", str(home.path), address)
+    reached = connection_of(home.path)
+    assert (reached.host, reached.address) == (host, address)
+    names = x509.load_pem_x509_certificate(home.certificate.read_bytes()).extensions
+    held = names.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.IPAddress)
+    assert host in map(str, held)

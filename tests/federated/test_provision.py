@@ -72,7 +72,7 @@ def test_the_server_certificate_holds_every_name_and_cannot_sign_others(
     certificate = x509.load_pem_x509_certificate(link.certificate.read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["link.example.org", "localhost"]
-    assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+    assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "::1"]
     assert certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca is False
     authority = x509.load_pem_x509_certificate(link.ca.read_bytes())
     certificate.verify_directly_issued_by(authority)
