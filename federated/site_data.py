@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from distlfm.config import build
-from distlfm.data import ColumnMap, catalog, read
 from distlfm.data.prepare import windows
 from distlfm.errors import OtherWork, UsageError
 from distlfm.federated.prepared import FITS, patient_of
@@ -20,7 +19,8 @@ from distlfm.pipeline.fit import fit
 from distlfm.pipeline.query_ask import renamed
 from distlfm.pipeline.rundir import ELSEWHERE
 from distlfm.pipeline.settings import DataConfig, FitConfig
-from distlfm.runtime.reporting import Reporter
+from distlfm.pipeline.sources import Intake, read_instances
+from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.store import Store, find_store
 
 
@@ -41,7 +41,7 @@ def fit_patients(folder: Path, config: SiteConfig, reporter: Reporter) -> Store:
     if config.store is not None:
         return site_store(folder, config)
     chosen = fit_config(folder, config)
-    instances = records(chosen.data, config.windows, config.patients)
+    instances = records(chosen.data, config.windows, config.patients, reporter)
     # The windows are cut already; where they came from changes no number.
     data = DataConfig(
         stride=chosen.data.stride,
@@ -73,17 +73,19 @@ def fit_config(folder: Path, config: SiteConfig) -> FitConfig:
     return found.model_copy(update={"data": data})
 
 
-def records(data: DataConfig, most_windows: int | None = None, most_patients: int | None = None) -> list[Instance]:
-    """The windows of some patients, in the order of the data."""
-    if data.path is not None:
-        found: Sequence[Instance] = read(data.path, data.columns or _columns(data)).instances
-    elif data.dataset is not None:
-        found = catalog.load(data.dataset, data.columns).instances
-    else:
+def records(
+    data: DataConfig,
+    most_windows: int | None = None,
+    most_patients: int | None = None,
+    reporter: Reporter | None = None,
+) -> list[Instance]:
+    """The windows of some patients, in the order of the data. What is set aside is told, as a fit tells it."""
+    if data.path is None and data.dataset is None:
         raise UsageError("It is not said where the patients' records are.", "Set data.path or data.dataset in fit.")
-    if data.only:
-        found = [one for one in found if one.id in data.only]
-    found = found[:most_patients]
+    whole = data.model_copy(update={"window": None, "scale": "none", "stride": 1, "fraction": 1.0})
+    report = read_instances(whole)
+    Intake(report.set_aside, report.notices).tell(reporter or Silent())
+    found: Sequence[Instance] = report.instances[:most_patients]
     if data.window is not None:
         found = list(windows(found, data.window))
     if most_windows is not None:
@@ -95,10 +97,6 @@ def records(data: DataConfig, most_windows: int | None = None, most_patients: in
                 kept.append(one)
         found = kept
     return list(found)
-
-
-def _columns(data: DataConfig) -> ColumnMap | None:
-    return None if data.dataset is None else catalog.dataset(data.dataset).column_map
 
 
 def unlabelled(operator: Operator, instances: Sequence[Instance]) -> Batch:

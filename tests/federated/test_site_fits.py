@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from distlfm.pipeline.generate import generate
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.pipeline.rundir import ELSEWHERE
 from distlfm.pipeline.settings import DataConfig
-from distlfm.runtime.reporting import Silent
+from distlfm.runtime.reporting import Plain, Silent
 
 POINTS, WINDOW = 25, 240.0
 FORCE = {"priors": {"lengthscale": {"kind": "lognormal", "median": 40, "spread": 0.5}}}
@@ -66,6 +67,29 @@ def test_no_more_windows_and_patients_are_taken_than_asked_for(tmp_path: Path) -
     data = DataConfig(path=write_records(tmp_path / "records.csv"), window=WINDOW, dataset="hall2018")
     assert [one.id for one in records(data, 2, 2)] == ["p0/0", "p0/1", "p1/0", "p1/1"]
     assert len(records(data)) == 12
+
+
+def test_a_site_is_told_which_records_are_set_aside_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_records(tmp_path / "records.csv")
+    path.write_text(path.read_text().replace("p1,10,", "p1,10,high"))
+    fitted: list[str] = []
+    monkeypatch.setattr(site_data, "fit", lambda *_, data, **__: fitted.extend(one.id for one in data))
+    monkeypatch.setattr(site_data, "site_store", lambda *_: None)
+    site_data.fit_patients(tmp_path / "site", site_config(path), Plain(sys.stderr))
+    assert fitted == [f"p{patient}/{window}" for patient in (0, 2, 3) for window in range(2)]
+    said = capsys.readouterr().err
+    assert "set aside" in said
+    assert "'p1'" in said
+    assert "row 75" in said
+    with pytest.raises(UsageError, match=r"There is no instance 'p9' in the data"):
+        records(DataConfig(path=path, only=("p0", "p9")))
+
+
+def test_units_of_a_sites_records_are_kept(tmp_path: Path) -> None:
+    data = {"path": write_records(tmp_path / "records.csv"), "units": {"time": "min", "value": "mg/dL"}}
+    assert records(DataConfig.model_validate(data))[0].metadata["value_unit"] == "mg/dL"
 
 
 def test_a_site_that_is_not_prepared_says_so(tmp_path: Path) -> None:
