@@ -104,7 +104,7 @@ def plot_resolutions(instance: Instance, answers: Sequence[Answer], schema: Oper
             figure.legend(handles=handles(data=False, truth=known), loc="outside upper center", ncols=4)
             return figure
         figure = new_figure(2.3)
-        true = true_map(instance, answers[-1], schema)
+        true = true_map(instance, answers[-1])
         shown = [(f"{'×'.join(map(str, one.shape))} points", one.mean[0], one) for one in answers]
         if true is not None:
             shown.append(("truth", true, answers[-1]))

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from distlfm.instance import FloatArray, Instance
-from distlfm.lfo import Answer, OperatorSchema
+from distlfm.lfo import Answer, GridDim, OperatorSchema
 from distlfm.lfo.grid import to_grid
 from distlfm.report.fields import ERROR_MAP, LEVEL_MAP, MAP_DPI, SPREAD_MAP
 from distlfm.report.style import house, new_figure, plain, quantity
@@ -49,9 +49,9 @@ def _panels(instance: Instance, answer: Answer, schema: OperatorSchema) -> list[
     output, force = instance.outputs[0], plain(answer.forces[0])
     value, label = (quantity(name, schema.known_unit(name)) for name in (output, answer.forces[0]))
     points = _points(instance.times, instance.positions)
-    seen, _ = to_grid(points, instance.values[:1], instance.mask[:1], schema.dims, answer.shape)
+    seen, _ = to_grid(points, instance.values[:1], instance.mask[:1], _grid(answer), answer.shape)
     mean, sd = answer.mean[0], answer.sd[0]
-    true = true_map(instance, answer, schema)
+    true = true_map(instance, answer)
     found = [Panel(f"{plain(output)}: observed", value, seen[0].astype(np.float64), LEVEL_MAP, _limits(seen[0]))]
     shared = _limits(mean if true is None else np.concatenate([mean, true]))
     found.append(Panel(f"{force}: mean", label, mean, LEVEL_MAP, shared))
@@ -63,16 +63,22 @@ def _panels(instance: Instance, answer: Answer, schema: OperatorSchema) -> list[
     return found
 
 
-def true_map(instance: Instance, answer: Answer, schema: OperatorSchema) -> FloatArray | None:
+def true_map(instance: Instance, answer: Answer) -> FloatArray | None:
     """The first true force on the answer's grid, where known."""
     truth = instance.truth
     if truth is None or truth.force is None:
         return None
     known = np.isfinite(truth.force[:1])
     points = _points(truth.times, truth.positions)
-    values, _ = to_grid(points, np.where(known, truth.force[:1], 0.0), known, schema.dims, answer.shape)
+    values, _ = to_grid(points, np.where(known, truth.force[:1], 0.0), known, _grid(answer), answer.shape)
     found: FloatArray = values[0].astype(np.float64)
     return found
+
+
+def _grid(answer: Answer) -> tuple[GridDim, ...]:
+    """The answer's own grid: that of a fit begins with the data, which may be later than the operator's does."""
+    named = zip(answer.dims, answer.axes, strict=True)
+    return tuple(GridDim(name=name, size=len(axis), start=axis[0], stop=axis[-1]) for name, axis in named)
 
 
 def _images(answer: Answer, panels: list[Panel], labels: list[str]) -> Figure:

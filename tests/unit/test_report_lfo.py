@@ -13,10 +13,13 @@ from matplotlib.figure import Figure
 from distlfm.inference.tally import Tally
 from distlfm.instance import Instance, Truth
 from distlfm.lfo import Answer, Estimate, GridDim, OperatorSchema
+from distlfm.report.lfo_beside import plot_beside
 from distlfm.report.lfo_curves import plot_calibration, plot_learning, plot_resolutions, plot_scores
+from distlfm.report.lfo_fields import true_map
 from distlfm.report.lfo_page import Example, query_page
 from distlfm.report.lfo_plots import plot_answer, save_figure
 
+BANDS = ("mean", "sd", "lower68", "upper68", "lower95", "upper95")
 SHAPES = {1: (12,), 2: (6, 5), 3: (6, 5, 4), 4: (4, 3, 3, 3)}
 
 
@@ -139,3 +142,18 @@ def test_page_tells_warnings_and_reasons_and_escapes_both(tmp_path: Path) -> Non
     assert "<script>" not in page
     for words in ("strange &lt;script&gt;", "no such &lt;output&gt;", "line 3 is broken", "1 of 2 instances"):
         assert words in page
+
+
+def test_maps_of_a_fit_that_begins_later_than_the_operator_are_at_their_own_times() -> None:
+    instance, answer, schema = made(2)
+    assert instance.truth is not None
+    times = instance.times[None]
+    instance = replace(instance, values=times, truth=replace(instance.truth, force=times))
+    curves = {name: getattr(answer, name)[:, 2:] for name in BANDS}
+    fitted = replace(answer, axes=(answer.axes[0][2:], answer.axes[1]), **curves)
+    shown = true_map(instance, fitted)
+    assert shown is not None
+    assert np.allclose(shown, fitted.axes[0][:, None])
+    observed = plot_beside(instance, answer, fitted, schema).axes[0].collections[0]
+    across = observed.get_coordinates()[..., 0]
+    assert np.allclose(observed.get_array(), across, atol=1e-6)
