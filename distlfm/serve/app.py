@@ -42,6 +42,13 @@ MOST_ASKED = 4096
 _LOG = logging.getLogger(__name__)
 
 
+class Told(JSONResponse):
+    """JSON in plain letters: an instance id may hold lone surrogates, which have no UTF-8."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
 class TooLarge(UsageError):
     """A request with more in it than is taken."""
 
@@ -75,7 +82,7 @@ class _Here:
 
     def about(self, request: Request) -> Response:
         del request
-        return JSONResponse(self._session.about())
+        return Told(self._session.about())
 
     async def add(self, request: Request) -> Response:
         name = safe_name(request.query_params.get("name", "file"))
@@ -86,7 +93,7 @@ class _Here:
             found = await run_in_threadpool(self._session.add, draft, name, settings)
         finally:
             draft.unlink(missing_ok=True)
-        return JSONResponse(found.about())
+        return Told(found.about())
 
     async def _receive(self, request: Request, draft: Path, name: str) -> None:
         """The body into a file, as far as it is not too large."""
@@ -103,10 +110,10 @@ class _Here:
 
     def forget(self, request: Request) -> Response:
         self._session.forget(request.path_params["key"])
-        return JSONResponse({})
+        return Told({})
 
     def patients(self, request: Request) -> Response:
-        return JSONResponse(self._session.patients(request.path_params["key"], request.query_params.get("search", "")))
+        return Told(self._session.patients(request.path_params["key"], request.query_params.get("search", "")))
 
     async def answer(self, request: Request) -> Response:
         asked = await _asked(request)
@@ -114,19 +121,19 @@ class _Here:
         if not isinstance(source, str) or not isinstance(place, int):
             raise UsageError("A request for an answer needs a source and a place.", "Send both as JSON.")
         shown = await run_in_threadpool(self._session.answer, source, place)
-        return JSONResponse(shown.content())
+        return Told(shown.content())
 
     def answer_file(self, request: Request) -> Response:
         return _sent(self._session.answer_file(request.path_params["key"], request.path_params["name"]))
 
     def start_fit(self, request: Request) -> Response:
-        return JSONResponse(self._session.start_fit(request.path_params["key"]).about(), 201)
+        return Told(self._session.start_fit(request.path_params["key"]).about(), 201)
 
     def fit(self, request: Request) -> Response:
-        return JSONResponse(self._session.fit_about(request.path_params["key"]))
+        return Told(self._session.fit_about(request.path_params["key"]))
 
     def cancel_fit(self, request: Request) -> Response:
-        return JSONResponse(self._session.cancel_fit(request.path_params["key"]))
+        return Told(self._session.cancel_fit(request.path_params["key"]))
 
     def fit_file(self, request: Request) -> Response:
         return _sent(self._session.fit_file(request.path_params["key"], request.path_params["name"]))
@@ -169,12 +176,12 @@ def _sent(file: File) -> Response:
 def _told(request: Request, error: Exception) -> Response:
     del request
     status = 404 if isinstance(error, Unknown) else 413 if isinstance(error, TooLarge) else 400
-    return JSONResponse({"error": str(error)}, status)
+    return Told({"error": str(error)}, status)
 
 
 def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse({"error": f"{request.url.path}: {error.detail}."}, error.status_code)
+    return Told({"error": f"{request.url.path}: {error.detail}."}, error.status_code)
 
 
 def _unexpected(request: Request, error: Exception) -> Response:
@@ -182,4 +189,4 @@ def _unexpected(request: Request, error: Exception) -> Response:
     _LOG.debug("a request failed", exc_info=error)
     text = f"Unexpected {type(error).__name__}: {error}. This is a fault of distlfm; -vv shows where."
     told = refusal(error) if isinstance(error, OSError) else None
-    return JSONResponse({"error": text if told is None else str(told)}, 500)
+    return Told({"error": text if told is None else str(told)}, 500)

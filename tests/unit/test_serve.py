@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -299,3 +300,17 @@ def test_a_place_beyond_the_list_is_refused(client: TestClient) -> None:
     source = client.get("/api/about").json()["sources"][0]["key"]
     for place in (-1, 24):
         assert client.post("/api/answers", json={"source": source, "place": place}).status_code == 404
+
+
+def test_patients_whose_names_have_no_utf8_are_listed_and_answered(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / os.fsdecode(b"caf\xe9.csv")).write_bytes(GOOD)
+    with served(tmp_path / "session", data={"path": str(folder)}) as client:
+        (source,) = client.get("/api/about").json()["sources"]
+        (patient,) = client.get(f"/api/sources/{source['key']}/patients").json()["patients"]
+        assert os.fsencode(patient["id"]) == b"caf\xe9"
+        answer = first_answer(client)
+        assert answer["id"] == patient["id"]
+        assert client.get(f"/api/answers/{answer['key']}/force.csv").status_code == 200
+        assert client.get(f"/api/answers/{answer['key']}/figure.svg").status_code == 200
