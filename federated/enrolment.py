@@ -12,11 +12,11 @@ from pathlib import Path
 from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.homes import LinkConfig, LinkHome, SiteHome, check_name
-from distlfm.federated.identity import check_signing_public, fingerprint
+from distlfm.federated.identity import check_signing_public, fingerprint, load_signing_key
 from distlfm.federated.policy import load_policy
 from distlfm.federated.provision_files import LABEL, Peers, PublicKeys, read_handed, write_handed
 from distlfm.federated.roster import Entry, read_roster, write_roster
-from distlfm.federated.secagg.keys import is_signed, load_signing_key, public_hex
+from distlfm.federated.secagg.keys import is_signed, public_hex
 from distlfm.store.files import put_all
 
 

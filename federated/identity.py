@@ -7,6 +7,8 @@ policies.
 from __future__ import annotations
 
 import hashlib
+import stat
+from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -15,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from distlfm.errors import UsageError
 from distlfm.federated.homes import SiteHome, write_secret
 from distlfm.federated.secagg.keys import public_hex
+from distlfm.store.files import unreadable
 
 
 def make_signing_key(home: SiteHome) -> str:
@@ -25,6 +28,27 @@ def make_signing_key(home: SiteHome) -> str:
     )
     write_secret(home.signing_key, text)
     return public_hex(key)
+
+
+def load_signing_key(path: Path) -> Ed25519PrivateKey:
+    """The site's identity: an Ed25519 key in PEM (PKCS8) that only its owner may read."""
+    try:
+        mode, content = path.stat().st_mode, path.read_bytes()
+    except PermissionError as error:
+        raise unreadable(path, error) from None
+    except OSError as error:
+        raise UsageError(
+            f"Cannot read the signing key {path}: {error.strerror}.", "Provision the site, or name the key's file."
+        ) from None
+    if stat.S_IMODE(mode) & 0o077:
+        raise UsageError(f"Others may read the signing key {path}.", f"Run: chmod 600 {path}")
+    try:
+        key = serialization.load_pem_private_key(content, password=None)
+    except (ValueError, TypeError):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise UsageError(f"{path} holds no Ed25519 key in PEM.", "Provision the site again.")
+    return key
 
 
 def make_node_key(home: SiteHome) -> str:

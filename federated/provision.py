@@ -34,9 +34,9 @@ from distlfm.federated.homes import (
     write_config,
     write_secret,
 )
-from distlfm.federated.identity import make_node_key, make_signing_key
+from distlfm.federated.identity import load_signing_key, make_node_key, make_signing_key
 from distlfm.federated.provision_files import LABEL, Kit, PublicKeys, read_handed, write_handed
-from distlfm.federated.secagg.keys import load_signing_key, sign
+from distlfm.federated.secagg.keys import sign
 from distlfm.federated.templates import policy_text, site_text
 from distlfm.federated.tokens import add_token
 from distlfm.store.files import put_all

@@ -19,12 +19,12 @@ from flwr.common.constant import ErrorCode
 from distlfm.cluster.failure import failure_of
 from distlfm.errors import StorageError
 from distlfm.federated.audit import AuditLog
+from distlfm.federated.identity import load_signing_key
 from distlfm.federated.ledger import BudgetSpent
 from distlfm.federated.memory import Memory, Usage
 from distlfm.federated.policy import SitePolicy, check_examples, check_message, check_package, policy_of
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secagg import member
-from distlfm.federated.secagg.keys import load_signing_key
 from distlfm.federated.secagg.member import MemberState, Stage
 from distlfm.federated.secagg.messages import (
     Call,

@@ -12,9 +12,9 @@ from distlfm.config import apply_overrides, build, dump, read_yaml
 from distlfm.data import catalog
 from distlfm.errors import UsageError
 from distlfm.federated.homes import SiteHome
-from distlfm.federated.identity import make_signing_key
+from distlfm.federated.identity import load_signing_key, make_signing_key
 from distlfm.federated.policy import POLICY, SitePolicy
-from distlfm.federated.secagg.keys import load_signing_key, public_hex
+from distlfm.federated.secagg.keys import public_hex
 from distlfm.federated.settings import SiteConfig
 from distlfm.federated.simulate_settings import FederatedConfig, SimulatedSite
 from distlfm.federated.site_work import Site, open_operator, write_site

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import stat
-from pathlib import Path
-
 import numpy as np
 from cryptography.exceptions import InvalidSignature, InvalidTag
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -15,37 +12,14 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from distlfm.errors import UsageError
 from distlfm.federated.secagg.ring import Words
 from distlfm.federated.secagg.rules import PROTOCOL
-from distlfm.store.files import unreadable
 
 KEY_BYTES = 32
 
 
 class BadKey(ValueError):
     """A public key with which nothing secret can be agreed, or a box that was not made for its receiver."""
-
-
-def load_signing_key(path: Path) -> Ed25519PrivateKey:
-    """The site's identity: an Ed25519 key in PEM (PKCS8) that only its owner may read."""
-    try:
-        mode, content = path.stat().st_mode, path.read_bytes()
-    except PermissionError as error:
-        raise unreadable(path, error) from None
-    except OSError as error:
-        raise UsageError(
-            f"Cannot read the signing key {path}: {error.strerror}.", "Provision the site, or name the key's file."
-        ) from None
-    if stat.S_IMODE(mode) & 0o077:
-        raise UsageError(f"Others may read the signing key {path}.", f"Run: chmod 600 {path}")
-    try:
-        key = serialization.load_pem_private_key(content, password=None)
-    except (ValueError, TypeError):
-        key = None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise UsageError(f"{path} holds no Ed25519 key in PEM.", "Provision the site again.")
-    return key
 
 
 def public_hex(key: Ed25519PrivateKey) -> str:

@@ -18,10 +18,11 @@ from distlfm.federated.authn import read_digests, read_token, token_digest
 from distlfm.federated.certificates import certificate_end
 from distlfm.federated.enrolment import enrol, missing, peers_fingerprint, pin, revoke
 from distlfm.federated.homes import LinkConfig, LinkHome, SiteHome, check_secret
+from distlfm.federated.identity import load_signing_key
 from distlfm.federated.policy import load_policy
 from distlfm.federated.provision import add_site, make_link, make_local, make_site, renew
 from distlfm.federated.roster import read_roster
-from distlfm.federated.secagg.keys import load_signing_key, public_hex
+from distlfm.federated.secagg.keys import public_hex
 from distlfm.federated.tokens import add_token, drop_token
 from distlfm.runtime.reporting import Silent
 

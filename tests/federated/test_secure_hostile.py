@@ -26,11 +26,12 @@ from secure_sites import (
     stage_of,
 )
 
+from distlfm.federated.identity import load_signing_key
 from distlfm.federated.local_grid import Hook, LocalGrid
 from distlfm.federated.policy import load_policy
 from distlfm.federated.refused import Reason
 from distlfm.federated.secagg import member
-from distlfm.federated.secagg.keys import load_signing_key, new_secret, public_of
+from distlfm.federated.secagg.keys import new_secret, public_of
 from distlfm.federated.secagg.messages import Advert, Call, Consents, Survivors, canonical
 from distlfm.federated.secure_grid import SecureGrid
 from distlfm.federated.secure_mod import BODY, RECORD, secure_mod
