@@ -21,7 +21,7 @@ from distlfm.errors import UsageError
 from distlfm.federated.adapter import Features, Tail
 from distlfm.federated.cohort import groups
 from distlfm.federated.settings import PrivacyConfig, RoundTask
-from distlfm.federated.tune import Descent, Objective, Tuned, all_finite, hold_back
+from distlfm.federated.tune import Descent, Objective, Weights, all_finite, hold_back
 from distlfm.lfo import Batch, Operator
 
 Random = np.random.Generator
@@ -57,7 +57,7 @@ def tune_privately(
     batch: Batch,
     task: RoundTask,
     privacy: PrivacyConfig,
-) -> Tuned:
+) -> Weights:
     """DP-SGD on an adapter's weights (Abadi et al. 2016), the records being patients; the ledger is the caller's.
 
     Each step takes each patient with probability `privacy.sample`. No loss is told: it would not be private. Nor does
@@ -83,11 +83,11 @@ def tune_privately(
         descent.step()
     found = {name: one.detach() for name, one in weights.items()}
     if not all_finite(found.values()):
-        return Tuned({name: own[name].detach().clone() for name in names}, float("nan"))
+        return {name: own[name].detach().clone() for name in names}
     with torch.no_grad():
         for name, one in found.items():
             own[name].copy_(one)
-    return Tuned(found, float("nan"))
+    return found
 
 
 def refuse_whole() -> NoReturn:

@@ -23,15 +23,15 @@ def ask_site(folder: Path, data: str, overrides: Sequence[str] = (), reporter: R
 
     overrides: as for `distlfm query`. The site's log tells that it was asked, and of how many; not about whom.
     """
-    from distlfm.federated.site_work import BASE, OWN
+    from distlfm.federated.site_work import own_checkpoint
     from distlfm.pipeline.query import query
 
     home = SiteHome(folder)
     home.config()
-    found = [folder / name for name in (OWN, BASE) if (folder / name).exists()]
-    if not found:
-        raise UsageError(f"The site has no operator: there is no {folder / BASE}.", "Copy the federation's there.")
-    answer = query(found[0], data, overrides, reporter or Silent())
+    checkpoint = own_checkpoint(folder)
+    if not checkpoint.exists():
+        raise UsageError(f"The site has no operator: there is no {checkpoint}.", "Copy the federation's there.")
+    answer = query(checkpoint, data, overrides, reporter or Silent())
     AuditLog(home.audit).append("local query", "", answers=len(answer.rows), left="nothing")
     return answer
 

@@ -55,6 +55,12 @@ class Trained:
     num_patients: int
 
 
+def own_checkpoint(folder: Path) -> Path:
+    """What clinicians of a site ask: its personalised copy, or the base before there is one."""
+    own = folder / OWN
+    return own if own.exists() else folder / BASE
+
+
 def open_operator(path: Path) -> Operator:
     """An operator whose weights may change; a loaded one keeps products of them."""
     found = Operator.load(path)
@@ -193,7 +199,7 @@ class Site:
         own = dict(operator.model.named_parameters())
         before = {name: own[name].detach().clone() for name in names}
         try:
-            return tune(operator, names, codec.names, batch, task).weights
+            return tune(operator, names, codec.names, batch, task)
         except NotFinite:
             logging.getLogger(__name__).warning(
                 "%s: tuning led to weights that are not finite, so this site changes nothing in this round. A smaller "
@@ -280,11 +286,6 @@ class Site:
         with torch_threads(self.config.threads):
             self._tuned(operator, names, codec, self.windows(task.kind), task)
             return self._keep_best(common, operator, task.kind)
-
-    def operator(self) -> Operator:
-        """What clinicians of the site ask: its personalised copy, or the base before there is one."""
-        own = self.folder / OWN
-        return Operator.load(own if own.exists() else self.folder / BASE)
 
     def _figures(self, operator: Operator, kind: str, part: Part, run: str) -> dict[str, float]:
         return self._told(patient_figures(operator, self.windows(kind, part), names_of(kind)), "figures", run)

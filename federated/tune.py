@@ -6,7 +6,6 @@ Shapes: `B` windows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -43,15 +42,11 @@ class Objective:
         return losses(ready, batch, normal, PLAIN, self.beta)["total"]
 
 
-@dataclass
-class Tuned:
-    """weights by name, and the mean loss of the last step before it was taken."""
-
-    weights: dict[str, Tensor]
-    loss: float
+Weights = dict[str, Tensor]
+"""Tuned weights by their names in the model."""
 
 
-def tune(operator: Operator, names: Sequence[str], near: Sequence[str], batch: Batch, task: RoundTask) -> Tuned:
+def tune(operator: Operator, names: Sequence[str], near: Sequence[str], batch: Batch, task: RoundTask) -> Weights:
     """Tune the named weights of the operator's model, in place. near: those that the proximal term holds back."""
     model, objective = operator.model, Objective(operator, task)
     own = dict(model.named_parameters())
@@ -70,36 +65,33 @@ def tune(operator: Operator, names: Sequence[str], near: Sequence[str], batch: B
             return objective(tail.predict(weights, some, grid), batch.at(rows.tolist()))
 
     try:
-        loss = descend(weights, near, loss_of, len(batch), task)
+        descend(weights, near, loss_of, len(batch), task)
     finally:
         model.requires_grad_(False)
-    return Tuned({name: one.detach() for name, one in weights.items()}, loss)
+    return {name: one.detach() for name, one in weights.items()}
 
 
 def descend(
     weights: Mapping[str, Tensor], near: Sequence[str], loss_of: Callable[[Tensor], Tensor], count: int, task: RoundTask
-) -> float:
-    """The steps of a task on leaf tensors, in place; the mean loss of the last batch before its step."""
+) -> None:
+    """The steps of a task on leaf tensors, in place."""
     start = {name: weights[name].detach().clone() for name in near}
     descent = Descent(list(weights.values()), task)
     generator = torch.Generator().manual_seed(task.seed)
     size = min(task.batch or count, count)
-    order, loss = torch.empty(0, dtype=torch.long), float("nan")
+    order = torch.empty(0, dtype=torch.long)
     for _ in range(task.steps):
         if len(order) < size:
             order = torch.cat([order, torch.randperm(count, generator=generator)])
         rows, order = order[:size], order[size:]
         descent.forget()
-        mean = loss_of(rows).mean()
-        mean.backward()
+        loss_of(rows).mean().backward()
         hold_back(weights, start, task.mu)
         if task.clip is not None:
             torch.nn.utils.clip_grad_norm_(list(weights.values()), task.clip)
         descent.step()
-        loss = float(mean.detach())
     if not all_finite(weights.values()):
         raise NotFinite("The tuned weights are not finite.", "Lower task.lr.")
-    return loss
 
 
 def all_finite(weights: Iterable[Tensor]) -> bool:

@@ -36,8 +36,6 @@ AHEAD = 8
 Report = dict[str, Any]
 Listener = Callable[[Report], None]
 
-__all__ = ["Alone", "Outcome", "Ranks", "Training"]
-
 
 @dataclass
 class Outcome:

@@ -32,10 +32,6 @@ class Ranks(ABC):
     def barrier(self) -> None:
         """Wait for the others."""
 
-    def mean(self, tensor: Tensor) -> Tensor:
-        """The mean over ranks, on every rank."""
-        return self.sum(tensor) / self.world
-
     def share(self, count: int) -> slice:
         """This rank's part of `count` things; parts differ by one at most."""
         first, last = (count * k // self.world for k in (self.rank, self.rank + 1))

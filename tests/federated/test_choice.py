@@ -14,7 +14,8 @@ from distlfm.federated.compare import Comparison, Scores, gain_share, tuned_alon
 from distlfm.federated.rounds import run_rounds
 from distlfm.federated.secure_grid import SecureGrid
 from distlfm.federated.simulate import gain_words
-from distlfm.federated.site_work import BASE, OWN, codec_of, open_operator
+from distlfm.federated.site_work import BASE, OWN, codec_of, open_operator, own_checkpoint
+from distlfm.lfo import Operator
 
 HARM = {"steps": 1, "lr": 2.0}
 """A step so long that any model is worse after it."""
@@ -76,7 +77,7 @@ def test_clinicians_ask_the_best_copy_after_a_harmful_round_and_the_runs_model_a
     codec = codec_of(operator.model, good.task)
     grid = SecureGrid(make_grid(sites), min_sites=3)
     better = run_rounds(grid, operator, codec, good, tmp_path / "good").result
-    digests = {name: weights_digest(site.operator().model) for name, site in sites.items()}
+    digests = {name: weights_digest(Operator.load(own_checkpoint(site.folder)).model) for name, site in sites.items()}
     assert len(set(digests.values())) == 4  # each site has tuned the run's model further
     for site in sites.values():
         copies = [open_operator(site.folder / name) for name in (BASE, BASE, OWN)]
@@ -88,7 +89,7 @@ def test_clinicians_ask_the_best_copy_after_a_harmful_round_and_the_runs_model_a
         operator.save(site.folder / BASE)
     base = weights_digest(operator.model)
     run_rounds(grid, operator, codec, harm, tmp_path / "harm")
-    assert {weights_digest(site.operator().model) for site in sites.values()} == {base}
+    assert {weights_digest(Operator.load(own_checkpoint(site.folder)).model) for site in sites.values()} == {base}
 
 
 @pytest.mark.parametrize(("federated", "pooled", "share"), [(2.0, 1.0, 0.5), (1.0, 1.0, 1.0), (2.0, 4.0, None)])
