@@ -25,7 +25,7 @@ def schema(verb: Annotated[str, typer.Argument(help="The verb whose config is me
     """
     from distlfm.pipeline.verbs import schema_of
 
-    typer.echo(json.dumps(schema_of(verb, _verbs()), indent=2))
+    typer.echo(json.dumps(schema_of(verb, every_verb()), indent=2))
 
 
 @app.command("show")
@@ -41,11 +41,14 @@ def show(
     """
     from distlfm.pipeline.verbs import load_any
 
-    typer.echo(dump(load_any(path, overrides or [], _verbs())), nl=False)
+    typer.echo(dump(load_any(path, overrides or [], every_verb())), nl=False)
 
 
-def _verbs() -> Verbs:
+def every_verb() -> Verbs:
+    """Verbs that have keys: those that read a config, and those that take keys on the command line alone."""
     from distlfm.federated.verbs import VERBS as FEDERATED
+    from distlfm.pipeline.query_settings import EvaluateConfig, QueryConfig
     from distlfm.pipeline.verbs import VERBS
+    from distlfm.serve.settings import ServeConfig
 
-    return {**VERBS, **FEDERATED}
+    return {**VERBS, "query": QueryConfig, "evaluate": EvaluateConfig, "serve": ServeConfig, **FEDERATED}

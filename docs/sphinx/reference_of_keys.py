@@ -20,14 +20,18 @@ from pydantic.fields import FieldInfo
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from distlfm.cli.config import every_verb
 from distlfm.equations import EQUATIONS
-from distlfm.federated.verbs import VERBS as FEDERATED
+from distlfm.federated.homes import LinkConfig, NodeConfig
+from distlfm.federated.policy import SitePolicy
+from distlfm.federated.settings import SiteConfig
 from distlfm.mechanisms import System, build_system, known_systems
-from distlfm.pipeline.query_settings import EvaluateConfig, QueryConfig
-from distlfm.pipeline.verbs import VERBS
 
 WORDS = {int: "whole number", float: "number", bool: "true or false", str: "text", Path: "path", type(None): "nothing"}
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+FILES = {"site.yaml": SiteConfig, "policy.yaml": SitePolicy, "link.yaml": LinkConfig, "node.yaml": NodeConfig}
+"""Settings of a federation's roles, in the folders of these."""
 
 Model = type[BaseModel]
 
@@ -153,15 +157,16 @@ def parameters_of(kind: str) -> Iterator[str]:
 
 
 class AllKeys(SphinxDirective):
-    """A section for each verb that has a config, and one for each mechanism."""
+    """A section for each verb that has keys, one for each file of a federation, and one for each mechanism."""
 
     def run(self) -> list[nodes.Node]:
-        verbs = {**VERBS, "query": QueryConfig, "evaluate": EvaluateConfig, **FEDERATED}
-        seen = set(verbs.values())  # each has a section of its own, wherever else it is met
+        sections = {f"verb: {verb}": model for verb, model in every_verb().items()}
+        sections |= {f"file: {name}": model for name, model in FILES.items()}
+        seen = set(sections.values())  # each has a section of its own, wherever else it is met
         lines: list[str] = []
-        for verb, model in verbs.items():
-            lines += [f".. _{label(model)}:", "", f"verb: {verb}", "-" * (len(verb) + 6), ""]
-            lines += told(verb, model, "", seen)
+        for title, model in sections.items():
+            lines += [f".. _{label(model)}:", "", title, "-" * len(title), ""]
+            lines += told(title.partition(": ")[2], model, "", seen)
         for kind, system in sorted(known_systems().items()):
             title = f"mechanism.kind: {kind}"
             lines += [f".. _mechanism-{kind.replace('_', '-')}:", "", title, "-" * len(title), ""]

@@ -18,9 +18,11 @@ import pytest
 from pydantic import BaseModel
 from sphinx.util.inventory import InventoryFile
 
-from distlfm.federated.verbs import VERBS as FEDERATED
+from distlfm.cli.config import every_verb
+from distlfm.federated.homes import LinkConfig, NodeConfig
+from distlfm.federated.policy import SitePolicy
+from distlfm.federated.settings import SiteConfig
 from distlfm.mechanisms import build_system, known_systems
-from distlfm.pipeline.verbs import VERBS
 from tests.unit.cli_verbs import verbs
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -160,8 +162,8 @@ def test_every_key_of_a_config_and_every_parameter_is_in_the_reference(
     text = (folder / "docs" / "reference" / "keys.html").read_text(encoding="utf-8")
     shown = set(re.findall(r'<span class="pre">([\w.]+)</span>', text))
     wanted: set[str] = set()
-    models: dict[str, type[BaseModel]] = {**VERBS, **FEDERATED}
-    for model in models.values():
+    models: list[type[BaseModel]] = [*every_verb().values(), SiteConfig, SitePolicy, LinkConfig, NodeConfig]
+    for model in models:
         wanted |= set(model.model_fields)
     for kind, system in known_systems().items():
         wanted |= {f"mechanism.{name}" for name in system.Options.model_fields}

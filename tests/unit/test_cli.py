@@ -419,6 +419,12 @@ def test_config_show_fills_in_defaults_and_is_a_config_again(
     assert capsys.readouterr().out == again.read_text()
 
 
+@pytest.mark.parametrize("verb", ["query", "evaluate", "serve", "programme"])
+def test_config_schema_knows_every_verb_that_takes_keys(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "schema", verb]) == 0
+    assert json.loads(capsys.readouterr().out)["properties"]["verb"]["const"] == verb
+
+
 def test_config_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "schema", "fit"]) == 0
     assert "mechanism" in json.loads(capsys.readouterr().out)["properties"]
