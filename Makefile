@@ -54,4 +54,4 @@ lock: ## resolve the dependencies anew into constraints.txt
 	@launch/bootstrap.sh --lock
 
 clean:  ## remove the environment and caches; runs/ stays
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info build dist
