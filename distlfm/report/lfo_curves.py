@@ -17,10 +17,21 @@ from distlfm.lfo import Answer, OperatorSchema
 from distlfm.report.curves import draw_band
 from distlfm.report.lfo_fields import true_map
 from distlfm.report.lfo_plots import band_of, true_curve
-from distlfm.report.style import BAND68, DASHED, INFERRED, MEASURED, QUIET, TRUTH, handles, house, new_figure, quantity
-
-LOWEST_Q2 = -1.0
-"""Q² has no lower end: what is below this is counted in the leftmost bar."""
+from distlfm.report.style import (
+    BAND68,
+    DASHED,
+    INFERRED,
+    LOWEST_Q2,
+    MEASURED,
+    QUIET,
+    TRUTH,
+    handles,
+    house,
+    new_figure,
+    q2_bins,
+    quantity,
+    say_instead,
+)
 
 Line = Mapping[str, Any]
 
@@ -49,7 +60,7 @@ def plot_learning(lines: Sequence[Line]) -> Figure:
             axes.set_xlabel("step")
             axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
             if not axes.lines:
-                _say(axes, "not recorded")
+                say_instead(axes, "not recorded")
     return figure
 
 
@@ -59,10 +70,7 @@ def plot_scores(rows: Sequence[Line]) -> Figure:
         figure = new_figure(2.1)
         q2, error, novelty = figure.subplots(1, 3)
         values = _known(rows, "latent_q2")
-        low = float(np.clip(values.min(), LOWEST_Q2, 1.0)) if len(values) else 0.0
-        steps = (0.99, 0.95, 0.9, 0.8, 0.5, 0.0, LOWEST_Q2)
-        first = next(step for step in steps if step <= low)
-        _histogram(q2, values, np.linspace(first, 1.0, 21), "Q² of the latent force")
+        _histogram(q2, values, q2_bins(values), "Q² of the latent force")
         values = _known(rows, "parameter_mae_sum")
         _histogram(error, values, np.linspace(0.0, _top(values), 21), "sum of the parameters' errors")
         values = _known(rows, "novelty")
@@ -157,7 +165,7 @@ def _histogram(axes: Axes, values: FloatArray, edges: FloatArray, label: str) ->
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.xaxis.set_major_locator(MaxNLocator(4))
     if not len(values):
-        _say(axes, "not known")
+        say_instead(axes, "not known")
         return
     axes.hist(np.clip(values, edges[0], edges[-1]), bins=list(edges), color=BAND68, edgecolor="white", linewidth=0.5)
     middle = float(np.median(values))
@@ -174,9 +182,3 @@ def _known(rows: Sequence[Line], key: str) -> FloatArray:
 
 def _top(values: FloatArray) -> float:
     return float(np.quantile(values, 0.99)) or 1.0 if len(values) else 1.0
-
-
-def _say(axes: Axes, text: str) -> None:
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=QUIET)
-    axes.set_xticks([])
-    axes.set_yticks([])

@@ -25,20 +25,18 @@ from distlfm.report.style import (
     DASHED,
     INFERRED,
     MEASURED,
-    QUIET,
     TRUTH,
     handles,
     house,
     log_scale,
     new_figure,
     plain,
+    q2_bins,
     quantity,
+    say_instead,
 )
 from distlfm.report.truth import instance_row, output_names, true_force, true_output, true_parameters
 from distlfm.report.units import force_unit, parameter_units
-
-LOWEST_Q2 = -1.0
-"""Q² has no lower end: what is below this is counted in the leftmost bar."""
 
 
 def plot_fit(result: FitResult) -> Figure:
@@ -152,7 +150,7 @@ def plot_trace(result: FitResult) -> Figure:
             axes.set_xlabel("iteration")
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             if len(trace) == 0:
-                _say(axes, "no finite value")
+                say_instead(axes, "no finite value")
         if len(trace):
             mark = "o" if len(trace) == 1 else ""
             left.plot(iterations, trace, color=INFERRED, marker=mark)
@@ -162,7 +160,7 @@ def plot_trace(result: FitResult) -> Figure:
                 right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
                 right.plot(iterations[gap > 0], gap[gap > 0], color=INFERRED, marker="o", markersize=2, linewidth=0.9)
             else:
-                _say(right, "the bound did not change")
+                say_instead(right, "the bound did not change")
     return figure
 
 
@@ -194,11 +192,7 @@ def _known(tally: Tally, key: str) -> FloatArray:
 
 
 def _q2_bins(_: Axes, values: FloatArray) -> FloatArray:
-    """Bins up to 1, from a round number below the worst value, at the lowest from LOWEST_Q2."""
-    worst = float(np.clip(values.min(), LOWEST_Q2, 1.0))
-    steps = (1.0, 0.99, 0.95, 0.9, 0.8, 0.5, 0.0, LOWEST_Q2)
-    low = next(step for step in steps if step <= worst and step < 1.0)
-    return np.linspace(low, 1.0, 21)
+    return q2_bins(values)
 
 
 def _time_bins(axes: Axes, values: FloatArray) -> FloatArray:
@@ -218,7 +212,7 @@ def _histogram(
     axes.set_ylabel("instances")
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     if len(values) == 0:
-        _say(axes, nothing)
+        say_instead(axes, nothing)
         return
     axes.xaxis.set_major_locator(MaxNLocator(5))
     edges = bins(axes, values)
@@ -229,9 +223,3 @@ def _histogram(
     below = int((values < edges[0]).sum())
     note = f" ({below} below {edges[0]:g} in the leftmost bar)" if below else ""
     axes.set_title(f"median {middle:.3g}, n = {len(values)}{note}".replace("-", "−"), loc="right")
-
-
-def _say(axes: Axes, text: str) -> None:
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=QUIET)
-    axes.set_xticks([])
-    axes.set_yticks([])

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -21,6 +22,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+
+from distlfm.instance import FloatArray
 
 INFERRED = "#0072B2"
 BAND68 = "#86BBDA"
@@ -36,6 +39,9 @@ WIDTH = 7.2
 
 MAX_LABEL = 28
 """Longest name drawn whole; the rest is cut, since names come from data."""
+
+LOWEST_Q2 = -1.0
+"""Q² has no lower end: what is below this is counted in the leftmost bar."""
 
 _MANTISSAS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0))
 """Where ticks of a logarithmic axis may be; the first that give enough are taken."""
@@ -119,6 +125,20 @@ def log_scale(axes: Axes, low: float, high: float) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.4g}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def q2_bins(values: FloatArray) -> FloatArray:
+    """Edges of bars up to 1, from a round number below the worst Q², at the lowest from LOWEST_Q2."""
+    worst = float(np.clip(values.min(), LOWEST_Q2, 1.0)) if len(values) else 0.0
+    low = next(step for step in (0.99, 0.95, 0.9, 0.8, 0.5, 0.0, LOWEST_Q2) if step <= worst)
+    return np.linspace(low, 1.0, 21)
+
+
+def say_instead(axes: Axes, text: str) -> None:
+    """Words in place of what cannot be drawn."""
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=QUIET)
+    axes.set_xticks([])
+    axes.set_yticks([])
 
 
 def handles(*, data: bool, truth: bool) -> list[Artist]:
