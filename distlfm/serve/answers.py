@@ -18,6 +18,16 @@ from distlfm.pipeline.query_tables import Tables
 from distlfm.report.lfo_plots import PIXELS_PER_INCH, plot_answer
 from distlfm.report.style import house
 
+CURVES = (
+    "Black points were measured; the blue line is the inferred force, with its 68 % (darker) and 95 % (lighter) "
+    "intervals. Dashed vermilion is the truth, where the data hold one."
+)
+MAPS = (
+    "Maps of what was measured, interpolated between the observations, and of the inferred force with its standard "
+    "deviation; then of the truth and of the error, where the data hold one."
+)
+"""What the picture of an answer shows: of a series, and of a field."""
+
 MOST_POINTS = 20_000
 """Points of observed data that a page is sent; the rest is in the file that the site has."""
 
@@ -81,6 +91,7 @@ class Shown:
             "kinds": kinds,
             "seconds": self.seconds,
             "observed": observed(self.instance),
+            "caption": CURVES if len(self.answer.dims) == 1 else MAPS,
             "text": f"Observed data of {self.instance.id}. {in_words(self.answer, schema)}",
         }
 

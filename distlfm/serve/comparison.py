@@ -16,6 +16,10 @@ from distlfm.pipeline.query_tables import COLUMNS
 from distlfm.report.lfo_beside import plot_beside
 from distlfm.serve.answers import Shown, in_words
 
+CURVES = "Blue: the operator. Green, dash-dotted with thin outlines: the full fit. Where they part, doubt both."
+MAPS = "Maps of the full fit, to be read beside the operator's above. Where they part, doubt both."
+"""What the picture of a comparison shows: of a series, and of a field."""
+
 
 def restored(content: Mapping[str, Any], kinds: Mapping[str, str], like: Answer) -> Answer:
     """The answer that plain data of `as_data` describe."""
@@ -32,7 +36,7 @@ def restored(content: Mapping[str, Any], kinds: Mapping[str, str], like: Answer)
 
 
 def agreement(shown: Shown, fitted: Answer) -> dict[str, Any]:
-    """How far two answers agree where the instance was observed; numbers and a sentence for each force."""
+    """How far two answers agree where the instance was observed; numbers and a sentence for each force, and words."""
     answer, schema = shown.answer, shown.schema
     first, last = shown.instance.times[0], shown.instance.times[-1]
     points = fitted.points[(fitted.points[:, 0] >= first) & (fitted.points[:, 0] <= last)]
@@ -51,7 +55,8 @@ def agreement(shown: Shown, fitted: Answer) -> dict[str, Any]:
             + f" (root mean square{share}); {inside:.0%} of the fit's mean is inside the operator's 95 % interval."
         )
         forces.append({"force": name, "difference": off, "inside_95": inside, "text": text})
-    return {"forces": forces, "text": f"Full fit. {in_words(fitted, schema)}"}
+    caption = CURVES if len(answer.dims) == 1 else MAPS
+    return {"forces": forces, "caption": caption, "text": f"Full fit. {in_words(fitted, schema)}"}
 
 
 def plot_comparison(shown: Shown, fitted: Answer) -> Figure:

@@ -52,6 +52,15 @@ def test_page_needs_nothing_from_elsewhere() -> None:
     assert set(named) <= set(PAGE)
 
 
+def test_every_part_that_the_program_fills_is_on_the_page() -> None:
+    filled = {
+        name for file in ("page.js", "show.js") for name in re.findall(r'(?:byId|say)\("([\w-]+)"', page_files()[file])
+    }
+    there = set(re.findall(r'\bid="([\w-]+)"', page_files()["index.html"]))
+    assert len(filled) > 30
+    assert filled - there == set()
+
+
 def test_every_file_of_the_page_is_served_as_what_it_is(client: TestClient) -> None:
     for path, (name, kind) in PAGE.items():
         found = client.get(path)

@@ -220,5 +220,14 @@ def test_a_field_is_told_and_drawn_by_its_maps() -> None:
     assert " x " in in_words(shown.answer, shown.schema)
     titles = [axes.get_title(loc="left") for axes in plot_comparison(shown, shown.answer).axes]
     assert "force: mean" in titles
-    (same,) = agreement(shown, shown.answer)["forces"]
+    compared = agreement(shown, shown.answer)
+    (same,) = compared["forces"]
     assert same["inside_95"] == 1.0
+    assert content["caption"].startswith("Maps of what was measured")
+    assert compared["caption"].startswith("Maps of the full fit")
+
+
+def test_a_series_is_told_by_its_curves() -> None:
+    shown = gene()
+    assert "the blue line is the inferred force" in shown.content()["caption"]
+    assert agreement(shown, shown.answer)["caption"].startswith("Blue: the operator.")

@@ -191,6 +191,7 @@ async function showAnswer(focus = false) {
       + `${score}.`);
     say("unlike", answer.warning ?? "");
     byId("answer-words").textContent = answer.text;
+    byId("answer-caption").textContent = answer.caption;
     byId("answer-parameters").replaceChildren(...parameterTable(answer));
     byId("answer-numbers").replaceChildren(...forceTables(answer, answer.units));
     byId("answer-data").replaceChildren(...dataTable(answer));
@@ -253,6 +254,7 @@ async function follow() {
 async function showFit() {
   byId("fit-name").textContent = `Full fit of ${fit.id}`;
   say("fit-status", `The fit of ${fit.id} is done, in ${fit.seconds.toFixed(0)} s (${fit.method}). ${fit.words}`);
+  byId("comparison-caption").textContent = fit.agreement.caption;
   sentences(byId("agreement"), fit.agreement.forces.map((one) => one.text));
   sentences(byId("open-directions"), fit.open);
   byId("fit-parameters").replaceChildren(...comparedTable(fit.parameters));
