@@ -24,7 +24,7 @@ Box = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * (2 * SHARE_BYTES + 16)}}}$
 Part = tuple[
     Annotated[str, Field(max_length=200)],
     Literal["weight", "metric", "difference", "array"],
-    Annotated[str, Field(pattern=r"^(float|int|uint|complex)(8|16|32|64|128)$")],
+    Annotated[str, Field(pattern=r"^(float(16|32|64)|u?int(8|16|32|64)|complex(64|128))$")],
     Annotated[tuple[Annotated[int, Field(ge=0, le=2**40)], ...], Field(max_length=16)],
 ]
 Sites = Annotated[tuple[SiteName, ...], Field(max_length=MAX_SITES)]

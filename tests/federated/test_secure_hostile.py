@@ -272,3 +272,35 @@ def test_a_memory_that_cannot_be_read_ends_the_sum_for_that_site(tmp_path: Path)
     replies = ask(grid, request())
     assert grid.reports[0].dropped == {1: Reason.STAGE.value}
     assert replies[0].content["metrics"]["num-sites"] == 4.0
+
+
+def npy(header: str) -> bytes:
+    """A file of numpy's with this header, and nothing behind it."""
+    line = header.encode().ljust(118) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(line).to_bytes(2, "little") + line
+
+
+ODD_VECTORS = {
+    "larger than any memory": npy("{'descr': '<u8', 'fortran_order': False, 'shape': (9000000000000000,), }"),
+    "without an end": npy("{'descr': '<u8', 'fortran_order': False, 'shape': (("),
+    "of objects": npy("{'descr': '|O', 'fortran_order': False, 'shape': (3,), }"),
+    "that is none": b"",
+}
+
+
+@pytest.mark.parametrize("which", [*ODD_VECTORS, "of numbers that are none"])
+def test_a_hostile_sites_answer_is_left_out_and_the_others_are_summed(tmp_path: Path, which: str) -> None:
+    def lie(message: Message) -> Message:
+        if message.metadata.src_node_id == 4 and stage_of(message) == "mask":
+            if which in ODD_VECTORS:
+                odd = Array(dtype="uint64", shape=(3,), stype="numpy.ndarray", data=ODD_VECTORS[which])
+                message.content.array_records["vector"]["vector"] = odd
+            else:
+                record = message.content.config_records[RECORD]
+                record[BODY] = bytes(record[BODY]).replace(b'"difference","float64"', b'"difference","float8"')
+                assert b"float8" in record[BODY]
+        return message
+
+    replies = ask(SecureGrid(local_grid(make_sites(tmp_path), on_reply=lie)), request())
+    assert replies[0].content["metrics"]["num-sites"] == 3.0
+    assert reasons(replies[1:]) == [Reason.MALFORMED.value]
