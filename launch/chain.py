@@ -145,7 +145,8 @@ def chain(
 def note_of(link: Link, number: str, scripts: Path, options: Sequence[str]) -> JobNote:
     """What `distlfm status` shows of a job."""
     script = (scripts / f"{link.verb}.sbatch").absolute()
-    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", script.read_text(encoding="utf-8"), re.MULTILINE))
+    asked = {"job-name": script.name, "nodes": "1"}  # what Slurm takes where a script does not say
+    asked |= dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", script.read_text(encoding="utf-8"), re.MULTILINE))
     asked["output"] = f"{without_patterns(link.folder)}/%x-%j.log"
     asked |= dict(word.removeprefix("--").split("=", 1) for word in options if re.match(r"--[\w-]+=", word))
     signs = {"%%": "%", "%j": number, "%x": asked["job-name"]}

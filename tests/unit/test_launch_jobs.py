@@ -16,7 +16,7 @@ from distlfm.cluster.share import Share
 from distlfm.cluster.slurm import Allocation
 from distlfm.errors import UsageError, WorkError
 from distlfm.launch import chain as program
-from distlfm.launch.chain import chain, links
+from distlfm.launch.chain import chain, links, note_of
 from distlfm.launch.noted import note_job, run_of
 from distlfm.launch.preempt import accounted_for, launch
 from distlfm.pipeline.fit_job import FitWorker
@@ -154,6 +154,14 @@ def test_a_chain_is_checked_before_any_of_it_is_sent_noted_and_not_sent_twice(
     assert run_chain(folder) == 2
     assert "job 17 (generate): pending (Dependency), and it is for" in capsys.readouterr().err
     assert len(called(folder, "sbatch")) == 4
+
+
+def test_a_chain_of_scripts_that_say_little_is_noted_as_slurm_names_its_jobs(tmp_path: Path) -> None:
+    (tmp_path / "fit.sbatch").write_text("#!/bin/bash\n#SBATCH -N 3\n")
+    link = links(tmp_path, Path("g.yaml"), Path("f.yaml"), Path("t.yaml"))[1]
+    note = note_of(link, "17", tmp_path, ["--qos=long"])
+    assert (note.nodes, note.log) == (1, str(tmp_path / "fits.jobs" / "fit.sbatch-17.log"))
+    assert note_of(link, "17", tmp_path, ["--nodes=4", "--job-name=mine"]).nodes == 4
 
 
 # ---- jobs that sbatch was given directly -----------------------------------------------------------------------------
