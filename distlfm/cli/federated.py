@@ -109,10 +109,12 @@ def run(
     from distlfm.federated.settings import ProgrammeConfig
     from distlfm.pipeline.rundir import begin
 
-    programme = _here(load(ProgrammeConfig, config, overrides or []), link)
+    asked = load(ProgrammeConfig, config, overrides or [])
+    connection = _connection(link, server, ca, token, insecure)
+    programme = _here(asked, link)
     if out is not None:
         begin(out)
-    result = run_programme(programme, name, _connection(link, server, ca, token, insecure), _reporter(as_json))
+    result = run_programme(programme, name, connection, _reporter(as_json))
     if out is not None:
         _reporter(as_json).say(f"report: {write_run(out, programme, result)}")
     _tell(result.content | {"run": str(result.run)}, as_json)
@@ -154,9 +156,9 @@ def query(
         raise UsageError("It is not said who is asked.", "Give --site FOLDER, or --programme CONFIG and --link FOLDER.")
     from distlfm.federated.settings import ProgrammeConfig
 
-    asked = _here(load(ProgrammeConfig, programme, overrides or []), link)
+    asked = load(ProgrammeConfig, programme, overrides or [])
     connection = _connection(link, server, ca, token, insecure)
-    result = ask_federation(asked, what, name, connection, _reporter(as_json))
+    result = ask_federation(_here(asked, link), what, name, connection, _reporter(as_json))
     _tell(result.content | {"run": str(result.run)}, as_json)
     return 0
 
@@ -217,9 +219,16 @@ def audit(
 
 
 def _here(programme: ProgrammeConfig, link: Path | None) -> ProgrammeConfig:
-    """On the coordinator's own machine, the operator's path starts where the verb is called."""
-    if link is None or programme.operator is None:
+    """On the coordinator's own machine the operator's path starts where the verb is called, and is looked at now."""
+    if programme.operator is None:
+        raise UsageError(
+            "The programme does not say which operator is meant.",
+            "Set operator: a checkpoint of `distlfm train`, on the coordinator's machine.",
+        )
+    if link is None:
         return programme
+    if not programme.operator.is_file():
+        raise UsageError(f"There is no checkpoint {programme.operator}.", "Give the path of one: operator=PATH.")
     return programme.model_copy(update={"operator": programme.operator.resolve()})
 
 

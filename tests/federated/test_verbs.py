@@ -184,6 +184,18 @@ def test_a_run_needs_to_know_its_link(options: list[str], tmp_path: Path) -> Non
     assert call("run", programme, *options) == 2
 
 
+@pytest.mark.parametrize("verb", [["run"], ["query", "cohort", "--programme"]])
+def test_a_programme_without_its_operator_is_refused_before_anything_starts(
+    verb: list[str], local: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    programme = tmp_path / "programme.yaml"
+    programme.write_text("verb: programme\n")
+    assert call(*verb, programme, "--link", local / "link") == 2
+    assert "does not say which operator is meant" in capsys.readouterr().err
+    assert call(*verb, programme, "--link", local / "link", f"operator={tmp_path}/lost.pt") == 2
+    assert f"There is no checkpoint {tmp_path}/lost.pt" in capsys.readouterr().err
+
+
 def test_a_question_needs_to_know_who_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("query", "cohort") == 2
     assert "--site FOLDER" in capsys.readouterr().err
