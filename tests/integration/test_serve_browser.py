@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -191,6 +193,74 @@ def choose(page: Page, place: int) -> None:
     Select(page["patients"]).select_by_index(place)
     page["show"].click()
     page.says("answer-title", f"Answer for {ids()[place]}")
+
+
+DELAYED = """
+const real = window.fetch;
+window.fetch = async (path, options) => {
+  const found = await real(path, options);
+  const late = options?.body === arguments[0] || String(path).endsWith(arguments[0]);
+  if (late) await new Promise((resolve) => { window.release = resolve; });
+  return found;
+};
+window.restore = () => { window.fetch = real; delete window.release; };
+"""
+"""Holds back the answer to a request that ends in a text, or consists of it."""
+
+
+def is_held(page: Page) -> bool:
+    return bool(page.browser.execute_script("return !!window.release"))
+
+
+def let_go(page: Page) -> None:
+    """Give the page the answer that was held back, and time to make something of it."""
+    page.browser.execute_script("window.release(); window.restore()")
+    time.sleep(0.5)
+
+
+def test_a_list_that_comes_late_does_not_take_the_place_of_a_newer_one(page: Page) -> None:
+    choose(page, 3)
+    letter = ids()[5][0]
+    page.browser.execute_script(DELAYED, f"search={letter}")
+    page["search"].send_keys(letter)
+    page.until(lambda: is_held(page), "nothing was held back")
+    page["search"].send_keys(ids()[5][1:])
+    page.says("found", "1 of 24 patients.")
+    let_go(page)
+    assert "1 of 24 patients." in page["found"].text
+    page["search"].send_keys(*[Keys.BACKSPACE] * len(ids()[5]))
+    page.says("found", "24 of 24 patients.")
+
+
+def test_an_answer_that_comes_late_does_not_take_the_place_of_another_patients(page: Page) -> None:
+    source = page["source"].get_attribute("value")
+    page.browser.execute_script(DELAYED, json.dumps({"source": source, "place": 3}, separators=(",", ":")))
+    Select(page["patients"]).select_by_index(3)
+    page["show"].click()
+    page.until(lambda: is_held(page), "nothing was held back")
+    choose(page, 4)
+    let_go(page)
+    page.until(lambda: page.drawn("answer-figure"), "no picture")
+    assert page["answer-title"].text == f"Answer for {ids()[4]}"
+    assert ids()[4] in (page["answer-figure"].get_attribute("alt") or "")
+
+
+def test_a_picture_that_comes_late_does_not_stand_under_another_patients_name(page: Page) -> None:
+    page.browser.execute_script(DELAYED, "/figure.svg")
+    choose(page, 5)
+    page.until(lambda: is_held(page), "nothing was held back")
+    assert not page.drawn("answer-figure"), "that of the patient before is gone"
+    first = "window.first = window.release; delete window.release;"
+    page.browser.execute_script(first)
+    choose(page, 6)
+    page.until(lambda: is_held(page), "nothing was held back")
+    page.browser.execute_script("window.release();")
+    page.until(lambda: page.drawn("answer-figure"), "no picture")
+    shown = page["answer-figure"].get_attribute("src")
+    page.browser.execute_script("window.first(); window.restore()")
+    time.sleep(0.5)
+    assert page["answer-figure"].get_attribute("src") == shown
+    assert ids()[6] in (page["answer-figure"].get_attribute("alt") or "")
 
 
 def test_downloads_arrive_as_png_and_csv(page: Page, downloads: Path) -> None:

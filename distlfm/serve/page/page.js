@@ -54,9 +54,21 @@ function askToken(error) {
   return asking;
 }
 
+// Answers may come in another order than they were asked for. Gives whether what is asked for now is still the last.
+const asked = {};
+function latest(what) {
+  const mine = (asked[what] = (asked[what] ?? 0) + 1);
+  return () => asked[what] === mine;
+}
+
+// Until it is there, no picture of another patient stands in its place.
 async function picture(image, path, alt) {
-  const blob = await (await ask(path)).blob();
+  const wanted = latest(image.id);
   if (image.src) URL.revokeObjectURL(image.src);
+  image.removeAttribute("src");
+  image.alt = "";
+  const blob = await (await ask(path)).blob();
+  if (!wanted()) return;
   image.src = URL.createObjectURL(blob);
   image.alt = alt;
 }
@@ -118,8 +130,9 @@ async function listPatients() {
   const here = source();
   byId("forget").hidden = !here.dropped;
   sentences(byId("notices"), [...here.set_aside.map((text) => `Set aside: ${text}`), ...here.notices]);
-  const search = encodeURIComponent(byId("search").value);
+  const [search, wanted] = [encodeURIComponent(byId("search").value), latest("patients")];
   const { found, patients } = await askJson(`/api/sources/${here.key}/patients?search=${search}`);
+  if (!wanted()) return;
   const list = byId("patients");
   list.replaceChildren(...patients.map((one) => element("option", one.id, { value: one.place })));
   list.selectedIndex = patients.length ? 0 : -1;
@@ -182,8 +195,10 @@ async function forget() {
 async function showAnswer(focus = false) {
   await telling("file-error", async () => {
     const place = Number(byId("patients").value);
-    const body = JSON.stringify({ source: byId("source").value, place });
-    answer = await askJson("/api/answers", { method: "POST", body });
+    const [body, wanted] = [JSON.stringify({ source: byId("source").value, place }), latest("answer")];
+    const found = await askJson("/api/answers", { method: "POST", body });
+    if (!wanted()) return;
+    answer = found;
     byId("answer").hidden = byId("fit").hidden = false;
     byId("answer-title").textContent = `Answer for ${answer.id}`;
     const score = answer.novelty === null ? "not known" : `${answer.novelty.toFixed(2)}, where 1 is the limit`;
