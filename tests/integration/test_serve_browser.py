@@ -254,8 +254,10 @@ def test_a_picture_that_comes_late_does_not_stand_under_another_patients_name(pa
     page.browser.execute_script(first)
     choose(page, 6)
     page.until(lambda: is_held(page), "nothing was held back")
-    page.browser.execute_script("window.release();")
+    assert page.focused() == "answer-title"
+    page.browser.execute_script("document.getElementById('search').focus(); window.release();")
     page.until(lambda: page.drawn("answer-figure"), "no picture")
+    assert page.focused() == "search", "the picture does not take the focus away"
     shown = page["answer-figure"].get_attribute("src")
     page.browser.execute_script("window.first(); window.restore()")
     time.sleep(0.5)

@@ -211,8 +211,8 @@ async function showAnswer(focus = false) {
     byId("answer-numbers").replaceChildren(...forceTables(answer, answer.units));
     byId("answer-data").replaceChildren(...dataTable(answer));
     if (!fit || fit.state !== "running") clearFit();
+    if (focus) byId("answer-title").focus(); // not when the picture is there: whoever reads may be elsewhere by then
     await picture(byId("answer-figure"), `/api/answers/${answer.key}/figure.svg`, answer.text);
-    if (focus) byId("answer-title").focus();
   });
 }
 
