@@ -47,10 +47,10 @@ def serve_site(folder: Path, reporter: Reporter | None = None, *, insecure: bool
             f"the policy agrees on distlfm {policy.package}, and {__version__} is installed: all requests are refused. "
             f"Install the agreed version, or agree on this one and change `package` in {home.policy}"
         )
-    _check_work(folder, reporter)
     if insecure:
         refuse_unless_loopback(config.host)
         reporter.warn(PLAIN_TEXT)
+    _check_work(folder, reporter)
     for secret in (home.secret, home.node_key, home.signing_key):
         check_secret(secret)
     check_readable(home.ca)

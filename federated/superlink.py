@@ -34,7 +34,6 @@ from distlfm.federated.homes import EVERYWHERE, LinkHome, check_secret
 from distlfm.federated.processes import START, end_with_supervisor
 from distlfm.federated.refusal_log import RefusalLog
 from distlfm.federated.roster import FOLLOW_SECONDS, follow, read_roster
-from distlfm.store.files import no_room
 
 KEYLESS = frozenset({"/v1/fleet/register-node", "/v1/fleet/unregister-node"})
 """Without TLS Flower has no node keys, and nodes register themselves."""
