@@ -36,12 +36,14 @@ def site_store(folder: Path, config: SiteConfig) -> Store:
     return Store.open(find_store(folder / FITS))
 
 
-def fit_patients(folder: Path, config: SiteConfig, reporter: Reporter) -> Store:
-    """Fit all windows of the site's patients; what was fitted before is kept."""
+def fit_patients(folder: Path, config: SiteConfig, reporter: Reporter) -> int:
+    """Fit all windows of the site's patients; what was fitted before is kept. Returns how much was left out: records
+    that were set aside, and windows whose fit failed."""
     if config.store is not None:
-        return site_store(folder, config)
+        site_store(folder, config)
+        return 0
     chosen = fit_config(folder, config)
-    instances = records(chosen.data, config.windows, config.patients, reporter)
+    instances, left_out = records(chosen.data, config.windows, config.patients, reporter)
     # The windows are cut already; where they came from changes no number.
     data = DataConfig(
         stride=chosen.data.stride,
@@ -53,14 +55,14 @@ def fit_patients(folder: Path, config: SiteConfig, reporter: Reporter) -> Store:
     patients = len({patient_of(one.id) for one in instances})
     reporter.say(f"site {config.name}: {len(instances)} windows of {patients} patients")
     try:
-        fit(chosen.model_copy(update={"data": data, "run": run}), data=instances, reporter=reporter)
+        run_of_all = fit(chosen.model_copy(update={"data": data, "run": run}), data=instances, reporter=reporter)
     except OtherWork as error:
         if error.fix != ELSEWHERE:
             raise
         raise OtherWork(
             error.cause, f"Take back what was changed, or delete {folder / FITS}: the patients are then fitted anew."
         ) from None
-    return site_store(folder, config)
+    return left_out + len(run_of_all.set_aside) + run_of_all.tally.failed
 
 
 def fit_config(folder: Path, config: SiteConfig) -> FitConfig:
@@ -78,8 +80,8 @@ def records(
     most_windows: int | None = None,
     most_patients: int | None = None,
     reporter: Reporter | None = None,
-) -> list[Instance]:
-    """The windows of some patients, in the order of the data. What is set aside is told, as a fit tells it."""
+) -> tuple[list[Instance], int]:
+    """The windows of some patients, in the order of the data, and how many were set aside, which is told."""
     if data.path is None and data.dataset is None:
         raise UsageError("It is not said where the patients' records are.", "Set data.path or data.dataset in fit.")
     whole = data.model_copy(update={"window": None, "scale": "none", "stride": 1, "fraction": 1.0})
@@ -96,7 +98,7 @@ def records(
             if counts[patient_of(one.id)] <= most_windows:
                 kept.append(one)
         found = kept
-    return list(found)
+    return list(found), len(report.set_aside)
 
 
 def unlabelled(operator: Operator, instances: Sequence[Instance]) -> Batch:

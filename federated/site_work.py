@@ -129,12 +129,12 @@ class Site:
             if not store.missing():
                 schema.check(store)
 
-    def prepare(self, reporter: Reporter | None = None) -> None:
-        """Fit the site's patients into its own store."""
+    def prepare(self, reporter: Reporter | None = None) -> int:
+        """Fit the site's patients into its own store. Returns how many records and windows were left out."""
         if (self.folder / BASE).exists():
             self.check()
         with torch_threads(self.config.threads):
-            fit_patients(self.folder, self.config, reporter or Silent())
+            return fit_patients(self.folder, self.config, reporter or Silent())
 
     @cached_property
     def _labelled(self) -> Batch:
@@ -150,7 +150,7 @@ class Site:
             force, params = (torch.full_like(one, torch.nan) for one in (known.force, known.params))
             return replace(known, force=force, params=params)
         data = fit_config(self.folder, self.config).data
-        return unlabelled(self.base, records(data, self.config.windows, self.config.patients))
+        return unlabelled(self.base, records(data, self.config.windows, self.config.patients)[0])
 
     def windows(self, kind: str = "pairs", part: Part = "train") -> Batch:
         """The windows of the patients that are learned from, that choose between models, or that measure."""

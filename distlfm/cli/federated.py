@@ -59,7 +59,7 @@ def link(folder: Folder, insecure: Insecure = False) -> None:
 
 
 @app.command("prepare")
-def prepare(folder: Folder) -> None:
+def prepare(folder: Folder) -> int:
     """Fit the site's own patients into its own store, as its site.yaml says. Nothing leaves.
 
     Example: `distlfm federated prepare federation/sites/north`
@@ -69,8 +69,9 @@ def prepare(folder: Folder) -> None:
     if not (folder / "site.yaml").is_file():
         fix = "Make one from the coordinator's kit: distlfm federated provision site KIT FOLDER"
         raise UsageError(f"{folder} is no site's folder: it has no site.yaml.", fix)
-    Site(folder).prepare(STATE.reporter)
-    STATE.reporter.say(f"the patients of {folder} are fitted")
+    left_out = Site(folder).prepare(STATE.reporter)
+    STATE.reporter.say(f"the patients of {folder} are fitted" + (f"; {left_out} left out" if left_out else ""))
+    return 1 if left_out else 0
 
 
 @app.command("site")

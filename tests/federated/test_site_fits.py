@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distlfm.errors import UsageError
+from distlfm.errors import OtherWork, UsageError
 from distlfm.federated import site_data
 from distlfm.federated.demo_act import NOISE, mechanism
 from distlfm.federated.settings import RoundTask, SiteConfig
 from distlfm.federated.site_data import fit_config, records
 from distlfm.federated.site_work import Site, codec_of, write_site
+from distlfm.instance import Instance
 from distlfm.lfo import Calibration, Examples, FourierOperator, Operator, OperatorConfig
 from distlfm.lfo.normalise import set_normal
+from distlfm.pipeline.fit import FitRun
 from distlfm.pipeline.generate import generate
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.pipeline.rundir import ELSEWHERE
-from distlfm.pipeline.settings import DataConfig
+from distlfm.pipeline.settings import DataConfig, FitConfig
 from distlfm.runtime.reporting import Plain, Silent
 
 POINTS, WINDOW = 25, 240.0
@@ -65,8 +67,8 @@ def site_config(data: Path, **more: Any) -> SiteConfig:
 
 def test_no_more_windows_and_patients_are_taken_than_asked_for(tmp_path: Path) -> None:
     data = DataConfig(path=write_records(tmp_path / "records.csv"), window=WINDOW, dataset="hall2018")
-    assert [one.id for one in records(data, 2, 2)] == ["p0/0", "p0/1", "p1/0", "p1/1"]
-    assert len(records(data)) == 12
+    assert [one.id for one in records(data, 2, 2)[0]] == ["p0/0", "p0/1", "p1/0", "p1/1"]
+    assert len(records(data)[0]) == 12
 
 
 def test_a_site_is_told_which_records_are_set_aside_and_why(
@@ -75,9 +77,13 @@ def test_a_site_is_told_which_records_are_set_aside_and_why(
     path = write_records(tmp_path / "records.csv")
     path.write_text(path.read_text().replace("p1,10,", "p1,10,high"))
     fitted: list[str] = []
-    monkeypatch.setattr(site_data, "fit", lambda *_, data, **__: fitted.extend(one.id for one in data))
-    monkeypatch.setattr(site_data, "site_store", lambda *_: None)
-    site_data.fit_patients(tmp_path / "site", site_config(path), Plain(sys.stderr))
+
+    def fit(config: FitConfig, data: list[Instance], **_: object) -> FitRun:
+        fitted.extend(one.id for one in data)
+        return FitRun(config)
+
+    monkeypatch.setattr(site_data, "fit", fit)
+    assert site_data.fit_patients(tmp_path / "site", site_config(path), Plain(sys.stderr)) == 1
     assert fitted == [f"p{patient}/{window}" for patient in (0, 2, 3) for window in range(2)]
     said = capsys.readouterr().err
     assert "set aside" in said
@@ -89,7 +95,7 @@ def test_a_site_is_told_which_records_are_set_aside_and_why(
 
 def test_units_of_a_sites_records_are_kept(tmp_path: Path) -> None:
     data = {"path": write_records(tmp_path / "records.csv"), "units": {"time": "min", "value": "mg/dL"}}
-    assert records(DataConfig.model_validate(data))[0].metadata["value_unit"] == "mg/dL"
+    assert records(DataConfig.model_validate(data))[0][0].metadata["value_unit"] == "mg/dL"
 
 
 def test_a_site_that_is_not_prepared_says_so(tmp_path: Path) -> None:
@@ -102,7 +108,7 @@ def test_a_site_whose_settings_changed_is_told_which_folder_to_delete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def begun_otherwise(*_: object, **__: object) -> None:
-        raise UsageError("The store was begun with another config.", ELSEWHERE)
+        raise OtherWork("The store was begun with another config.", ELSEWHERE)
 
     monkeypatch.setattr(site_data, "fit", begun_otherwise)
     config = site_config(write_records(tmp_path / "records.csv"))
