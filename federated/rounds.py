@@ -40,7 +40,7 @@ from distlfm.store.files import put_all, storing
 from distlfm.store.lock import driver_lock
 
 STATE, KEPT = "state.json", "kept"
-CHOICE = {"loss": None, "kept_round": 0, "chosen": False, "handed": False, "closing": 0}
+CHOICE = {"loss": None, "kept_round": 0, "chosen": False, "handed": False, "closing": 0, "last": None}
 Line = dict[str, Any]
 Listener = Callable[[Line], None]
 Meter = Callable[[], int]
@@ -54,7 +54,8 @@ class State:
     kept, loss, kept_round: the weights that were best so far for the patients that choose, and after which round they
     came; 0 is before the first. chosen: all rounds are done, and the last model was measured too. handed: the sites
     have the model of the run. closing: bytes of what was sent after the last round. figures: of the weights as they
-    are now, if they were measured; a round that is asked for again does not ask for them again.
+    are now, if they were measured; a round that is asked for again does not ask for them again. last: of the weights
+    after the last round.
     """
 
     done: int
@@ -68,6 +69,7 @@ class State:
     handed: bool = False
     closing: int = 0
     figures: Line | None = None
+    last: Line | None = None
 
     def see(self, figures: Line, loss: float) -> None:
         """Figures and loss of the weights as they are now; the best ones are kept."""
@@ -150,7 +152,7 @@ def run_rounds(
         state = keeper.load() or State(0, codec.encode(operator.model.state_dict()))
         told: dict[str, str | int] = {"base": base, "run": run}
         _rounds(grid, programme, keeper, state, told, on_round, meter)
-        _close(grid, programme, keeper, state, told, meter)
+        _close(grid, programme, keeper, state, told, on_round, meter)
         return state
 
 
@@ -193,6 +195,7 @@ def _close(
     keeper: Keeper,
     state: State,
     told: Mapping[str, str | int],
+    on_round: Listener | None,
     meter: Meter | None,
 ) -> None:
     """The last model has not been sent yet: one more sum tells how good it is. If too few answer, it is not chosen.
@@ -202,8 +205,10 @@ def _close(
     if programme.evaluate and not state.chosen:
         nodes = wait_for_sites(grid, programme.min_sites, programme.deadline)
         _measure(grid, programme, state, told, nodes, programme.deadline)
-        state.chosen = True
+        state.chosen, state.last = True, state.figures
         keeper.save(state)
+        if on_round is not None:
+            on_round({"after": state.done, "kept": state.kept_round, **(state.last or {})})
     if not state.handed:
         task = programme.round_task(programme.rounds + 1).model_dump_json()
         config = ConfigRecord({"task": task, "final": True, **told})

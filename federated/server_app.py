@@ -96,6 +96,7 @@ def perform(grid: Grid, programme: ProgrammeConfig, folder: Path, run: str) -> d
             "rounds": state.done,
             "kept_round": state.kept_round if state.kept is not None else state.done,
             "history": state.history,
+            "last": state.last,
             "operator": str(folder / OPERATOR),
         }
     with storing(name, folder):
@@ -105,10 +106,14 @@ def perform(grid: Grid, programme: ProgrammeConfig, folder: Path, run: str) -> d
 
 
 def words(line: dict[str, Any], measured: bool) -> str:
-    """A round in a line of the log. measured: whether figures of the model that it began with were asked for."""
-    told = [f"{key} {value:.4g}" for key, value in line.items() if isinstance(value, float) and key != "seconds"]
+    """A round in a line of the log, or how the last model was found. measured: whether figures were asked for."""
+    figures = [f"{key} {value:.4g}" for key, value in line.items() if isinstance(value, float) and key != "seconds"]
+    if measured and not figures:
+        figures = ["not measured: not all sites answered (the link's audit log says why)"]
+    if "after" in line:
+        return f"after round {line['after']}: {', '.join(figures)}; the model of round {line['kept']} is kept"
     if "seconds" not in line:
-        told = [f"lost ({'; '.join(line['why']) or 'no reason is known'})"]
-    elif measured and not told:
-        told = ["not measured: not all sites answered (the link's audit log says why)"]
-    return ", ".join([f"round {line['round']}: {line['sites']} sites", *told])
+        figures = [f"lost ({'; '.join(line['why']) or 'no reason is known'})"]
+    elif measured:
+        figures[0] = f"the model before it: {figures[0]}"
+    return ", ".join([f"round {line['round']}: {line['sites']} sites", *figures])

@@ -115,6 +115,8 @@ def counted(task: Task, min_sites: int) -> Callable[[Line], None]:
     """Shows each round on a bar; one that was lost is asked for again, and does not count."""
 
     def after(line: Line) -> None:
+        if "after" in line:
+            return
         if line["sites"] < min_sites:
             task.advance(0, f"round {line['round']} was lost")
         else:

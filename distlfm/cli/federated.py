@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -241,8 +242,29 @@ def _tell(content: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(content))
         return
-    rows = [[key, value if isinstance(value, str) else json.dumps(value)] for key, value in content.items()]
-    STATE.reporter.table("", ("what", "value"), rows)
+    STATE.reporter.table("", ("what", "value"), list(in_words(content)))
+
+
+def in_words(content: dict[str, Any]) -> Iterator[list[str]]:
+    """A row for each entry, and for each mapping of a list of these."""
+    for key, value in content.items():
+        many = value if isinstance(value, list) and value and isinstance(value[0], dict) else [value]
+        for number, one in enumerate(many):
+            yield [key if not number else "", _words(one)]
+
+
+def _words(value: object) -> str:
+    """A value for people; --json has it for programs."""
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, dict):
+        parts = (
+            f"{key} ({_words(one)})" if isinstance(one, dict) else f"{key} {_words(one)}" for key, one in value.items()
+        )
+        return ", ".join(parts) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(_words, value)) or "none"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _reporter(as_json: bool) -> Reporter:

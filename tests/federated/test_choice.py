@@ -47,6 +47,8 @@ def test_the_best_model_may_be_the_last_one(tmp_path: Path) -> None:
     assert np.array_equal(state.result, state.vector)
     assert state.loss is not None
     assert state.loss < state.history[0]["loss"]
+    assert state.last is not None
+    assert state.last["loss"] == state.loss
 
 
 def test_a_site_alone_keeps_the_first_operator_too_where_tuning_harms(tmp_path: Path) -> None:

@@ -255,7 +255,9 @@ def test_a_site_with_few_patients_that_choose_tells_no_figures_and_learns_all_th
     assert sorted(told) == sorted(f"{name}: {reason.value}" for name, reason in reasons.items())
     assert set(state.history[0]) == {"round", "sites", "seconds"}
     assert (state.history[0]["sites"], state.kept) == (4, None)
-    assert words(state.history[0], measured=True).startswith("round 1: 4 sites, not measured: not all sites answered (")
+    assert words(state.history[0], measured=True).startswith(
+        "round 1: 4 sites, the model before it: not measured: not all sites answered ("
+    )
 
 
 @pytest.mark.slow
@@ -275,7 +277,11 @@ def test_a_round_that_is_asked_for_again_does_not_ask_for_figures_again(tmp_path
     codec = codec_of(operator.model, programme.task)
     run_rounds(grid, operator, codec, programme, tmp_path / "run", on_round=lines.append)
     assert [report.purpose for report in grid.reports] == ["evaluate", "train", "train", "evaluate", "train"]
-    assert [words(line, measured=True).split(", ")[1].split()[0] for line in lines] == ["lost", "coverage_95"]
+    said = [words(line, measured=True) for line in lines]
+    assert ", lost (" in said[0]
+    assert said[1].startswith("round 1: 4 sites, the model before it: coverage_95 ")
+    assert said[2].startswith("after round 1: coverage_95 ")
+    assert said[2].endswith("the model of round 1 is kept")
 
 
 @pytest.mark.parametrize("question", ["model", "cohort"])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from distlfm.cli.federated import in_words
 from distlfm.errors import WorkError
 from distlfm.federated import run
 from distlfm.federated.control import Connection, Control
@@ -21,9 +23,15 @@ from distlfm.runtime.reporting import reporter_for
 def test_a_run_leaves_its_summary_and_a_report_with_every_round(tmp_path: Path) -> None:
     history = [{"round": 1, "sites": 4, "loss": 1.25, "seconds": 20.5}, {"round": 2, "sites": 3, "seconds": 19.0}]
     content = {"rounds": 2, "kept_round": 1, "history": history, "operator": "runs/one/operator.pt"}
+    content["last"] = {"loss": 0.875}
     page = write_run(tmp_path, ProgrammeConfig(rounds=2), RunResult(77, content)).read_text()
     assert json.loads((tmp_path / "summary.json").read_text()) == {**content, "run": "77"}
     assert all(text in page for text in ("1.25", "20.5", "rounds: 2", "weights of round 1 were kept", "77"))
+    rows = re.findall(r"<tr>(<th scope=\"row\">.*?)</tr>", page)
+    cells = [re.findall(r">([^<]+)</t[hd]>", row) for row in rows[:3]]
+    # A model stands beside the round that made it, and the picture has those that were measured.
+    assert cells == [["0", "–", "–", "1.250"], ["1", "4", "20.50", "–"], ["2", "3", "19.00", "0.8750"]]
+    assert 'alt="loss against the number of rounds."' in page
 
 
 class Failing(Control):
@@ -84,3 +92,18 @@ def test_a_failed_run_is_told_in_a_sentence_without_flowers_traceback(
     assert said.getvalue().splitlines() == ["run 77 (one) is started", "round 1: 4 sites"]
     assert caught.value.cause == f"Run 77 ended as failed: {why}"
     assert "the same command with --name one goes on" in caught.value.fix
+
+
+def test_lists_and_mappings_are_told_in_words_and_not_as_json() -> None:
+    told = {"state": "running", "sites": {"north": "online"}, "epsilon": None, "flaws": [], "runs": [{"run": "1"}, {}]}
+    told |= {"processes": {"tasks": {"state": "up", "last_exit": None}}, "spent": 0.123456}
+    assert list(in_words(told)) == [
+        ["state", "running"],
+        ["sites", "north online"],
+        ["epsilon", "–"],
+        ["flaws", "none"],
+        ["runs", "run 1"],
+        ["", "none"],
+        ["processes", "tasks (state up, last_exit –)"],
+        ["spent", "0.1235"],
+    ]
