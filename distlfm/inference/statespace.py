@@ -163,9 +163,11 @@ class StateSpace(Marginal):
     ) -> _Filtered:
         """Run through times [B, T] with residuals, noise and mask [B, P, T]."""
         gaps = torch.diff(times, dim=-1)
-        # Few gaps differ in regular series: each is exponentiated once.
+        # Few gaps differ in regular series: each is exponentiated once. In others each row has its own.
         lengths, which = torch.unique(gaps, return_inverse=True)
-        steps = torch.linalg.matrix_exp(joint.drift.unsqueeze(1) * lengths[:, None, None])
+        if len(lengths) > gaps.shape[-1]:
+            lengths, which = gaps, torch.arange(gaps.shape[-1]).expand_as(gaps)
+        steps = torch.linalg.matrix_exp(joint.drift.unsqueeze(1) * lengths[..., None, None])
         stationary = joint.stationary.unsqueeze(1)
         noises = stationary - steps @ stationary @ steps.mT
         row = torch.arange(len(times))

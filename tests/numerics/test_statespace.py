@@ -127,3 +127,16 @@ def test_series_are_filtered_from_so_many_times_on_whatever_the_number_of_output
         )
         options = InferenceConfig(posterior={"method": "point"}, optimiser={"iterations": 2, "rounds": 0})
         assert fit_instances(model, [instance], options)[0].method == method
+
+
+def test_steps_of_irregular_series_are_those_of_each_row_and_not_of_all_its_neighbours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = model_of("glucose", "matern52", ["glucose"])
+    quick, counts = StateSpace(model, observations_of(model)), []
+    exponential = torch.linalg.matrix_exp
+    monkeypatch.setattr(
+        torch.linalg, "matrix_exp", lambda given: (counts.append(given[..., 0, 0].numel()), exponential(given))[1]
+    )
+    quick.log_marginal(torch.zeros(3, model.space.num_free, dtype=torch.float64), ROWS)
+    assert sum(counts) == 3 * 13
