@@ -173,7 +173,7 @@ def test_draws_are_kept_where_they_are_asked_for(folder: Path) -> None:
 
 def test_the_size_of_a_block_does_not_depend_on_workers_or_free_memory(run: FitRun) -> None:
     model = model_with(run.config, ["a", "b"])
-    fleets = [Survey(count, 12, (0, 0), (10, 10), variance=False) for count in (5, 100, 512, 10**6)]
+    fleets = [Survey(count, 12, (0, 0), (10, 10), variance=False, gap=1, span=10) for count in (5, 100, 512, 10**6)]
     sizes = [batch_size(model, fleet, InferenceConfig()) for fleet in fleets]
     assert sizes == [16, 16, 32, 128]
 
