@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from distlfm.errors import UsageError
+from distlfm.errors import OtherWork, UsageError
 from distlfm.federated.prepared import patient_of
 from distlfm.store.files import put_all, storing
 
@@ -48,7 +48,7 @@ class Cohort:
                 raise UsageError(f"{path} is damaged.", "Restore it, or remove it to choose the cohort anew.") from None
             lost = {*found.train, *found.choose, *found.test} - {patient_of(name) for name in ids}
             if lost:
-                raise UsageError(
+                raise OtherWork(
                     f"{len(lost)} patients of the cohort have no fit any more.",
                     f"Restore them, or remove {path} to choose the cohort anew: that is a new cohort for all budgets.",
                 )

@@ -12,7 +12,7 @@ import torch
 from lfo_toy import make_store
 from site_toy import make_batch, make_federation, make_operator
 
-from distlfm.errors import UsageError
+from distlfm.errors import OtherWork, UsageError
 from distlfm.federated.codec import Vector, weights_digest
 from distlfm.federated.cohort import Cohort
 from distlfm.federated.ledger import BudgetSpent
@@ -116,7 +116,7 @@ def test_a_patient_who_comes_later_changes_no_answer(tmp_path: Path) -> None:
 
 def test_a_cohort_whose_patients_are_gone_is_refused(tmp_path: Path) -> None:
     Cohort.open(tmp_path, ["a/0", "b/0", "c/0"], 0.3, 0.3, 0)
-    with pytest.raises(UsageError, match="no fit any more"):
+    with pytest.raises(OtherWork, match="no fit any more"):
         Cohort.open(tmp_path, ["a/0", "b/0"], 0.3, 0.3, 0)
 
 
