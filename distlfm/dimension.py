@@ -11,6 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+_SPELLED = {
+    "s": ("sec", "secs", "second", "seconds"),
+    "min": ("mins", "minute", "minutes"),
+    "h": ("hr", "hrs", "hour", "hours"),
+    "d": ("day", "days"),
+}
+_SHORT = {word: short for short, words in _SPELLED.items() for word in words}
 _WORDS, _COMPOUND = re.compile(r"\s"), re.compile(r"[\s/*·^]")
 
 
@@ -46,6 +53,16 @@ class Dimension:
         if len(factors) > 1 and common > 1:
             return _raised(_product([(text, power // common) for text, power in factors]), common)
         return _product(factors) if factors else None
+
+
+def same_unit(one: str, other: str) -> bool:
+    """Whether two names are of one unit, as `hours` and `h`, or `mg/dl` and `mg/dL`. Nothing else is known of units."""
+    return _plain(one) == _plain(other)
+
+
+def _plain(unit: str) -> str:
+    parts = re.split(r"([/*·^()])", "".join(unit.split()).casefold())
+    return "".join(_SHORT.get(part, part) for part in parts)
 
 
 def _product(factors: Sequence[tuple[str, int]]) -> str:

@@ -12,6 +12,7 @@ from distlfm.config import Config
 from distlfm.errors import UsageError
 from distlfm.instance import FloatArray
 from distlfm.lfo.alike import check_alike, known_elements, mechanism_in
+from distlfm.lfo.units import check_store_units
 from distlfm.store import Store
 from distlfm.store.layout import UNKNOWN_UNIT, unit
 
@@ -85,6 +86,7 @@ class OperatorSchema(Config):
                 raise UsageError(
                     f"The {what} of {store.path} are {_words(here)}, and those of the operator {_words(there)}.", OTHER
                 )
+        check_store_units(self, store)
         for mine, its in zip(self.dims, _dims(store), strict=True):
             both = min(mine.stop, its.stop) - max(mine.start, its.start)
             if both < SCARCELY * (mine.stop - mine.start):

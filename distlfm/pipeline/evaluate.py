@@ -19,6 +19,7 @@ from distlfm.lfo import Operator, split
 from distlfm.lfo.dataset import kept_rows
 from distlfm.lfo.lineage import lineage
 from distlfm.lfo.settings import SplitConfig
+from distlfm.lfo.units import check_store_units
 from distlfm.pipeline.evaluate_draws import Draws
 from distlfm.pipeline.evaluate_fine import resolutions
 from distlfm.pipeline.query import worth_a_look
@@ -168,6 +169,7 @@ def _check(operator: Operator, store: Store) -> None:
             f"{store.path} has {len(spec.space)} space dimensions, and the operator {len(axes)}.",
             "Give a store of the mechanism that the operator was trained on.",
         )
+    check_store_units(schema, store)
 
 
 def with_answers(store: Store, start: int, stop: int) -> list[Instance]:

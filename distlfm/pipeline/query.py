@@ -18,7 +18,7 @@ from distlfm.inference.metrics import Figures
 from distlfm.inference.tally import Tally
 from distlfm.instance import Instance
 from distlfm.lfo import Answer, Operator
-from distlfm.pipeline.query_ask import Asked, ask, check_names, find_checkpoint, mark, origin, renamed
+from distlfm.pipeline.query_ask import Asked, ask, check_data, find_checkpoint, mark, origin, renamed
 from distlfm.pipeline.query_figures import failed_answer, novelty_of, row_of, true_elements
 from distlfm.pipeline.query_settings import QueryConfig
 from distlfm.pipeline.query_tables import tables
@@ -97,7 +97,7 @@ def run_query(config: QueryConfig, data: Sequence[Instance] | None, reporter: Re
         reporter.warn(notice)
     source, intake = open_source(config.data, data, None)
     intake.tell(reporter)
-    check_names(config.outputs, source.outputs, operator.schema.outputs)
+    check_data(operator.schema, source, config.data, config.outputs)
     run = QueryRun(config, operator, mark(path), Tally(set_aside=map(str, intake.set_aside)))
     if config.run.dir is not None:
         begin(config.run.dir)

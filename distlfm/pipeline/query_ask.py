@@ -12,8 +12,12 @@ from typing import Any
 
 from distlfm.errors import DistlfmError, UsageError
 from distlfm.instance import Instance
-from distlfm.lfo import Answer, Operator
+from distlfm.lfo import Answer, Operator, OperatorSchema
+from distlfm.lfo.units import check_units
 from distlfm.pipeline.run_files import OPERATOR
+from distlfm.pipeline.settings import DataConfig
+from distlfm.pipeline.source_base import Source
+from distlfm.pipeline.sources import told_units
 from distlfm.pipeline.versions import versions
 
 
@@ -74,6 +78,17 @@ def check_names(names: Mapping[str, str], given: Sequence[str], known: Sequence[
             raise UsageError(f"outputs: the data have no output {name!r}.", f"They have {', '.join(given)}.")
         if meant not in known:
             raise UsageError(f"outputs: the operator has no output {meant!r}.", f"It has {', '.join(known)}.")
+
+
+def check_data(schema: OperatorSchema, source: Source, data: DataConfig, names: Mapping[str, str]) -> None:
+    """Refuse data that the operator's numbers do not hold for: a map of names that fits neither, or other units."""
+    check_names(names, source.outputs, schema.outputs)
+    given = [names.get(name, name) for name in source.outputs]
+    alone = len(given) == len(schema.outputs) == 1
+    told = told_units(source, data)
+    if data.scale == "output":  # numbers without a unit, which no name of a unit tells apart
+        told.pop("value_unit", None)
+    check_units(schema, told, schema.outputs if alone else given)
 
 
 def ask(operator: Operator, instances: Sequence[Instance]) -> list[Asked]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from distlfm.errors import MissingExtra, UsageError
-from distlfm.lfo import Operator
+from distlfm.lfo import GridDim, Operator, OperatorSchema
 from distlfm.pipeline.plugins import import_plugins
 from distlfm.pipeline.query_ask import find_checkpoint, mark
 from distlfm.store.files import put_quickly, storing
@@ -119,14 +119,13 @@ def described(checkpoint: str | Path, plugins: Sequence[str] = ()) -> dict[str, 
     path = find_checkpoint(checkpoint)
     operator = Operator.load(path)
     schema, training = operator.schema, operator.training
-    grid = ", ".join(f"{dim.name} {dim.start:g} … {dim.stop:g} ({dim.size} points)" for dim in schema.dims)
     found = {
         "checkpoint": mark(path),
         "mechanism": str(schema.mechanism.get("kind", "unknown")),
-        "takes": ", ".join(schema.outputs),
-        "over": grid,
-        "gives": ", ".join(schema.forces),
-        "parameters": ", ".join(schema.parameters),
+        "takes": _named(schema, schema.outputs),
+        "over": ", ".join(_range(schema, dim) for dim in schema.dims),
+        "gives": _named(schema, schema.forces),
+        "parameters": _named(schema, schema.parameters),
         "known parameters": ", ".join(f"{name} = {value:g}" for name, value in schema.fixed.items()) or "none",
         "weights": str(sum(one.numel() for one in operator.model.parameters())),
         "calibrated on": f"{operator.calibration.instances} instances" if operator.calibration.instances else "nothing",
@@ -136,6 +135,16 @@ def described(checkpoint: str | Path, plugins: Sequence[str] = ()) -> dict[str, 
         name.replace("_", " "): f"{best[name]:.4g}" for name in ("validation_q2", "validation_loss") if name in best
     }
     return found | ({"to be known": " ".join(operator.notices)} if operator.notices else {})
+
+
+def _named(schema: OperatorSchema, names: Sequence[str]) -> str:
+    units = {name: schema.known_unit(name) for name in names}
+    return ", ".join(f"{name} ({unit})" if unit else name for name, unit in units.items())
+
+
+def _range(schema: OperatorSchema, dim: GridDim) -> str:
+    ends = f"{dim.name} {dim.start:g} … {dim.stop:g} {schema.known_unit(dim.name) or ''}".rstrip()
+    return f"{ends} ({dim.size} points)"
 
 
 def examples(operator: Operator) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from distlfm.pipeline.source_base import PIECE, Held, Source
 from distlfm.pipeline.spool import spool
 from distlfm.runtime.reporting import Reporter
 from distlfm.store import Store, content_hash, find_store, is_store
-from distlfm.store.layout import FAILED, STATUSES
+from distlfm.store.layout import FAILED, STATUSES, UNKNOWN_UNIT
 
 
 @dataclass
@@ -134,6 +134,16 @@ def open_source(config: DataConfig, data: Sequence[Instance] | None, folder: Pat
     if not source.count:
         raise DataError(_nothing(config, intake))
     return source, intake
+
+
+def told_units(source: Source, config: DataConfig) -> dict[str, str]:
+    """`time_unit`, `value_unit` and `position_unit` as far as they are told: by the config, or else by the data."""
+    found = source.read(0, 1)[0].metadata
+    told = {key: found.get(key, UNKNOWN_UNIT) for key in ("time_unit", "value_unit", "position_unit")}
+    named = config.units.told()
+    if config.scale == "output":
+        named.pop("value_unit", None)
+    return {key: unit for key, unit in {**told, **named}.items() if unit != UNKNOWN_UNIT}
 
 
 def read_instances(config: DataConfig) -> ReadReport:

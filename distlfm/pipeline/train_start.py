@@ -14,7 +14,7 @@ from distlfm.lfo import Examples, Operator
 from distlfm.lfo.lineage import lineage
 from distlfm.lfo.observed import Observed
 from distlfm.lfo.settings import SplitConfig
-from distlfm.pipeline.query_ask import check_names, find_checkpoint, renamed
+from distlfm.pipeline.query_ask import check_data, find_checkpoint, renamed
 from distlfm.pipeline.settings import DataConfig
 from distlfm.pipeline.sources import for_fitting, open_source
 from distlfm.pipeline.train_settings import TrainConfig
@@ -64,7 +64,7 @@ def read_observed(start: Operator, config: TrainConfig) -> tuple[Observed, list[
     data, names = config.data.observations, config.data.outputs
     assert data is not None
     source, intake = open_source(data, None, None)
-    check_names(names, source.outputs, start.schema.outputs)
+    check_data(start.schema, source, data, names)
     kept: list[Instance] = []
     problems = list(intake.set_aside)
     for one in (instance for piece in source.pieces() for instance in piece):

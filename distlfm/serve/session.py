@@ -43,7 +43,7 @@ class Session:
         self.operator = Operator.load(checkpoint)
         self.mark = mark(checkpoint)
         self.folder = folder
-        self.library = Library(config, self.operator.schema.outputs, folder)
+        self.library = Library(config, self.operator.schema, folder)
         self.fits = Fits(folder, fit_options(config.fit, self.operator.schema, config.plugins))
         self._answers: OrderedDict[str, Shown] = OrderedDict()
         self._lock = threading.RLock()

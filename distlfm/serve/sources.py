@@ -19,7 +19,8 @@ from typing import Any
 from distlfm.config import apply_overrides, build
 from distlfm.errors import DistlfmError, UsageError
 from distlfm.instance import Instance
-from distlfm.pipeline.query_ask import check_names, renamed
+from distlfm.lfo import OperatorSchema
+from distlfm.pipeline.query_ask import check_data, renamed
 from distlfm.pipeline.query_settings import QueryConfig
 from distlfm.pipeline.settings import DataConfig
 from distlfm.pipeline.source_base import Source
@@ -36,7 +37,7 @@ MOST_LISTED = 200
 MOST_TOLD = 20
 """Sentences about one file."""
 
-ALLOWED = ("data.columns.", "data.stride=", "data.scale=", "data.window=", "outputs=", "outputs.")
+ALLOWED = ("data.columns.", "data.stride=", "data.scale=", "data.window=", "data.units.", "outputs=", "outputs.")
 """Settings that the page may give with a file: how it is read, never where it is."""
 
 _LONGEST_NAME = 120
@@ -81,8 +82,8 @@ class Patients:
 class Library:
     """All sources of a session. folder: where files are while they are read."""
 
-    def __init__(self, config: ServeConfig, outputs: Sequence[str], folder: Path) -> None:
-        self._config, self._outputs, self._folder = config, tuple(outputs), folder
+    def __init__(self, config: ServeConfig, schema: OperatorSchema, folder: Path) -> None:
+        self._config, self._schema, self._folder = config, schema, folder
         self._named: list[Patients] = []
         self._dropped: OrderedDict[str, Patients] = OrderedDict()
 
@@ -130,7 +131,7 @@ class Library:
 
     def _opened(self, config: QueryConfig, name: str, spool: Path | None, dropped: bool = False) -> Patients:
         source, intake = open_source(config.data, None, spool)
-        check_names(config.outputs, source.outputs, self._outputs)
+        check_data(self._schema, source, config.data, config.outputs)
         ids = tuple(one.id for piece in source.pieces() for one in piece)
         parent = config.data.path.parent if dropped and config.data.path is not None else None
         told = [
