@@ -26,6 +26,7 @@ class Glucose(Mechanism):
     Options: ClassVar[type[MechanismConfig]] = GlucoseConfig
     force_names = ("appearance",)
     force_dimension = RATE
+    prior_units: ClassVar = {"time": "min", "value": "mg/dL"}
 
     def __init__(self, options: GlucoseConfig) -> None:
         super().__init__(options)

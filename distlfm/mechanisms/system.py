@@ -26,11 +26,15 @@ class MechanismConfig(Config):
 
 
 class System(ABC):
-    """An equation with named outputs and forces. force_dimension: what forces are measured in, if that is known."""
+    """An equation with named outputs and forces. force_dimension: what forces are measured in, if that is known.
+
+    prior_units: of `time`, `value` and `position`, where the default priors are numbers of certain units.
+    """
 
     Options: ClassVar[type[MechanismConfig]] = MechanismConfig
     force_names: tuple[str, ...] = ("force",)
     force_dimension: Dimension | None = None
+    prior_units: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, options: MechanismConfig) -> None:
         self.options = options

@@ -15,6 +15,7 @@ from distlfm.inference.checks import check_inference
 from distlfm.inference.fit import InferenceConfig, instance_bytes
 from distlfm.inference.model import Model
 from distlfm.inference.prior_times import prior_notice
+from distlfm.inference.prior_units import units_notice
 from distlfm.inference.survey import Survey, settled, survey
 from distlfm.instance import Instance
 from distlfm.pipeline import spool
@@ -33,7 +34,7 @@ from distlfm.pipeline.rundir import (
 )
 from distlfm.pipeline.settings import FitConfig
 from distlfm.pipeline.source_base import Source
-from distlfm.pipeline.sources import for_fitting, open_source
+from distlfm.pipeline.sources import for_fitting, open_source, told_units
 from distlfm.pipeline.versions import versions
 from distlfm.runtime.reporting import Reporter
 from distlfm.store import Store, StoreSpec
@@ -95,10 +96,11 @@ def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path |
         )
     options = settled(model, found, config.inference)
     block = config.run.batch or batch_size(model, found, options)
-    notice = prior_notice(model, found)
-    if notice:
+    told = (units_notice(model.system, told_units(source, config.data)), prior_notice(model, found))
+    notices = tuple(filter(None, told))
+    for notice in notices:
         reporter.warn(notice)
-    return Plan(model, options, source, found, block, costs, intake.set_aside, folder, (notice,) if notice else ())
+    return Plan(model, options, source, found, block, costs, intake.set_aside, folder, notices)
 
 
 def _placed(model: Model, instances: Sequence[Instance]) -> None:
