@@ -30,6 +30,7 @@ def units_notice(system: System, told: Mapping[str, str]) -> str:
     return (
         f"The default priors of {system.options.kind} are for {meant}, and the data are in {here}. "
         f"Set {_listed(left)} to what is plausible in the units of your data."
+        + (" Look at force.priors and likelihood.prior too." if system.force_priors else "")
     )
 
 

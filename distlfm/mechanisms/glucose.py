@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from distlfm.dimension import RATE, TIME, VALUE
+from distlfm.errors import UsageError
 from distlfm.mechanisms.base import Mechanism, MechanismConfig, register, start_parameter
 from distlfm.mechanisms.parameters import Parameter, Values
-from distlfm.mechanisms.priors import LogNormal
+from distlfm.mechanisms.priors import LogNormal, Prior
 
 
 class GlucoseConfig(MechanismConfig):
@@ -27,9 +29,19 @@ class Glucose(Mechanism):
     force_names = ("appearance",)
     force_dimension = RATE
     prior_units: ClassVar = {"time": "min", "value": "mg/dL"}
+    force_priors: ClassVar[Mapping[str, Prior]] = {
+        "lengthscale": LogNormal(median=40.0, spread=0.5),
+        "variance": LogNormal(median=0.5, spread=1.0),
+    }
+    noise_prior: ClassVar[Prior | None] = LogNormal(median=2.0, spread=0.5)
 
     def __init__(self, options: GlucoseConfig) -> None:
         super().__init__(options)
+        if len(self.outputs) != 1:
+            raise UsageError(
+                f"glucose is an equation of one output, and here are {len(self.outputs)}: {', '.join(self.outputs)}.",
+                "Name the column of glucose alone in data.columns.values, or write an equation of your own for all.",
+            )
         self.start = options.initial
 
     def parameters(self) -> list[Parameter]:

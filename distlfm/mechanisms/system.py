@@ -29,12 +29,16 @@ class System(ABC):
     """An equation with named outputs and forces. force_dimension: what forces are measured in, if that is known.
 
     prior_units: of `time`, `value` and `position`, where the default priors are numbers of certain units.
+    force_priors, noise_prior: of the kernel's parameters by name, and of the noise, where a config leaves them out; an
+    equation that has units of its own knows better than numbers around one.
     """
 
     Options: ClassVar[type[MechanismConfig]] = MechanismConfig
     force_names: tuple[str, ...] = ("force",)
     force_dimension: Dimension | None = None
     prior_units: ClassVar[Mapping[str, str]] = {}
+    force_priors: ClassVar[Mapping[str, Prior]] = {}
+    noise_prior: ClassVar[Prior | None] = None
 
     def __init__(self, options: MechanismConfig) -> None:
         self.options = options

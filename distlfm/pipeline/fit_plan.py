@@ -16,6 +16,7 @@ from distlfm.inference.fit import InferenceConfig, instance_bytes
 from distlfm.inference.model import Model
 from distlfm.inference.prior_times import prior_notice
 from distlfm.inference.prior_units import units_notice
+from distlfm.inference.series_length import length_notice
 from distlfm.inference.survey import Survey, settled, survey
 from distlfm.instance import Instance
 from distlfm.pipeline import spool
@@ -96,7 +97,8 @@ def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path |
         )
     options = settled(model, found, config.inference)
     block = config.run.batch or batch_size(model, found, options)
-    told = (units_notice(model.system, told_units(source, config.data)), prior_notice(model, found))
+    units = told_units(source, config.data)
+    told = (units_notice(model.system, units), prior_notice(model, found), length_notice(model, found, options))
     notices = tuple(filter(None, told))
     for notice in notices:
         reporter.warn(notice)

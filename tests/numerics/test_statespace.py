@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from distlfm.config import build
+from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.linear import LinearGaussian, Quadrature
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
@@ -140,3 +141,15 @@ def test_steps_of_irregular_series_are_those_of_each_row_and_not_of_all_its_neig
     )
     quick.log_marginal(torch.zeros(3, model.space.num_free, dtype=torch.float64), ROWS)
     assert sum(counts) == 3 * 13
+
+
+def test_glucose_without_priors_has_those_of_its_own_units() -> None:
+    model = model_of("glucose", "matern52", ["glucose"])
+    middle = model.space.unpack(torch.zeros(1, model.space.num_free, dtype=torch.float64))
+    found = {name: float(middle[name].squeeze()) for name in ("appearance.lengthscale", "appearance.variance", "noise")}
+    assert found == pytest.approx({"appearance.lengthscale": 40.0, "appearance.variance": 0.5, "noise": 2.0})
+
+
+def test_glucose_takes_one_output() -> None:
+    with pytest.raises(UsageError, match=r"equation of one output, and here are 2: glucose, insulin"):
+        build_mechanism({"kind": "glucose"}, ["glucose", "insulin"])

@@ -14,20 +14,21 @@ from distlfm.config import build
 from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.prior_times import prior_notice
+from distlfm.inference.series_length import length_notice
 from distlfm.inference.survey import survey
 from distlfm.instance import FloatArray, Instance
 from distlfm.mechanisms import build_system
 
 CONFIG = """\
 verb: fit
-mechanism: {kind: glucose, initial: free}
+mechanism: {kind: transcription}
 force: {kernel: {kind: matern52}}
 inference: {method: preestimate, preestimate: {draws: 4}}
 """
-GLUCOSE: dict[str, Any] = {"kind": "glucose", "outputs": ["glucose"]}
+GENE: dict[str, Any] = {"kind": "transcription", "outputs": ["glucose"]}
 
 
-def told(times: FloatArray, force: dict[str, Any] | None = None, mechanism: dict[str, Any] = GLUCOSE) -> str:
+def told(times: FloatArray, force: dict[str, Any] | None = None, mechanism: dict[str, Any] = GENE) -> str:
     model = Model(build_system(mechanism), build(ForceConfig, force or {}), LikelihoodConfig())
     values = np.ones((len(model.system.outputs), len(times)))
     some = [Instance("one", model.system.outputs, times, values, np.ones_like(values, dtype=bool))]
@@ -61,8 +62,29 @@ def test_a_force_that_does_not_depend_on_time_is_not_compared_with_times() -> No
     assert told(np.arange(0.0, 100.0, 5.0), mechanism={"kind": "nonparametric", "outputs": ["a"]}) == ""
 
 
+@pytest.mark.parametrize(
+    ("kernel", "count", "likelihood", "said"),
+    [
+        ("rbf", 500, "gaussian", True),
+        ("rbf", 399, "gaussian", False),
+        ("matern52", 500, "gaussian", False),
+        ("rbf", 500, "poisson", False),
+    ],
+)
+def test_long_series_that_a_filter_would_fit_quicker_are_told(
+    kernel: str, count: int, likelihood: str, said: bool
+) -> None:
+    force = build(ForceConfig, {"kernel": {"kind": kernel}})
+    model = Model(build_system(GENE), force, build(LikelihoodConfig, {"kind": likelihood}))
+    values = np.ones((1, count))
+    some = [Instance("one", ("glucose",), np.arange(float(count)), values, np.ones_like(values, dtype=bool))]
+    notice = length_notice(model, survey(model, some, some, InferenceConfig()), InferenceConfig())
+    assert ("force.kernel.kind=matern52" in notice) is said
+    assert bool(notice) is said
+
+
 def test_the_finest_instance_of_a_fleet_counts() -> None:
-    model = Model(build_system(GLUCOSE), ForceConfig(), LikelihoodConfig())
+    model = Model(build_system(GENE), ForceConfig(), LikelihoodConfig())
 
     def some(step: float) -> list[Instance]:
         times = np.arange(0.0, 10 * step, step)
