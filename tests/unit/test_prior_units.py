@@ -73,6 +73,7 @@ def test_the_user_is_told_once_at_the_start_in_the_summary_and_in_the_report(
     main([*arguments, "--executor", "serial"])
     shown = capsys.readouterr()
     assert " ".join((shown.out + shown.err).split()).count(BEGIN) == 1
-    (notice,) = json.loads((out / "summary.json").read_text())["notices"]
+    notice, lengthscale = json.loads((out / "summary.json").read_text())["notices"]
     assert notice.startswith(BEGIN)
+    assert lengthscale.startswith("The default prior of the force's lengthscale has its middle at 40, far above")
     assert (out / "report.html").read_text(encoding="utf-8").count(BEGIN) == 1
