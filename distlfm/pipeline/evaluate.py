@@ -26,8 +26,8 @@ from distlfm.pipeline.query import worth_a_look
 from distlfm.pipeline.query_ask import ask, find_checkpoint, mark, origin
 from distlfm.pipeline.query_figures import Calibration, failed_answer, novelty_of, row_of, true_elements
 from distlfm.pipeline.query_settings import AskConfig, EvaluateConfig
-from distlfm.pipeline.run_files import CONFIG, REPORT
-from distlfm.pipeline.rundir import begin, write_config, write_summary
+from distlfm.pipeline.run_files import CONFIG, REPORT, SUMMARY
+from distlfm.pipeline.rundir import begin, forget_report, refuse_other_verbs, write_config, write_summary
 from distlfm.pipeline.versions import versions
 from distlfm.report.lfo_page import Example, Resolutions, Scores, evaluation_page
 from distlfm.runtime.reporting import Reporter, Silent
@@ -103,12 +103,14 @@ def evaluate(
         content = {"checkpoint": str(checkpoint), "store": str(store)}
         config = build(EvaluateConfig, apply_overrides(content, overrides), source="evaluate")
     if config.run.dir is not None:
+        refuse_other_verbs(config.run.dir, config.verb, (SUMMARY, REPORT))
         begin(config.run.dir)
     found = scored(config, reporter or Silent())
     if reporter is not None:
         for notice in found.operator.notices:
             reporter.warn(notice)
     if config.run.dir is not None:
+        forget_report(config.run.dir)
         write_config(config.run.dir, config)
         write_summary(config.run.dir, found.rows, found.overall)
         told = origin(found.operator, found.checkpoint, found.overall["config_hash"])

@@ -19,11 +19,12 @@ from distlfm.inference.tally import Tally
 from distlfm.instance import Instance
 from distlfm.lfo import Answer, Operator
 from distlfm.pipeline.query_ask import Asked, ask, check_data, find_checkpoint, mark, origin, renamed
+from distlfm.pipeline.query_before import PLOTS, WRITTEN, forget_answers
 from distlfm.pipeline.query_figures import failed_answer, novelty_of, row_of, true_elements
 from distlfm.pipeline.query_settings import QueryConfig
 from distlfm.pipeline.query_tables import tables
 from distlfm.pipeline.run_files import REPORT
-from distlfm.pipeline.rundir import begin, write_config, write_summary
+from distlfm.pipeline.rundir import begin, refuse_other_verbs, write_config, write_summary
 from distlfm.pipeline.source_base import Source
 from distlfm.pipeline.sources import for_fitting, open_source
 from distlfm.pipeline.versions import versions
@@ -91,6 +92,8 @@ def run_query(config: QueryConfig, data: Sequence[Instance] | None, reporter: Re
     """Ask as a config says."""
     if config.plot and config.run.dir is None:
         raise UsageError("Pictures need a folder.", "Give --out DIR too.")
+    if config.run.dir is not None:
+        refuse_other_verbs(config.run.dir, config.verb, (*WRITTEN, PLOTS) if config.plot else WRITTEN)
     path = find_checkpoint(config.checkpoint)
     operator = Operator.load(path)
     for notice in operator.notices:
@@ -113,8 +116,10 @@ def run_query(config: QueryConfig, data: Sequence[Instance] | None, reporter: Re
             task.advance(1, f"{run.tally.failed} failed" if run.tally.failed else "")
         if run.tally.failed == run.tally.count:
             raise WorkError(f"None of {run.tally.count} instances can be answered.", run.tally.failures[0]["reason"])
+        if config.run.dir is not None:
+            forget_answers(config.run.dir)
+            write_config(config.run.dir, config)  # before the tables: by it, the folder is known as a query's
     if config.run.dir is not None:
-        write_config(config.run.dir, config)
         write_summary(config.run.dir, run.rows, run.overall)
         if config.plot:
             _draw(run, source, config.run.dir, reporter)
@@ -151,7 +156,7 @@ def _draw(run: QueryRun, source: Source, folder: Path, reporter: Reporter) -> No
             assert one.answer is not None
             true = true_elements(one.instance, schema)
             figure = plot_answer(one.instance, one.answer, schema, true)
-            save_figure(figure, folder / "plots", index, one.instance.id)
+            save_figure(figure, folder / PLOTS, index, one.instance.id)
             examples.append(Example(one.instance, one.answer, run.rows[index], chosen[index], true, figure))
             task.advance()
     told = origin(run.operator, run.checkpoint, run.overall["config_hash"])

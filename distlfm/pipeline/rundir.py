@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from distlfm.config import Config, dump, fingerprint
+from distlfm.config import Config, dump, fingerprint, read_yaml
 from distlfm.errors import OtherWork, UsageError
 from distlfm.inference.result import FitResult
 from distlfm.inference.tally import Row, Tally, figures_of
@@ -20,6 +20,9 @@ from distlfm.runtime.finite import finite
 from distlfm.store import Store
 from distlfm.store.files import no_place, storing
 from distlfm.store.find import RUN_STORE, is_store
+
+VERBS = ("fit", "generate", "simulate", "train", "tune", "evaluate", "query")
+"""Verbs that a config may be of."""
 
 
 def begin(directory: Path, *folders: str) -> None:
@@ -49,6 +52,39 @@ def refuse_others(directory: Path, config: Config) -> None:
                 f"{directory} is no run: it has no {RUN_STORE}; and a run would write over its {name}.",
                 "Choose another --out directory.",
             )
+
+
+def refuse_other_verbs(directory: Path, verb: str, written: Iterable[str], begun: str = CONFIG) -> None:
+    """Refuse a folder with files which a run of `verb` would write over, unless they are of a run of that verb.
+
+    written: names of what it writes besides its config. begun: a file that only such runs have, if there is one.
+    """
+    file = directory / CONFIG
+    if os.path.lexists(file):  # unlike Path.exists, it leaves names that cannot be to whoever makes the folder
+        other = _verb_of(file)
+        if other == verb:
+            return
+        if other in VERBS:
+            raise UsageError(
+                f"{directory} is a run of `distlfm {other}`, and `distlfm {verb}` would write over its {CONFIG}.",
+                "Choose another --out directory.",
+            )
+    elif os.path.lexists(directory / begun):
+        return
+    for name in (CONFIG, *written):
+        if os.path.lexists(directory / name):
+            raise UsageError(
+                f"{directory} is no run of `distlfm {verb}`, which would write over its {name}.",
+                "Choose another --out directory.",
+            )
+
+
+def _verb_of(file: Path) -> object:
+    """The verb that a config names, if it is one that can be read."""
+    try:
+        return read_yaml(file).get("verb")
+    except UsageError:
+        return None
 
 
 def _holds(file: Path, text: str) -> bool:

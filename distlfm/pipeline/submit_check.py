@@ -10,7 +10,7 @@ from typing import Any
 from distlfm.cluster.ranks import Place
 from distlfm.config import Config, apply_overrides, read_yaml
 from distlfm.errors import DataError, UsageError
-from distlfm.pipeline import generate, sources, spool
+from distlfm.pipeline import generate, sources, spool, train_work, tune
 from distlfm.pipeline.fit_plan import INPUT
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.pipeline.rundir import refuse_others, same_settings
@@ -93,6 +93,7 @@ def _generate(config: GenerateConfig, setting: Setting) -> GenerateConfig:
 def _train(config: TrainConfig, setting: Setting) -> TrainConfig:
     config = config.resolved()
     assert config.run.dir is not None
+    train_work.refuse_others(config.run.dir)
     if setting.tasks > 1:
         launcher_for(config.run, Place(world=setting.tasks, launcher="srun"))
     if not setting.waits:
@@ -106,6 +107,7 @@ def _train(config: TrainConfig, setting: Setting) -> TrainConfig:
 def _tune(config: TuneConfig, setting: Setting) -> TuneConfig:
     config = config.model_copy(update={"train": config.train.resolved()})
     assert config.run.dir is not None
+    tune.refuse_others(config.run.dir)
     Ledger(config, config.run.dir).resume(Silent())
     if not setting.waits:
         open_examples(config.train)

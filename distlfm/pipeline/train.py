@@ -25,7 +25,7 @@ from distlfm.pipeline.run_files import CONFIG, OPERATOR, SUMMARY
 from distlfm.pipeline.train_log import METRICS, Follower, read_metrics, shown
 from distlfm.pipeline.train_settings import TrainConfig, TrainRunConfig
 from distlfm.pipeline.train_start import tell_observed
-from distlfm.pipeline.train_work import CHECKPOINTS, LAST, TrainWork
+from distlfm.pipeline.train_work import CHECKPOINTS, LAST, TrainWork, refuse_others
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.signals import Stop
 from distlfm.store.lock import holder
@@ -81,6 +81,7 @@ def train(
             raise UsageError(f"It is not said where the run of {launcher} goes.", "Give --out DIR, or set run.dir.")
         return _in_memory(config, reporter)
     if place.world == 1:  # of several ranks, the others would wait for this one
+        refuse_others(config.run.dir)
         _free(config.run.dir)
     if place.rank == 0:
         tell_observed(config, reporter)

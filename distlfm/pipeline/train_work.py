@@ -21,9 +21,9 @@ from distlfm.errors import DistlfmError, OtherWork, UsageError, WorkError
 from distlfm.lfo import Examples, OperatorSchema, Ranks, Training, finish, load_checkpoint, save_checkpoint
 from distlfm.lfo.checkpoint import TRAINING
 from distlfm.pipeline.plugins import import_plugins
-from distlfm.pipeline.run_files import CONFIG, OPERATOR, SUMMARY
-from distlfm.pipeline.rundir import begin
-from distlfm.pipeline.train_log import RunLog
+from distlfm.pipeline.run_files import CONFIG, OPERATOR, REPORT, SUMMARY
+from distlfm.pipeline.rundir import begin, refuse_other_verbs
+from distlfm.pipeline.train_log import METRICS, RunLog
 from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.pipeline.train_start import examples_after, open_start
 from distlfm.runtime.threads import torch_threads
@@ -235,6 +235,12 @@ def keep_config(directory: Path, config: Config) -> None:
         put_quickly(directory / CONFIG, dump(config).encode())
 
 
+def refuse_others(directory: Path) -> None:
+    """Refuse a folder with files that a training would write over, and that are not of one."""
+    written = (METRICS, OPERATOR, SUMMARY, REPORT)
+    refuse_other_verbs(directory, "train", written, begun=f"{CHECKPOINTS}/{LAST}")
+
+
 def clear_drafts(directory: Path) -> None:
     """Remove what killed writers had not finished. Whoever holds the run's lock is the only writer, on any host."""
     for draft in [*directory.glob(".*.part"), *(directory / CHECKPOINTS).glob(".*.part")]:
@@ -248,6 +254,7 @@ def _writing(directory: Path, ranks: Ranks) -> Iterator[None]:
     with ExitStack() as stack:
         if ranks.is_main:
             try:
+                refuse_others(directory)
                 begin(directory, CHECKPOINTS)
                 stack.enter_context(driver_lock(directory, "train"))
                 clear_drafts(directory)

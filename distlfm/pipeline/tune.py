@@ -20,8 +20,8 @@ from distlfm.config import dump, load
 from distlfm.errors import DistlfmError, Stopped, UsageError, WorkError
 from distlfm.lfo import Examples, split
 from distlfm.optional import require
-from distlfm.pipeline.run_files import CONFIG
-from distlfm.pipeline.rundir import begin
+from distlfm.pipeline.run_files import CONFIG, REPORT
+from distlfm.pipeline.rundir import begin, refuse_other_verbs
 from distlfm.pipeline.train_log import METRICS, read_metrics
 from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.pipeline.train_work import TrainWork, flat, keep_config, open_examples
@@ -104,6 +104,7 @@ def tune(config: TuneConfig | Path | str, overrides: Sequence[str] = (), reporte
     if config.run.dir is None:
         raise UsageError("It is not said where the sweep goes.", "Give --out DIR, or set run.dir in the config.")
     directory, reporter = config.run.dir.resolve(), reporter or Silent()
+    refuse_others(directory)
     config = config.model_copy(update={"train": config.train.resolved()})
     refuse_unscored(config, open_examples(config.train))  # what is wrong with them is told now
     begin(directory, FOLDER)
@@ -114,6 +115,11 @@ def tune(config: TuneConfig | Path | str, overrides: Sequence[str] = (), reporte
         if len([one for one in ledger.trials if one.done]) < config.search.trials:
             _sweep(config, directory, ledger, reporter)
         return _conclude(config, directory, ledger, reporter)
+
+
+def refuse_others(directory: Path) -> None:
+    """Refuse a folder with files that a sweep would write over, and that are not of one."""
+    refuse_other_verbs(directory, "tune", (TRIALS, TABLE, BEST, REPORT))
 
 
 def refuse_unscored(config: TuneConfig, examples: Examples) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
@@ -33,6 +34,11 @@ from distlfm.report.style import (
 from distlfm.store.files import put_quickly, storing
 
 PIXELS_PER_INCH = 200
+FORMATS: dict[str, dict[str, Any]] = {
+    "png": {"dpi": PIXELS_PER_INCH},
+    "svg": {"metadata": {"Date": None, "Creator": None}},
+}
+"""Of the files of a picture, with what is said to matplotlib; a date would make each file another."""
 
 
 def plot_answer(
@@ -63,15 +69,20 @@ def settled(figure: Figure) -> Figure:
     return figure
 
 
-def save_figure(figure: Figure, folder: Path, index: int, name: str) -> None:
-    """A picture as .png and .svg, named by its place among the instances and by an id."""
+def picture_names(index: int, name: str) -> dict[str, str]:
+    """The files of a picture and their formats, named by its place among the instances and by an id."""
     stem = f"{index:05d}_{re.sub(r'[^A-Za-z0-9._-]+', '_', name)[:60]}"
+    return {f"{stem}.{form}": form for form in FORMATS}
+
+
+def save_figure(figure: Figure, folder: Path, index: int, name: str) -> None:
+    """A picture as .png and .svg."""
     with house(), storing("a picture", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for form, more in (("png", {"dpi": PIXELS_PER_INCH}), ("svg", {"metadata": {"Date": None, "Creator": None}})):
+        for file, form in picture_names(index, name).items():
             buffer = io.BytesIO()
-            figure.savefig(buffer, format=form, **more)
-            put_quickly(folder / f"{stem}.{form}", buffer.getvalue())
+            figure.savefig(buffer, format=form, **FORMATS[form])
+            put_quickly(folder / file, buffer.getvalue())
 
 
 def band_of(answer: Answer) -> Band:
