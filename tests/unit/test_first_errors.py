@@ -288,7 +288,7 @@ ABSENT = [
     ("starlette", "serve old.pt --port 0", "serve"),
     ("h5py", "store export {store} --format well --out x.h5", "export"),
     ("optuna", "tune tune.yaml --data {store} --out u", "ray"),
-    ("tensorboardX", "train train.yaml --data {store} --out absent run.tensorboard=true", "train"),
+    ("tensorboardX", "train train.yaml --data {store} --out unlogged run.tensorboard=true", "train"),
 ]
 """A module, a verb that needs it, and the extra that brings it."""
 
