@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distlfm.errors import Problem
 from distlfm.instance import Instance
 
 UNIT_RATIO = 300.0
 """Values this many times larger or smaller than the other instances' suggest another unit (milli against whole)."""
+
+ODD_RATIO = 8.0
+"""Where the other instances are alike, so many times suggest another unit too (mmol/L of glucose against mg/dL: 18)."""
+
+ODD_DEVIATIONS = 8.0
+"""They are alike if the difference is more than so many median absolute deviations of their logarithms."""
+
+FEWEST_OTHERS = 5
+"""Of fewer instances nobody can say how much they differ by nature."""
 
 LARGEST_EXPONENT = 700.0
 """Beyond it a float overflows; the ratio is only printed."""
@@ -77,8 +87,9 @@ class Comparison:
             logs = np.log(list(by_instance.values()))
             # Of two, each is compared with the other; of more, the one that is off hardly moves the median.
             usual = logs[::-1] if len(logs) == 2 else np.full(len(logs), np.median(logs))
-            for name, difference in zip(by_instance, (logs - usual).tolist(), strict=True):
-                if abs(difference) > np.log(UNIT_RATIO):
+            suspect = (np.abs(logs - usual) > np.log(UNIT_RATIO)) | _odd_ones(logs)
+            for name, difference, is_suspect in zip(by_instance, (logs - usual).tolist(), suspect, strict=True):
+                if is_suspect:
                     ratio = f"{np.exp(min(abs(difference), LARGEST_EXPONENT)):.3g}"
                     times = f"{ratio} times {'larger' if difference > 0 else 'smaller'}"
                     notices.append(
@@ -91,3 +102,28 @@ class Comparison:
                         )
                     )
         return notices
+
+
+def _odd_ones(logs: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which of these logarithms of sizes [B] are far from the others', as measured by how those differ."""
+    if len(logs) <= FEWEST_OTHERS:
+        return np.zeros(len(logs), dtype=bool)
+    centres = _medians_of_others(logs)
+    spreads = np.empty_like(centres)
+    for centre in np.unique(centres):  # three at most: without one, the median is its neighbour or between two
+        here = centres == centre
+        spreads[here] = _medians_of_others(np.abs(logs - centre))[here]
+    distances = np.abs(logs - centres)
+    # A rounding of the logarithms must not decide on exactly so many times.
+    return (distances >= np.log(ODD_RATIO) - 1e-9) & (distances > ODD_DEVIATIONS * spreads)
+
+
+def _medians_of_others(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """For each of B numbers the median of all others [B], by one sorting."""
+    order = np.argsort(numbers, kind="stable")
+    rank = np.empty(len(numbers), dtype=np.intp)
+    rank[order] = np.arange(len(numbers))
+    ordered = numbers[order]
+    below, above = (len(numbers) - 2) // 2, (len(numbers) - 1) // 2
+    middle: NDArray[np.float64] = (ordered[below + (below >= rank)] + ordered[above + (above >= rank)]) / 2
+    return middle
