@@ -11,7 +11,7 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,8 +100,11 @@ def _value(text: str) -> Any:
     return value
 
 
-def build(model: type[Model], content: dict[str, Any], source: str = "config") -> Model:
-    """Check a mapping against a model; every wrong key or value becomes one sentence."""
+def build(model: type[Model], content: dict[str, Any], source: str = "config", within: str = "") -> Model:
+    """Check a mapping against a model; every wrong key or value becomes one sentence.
+
+    within: the key of the section that the mapping is, where the file has more; keys are told with it.
+    """
     wanted = model.model_fields["verb"].default if "verb" in model.model_fields else None
     if wanted is not None and content.get("verb", wanted) != wanted:  # its other keys would be as strange
         raise UsageError(
@@ -111,42 +114,109 @@ def build(model: type[Model], content: dict[str, Any], source: str = "config") -
         return model.model_validate(content)
     except ValidationError as error:
         known = sorted(set(dotted_keys(model)))
-        sentences = [_sentence(dict(item), known) for item in error.errors()]
+        sentences = [_sentence(dict(item), _Place(model, item["loc"], known, within), known) for item in error.errors()]
         raise UsageError(f"{source}: " + " ".join(dict.fromkeys(sentences))) from None
 
 
-def _sentence(item: dict[str, Any], known: list[str]) -> str:
-    place = _written(item["loc"], known)
+class _Place:
+    """A location of pydantic's as a user writes it: the tag of a union's member ("prior.lognormal.median") is no key.
+
+    name: with dots; short: without the section that it is in. level: the keys that are known beside its last part.
+    named_by_user: whether these stand under a name that no model has, such as a parameter's. models: what may stand
+    there, if mappings.
+    """
+
+    def __init__(self, model: type[BaseModel], location: Sequence[object], known: list[str], within: str) -> None:
+        kept: list[str] = []
+        here: list[Any] = [model]
+        parts = [str(part) for part in location]
+        self.level: list[str] = []
+        for i, part in enumerate(parts):
+            below = [shape for one in here for shape in _below(one, part)]
+            members = [one for one in here if part in _tags(one)]
+            below_next = [".".join([*kept, rest]) for rest in parts[i + 1 : i + 2]]
+            odd = ".".join([*kept, part]) not in known and any(key in known for key in below_next)
+            if not below and (members or odd):
+                here = members or here
+                continue
+            self.level = sorted({key for one in here if _is_model(one) for key in one.model_fields})
+            kept.append(part)
+            here = below
+        self.short, self.within = ".".join(kept), f"{within}." if within and kept else within
+        self.name = self.within + self.short
+        self.named_by_user = ".".join(kept[:-1]) not in ("", *known)
+        self.models: list[type[BaseModel]] = [one for one in here if _is_model(one)]
+
+
+def _is_model(shape: Any) -> bool:
+    return isinstance(shape, type) and issubclass(shape, BaseModel)
+
+
+def _tags(shape: Any) -> tuple[str, ...]:
+    """What pydantic calls a member of a union."""
+    if not _is_model(shape):
+        return ()
+    kind = shape.model_fields.get("kind")
+    return (shape.__name__, *(typing.get_args(kind.annotation) if kind else ()))
+
+
+def _below(shape: Any, part: str) -> list[Any]:
+    """What may stand under a key of a model or of a mapping; unions are taken apart."""
+    if _is_model(shape):
+        return list(_shapes(shape.model_fields[part].annotation)) if part in shape.model_fields else []
+    if isinstance(typing.get_origin(shape), type) and issubclass(typing.get_origin(shape), Mapping):
+        return list(_shapes(typing.get_args(shape)[1]))
+    return []
+
+
+def _shapes(annotation: Any) -> Iterator[Any]:
+    if typing.get_origin(annotation) is typing.Annotated:
+        yield from _shapes(typing.get_args(annotation)[0])
+    elif typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        for part in typing.get_args(annotation):
+            yield from _shapes(part)
+    else:
+        yield annotation
+
+
+def _sentence(item: dict[str, Any], found: _Place, known: list[str]) -> str:
+    place = found.name
     if item["type"] == "extra_forbidden":
-        return f"Unknown key {place!r}. {nearest(place, known)}"
+        if found.named_by_user and found.level:
+            return f"Unknown key {place!r}. Known there are: {', '.join(found.level)}."
+        return f"Unknown key {place!r}. {nearest(found.short, known, found.within)}"
     if item["type"] == "union_tag_not_found":
         return f"{place!r} is given in part. Say which kind it is too, for example {place}.kind=lognormal."
+    if item["type"] == "union_tag_invalid":
+        key, given = str(item["ctx"]["discriminator"]).strip("'"), item["ctx"]["tag"]
+        return f"'{place}.{key}' should be one of {item['ctx']['expected_tags']}, not {given!r}."
     if item["type"] == "missing":
         return f"{place!r} is not set. Add it to the file, or give {place}=… on the command line."
+    if item["type"] in ("model_type", "model_attributes_type") and found.models:
+        example = _example(found.models[0], item.get("input"))
+        return f"{place!r} should be a mapping, not {item.get('input')!r}. {example}"
     shown = "" if isinstance(item.get("input"), (dict, list)) else f", not {item.get('input')!r}"
     message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".")
     if str(item["msg"]).startswith("Input should be"):
         return f"{place!r} should be {message}{shown}."
-    if not place:  # it is about several keys, and names them itself
-        return message + ("" if message.endswith("?") else ".")
     message = message.removeprefix(f"{place}: ")
+    if not place or f"'{place}." in message:  # it is about several keys, or one further down, and names them itself
+        return message + ("" if message.endswith("?") else ".")
     return f"{place!r}: {message}" + ("" if message.endswith("?") else ".")
 
 
-def _written(location: Sequence[object], known: list[str]) -> str:
-    """A location as a user writes it: the tag of a union's member ("prior.lognormal.median") is no key."""
-    parts = [str(part) for part in location]
-    kept: list[str] = []
-    for i, part in enumerate(parts):
-        rest = parts[i + 1 :]
-        is_tag = bool(rest) and ".".join([*kept, part]) not in known and ".".join([*kept, rest[0]]) in known
-        if not is_tag:
-            kept.append(part)
-    return ".".join(kept)
+def _example(model: type[BaseModel], given: object) -> str:
+    """How a mapping is written of which only a number was given, or nothing useful."""
+    fields = model.model_fields
+    needed = [name for name, info in fields.items() if info.is_required()]
+    if "kind" not in fields or len(needed) != 1:
+        return f"Its keys are: {', '.join(sorted(fields))}."
+    number = given if isinstance(given, int | float) and not isinstance(given, bool) and given > 0 else 1.0
+    return f"For example: {{kind: {fields['kind'].default}, {needed[0]}: {number:g}}}."
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """A sentence that points from an unknown name to the closest known ones."""
+def nearest(name: str, known: Sequence[str], prefix: str = "") -> str:
+    """A sentence that points from an unknown name to the closest known ones; they are told with the prefix."""
     leaf = name.rsplit(".", 1)[-1]
     by_leaf = [key for key in known if key.rsplit(".", 1)[-1] == leaf]
     close = by_leaf[:3] or difflib.get_close_matches(name, known, n=1, cutoff=0.8)
@@ -155,7 +225,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
         leaves = {key.rsplit(".", 1)[-1]: key for key in known}
         close = [leaves[match] for match in difflib.get_close_matches(leaf, list(leaves), n=2, cutoff=0.5)]
     if close:
-        return f"Did you mean {' or '.join(repr(key) for key in close)}?"
+        return f"Did you mean {' or '.join(repr(prefix + key) for key in close)}?"
     top = sorted({key.split(".", 1)[0] for key in known})
     return f"Known are: {', '.join(top)}."
 

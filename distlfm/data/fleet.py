@@ -115,7 +115,8 @@ def _odd_ones(logs: NDArray[np.float64]) -> NDArray[np.bool_]:
         spreads[here] = _medians_of_others(np.abs(logs - centre))[here]
     distances = np.abs(logs - centres)
     # A rounding of the logarithms must not decide on exactly so many times.
-    return (distances >= np.log(ODD_RATIO) - 1e-9) & (distances > ODD_DEVIATIONS * spreads)
+    odd: NDArray[np.bool_] = (distances >= np.log(ODD_RATIO) - 1e-9) & (distances > ODD_DEVIATIONS * spreads)
+    return odd
 
 
 def _medians_of_others(numbers: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -101,7 +101,7 @@ class ModelConfig(WithPlugins):
     @classmethod
     def _known_mechanism(cls, options: dict[str, Any]) -> dict[str, Any]:
         system = find_system(str(options.get("kind", "")))
-        built = build(system.Options, options, source="mechanism")
+        built = build(system.Options, options, source="mechanism", within="mechanism")
         if built.outputs:
             build_system(options).settled()
         else:

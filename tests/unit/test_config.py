@@ -86,6 +86,42 @@ def test_value_of_the_wrong_kind_names_what_is_allowed() -> None:
     assert "'run.seed' should be a valid integer" in refusal({"name": "x", "run": {"seed": "many"}})
 
 
+@pytest.mark.parametrize("section", ["mechanism.priors.return_rate", "force.priors.lengthscale"])
+@pytest.mark.parametrize(
+    ("prior", "told"),
+    [
+        (
+            {"kind": "lognormal", "mean": 1},
+            "'{0}.median' is not set. Add it to the file, or give {0}.median=… on the command line. "
+            "Unknown key '{0}.mean'. Known there are: kind, median, spread.",
+        ),
+        (1.5, "'{0}' should be a mapping, not 1.5. For example: {{kind: lognormal, median: 1.5}}."),
+        ({"median": 1}, "'{0}' is given in part. Say which kind it is too, for example {0}.kind=lognormal."),
+        (
+            {"kind": "gauss"},
+            "'{0}.kind' should be one of 'lognormal', 'normal', 'uniform', 'halfnormal', not 'gauss'.",
+        ),
+        ({"kind": "uniform", "low": 2, "high": 1}, "'{0}': low (2) must be below high (1)."),
+    ],
+)
+def test_a_wrong_prior_is_told_by_keys_that_can_be_written(section: str, prior: object, told: str) -> None:
+    place, _, name = section.partition(".priors.")
+    content: dict[str, Any] = {"mechanism": {"kind": "glucose"}}
+    content[place] = content.get(place, {}) | {"priors": {name: prior}}
+    with pytest.raises(UsageError) as caught:
+        build(VERBS["fit"], content, source="fit.yaml")
+    assert str(caught.value) == "fit.yaml: " + told.format(section)
+
+
+def test_a_misspelt_key_of_the_mechanism_is_told_with_its_section() -> None:
+    with pytest.raises(UsageError, match=r"Unknown key 'mechanism\.otuputs'\. Did you mean 'mechanism\.outputs'\?"):
+        build(VERBS["fit"], {"mechanism": {"kind": "glucose", "otuputs": ["a"]}})
+
+
+def test_a_number_in_place_of_a_section_gets_the_keys_of_the_section() -> None:
+    assert "'run' should be a mapping, not 3. Its keys are: dir, seed." in refusal({"name": "x", "run": 3})
+
+
 def test_nearest_prefers_the_same_last_name() -> None:
     assert nearest("train.lr", ["fit.lr", "train.log"]) == "Did you mean 'fit.lr'?"
 

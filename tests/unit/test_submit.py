@@ -224,7 +224,7 @@ def test_python_of_a_site_may_be_several_words(folder: Path, capsys: pytest.Capt
         (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--array", "0"], "--array '0' is no number of tasks."),
         (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--array", "2", "--mpi-ranks", "2"], "not both"),
         (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--nodes", "2", "--mpi-ranks", "3"], "a multiple of 2"),
-        (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--mpi-ranks", "2"], "Unknown key 'ranks'"),
+        (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--mpi-ranks", "2"], "Unknown key 'mechanism.ranks'"),
         (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--gpus", "1"], "--gpus is for trainings, not for fit."),
         (["fit", "fit.yaml", *DATA, *OUT, "--time", "soon"], "--time 'soon' is no time."),
         (["fit", "fit.yaml", *DATA, *OUT, "--time", "0"], "--time '0' is no time."),
