@@ -32,6 +32,9 @@ MAX_ASIDE = 200
 PHASE_PLANES = ("lotka_volterra",)
 """Mechanisms whose force and output are read against each other."""
 
+LOOK_AT = "Fits to look at"
+"""The section of fits that converged and yet have a warning, such as an unknown far from its prior."""
+
 FEW_DRAWS = 50
 """Quantiles of 2.5 % need about so many independent draws to mean anything."""
 
@@ -101,6 +104,9 @@ def _overview(tally: Tally, notices: Sequence[str]) -> Section:
     text = "1 instance was fitted: " if count == 1 else f"{count} instances were fitted: "
     text += f"{count - tally.failed - tally.unsettled} converged, {tally.unsettled} did not settle, "
     text += f"{tally.failed} failed."
+    if warned := _num_warned(tally):
+        have = "1 has a warning" if warned == 1 else f"{warned} have a warning"
+        text += f" Of those that converged, {have}: see “{LOOK_AT}”."
     text += f" Rows are ordered by {_COLUMNS[tally.score]}, the worst first." if count > 1 else ""
     text = "\n\n".join([text, *notices, _LEGEND])
     shown, caption = tally.worst(), "Every instance, worst first."
@@ -143,20 +149,31 @@ def _number(value: Any) -> Cell:
     return None if value is None else float(value)
 
 
+def _num_warned(tally: Tally) -> int:
+    """How many fits converged with a warning."""
+    return tally.num_troubled - tally.failed - tally.unsettled
+
+
 def _trouble(tally: Tally) -> list[Section]:
-    """Fits that failed or did not settle, and instances that were never fitted."""
+    """Fits that failed or did not settle, those that settled with a warning, and instances that were never fitted."""
     found = []
-    rows: list[list[Cell]] = []
-    for row in tally.troubled:
-        status = str(row.get("status") or "unknown")
-        words = status_words(status, str(row.get("advice") or "")) or None
-        rows.append([str(row["id"]), status.replace("_", " "), words])
-    if rows:
-        caption = "Instances whose fit did not converge."
-        if tally.num_troubled > len(rows):
-            caption = f"The first {len(rows)} of {tally.num_troubled} instances whose fit did not converge."
-        table = Table(caption, ("instance", "status", "why, and what to do"), rows)
+    ended: list[list[Cell]] = []
+    warned: list[list[Cell]] = []
+    # The first of a large fleet may all be warned of; what failed is kept apart, and among the worst.
+    failed = [{**one, "advice": one["reason"]} for one in tally.failures]
+    for row in {str(row["id"]): row for row in (*tally.troubled, *failed, *tally.worst())}.values():
+        status, advice = str(row.get("status") or "unknown"), str(row.get("advice") or "")
+        if status == "converged" and advice:
+            warned.append([str(row["id"]), advice])
+        elif status != "converged":
+            ended.append([str(row["id"]), status.replace("_", " "), status_words(status, advice) or None])
+    if count := tally.failed + tally.unsettled:
+        columns = ("instance", "status", "why, and what to do")
+        table = _listed(ended, count, "whose fit did not converge", columns)
         found.append(Section("Failed and unsettled fits", tables=[table]))
+    if count := _num_warned(tally):
+        table = _listed(warned, count, "whose fit converged with a warning", ("instance", "warning"))
+        found.append(Section(LOOK_AT, tables=[table]))
     if tally.set_aside:
         problems = [[str(i), str(problem)] for i, problem in enumerate(tally.set_aside[:MAX_ASIDE], 1)]
         caption = "Data that was not fitted."
@@ -165,6 +182,13 @@ def _trouble(tally: Tally) -> list[Section]:
         table = Table(caption, ("#", "problem"), problems)
         found.append(Section("Set aside", "These were left out before fitting.", tables=[table]))
     return found
+
+
+def _listed(rows: list[list[Cell]], count: int, which: str, columns: tuple[str, ...]) -> Table:
+    """A table of instances that is cut short if there are many."""
+    shown = rows[:MAX_ROWS]
+    caption = f"Instances {which}." if len(shown) == count else f"{len(shown)} of the {count} instances {which}."
+    return Table(caption, columns, shown)
 
 
 def _open_directions(tally: Tally) -> list[Section]:

@@ -150,6 +150,33 @@ def test_page_tells_of_failures_and_of_what_is_open(page: str) -> None:
     assert any("basal[gene0] rises while sensitivity[gene0] falls" in cell for cell in cells)
 
 
+def test_fits_that_converged_with_a_warning_have_a_section_of_their_own(tmp_path: Path) -> None:
+    results = [
+        make_result("calm", num_outputs=1),
+        make_result("warned", num_outputs=1, advice="The initial state is far from its prior."),
+        make_result("moving", num_outputs=1, status="max_iterations", advice="Raise iterations."),
+    ]
+    path = fit_page(tmp_path / "page.html", Tally(make_rows(results)), {}, "", {})
+    text = path.read_text(encoding="utf-8")
+    assert "2 converged, 1 did not settle, 0 failed. Of those that converged, 1 has a warning" in " ".join(text.split())
+    unsettled, _, rest = text.partition("<caption>Instances whose fit did not converge.")[2].partition("</table>")
+    warned = rest.partition("<caption>Instances whose fit converged with a warning.")[2].partition("</table>")[0]
+    assert [name in unsettled for name in ("calm", "warned", "moving")] == [False, False, True]
+    assert [name in warned for name in ("calm", "warned", "moving")] == [False, True, False]
+    titles = re.findall(r"<h2[^>]*>(.*?)</h2>", text)
+    assert titles[1:3] == ["Failed and unsettled fits", "Fits to look at"]
+
+
+def test_a_large_fleet_of_warnings_does_not_hide_what_failed(tmp_path: Path) -> None:
+    row = make_rows([make_result("a", num_outputs=1, advice="Look.")])[0]
+    rows = [{**row, "id": f"i{i}"} for i in range(80)]
+    rows.append({**row, "id": "last", "status": "diverged", "advice": "Check the units.", "output_q2": None})
+    path = fit_page(tmp_path / "page.html", Tally(rows), {}, "", {})
+    text = path.read_text(encoding="utf-8")
+    assert "<caption>50 of the 80 instances whose fit converged with a warning." in text
+    assert "The fit found no finite value. Check the units." in Reader(text).cells
+
+
 def test_page_says_where_it_comes_from(page: str) -> None:
     cells = Reader(page).cells
     for what, value in (("seed", "7"), ("date", "2024-05-06"), ("config hash", "abc123"), ("version of torch", "2")):
