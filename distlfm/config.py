@@ -22,6 +22,9 @@ from distlfm.errors import UsageError
 
 Model = TypeVar("Model", bound=BaseModel)
 
+DATA_ENDINGS = (".csv", ".csv.gz", ".parquet", ".npz", ".tsv", ".xlsx", ".zarr")
+"""What has such a name is no config; some people give their data first."""
+
 
 class Config(BaseModel):
     """Base of every options model: immutable, and unknown keys are refused."""
@@ -36,6 +39,11 @@ def load(model: type[Model], path: Path, overrides: Sequence[str] = ()) -> Model
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file, unchecked."""
+    if path.name.lower().endswith(DATA_ENDINGS) and path.exists():
+        raise UsageError(
+            f"{path} holds data, and a config is wanted here.",
+            "Give data with --data beside a config, such as one of configs/fit/, or as data.path in it.",
+        )
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

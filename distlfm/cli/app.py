@@ -110,6 +110,8 @@ def _run(arguments: list[str]) -> int:
     except click.ClickException as error:
         if type(error) is click.BadParameter and error.param and isinstance(error.param.type, click.Path):  # is closed
             return _tell(f"{error.message} Give yourself the right to read it.", error.exit_code)
+        if isinstance(error, click.UsageError) and "Did you mean" in error.message:  # typer's; click would add its own
+            error = click.UsageError(error.message, error.ctx)
         error.show()
         return error.exit_code
     except DistlfmError as error:

@@ -129,6 +129,25 @@ def test_completion_answers(
 # ---- exit codes and sentences ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("arguments", "meant"), [(["fitt"], "fit"), (["data", "chek"], "check")])
+def test_a_misspelt_verb_is_answered_once(arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.count(f"Did you mean '{meant}'?") == 1
+
+
+@pytest.mark.parametrize("verb", [["fit"], ["config", "show"]])
+@pytest.mark.parametrize("name", ["two.csv", "two.CSV.gz", "two.npz"])
+def test_data_in_place_of_a_config_are_told_where_they_belong(
+    verb: list[str], name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(b"time,value\n0,1\n")
+    assert main([*verb, name]) == 2
+    told = capsys.readouterr().err
+    assert f"distlfm: {name} holds data, and a config is wanted here. Give data with --data" in told
+    assert "data.path" in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
