@@ -148,9 +148,13 @@ def _follow(home: LinkHome, state: object, audit: AuditLog) -> None:
                 unlogged.pop(0)
             told = ""
         except Exception as error:
-            if str(error) != told:
-                told = str(error)
-                sys.stderr.write(f"{told}\n")
+            why = str(error) or type(error).__name__
+            if why != told:
+                told = why
+                sys.stderr.write(
+                    f"The list of sites could not be followed: {why} It is tried again; until then nobody is let in or "
+                    "shut out. If it stays, mend that, or stop the link.\n"
+                )
         time.sleep(FOLLOW_SECONDS)
 
 
