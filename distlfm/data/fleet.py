@@ -19,6 +19,9 @@ ODD_RATIO = 8.0
 ODD_DEVIATIONS = 8.0
 """They are alike if the difference is more than so many median absolute deviations of their logarithms."""
 
+ODD_GAP = 5.0
+"""Between an odd one and the usual sizes nothing lies for this factor; sizes that differ by nature lie all the way."""
+
 FEWEST_OTHERS = 5
 """Of fewer instances nobody can say how much they differ by nature."""
 
@@ -116,7 +119,18 @@ def _odd_ones(logs: NDArray[np.float64]) -> NDArray[np.bool_]:
     distances = np.abs(logs - centres)
     # A rounding of the logarithms must not decide on exactly so many times.
     odd: NDArray[np.bool_] = (distances >= np.log(ODD_RATIO) - 1e-9) & (distances > ODD_DEVIATIONS * spreads)
-    return odd
+    return odd & (_widest_gaps(logs) >= np.log(ODD_GAP))
+
+
+def _widest_gaps(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """For each of B numbers the widest gap between two neighbours on the way to it from the middle [B]."""
+    order = np.argsort(numbers, kind="stable")
+    gaps = np.diff(numbers[order])
+    lower, upper = (len(numbers) - 1) // 2, len(numbers) // 2
+    widest = np.zeros(len(numbers))
+    widest[order[upper + 1 :]] = np.maximum.accumulate(gaps[upper:])
+    widest[order[:lower]] = np.maximum.accumulate(gaps[:lower][::-1])[::-1]
+    return widest
 
 
 def _medians_of_others(numbers: NDArray[np.float64]) -> NDArray[np.float64]:

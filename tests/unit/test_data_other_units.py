@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distlfm.data.fleet import Comparison
+from distlfm.data.fleet import Comparison, _odd_ones
 from distlfm.errors import Problem
 from distlfm.instance import Instance
 
@@ -37,6 +37,26 @@ def test_one_in_mmol_among_mg_is_noticed(factor: float, words: str) -> None:
 def test_sizes_that_differ_by_nature_are_not_noticed() -> None:
     draws = np.random.default_rng(0).lognormal(0, 1, (20, 100))
     assert [notices(sizes) for sizes in draws] == [[]] * len(draws)
+
+
+@pytest.mark.parametrize(("count", "most"), [(6, 0.06), (8, 0.03), (10, 0.03)])
+def test_small_fleets_that_differ_by_nature_are_seldom_noticed(count: int, most: float) -> None:
+    draws = np.random.default_rng(1).lognormal(0, 1, (1000, count))
+    assert np.mean([_odd_ones(np.log(sizes)).any() for sizes in draws]) < most
+
+
+@pytest.mark.parametrize("count", [6, 8, 10])
+@pytest.mark.parametrize("factor", [18.0, 1000.0])
+def test_another_unit_is_found_in_small_fleets_too(count: int, factor: float) -> None:
+    logs = np.random.default_rng(2).normal(0, 0.3, (300, count))
+    logs[:, 1] += np.log(factor)
+    assert np.mean([_odd_ones(row)[1] for row in logs]) > 0.9
+
+
+def test_three_of_ten_in_another_unit_are_each_noticed() -> None:
+    sizes = alike(10)
+    sizes[[2, 5, 6]] /= 18
+    assert [notice.instance for notice in notices(sizes)] == ["2", "5", "6"]
 
 
 def test_half_a_fleet_in_another_unit_is_not_called_odd() -> None:
