@@ -62,8 +62,34 @@ def test_what_is_said_of_whole_files_is_said_once(tmp_path: Path) -> None:
         (tmp_path / f"{name}.csv").write_text("t,y\n0,1\n1,2\n")
     notices = [notice.what for notice in read(tmp_path).notices]
     assert len(notices) == 2
-    assert "not read: README.md" in notices[0]
+    assert "README.md was not read" in notices[0]
     assert "guessed" in notices[1]
+
+
+def test_what_was_left_in_a_folder_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("t,y\n0,1\n1,2\n")
+    (tmp_path / "b.xlsx").touch()
+    (one,) = [notice for notice in read(tmp_path).notices if "not read" in notice.what]
+    assert one.what == "b.xlsx was not read."
+    assert "end in .csv, .csv.gz, .npz, .parquet are: save other data as .csv." in one.fix
+    assert "Folders" not in one.fix
+    (tmp_path / "b.xlsx").unlink()
+    (tmp_path / "north").mkdir()
+    (one,) = [notice for notice in read(tmp_path).notices if "not read" in notice.what]
+    assert one.what == "north (a folder) was not read."
+    assert one.fix.startswith("Folders inside are not opened: move data out of them")
+    for name in "cdef":
+        (tmp_path / name).touch()
+    (both,) = [notice for notice in read(tmp_path).notices if "not read" in notice.what]
+    assert both.what == "c, d, e and 2 more were not read."
+    assert ".csv" in both.fix
+    assert "Folders" in both.fix
+
+
+def test_a_folder_of_folders_says_that_one_of_them_is_to_be_given(tmp_path: Path) -> None:
+    (tmp_path / "north").mkdir()
+    with pytest.raises(DataError, match=r"Folders inside it are not opened: give one of them, such as .*north\."):
+        read(tmp_path)
 
 
 def test_other_outputs_and_other_units_between_files_are_noticed(tmp_path: Path) -> None:
