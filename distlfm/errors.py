@@ -92,6 +92,11 @@ class Problem:
         return f"{place}: {self.what} {self.fix}" if place else f"{self.what} {self.fix}"
 
 
+@dataclass(frozen=True)
+class Doubt(Problem):
+    """Data that were read and look wrong, so that whoever reads an answer should know too."""
+
+
 class DataError(UsageError):
     """Data that cannot be used; `problem` has the parts."""
 

@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from distlfm.data.base import ColumnMap, ReadReport
+from distlfm.data.clocks import Clocks
 from distlfm.data.directory import iter_directory
 from distlfm.data.fleet import Comparison
 from distlfm.data.pieces import file_reports
+from distlfm.data.stand_ins import StandIns
 from distlfm.errors import DataError, DistlfmWarning, Problem
 from distlfm.instance import Instance
 
@@ -42,17 +44,19 @@ def examine(path: str | Path, columns: ColumnMap | None = None) -> ReadReport:
 
 
 def iter_reports(path: str | Path, columns: ColumnMap | None = None) -> Iterator[ReadReport]:
-    """One report a file, or a piece of a large one, so that not all need fit in memory; the last compares all."""
+    """One report a file, or a piece of a large one, so that not all need fit in memory; the last tells of all."""
     path = _existing(Path(path))
-    compared, something = Comparison(), False
+    something = False
+    watchers = (Comparison(), StandIns(), Clocks())
     for report in iter_directory(path, columns) if path.is_dir() else file_reports(path, columns):
         for instance in report.instances:
-            compared.add(instance)
+            for watcher in watchers:
+                watcher.add(instance)
         something = something or bool(report.instances or report.set_aside)
         yield report
     if not something:
         raise DataError(Problem("There is no instance in it.", "Give at least one with two times.", str(path)))
-    yield ReadReport(notices=compared.notices(str(path)))
+    yield ReadReport(notices=[notice for watcher in watchers for notice in watcher.notices(str(path))])
 
 
 def iter_instances(path: str | Path, columns: ColumnMap | None = None) -> Iterator[Instance]:

@@ -102,6 +102,7 @@ def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path |
     notices = tuple(filter(None, told))
     for notice in notices:
         reporter.warn(notice)
+    notices = (*map(str, intake.doubts), *notices)  # those were told when the data were read
     return Plan(model, options, source, found, block, costs, intake.set_aside, folder, notices)
 
 

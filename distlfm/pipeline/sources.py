@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from distlfm.data import ReadReport, catalog, iter_reports
 from distlfm.data.prepare import scaled, windows
-from distlfm.errors import DataError, Problem, UsageError, WorkError
+from distlfm.errors import DataError, Doubt, Problem, UsageError, WorkError
 from distlfm.instance import Instance
 from distlfm.pipeline.settings import DataConfig
 from distlfm.pipeline.source_base import PIECE, Held, Source
@@ -30,6 +30,11 @@ class Intake:
 
     set_aside: list[Problem] = field(default_factory=list)
     notices: list[Problem] = field(default_factory=list)
+
+    @property
+    def doubts(self) -> list[Doubt]:
+        """Notices that belong with every answer."""
+        return [notice for notice in self.notices if isinstance(notice, Doubt)]
 
     def tell(self, reporter: Reporter) -> None:
         """Say what was found."""
