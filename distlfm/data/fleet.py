@@ -118,8 +118,9 @@ def _odd_ones(logs: NDArray[np.float64]) -> NDArray[np.bool_]:
         spreads[here] = _medians_of_others(np.abs(logs - centre))[here]
     distances = np.abs(logs - centres)
     # A rounding of the logarithms must not decide on exactly so many times.
-    odd: NDArray[np.bool_] = (distances >= np.log(ODD_RATIO) - 1e-9) & (distances > ODD_DEVIATIONS * spreads)
-    return odd & (_widest_gaps(logs) >= np.log(ODD_GAP))
+    far = (distances >= np.log(ODD_RATIO) - 1e-9) & (distances > ODD_DEVIATIONS * spreads)
+    odd: NDArray[np.bool_] = far & (_widest_gaps(logs) >= np.log(ODD_GAP))
+    return odd
 
 
 def _widest_gaps(numbers: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -34,6 +34,7 @@ class Glucose(Mechanism):
         "variance": LogNormal(median=0.5, spread=1.0),
     }
     noise_prior: ClassVar[Prior | None] = LogNormal(median=2.0, spread=0.5)
+    never_negative: ClassVar[bool] = True
 
     def __init__(self, options: GlucoseConfig) -> None:
         super().__init__(options)

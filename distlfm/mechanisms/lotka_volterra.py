@@ -29,6 +29,7 @@ class LotkaVolterra(Mechanism):
 
     Options: ClassVar[type[MechanismConfig]] = LotkaVolterraConfig
     force_names = ("prey",)
+    never_negative: ClassVar[bool] = True
 
     def __init__(self, options: LotkaVolterraConfig) -> None:
         super().__init__(options)

@@ -31,6 +31,7 @@ class System(ABC):
     prior_units: of `time`, `value` and `position`, where the default priors are numbers of certain units.
     force_priors, noise_prior: of the kernel's parameters by name, and of the noise, where a config leaves them out; an
     equation that has units of its own knows better than numbers around one.
+    never_negative: whether outputs are of something that is never measured below zero; who has such values is told.
     """
 
     Options: ClassVar[type[MechanismConfig]] = MechanismConfig
@@ -39,6 +40,7 @@ class System(ABC):
     prior_units: ClassVar[Mapping[str, str]] = {}
     force_priors: ClassVar[Mapping[str, Prior]] = {}
     noise_prior: ClassVar[Prior | None] = None
+    never_negative: ClassVar[bool] = False
 
     def __init__(self, options: MechanismConfig) -> None:
         self.options = options

@@ -14,6 +14,7 @@ from distlfm.errors import Problem, UsageError
 from distlfm.inference.checks import check_inference
 from distlfm.inference.fit import InferenceConfig, instance_bytes
 from distlfm.inference.model import Model
+from distlfm.inference.negative_values import Negatives
 from distlfm.inference.prior_times import prior_notice
 from distlfm.inference.prior_units import units_notice
 from distlfm.inference.series_length import length_notice
@@ -83,9 +84,11 @@ def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path |
     found: Survey | None = None
     noiseless: str | None = None
     costs = array("d")
+    negatives = Negatives(model.system)
     for piece in source.pieces():
         chosen = [for_fitting(instance, config.data) for instance in piece]
         _placed(model, chosen)
+        negatives.add(chosen)
         part = survey(model, piece, chosen, config.inference)
         found = part if found is None else found.joined(part)
         costs.extend(float(len(instance.times)) ** 2 for instance in chosen)
@@ -98,7 +101,12 @@ def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path |
     options = settled(model, found, config.inference)
     block = config.run.batch or batch_size(model, found, options)
     units = told_units(source, config.data)
-    told = (units_notice(model.system, units), prior_notice(model, found), length_notice(model, found, options))
+    told = (
+        negatives.notice(),
+        units_notice(model.system, units),
+        prior_notice(model, found),
+        length_notice(model, found, options),
+    )
     notices = tuple(filter(None, told))
     for notice in notices:
         reporter.warn(notice)
