@@ -63,16 +63,18 @@ class StandIns:
 
     def add(self, instance: Instance) -> None:
         """Take note of one more."""
-        for output, row, mask in zip(instance.outputs, instance.values, instance.mask, strict=True):
-            values = row[mask]
-            if not len(values):
-                continue
+        values = instance.values
+        above = STAND_INS[np.searchsorted(STAND_INS[:-1], values)]
+        possible = instance.mask & (above == values)
+        others = instance.mask & ~possible
+        low = values.min(axis=1, initial=np.inf, where=others).tolist()
+        high = values.max(axis=1, initial=-np.inf, where=others).tolist()
+        for output, *bounds in zip(instance.outputs, low, high, strict=True):
             seen = self._outputs.setdefault(output, _Output())
-            possible = np.isin(values, STAND_INS)
-            others = values[~possible] if possible.any() else values
-            if len(others):
-                seen.low, seen.high = min(seen.low, float(others.min())), max(seen.high, float(others.max()))
-            for number, count in zip(*np.unique(values[possible], return_counts=True), strict=True):
+            seen.low, seen.high = min(seen.low, bounds[0]), max(seen.high, bounds[1])
+        for row in np.flatnonzero(possible.any(axis=1)).tolist():
+            seen = self._outputs[instance.outputs[row]]
+            for number, count in zip(*np.unique(values[row, possible[row]], return_counts=True), strict=True):
                 found = seen.found.setdefault(float(number), _Found(instance.id))
                 found.count += int(count)
                 found.instances += 1
@@ -91,8 +93,8 @@ def _notice(file: str, output: str, number: float, found: _Found) -> Doubt:
     values = "1 value is" if found.count == 1 else f"{found.count} values are"
     where = "" if single else f", in {found.instances} instances of which {found.first!r} is the first"
     return Doubt(
-        f"{values} {number:.7g} and far from all others{where}: such a number mostly means that nothing was observed, "
-        "and it was read as a value.",
+        f"{values} {number:.7g} and apart from all others{where}: such a number mostly means that nothing was "
+        "observed, and it was read as a value.",
         "Leave the cell empty where nothing was observed.",
         file,
         column=output,

@@ -19,7 +19,7 @@ mechanism: {kind: glucose}
 force: {kernel: {kind: matern52}}
 inference: {method: preestimate, preestimate: {draws: 4}}
 """
-BEGIN = "2 values are 9999 and far from all others"
+BEGIN = "2 values are 9999 and apart from all others"
 
 
 def test_stand_ins_are_told_by_data_check_and_by_a_fit_and_its_report(

@@ -26,7 +26,7 @@ def notices(*rows: np.ndarray) -> list[Problem]:
 @pytest.mark.parametrize("number", [-9999, -999, -99, -99.9, 999, 9999, 99999, -32768, 1e20, -3.4028234663852886e38])
 def test_a_number_that_stands_for_none_is_noticed_once_with_its_count(number: float) -> None:
     (notice,) = notices(GLUCOSE, np.array([100.0, number, 90.0, number]), np.array([number, 120.0]))
-    assert notice.what.startswith(f"3 values are {number:.7g} and far from all others, in 2 instances of which '1'")
+    assert notice.what.startswith(f"3 values are {number:.7g} and apart from all others, in 2 instances of which '1'")
     assert (notice.column, notice.instance) == ("y", None)
     assert notice.fix == "Leave the cell empty where nothing was observed."
 
