@@ -33,8 +33,8 @@ class _Found:
 
 
 @dataclass
-class _Output:
-    """What was seen of one output. low, high: of all values but those that may be stand-ins. found: those."""
+class _Column:
+    """What was seen of one output, or of the times. low, high: of all numbers but `found`, which may be stand-ins."""
 
     low: float = np.inf
     high: float = -np.inf
@@ -54,48 +54,52 @@ class _Output:
         far = (FAR if repeated else FAR_ONCE) * (self.high - self.low)
         return outside > max(far, abs(self.low), abs(self.high))  # 999 is not far from many a 1000
 
+    def add(self, instance: str, values: FloatArray) -> None:
+        """Take note of more values [n]."""
+        above = STAND_INS[np.searchsorted(STAND_INS[:-1], values)]
+        possible = above == values
+        self.low = min(self.low, float(values.min(initial=np.inf, where=~possible)))
+        self.high = max(self.high, float(values.max(initial=-np.inf, where=~possible)))
+        if possible.any():
+            for number, count in zip(*np.unique(values[possible], return_counts=True), strict=True):
+                found = self.found.setdefault(float(number), _Found(instance))
+                found.count += int(count)
+                found.instances += 1
+
 
 class StandIns:
     """Looks for stand-ins while instances go by one at a time."""
 
     def __init__(self) -> None:
-        self._outputs: dict[str, _Output] = {}
+        self._times = _Column()
+        self._outputs: dict[str, _Column] = {}
 
     def add(self, instance: Instance) -> None:
         """Take note of one more."""
-        values = instance.values
-        above = STAND_INS[np.searchsorted(STAND_INS[:-1], values)]
-        possible = instance.mask & (above == values)
-        others = instance.mask & ~possible
-        low = values.min(axis=1, initial=np.inf, where=others).tolist()
-        high = values.max(axis=1, initial=-np.inf, where=others).tolist()
-        for output, *bounds in zip(instance.outputs, low, high, strict=True):
-            seen = self._outputs.setdefault(output, _Output())
-            seen.low, seen.high = min(seen.low, bounds[0]), max(seen.high, bounds[1])
-        for row in np.flatnonzero(possible.any(axis=1)).tolist():
-            seen = self._outputs[instance.outputs[row]]
-            for number, count in zip(*np.unique(values[row, possible[row]], return_counts=True), strict=True):
-                found = seen.found.setdefault(float(number), _Found(instance.id))
-                found.count += int(count)
-                found.instances += 1
+        self._times.add(instance.id, instance.times)
+        for output, values, mask in zip(instance.outputs, instance.values, instance.mask, strict=True):
+            self._outputs.setdefault(output, _Column()).add(instance.id, values[mask])
 
     def notices(self, file: str) -> list[Problem]:
-        """One for each stand-in of each output."""
+        """One for each stand-in of the times and of each output."""
         return [
             _notice(file, output, number, found)
-            for output, seen in self._outputs.items()
+            for output, seen in ((None, self._times), *self._outputs.items())
             for number, found in seen.suspects().items()
         ]
 
 
-def _notice(file: str, output: str, number: float, found: _Found) -> Doubt:
+def _notice(file: str, output: str | None, number: float, found: _Found) -> Doubt:
     single = found.instances == 1
-    values = "1 value is" if found.count == 1 else f"{found.count} values are"
+    kind, fix = "value", "Leave the cell empty where nothing was observed."
+    if output is None:
+        kind, fix = "time", "Remove the rows whose time is not known."
+    those = f"1 {kind} is" if found.count == 1 else f"{found.count} {kind}s are"
     where = "" if single else f", in {found.instances} instances of which {found.first!r} is the first"
     return Doubt(
-        f"{values} {number:.7g} and apart from all others{where}: such a number mostly means that nothing was "
-        "observed, and it was read as a value.",
-        "Leave the cell empty where nothing was observed.",
+        f"{those} {number:.7g} and apart from all others{where}: such a number mostly means that nothing is known, "
+        f"and it was read as a {kind}.",
+        fix,
         file,
         column=output,
         instance=found.first if single else None,

@@ -44,6 +44,16 @@ def test_among_values_of_both_signs_it_has_to_be_far() -> None:
     assert notices(np.append(5 * cold, [-99.0, -99.0])) == []
 
 
+def test_a_time_that_is_not_known_is_noticed_too() -> None:
+    watcher = StandIns()
+    for name, times in (("A", [-9999.0, 0, 1, 2]), ("B", [0.0, 1, 2, 3]), ("C", [0.0, 24, 48, 96])):
+        watcher.add(Instance(name, ("y",), np.array(times), np.ones((1, 4)), np.ones((1, 4), dtype=bool)))
+    (notice,) = watcher.notices("f.csv")
+    assert notice.what.startswith("1 time is -9999 and apart from all others: such a number mostly means")
+    assert (notice.instance, notice.column) == ("A", None)
+    assert notice.fix == "Remove the rows whose time is not known."
+
+
 def test_single_precision_hides_none() -> None:
     assert len(notices(np.append(GLUCOSE, np.float32([-999.9, -999.9]).astype(float)))) == 1
 
