@@ -1,4 +1,4 @@
-"""`distlfm config`: the keys a config takes, and what a config file comes to."""
+"""`distlfm config`: the keys a config takes, what a config file comes to, and the equations it may name."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distlfm.cli.state import group
+from distlfm.cli.plugins import Plugins
+from distlfm.cli.state import STATE, group
 from distlfm.config import dump
 
 if TYPE_CHECKING:
+    from distlfm.pipeline.equations import EquationSheet
     from distlfm.pipeline.verbs import Verbs
+    from distlfm.runtime.reporting import Reporter
 
-app = group("Look at configs: their schema, and what a file and its overrides come to.")
+app = group("Look at configs: their schema, what a file and its overrides come to, and the equations there are.")
 
 
 @app.command("schema")
@@ -42,6 +45,78 @@ def show(
     from distlfm.pipeline.verbs import load_any
 
     typer.echo(dump(load_any(path, overrides or [], every_verb())), nl=False)
+
+
+@app.command("equations")
+def equations(
+    kind: Annotated[str | None, typer.Argument(help="An equation; without one all are listed.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Settings on which its parameters depend: initial=free."),
+    ] = None,
+    plugin: Plugins = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
+) -> None:
+    """List the equations, or show one: its parameters with units and default priors, its options, a config of it.
+
+    Examples:
+
+    - `distlfm config equations`
+
+    - `distlfm config equations transcription`
+
+    - `distlfm config equations transcription response.kind=hill`
+
+    - `distlfm config equations infusion --plugin infusion`: one of your own
+    """
+    from distlfm.pipeline.equations import describe_equation, list_equations
+
+    if kind is None:
+        found = list_equations(plugin or [])
+        if as_json:
+            typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+            return
+        STATE.reporter.table("", ("mechanism.kind", "equation"), [[name, line] for name, line in found.items()])
+        STATE.reporter.say("One of them with its parameters and options: distlfm config equations NAME")
+        return
+    sheet = describe_equation(kind, overrides or [], plugin or [])
+    if as_json:
+        typer.echo(json.dumps(sheet.to_dict(), indent=2, ensure_ascii=False))
+    else:
+        _tell(sheet, STATE.reporter)
+
+
+def _tell(sheet: EquationSheet, reporter: Reporter) -> None:
+    """A sheet, for people."""
+    columns = ("parameter", "elements", "meaning", "unit", "default prior")
+    sections = {
+        "Parameters. mechanism.priors replaces a prior, mechanism.fixed makes one known; both go by its name:": (
+            columns,
+            [[one.name, one.elements, one.meaning, one.unit, one.prior] for one in sheet.parameters],
+        ),
+        "Force and noise, by the key of the prior:": (
+            ("key", *columns[1:]),
+            [[one.key, one.elements, one.meaning, one.unit, one.prior] for one in sheet.others],
+        ),
+        "Options:": (
+            ("key", "takes", "by default"),
+            [[one.name, ". ".join(filter(None, [one.takes, one.meaning])), one.default] for one in sheet.options],
+        ),
+    }
+    reporter.say(f"{sheet.text}\n")
+    reporter.say(f"outputs: {sheet.outputs}")
+    reporter.say("forces: " + ", ".join(f"{force.name} ({force.unit})" for force in sheet.forces))
+    for title, (names, rows) in sections.items():
+        if rows:
+            reporter.say(f"\n{title}")
+            reporter.table("", names, rows)
+    kinds = [f"{kind} ({', '.join(keys)})" for kind, keys in sheet.priors.items()]
+    reporter.say(f"- A prior is one of these kinds, with these keys: {', '.join(kinds)}.")
+    for note in sheet.notes:
+        reporter.say(f"- {note}")
+    reporter.say(f"\nA config, {sheet.kind}.yaml:\n\n{sheet.config}")
+    reporter.say(f"Fit it: distlfm fit {sheet.kind}.yaml --data YOUR_DATA --out runs/{sheet.kind}")
+    reporter.say(f"Data to try it on: {sheet.simulate}")
 
 
 def every_verb() -> Verbs:

@@ -14,14 +14,14 @@ class AdvectionDiffusion(Equation):
     """A product that is carried along by a flow while it decays and spreads."""
 
     coefficients = {  # noqa: RUF012
-        "sensitivity": positive(1.0, dimension=NUMBER),
-        "decay": positive(0.3, dimension=TIME**-1),
-        "diffusion": positive(0.03, dimension=POSITION**2 / TIME),
+        "sensitivity": positive(1.0, dimension=NUMBER, meaning="S, effect of the force"),
+        "decay": positive(0.3, dimension=TIME**-1, meaning="λ, share that decays"),
+        "diffusion": positive(0.03, dimension=POSITION**2 / TIME, meaning="D, how fast it spreads"),
     }
     force_dimension = RATE
 
     def named(self, dims: int) -> Mapping[str, Coefficient]:
-        velocity = real(0.0, 0.5, dimension=POSITION / TIME)
+        velocity = real(0.0, 0.5, dimension=POSITION / TIME, meaning="u, of the flow along an axis")
         return {**self.coefficients, **{f"velocity_{i}": velocity for i in range(dims)}}
 
     def form(self, y: Any, v: Any, f: Any, p: Mapping[str, Any]) -> Any:

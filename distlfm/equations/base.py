@@ -18,22 +18,25 @@ from distlfm.dimension import Dimension
 class Coefficient:
     """A number in the form: its default prior in the words of a config, and whether it must be positive.
 
-    dimension: what it is measured in, for the axes of reports; None where that is not said.
+    dimension: what it is measured in, for the axes of reports; None where that is not said. meaning: what it is, in a
+    few words.
     """
 
     prior: Mapping[str, Any]
     positive: bool = False
     dimension: Dimension | None = None
+    meaning: str = ""
 
 
-def positive(median: float, spread: float = 1.0, dimension: Dimension | None = None) -> Coefficient:
+def positive(median: float, spread: float = 1.0, dimension: Dimension | None = None, meaning: str = "") -> Coefficient:
     """A positive coefficient, log-normal a priori."""
-    return Coefficient({"kind": "lognormal", "median": median, "spread": spread}, positive=True, dimension=dimension)
+    prior = {"kind": "lognormal", "median": median, "spread": spread}
+    return Coefficient(prior, positive=True, dimension=dimension, meaning=meaning)
 
 
-def real(mean: float = 0.0, sd: float = 1.0, dimension: Dimension | None = None) -> Coefficient:
+def real(mean: float = 0.0, sd: float = 1.0, dimension: Dimension | None = None, meaning: str = "") -> Coefficient:
     """A coefficient of either sign, normal a priori."""
-    return Coefficient({"kind": "normal", "mean": mean, "sd": sd}, dimension=dimension)
+    return Coefficient({"kind": "normal", "mean": mean, "sd": sd}, dimension=dimension, meaning=meaning)
 
 
 class Equation(ABC):

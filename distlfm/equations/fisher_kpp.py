@@ -14,10 +14,10 @@ class FisherKpp(Equation):
     """A population that spreads, grows to its capacity, and is fed by an unseen source. It is not linear in y."""
 
     coefficients = {  # noqa: RUF012
-        "sensitivity": positive(1.0, dimension=NUMBER),
-        "growth": positive(1.0, dimension=TIME**-1),
-        "capacity": positive(1.0, dimension=VALUE),
-        "diffusion": positive(0.03, dimension=POSITION**2 / TIME),
+        "sensitivity": positive(1.0, dimension=NUMBER, meaning="S, effect of the force"),
+        "growth": positive(1.0, dimension=TIME**-1, meaning="r, while it is far below its capacity"),
+        "capacity": positive(1.0, dimension=VALUE, meaning="K, where growth ends"),
+        "diffusion": positive(0.03, dimension=POSITION**2 / TIME, meaning="D, how fast it spreads"),
     }
     force_dimension = RATE
 

@@ -14,9 +14,9 @@ class ReactionDiffusion(Equation):
     """A product that is made where the force is, decays, and spreads."""
 
     coefficients = {  # noqa: RUF012
-        "sensitivity": positive(1.0, dimension=NUMBER),
-        "decay": positive(0.3, dimension=TIME**-1),
-        "diffusion": positive(0.03, dimension=POSITION**2 / TIME),
+        "sensitivity": positive(1.0, dimension=NUMBER, meaning="S, effect of the force"),
+        "decay": positive(0.3, dimension=TIME**-1, meaning="λ, share that decays"),
+        "diffusion": positive(0.03, dimension=POSITION**2 / TIME, meaning="D, how fast it spreads"),
     }
     force_dimension = RATE
 

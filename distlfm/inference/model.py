@@ -23,6 +23,11 @@ from distlfm.mechanisms.priors import LogNormal, Prior
 from distlfm.mechanisms.system import System
 
 DEFAULT_KERNEL_PRIOR = LogNormal(median=1.0, spread=1.0)
+KERNEL_MEANINGS = {
+    "lengthscale": "over what distance the force stays alike",
+    "variance": "squared size of the force",
+    "period_length": "after what time the force repeats itself",
+}
 
 
 class ForceConfig(Config):
@@ -102,7 +107,8 @@ class Model:
                 fixed = self._known(name, labels)
                 prior = force.priors.get(name, self.system.force_priors.get(name, DEFAULT_KERNEL_PRIOR))
                 of = kernel_dimension(kernel, name, labels, self.system.force_dimension, self.system.input_dimensions)
-                found.append(Parameter(f"{force_name}.{name}", labels, prior, "kernel", True, fixed, of))
+                meaning = KERNEL_MEANINGS.get(name, "")
+                found.append(Parameter(f"{force_name}.{name}", labels, prior, "kernel", True, fixed, of, meaning))
         return found
 
     def _dimensions(self, count: int) -> tuple[str, ...]:
@@ -118,15 +124,16 @@ class Model:
     def _noise_parameters(self) -> list[Parameter]:
         options = self.likelihood
         if options.kind == "negative_binomial":
-            return [Parameter("dispersion", self._noise_labels, options.dispersion, "noise", True, dimension=NUMBER)]
-        found = []
+            wider = "variance of counts beyond Poisson's, as a share of the squared mean"
+            return [Parameter("dispersion", self._noise_labels, options.dispersion, "noise", True, {}, NUMBER, wider)]
+        found, labels = [], self._noise_labels
         if options.kind == "gaussian" and options.noise != "given":
             left = options.prior == LikelihoodConfig.model_fields["prior"].default
             prior = self.system.noise_prior if left and self.system.noise_prior is not None else options.prior
-            found.append(Parameter("noise", self._noise_labels, prior, "noise", True, dimension=VALUE))
+            found.append(Parameter("noise", labels, prior, "noise", True, {}, VALUE, "standard deviation of the noise"))
         if options.kind == "gaussian" and options.relative is not None:
-            labels = self._noise_labels
-            found.append(Parameter("relative_noise", labels, options.relative, "noise", True, dimension=NUMBER))
+            share = "standard deviation as a share of the level"
+            found.append(Parameter("relative_noise", labels, options.relative, "noise", True, {}, NUMBER, share))
         return found
 
     @property

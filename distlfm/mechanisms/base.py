@@ -75,7 +75,8 @@ def start_parameter(
     dimension: Dimension | Mapping[str, Dimension] | None = None,
 ) -> Parameter:
     """The unknown initial state of a mechanism whose start is free."""
-    return Parameter("initial", tuple(outputs), prior, "initial", positive, dimension=dimension)
+    meaning = "state at the first time"
+    return Parameter("initial", tuple(outputs), prior, "initial", positive, dimension=dimension, meaning=meaning)
 
 
 def join_states(*states: Tensor) -> Tensor:

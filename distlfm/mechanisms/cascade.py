@@ -1,6 +1,6 @@
-"""A cascade: the force drives a protein that nobody measures, and the protein drives the observed mRNAs.
+"""A cascade: ẋ = G(f) − δ x, ẏ_j = b_j + s_j x − d_j y_j.
 
-ẋ = G(f) − δ x,  ẏ_j = b_j + s_j x − d_j y_j.
+The force drives a protein x that nobody measures, and the protein drives the observed mRNAs.
 """
 
 from __future__ import annotations
@@ -45,13 +45,20 @@ class Cascade(Mechanism):
 
     def parameters(self) -> list[Parameter]:
         genes = self.outputs
+        rate = TIME**-1
+        protein, basal, sensitivity, decay = (
+            LogNormal(median=0.5, spread=0.7),
+            LogNormal(median=0.1, spread=1.0),
+            LogNormal(median=1.0, spread=1.0),
+            LogNormal(median=0.4, spread=0.8),
+        )
         found = [
             Parameter(
-                "protein_decay", ("protein",), LogNormal(median=0.5, spread=0.7), positive=True, dimension=TIME**-1
+                "protein_decay", ("protein",), protein, positive=True, dimension=rate, meaning="δ, of the protein"
             ),
-            Parameter("basal", genes, LogNormal(median=0.1, spread=1.0), positive=True, dimension=RATE),
-            Parameter("sensitivity", genes, LogNormal(median=1.0, spread=1.0), positive=True),
-            Parameter("decay", genes, LogNormal(median=0.4, spread=0.8), positive=True, dimension=TIME**-1),
+            Parameter("basal", genes, basal, positive=True, dimension=RATE, meaning="b, made without the protein"),
+            Parameter("sensitivity", genes, sensitivity, positive=True, meaning="s, effect of the protein"),
+            Parameter("decay", genes, decay, positive=True, dimension=rate, meaning="d, share that decays"),
             *self.response.parameters(self.force_names, ("protein",)),
         ]
         if self.start == "free":

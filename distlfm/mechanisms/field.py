@@ -21,6 +21,7 @@ from distlfm.mechanisms.priors import LogNormal, Prior
 from distlfm.mechanisms.system import MechanismConfig, System
 
 DIMS = {"interval": 1, "rectangle": 2, "box": 3}
+OF_PROFILE = "how many times the given profile the state at the start is"
 PRIOR: TypeAdapter[Any] = TypeAdapter(Prior)
 
 
@@ -132,18 +133,20 @@ class FieldMechanism(System):
                 PRIOR.validate_python(dict(one.prior)),
                 positive=one.positive,
                 dimension=one.dimension,
+                meaning=one.meaning,
             )
             for name, one in self.coefficients.items()
         ]
         start = self.field.initial
         if start.kind == "scaled":
-            found.append(Parameter("initial_scale", ("scale",), start.scale, "initial", positive=True))
+            scale = Parameter("initial_scale", ("scale",), start.scale, "initial", positive=True, meaning=OF_PROFILE)
+            found.append(scale)
         if start.kind == "field":
-            for name, prior, of in (
-                ("lengthscale", start.lengthscale, POSITION),
-                ("deviation", start.deviation, VALUE),
+            for name, prior, of, meaning in (
+                ("lengthscale", start.lengthscale, POSITION, "how far the state at the start stays alike"),
+                ("deviation", start.deviation, VALUE, "how large the state at the start is"),
             ):
-                found.append(Parameter(f"initial_{name}", (name,), prior, "initial", positive=True, dimension=of))
+                found.append(Parameter(f"initial_{name}", (name,), prior, "initial", True, {}, of, meaning))
         return found
 
     def problem(self, mesh: MeshConfig) -> ProblemSpec:

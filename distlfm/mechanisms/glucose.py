@@ -46,9 +46,11 @@ class Glucose(Mechanism):
         self.start = options.initial
 
     def parameters(self) -> list[Parameter]:
+        back, base = LogNormal(median=0.02, spread=0.5), LogNormal(median=110.0, spread=0.25)
+        slow, rest = "p, how fast it returns to the base level", "G_b, where it rests"
         found = [
-            Parameter("return_rate", ("p",), LogNormal(median=0.02, spread=0.5), positive=True, dimension=TIME**-1),
-            Parameter("base_level", ("base",), LogNormal(median=110.0, spread=0.25), positive=True, dimension=VALUE),
+            Parameter("return_rate", ("p",), back, positive=True, dimension=TIME**-1, meaning=slow),
+            Parameter("base_level", ("base",), base, positive=True, dimension=VALUE, meaning=rest),
         ]
         if self.start == "free":
             found.append(

@@ -48,9 +48,10 @@ class LinearODE(Mechanism):
         prior = LogNormal(median=1.0, spread=0.7)
         states = {name: VALUE / TIME**i for i, name in enumerate(self.derivatives)}
         pulls = {name: TIME ** (i - self.order) for i, name in enumerate(self.derivatives)}
+        of_order = "a_i, of the i-th derivative of y"
         found = [
-            Parameter("coefficient", self.derivatives, prior, positive=True, dimension=pulls),
-            Parameter("sensitivity", ("s",), prior, positive=True, dimension=NUMBER),
+            Parameter("coefficient", self.derivatives, prior, positive=True, dimension=pulls, meaning=of_order),
+            Parameter("sensitivity", ("s",), prior, positive=True, dimension=NUMBER, meaning="s, effect of the force"),
         ]
         if self.free_start:
             found.append(start_parameter(self.derivatives, Normal(mean=0.0, sd=1.0), dimension=states))

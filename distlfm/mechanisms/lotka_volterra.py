@@ -1,6 +1,6 @@
-"""Lotka–Volterra with unseen prey: the predator y is observed, and the prey is the latent force.
+"""Lotka–Volterra with unseen prey: ẏ = y (g·prey − m), prey = G(f) with a positive response.
 
-ẏ = y (g·prey − m), prey = G(f) with a positive response.
+The predator y is observed, and the prey is the latent force.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ class LotkaVolterra(Mechanism):
         self.response = build_response(options.response)
 
     def parameters(self) -> list[Parameter]:
+        growth, mortality = LogNormal(median=0.5, spread=0.7), LogNormal(median=0.8, spread=0.7)
+        fed, dies = "g, growth for each unit of prey", "m, share that dies"
         return [
-            Parameter("growth", self.outputs, LogNormal(median=0.5, spread=0.7), positive=True),
-            Parameter("mortality", self.outputs, LogNormal(median=0.8, spread=0.7), positive=True, dimension=TIME**-1),
+            Parameter("growth", self.outputs, growth, positive=True, meaning=fed),
+            Parameter("mortality", self.outputs, mortality, positive=True, dimension=TIME**-1, meaning=dies),
             start_parameter(self.outputs, LogNormal(median=1.0, spread=1.0), positive=True, dimension=VALUE),
             *self.response.parameters(self.force_names, self.outputs),
         ]

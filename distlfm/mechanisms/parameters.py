@@ -25,6 +25,7 @@ class Parameter:
     """An unknown with `K = len(labels)` elements that share one prior. `fixed` holds elements that are known.
 
     dimension: what it is measured in, for all elements or by their labels; None where that is not known.
+    meaning: what it is, in a few words, for those who choose its prior.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Parameter:
     positive: bool = False
     fixed: Mapping[str, float] = field(default_factory=dict)
     dimension: Dimension | Mapping[str, Dimension] | None = None
+    meaning: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.labels, str):

@@ -82,8 +82,8 @@ class Hill(Response):
     def parameters(self, forces: Sequence[str], outputs: Sequence[str]) -> list[Parameter]:
         pairs = tuple(f"{output},{force}" if len(forces) > 1 else output for output in outputs for force in forces)
         return [
-            Parameter("hill_weight", pairs, Normal(mean=1.0, sd=1.0), kind="response"),
-            Parameter("hill_bias", tuple(outputs), Normal(mean=0.0, sd=1.0), kind="response"),
+            Parameter("hill_weight", pairs, Normal(mean=1.0), "response", meaning="w, above 0 activates"),
+            Parameter("hill_bias", tuple(outputs), Normal(), "response", meaning="w0, log-odds of the effect at g = 1"),
         ]
 
     def __call__(self, f: Tensor, values: Values) -> Tensor:
@@ -106,10 +106,12 @@ class MLP(Response):
             grid = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).reshape(-1, len(sizes))
             return tuple(",".join(str(int(i)) for i in row) for row in grid)
 
+        inward, outward = labels(self.hidden, len(forces)), labels(len(outputs), self.hidden)
+        last = Normal(sd=self.hidden**-0.5)
         return [
-            Parameter("mlp_in", labels(self.hidden, len(forces)), Normal(), kind="response"),
-            Parameter("mlp_bias", labels(self.hidden), Normal(), kind="response"),
-            Parameter("mlp_out", labels(len(outputs), self.hidden), Normal(sd=self.hidden**-0.5), kind="response"),
+            Parameter("mlp_in", inward, Normal(), "response", meaning="weights of the first layer"),
+            Parameter("mlp_bias", labels(self.hidden), Normal(), "response", meaning="biases of the first layer"),
+            Parameter("mlp_out", outward, last, "response", meaning="weights of the last layer"),
         ]
 
     def __call__(self, f: Tensor, values: Values) -> Tensor:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
+
+from pydantic import Field
 
 from distlfm.config import Config, nearest
 from distlfm.dimension import Dimension
@@ -14,15 +17,14 @@ from distlfm.mechanisms.priors import Prior
 
 
 class MechanismConfig(Config):
-    """Options that every mechanism takes; a mechanism adds its own in a subclass.
-
-    priors: by parameter name. fixed: known elements, `{sensitivity: {p21: 1.0}}`, or a number for all of them.
-    """
+    """Options that every mechanism takes; a mechanism adds its own in a subclass."""
 
     kind: str
     outputs: tuple[str, ...] = ()
-    priors: Mapping[str, Prior] = {}
-    fixed: Mapping[str, Mapping[str, float] | float] = {}
+    priors: Mapping[str, Prior] = Field(default={}, description="By the parameter's name.")
+    fixed: Mapping[str, Mapping[str, float] | float] = Field(
+        default={}, description="Known elements, {sensitivity: {p21: 1.0}}, or a number for all of them."
+    )
 
 
 class System(ABC):
@@ -68,14 +70,10 @@ class System(ABC):
             if name not in known:
                 raise UsageError(f"{self.options.kind} has no parameter {name!r}.", nearest(name, known))
         return [
-            Parameter(
-                parameter.name,
-                parameter.labels,
-                self.options.priors.get(parameter.name, parameter.prior),
-                parameter.kind,
-                parameter.positive,
-                self._fixed(parameter),
-                parameter.dimension,
+            replace(
+                parameter,
+                prior=self.options.priors.get(parameter.name, parameter.prior),
+                fixed=self._fixed(parameter),
             )
             for parameter in parameters
         ]

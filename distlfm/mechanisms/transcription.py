@@ -44,10 +44,17 @@ class Transcription(Mechanism):
     def parameters(self) -> list[Parameter]:
         genes, push = self.outputs, NUMBER if self.straight else RATE
         pairs = tuple(f"{gene},{force}" for gene in genes for force in self.force_names) if self._mixes else genes
+        basal, sensitivity, decay = (
+            LogNormal(median=0.1, spread=1.0),
+            LogNormal(median=1.0, spread=1.0),
+            LogNormal(median=0.4, spread=0.8),
+        )
         found = [
-            Parameter("basal", genes, LogNormal(median=0.1, spread=1.0), positive=True, dimension=RATE),
-            Parameter("sensitivity", pairs, LogNormal(median=1.0, spread=1.0), positive=True, dimension=push),
-            Parameter("decay", genes, LogNormal(median=0.4, spread=0.8), positive=True, dimension=TIME**-1),
+            Parameter("basal", genes, basal, positive=True, dimension=RATE, meaning="b, made while no factor acts"),
+            Parameter(
+                "sensitivity", pairs, sensitivity, positive=True, dimension=push, meaning="s, effect of the force"
+            ),
+            Parameter("decay", genes, decay, positive=True, dimension=TIME**-1, meaning="d, share that decays"),
             *self.response.parameters(self.force_names, genes),
         ]
         if self.start == "free":

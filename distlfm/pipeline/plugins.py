@@ -44,6 +44,10 @@ def import_plugins(names: Sequence[str]) -> None:
             else:
                 importlib.import_module(module)
         except Exception as error:
+            if isinstance(error, OSError) and error.filename is not None and Path(str(error.filename)) == file:
+                raise UsageError(
+                    f"Cannot read the plugin {name}: {error.strerror}.", "Check the path and its permissions."
+                ) from error
             # The user's own code: whatever it raises is told, and --debug shows where.
             place = file if file.is_absolute() else f"{file} in the current folder"
             raise UsageError(

@@ -47,6 +47,7 @@ def fill(folder: Path) -> None:
         (folder / f"{name}.yaml").write_text(text)
     rows = [f"{t / 2},output_{p},{1 + t / 10}" for p in range(2) for t in range(21)]
     (folder / "good.csv").write_text("\n".join(["time,output,value", *rows]))
+    (folder / "infusion.py").write_text("")
     (folder / "simulate.yaml").write_text("verb: simulate\nmechanism: {kind: transcription}\n")
     checkpoint, store = genes()
     (folder / "operator").mkdir()

@@ -67,6 +67,7 @@ MISSING: dict[str, str] = {
     "submit fit none.yaml --time 10": NO_CONFIG,
     "data check none.csv": NO_DATA,
     "config show none.yaml": NO_CONFIG,
+    "config equations mine --plugin none": "The plugin 'none' cannot be imported",
     "store ls none": NO_STORE,
     "store verify none": NO_STORE,
     "store merge none other --out m.zarr": NO_STORE,

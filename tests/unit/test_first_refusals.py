@@ -42,6 +42,7 @@ READ: dict[str, tuple[str, ...]] = {
     "submit fit fit.yaml --data good.csv --time 10 --array 2 --out o": ("good.csv",),
     "data check good.csv": ("good.csv",),
     "config show fit.yaml": ("fit.yaml",),
+    "config equations infusion --plugin infusion.py": ("infusion.py",),
     "store ls genes.zarr": ("genes.zarr", "genes.zarr/markers"),
     "store verify genes.zarr": ("genes.zarr", "genes.zarr/zarr.json", "genes.zarr/markers", "genes.zarr/observed"),
     "store merge few.zarr stopped.zarr --prefix --out o": ("few.zarr", "stopped.zarr/zarr.json", "few.zarr/rows"),
@@ -123,6 +124,7 @@ CHANGED: dict[str, str] = {
 """Verbs that write into a folder which is there, with that folder."""
 
 WRITE_NOTHING = {"doctor", "status", "data ls", "data check", "config schema", "config show", "store ls"} | {
+    "config equations",
     "store verify",
     "operator show",
     "federated status",

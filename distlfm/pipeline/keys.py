@@ -1,0 +1,149 @@
+"""Keys of configs in words, from the models that check them: what a key takes, and what it is by default."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Union
+
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+WORDS = {int: "whole number", float: "number", bool: "true or false", str: "text", Path: "path", type(None): "nothing"}
+BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
+class Style:
+    """How code and other models are shown; here as plain text."""
+
+    def code(self, text: str) -> str:
+        return text
+
+    def model(self, model: type[BaseModel]) -> str:
+        return kind_of(model)
+
+
+PLAIN = Style()
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key with dots, what it takes, its default as it is written in YAML, and what it means where that is said."""
+
+    name: str
+    takes: str
+    default: str
+    meaning: str = ""
+
+
+def keys_of(model: type[BaseModel], path: str = "", given: BaseModel | None = None) -> Iterator[Key]:
+    """Every key of a model, and in place of a section the keys in it; `path` leads to the model.
+
+    given: what holds by default, where that is not what the model says by itself.
+    """
+    for name, field in model.model_fields.items():
+        value = field.get_default(call_default_factory=True) if given is None else getattr(given, name)
+        section, below = _section(field.annotation)
+        if section is not None:
+            inner = value if isinstance(value, section) else None
+            yield from keys_of(section, f"{path}{name}.{below}", inner)
+        else:
+            takes = ", ".join(filter(None, [words(field.annotation), bounds(field)]))
+            yield Key(f"{path}{name}", takes, default(field, given=value), field.description or "")
+
+
+def sections_of(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """The sections in a model, by the key that leads to each."""
+    for name, field in model.model_fields.items():
+        section, below = _section(field.annotation)
+        if section is not None:
+            yield f"{path}{name}", section
+            yield from sections_of(section, f"{path}{name}.{below}")
+
+
+def _section(annotation: Any) -> tuple[type[BaseModel] | None, str]:
+    """The model that stands under a key, by itself or under names of the user's; a choice of models is no section."""
+    found = parts(annotation)
+    if len(found) == 1 and typing.get_origin(found[0]) is not None and _is_mapping(found[0]):
+        section, below = _section(typing.get_args(found[0])[1])
+        return section, f"NAME.{below}"
+    if len(found) == 1 and isinstance(found[0], type) and issubclass(found[0], BaseModel):
+        return found[0], ""
+    return None, ""
+
+
+def _is_mapping(annotation: Any) -> bool:
+    origin = typing.get_origin(annotation)
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def parts(annotation: Any) -> tuple[Any, ...]:
+    """What a union is of; anything else is of itself. Names and bounds around a type are looked through."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        return parts(typing.get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return tuple(part for one in typing.get_args(annotation) for part in parts(one))
+    return (annotation,)
+
+
+def words(annotation: Any, style: Style = PLAIN) -> str:
+    """A type in words."""
+    return ", or ".join(dict.fromkeys(_word(part, style) for part in parts(annotation)))
+
+
+def _word(part: Any, style: Style) -> str:
+    origin, inner = typing.get_origin(part), typing.get_args(part)
+    if origin is Literal:
+        return ", ".join(style.code(str(choice)) if choice != "" else "empty" for choice in inner)
+    if origin in (tuple, list, frozenset):
+        return f"list of {words(inner[0], style)}"
+    if _is_mapping(part):
+        return "mapping" if inner[1] is Any else f"mapping of names to {words(inner[1], style)}"
+    if isinstance(part, type) and issubclass(part, BaseModel):
+        return style.model(part)
+    return WORDS.get(part, "anything")
+
+
+def kind_of(model: type[BaseModel]) -> str:
+    """A model's `kind` where it has exactly one, else its name without its ending."""
+    field = model.model_fields.get("kind")
+    if field is not None and typing.get_origin(field.annotation) is Literal:
+        kinds = typing.get_args(field.annotation)
+        if len(kinds) == 1:
+            return str(kinds[0])
+    return model.__name__.removesuffix("Config").removesuffix("Options").lower() or model.__name__
+
+
+def bounds(field: FieldInfo) -> str:
+    """Limits of a number, such as `≥ 0, < 1`."""
+    found = [(sign, getattr(rule, name, None)) for rule in field.metadata for name, sign in BOUNDS.items()]
+    return ", ".join(f"{sign} {value:g}" for sign, value in found if value is not None)
+
+
+def default(field: FieldInfo, style: Style = PLAIN, given: Any = None) -> str:
+    """A default as it is written in YAML. given: what it is here, in place of what the field says."""
+    if field.is_required():
+        return "must be given"
+    value = field.get_default(call_default_factory=True) if given is None else given
+    if isinstance(value, BaseModel):
+        # What is one of a choice, such as a prior, is told whole: its kind has to be written too.
+        changed = value.model_dump(mode="json", exclude_defaults=len(parts(field.annotation)) == 1)
+        return style.code(flow(changed)) if changed else "all defaults"
+    return style.code(flow([*value] if isinstance(value, tuple | frozenset) else value))
+
+
+def flow(value: Any) -> str:
+    """YAML on one line."""
+    text: str = yaml.safe_dump(
+        value if isinstance(value, dict | list | int | float | bool | None) else str(value),
+        default_flow_style=True,
+        width=10_000,
+        allow_unicode=True,
+        sort_keys=False,
+    )
+    return text.removesuffix("...\n").strip()
