@@ -18,6 +18,7 @@ from distlfm.errors import WorkError
 from distlfm.federated.control import Connection, Control
 from distlfm.federated.homes import check_name
 from distlfm.pipeline.run_files import REPORT, SUMMARY
+from distlfm.pipeline.rundir import begin, refuse_other_verbs, write_config
 from distlfm.pipeline.versions import versions
 from distlfm.report.page import Provenance
 from distlfm.report.rounds_page import rounds_page
@@ -81,6 +82,13 @@ def run_programme(programme: Config, name: str, connection: Connection, reporter
             f"Mend that; the same command with --name {name} goes on after the last whole round.",
         )
     return RunResult(run, found)
+
+
+def begin_run(folder: Path, programme: Config) -> None:
+    """Make the folder in which a run leaves its config, summary and report; that of another verb is refused."""
+    refuse_other_verbs(folder, "programme", (SUMMARY, REPORT))
+    begin(folder)
+    write_config(folder, programme)
 
 
 def write_run(folder: Path, programme: Config, result: RunResult) -> Path:

@@ -30,7 +30,7 @@ from distlfm.federated.site_work import Site, codec_of
 from distlfm.federated.strategy import TooFewSites
 from distlfm.lfo import Operator
 from distlfm.pipeline.run_files import CONFIG, REPORT, SUMMARY
-from distlfm.pipeline.rundir import begin
+from distlfm.pipeline.rundir import begin, refuse_other_verbs
 from distlfm.pipeline.train_work import keep_config
 from distlfm.pipeline.versions import versions
 from distlfm.report.federation_page import federation_page
@@ -64,6 +64,7 @@ def simulate(
     if config.run.dir is None:
         raise UsageError("It is not said where the simulation goes.", "Give --out DIR, or set run.dir in the config.")
     reporter, folder = reporter or Silent(), config.run.dir.resolve()
+    refuse_other_verbs(folder, config.verb, ())
     begin(folder)
     _same_work(folder, config)
     with driver_lock(folder, "federated simulate"), torch_threads(config.run.threads):

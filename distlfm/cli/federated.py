@@ -91,7 +91,7 @@ def run(
     config: Annotated[Path, typer.Argument(help="A programme, such as configs/programme/glucose.yaml.")],
     overrides: Overrides = None,
     name: Annotated[str, typer.Option("--name", help="Of the run; the same name goes on with a stopped one.")] = "run",
-    out: Annotated[Path | None, typer.Option("--out", help="Where a summary and a report go.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Where the config, a summary and a report go.")] = None,
     link: Link = None,
     server: Server = None,
     ca: Ca = None,
@@ -107,15 +107,14 @@ def run(
 
     - `distlfm federated run programme.yaml --server link.example.org:8443 --ca ca.pem --token me.token`
     """
-    from distlfm.federated.run import run_programme, write_run
+    from distlfm.federated.run import begin_run, run_programme, write_run
     from distlfm.federated.settings import ProgrammeConfig
-    from distlfm.pipeline.rundir import begin
 
     asked = load(ProgrammeConfig, config, overrides or [])
     connection = _connection(link, server, ca, token, insecure)
     programme = _here(asked, link)
     if out is not None:
-        begin(out)
+        begin_run(out, programme)
     result = run_programme(programme, name, connection, _reporter(as_json))
     if out is not None:
         _reporter(as_json).say(f"report: {write_run(out, programme, result)}")

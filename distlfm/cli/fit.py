@@ -160,6 +160,9 @@ def resume(
     verb = read_yaml(kept).get("verb") if kept.is_file() else None
     if verb in ("train", "tune"):
         return _resume_training(str(verb), run, as_overrides({"run.workers": workers, "run.address": address}))
+    if verb not in (None, "fit", "generate"):
+        cause = f"{run} has the config of a verb that is not resumed: {verb}."
+        raise UsageError(cause, "Repeat the command that began it.")
     settings = work_overrides(executor, workers, address)
     if is_store(run) and Store.open(run).spec.kind == "generate":
         from distlfm.pipeline.generate import resume_generate

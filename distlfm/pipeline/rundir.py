@@ -21,8 +21,12 @@ from distlfm.store import Store
 from distlfm.store.files import no_place, storing
 from distlfm.store.find import RUN_STORE, is_store
 
-VERBS = ("fit", "generate", "simulate", "train", "tune", "evaluate", "query")
-"""Verbs that a config may be of."""
+COMMANDS = {
+    **{verb: verb for verb in ("fit", "generate", "simulate", "train", "tune", "evaluate", "query")},
+    "federated": "federated simulate",
+    "programme": "federated run",
+}
+"""Verbs that a config may be of, and how they are called."""
 
 
 def begin(directory: Path, *folders: str) -> None:
@@ -64,9 +68,10 @@ def refuse_other_verbs(directory: Path, verb: str, written: Iterable[str], begun
         other = _verb_of(file)
         if other == verb:
             return
-        if other in VERBS:
+        if other in COMMANDS:
             raise UsageError(
-                f"{directory} is a run of `distlfm {other}`, and `distlfm {verb}` would write over its {CONFIG}.",
+                f"{directory} is a run of `distlfm {COMMANDS[other]}`, and `distlfm {COMMANDS[verb]}` would write over "
+                f"its {CONFIG}.",
                 "Choose another --out directory.",
             )
     elif os.path.lexists(directory / begun):
@@ -74,17 +79,17 @@ def refuse_other_verbs(directory: Path, verb: str, written: Iterable[str], begun
     for name in (CONFIG, *written):
         if os.path.lexists(directory / name):
             raise UsageError(
-                f"{directory} is no run of `distlfm {verb}`, which would write over its {name}.",
+                f"{directory} is no run of `distlfm {COMMANDS[verb]}`, which would write over its {name}.",
                 "Choose another --out directory.",
             )
 
 
-def _verb_of(file: Path) -> object:
+def _verb_of(file: Path) -> str:
     """The verb that a config names, if it is one that can be read."""
     try:
-        return read_yaml(file).get("verb")
+        return str(read_yaml(file).get("verb"))
     except UsageError:
-        return None
+        return ""
 
 
 def _holds(file: Path, text: str) -> bool:
