@@ -88,7 +88,7 @@ class Ledger:
         rescue.feed(failure, self.proven)
         if rescue.phase is Phase.DONE:
             yield from self._done(rescue, report, seconds, worker, workers)
-        elif not rescue.finished and failure is not None and whole:
+        elif not rescue.finished and rescue.phase is not Phase.DOUBT and failure is not None and whole:
             yield BlockRetried(rescue.block, failure.reason)
         self._sort(rescue)
         self._judge()

@@ -2,7 +2,8 @@
 
 The block is tried twice whole. Then its bad rows are looked for by halves; a row is bad only if alone it raises twice,
 or kills its worker twice. Then the block is done without them. If none was bad, the block is done whole, so that a
-worker killed from outside changes no number. If that raises too, no row of it can be had.
+worker killed from outside changes no number. If that raises too, no row of it can be had. An input that is refused
+would be refused again: for that once is enough, each time.
 
 What runs out of memory is done again when nothing else is in hand, and so is a block that takes its worker down though
 none of its rows does. If it does so even then, it is lost: nothing of it is stored, so that a later try may have it.
@@ -34,7 +35,8 @@ NOBODY = ("storage", "extra")
 """No row is to blame if one of these fails, and none can be had: the run ends at once."""
 
 EVERYBODY = "usage"
-"""If every row fails in this way before any block has worked, the call may be wrong and not the data."""
+"""If every row fails in this way before any block has worked, the call may be wrong and not the data. It is no matter
+of chance or of the moment: nothing that fails so is tried again."""
 
 LOST = (
     "Nothing of it is stored, and the same command tries it again. If memory is short, free some, or give fewer "
@@ -127,7 +129,7 @@ class Rescue:
         elif failure is None:
             self.phase = Phase.DONE
         else:
-            self._failed(failure)
+            self._failed(failure, proven)
 
     def trust(self) -> None:
         """The call is right, as another block has worked: rows that were in doubt are bad."""
@@ -135,12 +137,15 @@ class Rescue:
         self.error = None
         self._enter(Phase.LAST)
 
-    def _failed(self, failure: Failure) -> None:
+    def _failed(self, failure: Failure, proven: bool) -> None:
         """A whole run failed."""
-        self._tries += 1
+        self._tries += max(WHOLE_TRIES, LAST_TRIES) if failure.family == EVERYBODY else 1
         if self.phase is Phase.WHOLE and self._tries >= WHOLE_TRIES:
             self._enter(Phase.SEARCH)
             self._split(tuple(range(self.count)))
+            if self.count == 1 and failure.family == EVERYBODY:  # its only row was alone already
+                self._search(failure)
+                self._conclude(failure, proven)
         elif self.phase is Phase.LAST and self._tries >= LAST_TRIES:
             self._last_failed(failure)
         elif self.phase is Phase.GIVEN_UP and self._tries >= LAST_TRIES:
@@ -172,7 +177,7 @@ class Rescue:
             (row,) = rows
             sort = failure.family if failure.died or failure.starved else "raised"
             self._strikes[row, sort] += 1
-            if self._strikes[row, sort] >= STRIKES:
+            if self._strikes[row, sort] >= STRIKES or failure.family == EVERYBODY:
                 self._groups.pop()
                 self.left_out[row] = failure.reason
                 self._families.add(failure.family)

@@ -48,13 +48,13 @@ def rescued(count: int, bad: Mapping[int, Failure], killed: int = -1, proven: bo
     return rescue, actions
 
 
-failures = st.sampled_from([RAISED, DIED])
+failures = st.sampled_from([RAISED, DIED, failure_of(UsageError("No such output.", "Name it."))])
 
 
 @given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.dictionaries(st.integers(0, n - 1), failures))))
 def test_exactly_the_bad_rows_are_set_aside(case: tuple[int, dict[int, Failure]]) -> None:
     count, bad = case
-    rescue, _ = rescued(count, bad)
+    rescue, _ = rescued(count, bad, proven=True)
     assert rescue.phase is Phase.DONE
     assert set(rescue.left_out) == set(bad)
     assert all(rescue.left_out[row] == failure.reason for row, failure in bad.items())
@@ -64,9 +64,9 @@ def test_exactly_the_bad_rows_are_set_aside(case: tuple[int, dict[int, Failure]]
 @given(st.integers(1, 12).flatmap(lambda n: st.tuples(st.just(n), st.dictionaries(st.integers(0, n - 1), failures))))
 def test_a_kill_from_outside_at_any_moment_changes_nothing(case: tuple[int, dict[int, Failure]]) -> None:
     count, bad = case
-    expected, actions = rescued(count, bad)
+    expected, actions = rescued(count, bad, proven=True)
     for moment in range(actions):
-        rescue, _ = rescued(count, bad, killed=moment)
+        rescue, _ = rescued(count, bad, killed=moment, proven=True)
         assert set(rescue.left_out) == set(expected.left_out), moment
 
 
@@ -214,6 +214,27 @@ def test_a_usage_error_of_some_rows_costs_only_those() -> None:
     assert (rescue.phase, set(rescue.left_out)) == (Phase.DONE, {1})
 
 
+@pytest.mark.parametrize("count", [1, 2, 5, 16])
+def test_an_input_that_is_refused_is_never_tried_twice(count: int) -> None:
+    wrong, rescue, actions = failure_of(UsageError("No such key.", "Mend it.")), Rescue(7, count), list[Action]()
+    while rescue.phase is not Phase.DOUBT:
+        actions.append(rescue.action)
+        rescue.feed(wrong, proven=False)
+    asked = [action.rows if isinstance(action, Attempt) else tuple(range(count)) for action in actions]
+    assert len(set(asked)) == len(asked)
+    assert len(asked) == 2 * count - 1, "the whole, its halves, theirs, and each row"
+
+
+def test_a_block_that_is_refused_whole_and_in_no_row_is_given_up_at_once() -> None:
+    rescue, runs = Rescue(0, 2), 0
+    while rescue.phase is not Phase.GIVEN_UP:
+        runs += isinstance(rescue.action, Run)
+        refused = failure_of(UsageError("They differ.", "Mend it.")) if isinstance(rescue.action, Run) else None
+        rescue.feed(refused, proven=True)
+    assert runs == 2
+    assert all("They differ. Mend it." in why for why in rescue.left_out.values())
+
+
 def test_an_exception_crosses_as_plain_text() -> None:
     class Rude(Exception):
         def __str__(self) -> str:
@@ -261,6 +282,13 @@ def test_a_serial_pool_raises_what_ends_the_run(tmp_path: Path) -> None:
     assert results(tmp_path) == {0: "0 1 4 9"}
     with pytest.raises(UsageError, match="cannot be opened"):
         worked(ToyJob(tmp_path, refuse="usage"))
+
+
+def test_a_fit_of_one_that_is_refused_says_so_without_a_word_of_trying_again(tmp_path: Path) -> None:
+    events = SerialPool().work(ToyJob(tmp_path, num_blocks=1, block=1, rows={0: "usage"}), [0], Stop())
+    assert isinstance(next(events), Started)
+    with pytest.raises(UsageError, match="row 0 is bad"):
+        next(events)
 
 
 def test_a_pool_without_blocks_opens_nothing(tmp_path: Path) -> None:
