@@ -205,6 +205,7 @@ def _sentence(item: dict[str, Any], found: _Place, known: list[str]) -> str:
         return f"{place!r} should be a mapping, not {item.get('input')!r}. {example}"
     shown = "" if isinstance(item.get("input"), (dict, list)) else f", not {item.get('input')!r}"
     message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".")
+    message = message.replace("a valid dictionary", "a mapping of names to values")
     if str(item["msg"]).startswith("Input should be"):
         return f"{place!r} should be {message}{shown}."
     message = message.removeprefix(f"{place}: ")

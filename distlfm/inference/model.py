@@ -18,6 +18,7 @@ from distlfm.inference.kernel_dimensions import kernel_dimension
 from distlfm.inference.observations import Observations
 from distlfm.mechanisms.base import Mechanism
 from distlfm.mechanisms.field import FieldMechanism
+from distlfm.mechanisms.known import Known
 from distlfm.mechanisms.parameters import Parameter, ParameterSpace, Values
 from distlfm.mechanisms.priors import LogNormal, Prior
 from distlfm.mechanisms.system import System
@@ -39,7 +40,7 @@ class ForceConfig(Config):
 
     kernel: KernelConfig = KernelConfig()
     priors: Mapping[str, Prior] = {}
-    fixed: Mapping[str, Mapping[str, float] | float] = {}
+    fixed: Mapping[str, Known] = {}
 
 
 class LikelihoodConfig(Config):

@@ -12,6 +12,7 @@ from pydantic import Field
 from distlfm.config import Config, nearest
 from distlfm.dimension import Dimension
 from distlfm.errors import UsageError
+from distlfm.mechanisms.known import Known
 from distlfm.mechanisms.parameters import Parameter
 from distlfm.mechanisms.priors import Prior
 
@@ -22,7 +23,7 @@ class MechanismConfig(Config):
     kind: str
     outputs: tuple[str, ...] = ()
     priors: Mapping[str, Prior] = Field(default={}, description="By the parameter's name.")
-    fixed: Mapping[str, Mapping[str, float] | float] = Field(
+    fixed: Mapping[str, Known] = Field(
         default={}, description="Known elements, {sensitivity: {p21: 1.0}}, or a number for all of them."
     )
 

@@ -113,6 +113,36 @@ def test_a_wrong_prior_is_told_by_keys_that_can_be_written(section: str, prior: 
     assert str(caught.value) == "fit.yaml: " + told.format(section)
 
 
+@pytest.mark.parametrize("section", ["mechanism.fixed.return_rate", "force.fixed.lengthscale"])
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        *((given, f"{given!r} is no number") for given in ("x", None, True, [1.0], float("nan"))),
+        *(({"p": given}, f"p is {given!r}, which is no number") for given in ("x", None, {"p": 1.0})),
+    ],
+)
+def test_a_known_value_that_is_no_number_is_told_once_and_as_it_is_written(
+    section: str, given: object, told: str
+) -> None:
+    place, _, name = section.split(".")
+    content: dict[str, Any] = {"mechanism": {"kind": "glucose"}}
+    content[place] = content.get(place, {}) | {"fixed": {name: given}}
+    with pytest.raises(UsageError) as caught:
+        build(VERBS["fit"], content, source="fit.yaml")
+    fix = "Give a number for all elements, such as 1.0, or one for each by name: {NAME: 1.0}."
+    assert str(caught.value) == f"fit.yaml: '{section}': {told}. {fix}"
+
+
+@pytest.mark.parametrize("given", [0.5, 1, "1e-3", {"p": "1e-3"}, {}])
+def test_a_known_value_may_be_written_as_yaml_reads_numbers(given: object) -> None:
+    assert build(VERBS["fit"], {"mechanism": {"kind": "glucose", "fixed": {"return_rate": given}}})
+
+
+def test_what_is_no_mapping_of_known_values_is_told_so() -> None:
+    with pytest.raises(UsageError, match=r"'mechanism\.fixed' should be a mapping of names to values, not 3\."):
+        build(VERBS["fit"], {"mechanism": {"kind": "glucose", "fixed": 3}})
+
+
 def test_a_misspelt_key_of_the_mechanism_is_told_with_its_section() -> None:
     with pytest.raises(UsageError, match=r"Unknown key 'mechanism\.otuputs'\. Did you mean 'mechanism\.outputs'\?"):
         build(VERBS["fit"], {"mechanism": {"kind": "glucose", "otuputs": ["a"]}})
