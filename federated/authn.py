@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +24,8 @@ from distlfm.federated.homes import check_secret
 from distlfm.store.files import unreadable
 
 TOKEN_BYTES = 32
+WRITTEN = re.compile(rb"[A-Za-z0-9_-]+")
+HOW_TO_GET = "The coordinator makes one: distlfm federated provision token LINK_FOLDER NAME"
 
 
 def make_token() -> str:
@@ -34,12 +38,29 @@ def token_digest(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def read_token(path: Path) -> str:
-    """The token in a file that nobody else can read."""
-    token = check_secret(path).read_text(encoding="utf-8").strip()
+class TokenError(UsageError):
+    """There is no token that a link would take."""
+
+
+def read_token(path: Path, fix: str = HOW_TO_GET) -> str:
+    """The token in a file that nobody else can read. fix: what to do where there is none in it."""
+    if not os.path.lexists(path):
+        raise TokenError(f"There is no {path}.", fix)
+    if path.is_dir():
+        raise TokenError(f"{path} is a folder.", fix)
+    try:
+        content = check_secret(path).read_bytes()
+    except UsageError as error:
+        raise TokenError(error.cause, error.fix) from None
+    except OSError as error:
+        told = unreadable(path, error)
+        raise TokenError(told.cause, told.fix) from None
+    token = content.strip()
     if not token:
-        raise UsageError(f"{path} is empty.", "Ask the coordinator for an admin token.")
-    return token
+        raise TokenError(f"{path} is empty.", fix)
+    if not WRITTEN.fullmatch(token):
+        raise TokenError(f"{path} holds no token, which is one word of letters, digits, - and _.", fix)
+    return token.decode()
 
 
 def read_digests(path: Path) -> dict[str, str]:

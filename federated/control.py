@@ -28,10 +28,11 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 
 from distlfm.errors import UsageError, WorkError
 from distlfm.federated import bundle
-from distlfm.federated.authn import read_token
+from distlfm.federated.authn import HOW_TO_GET, TokenError, read_token
 from distlfm.federated.gate import DISK_FULL
 from distlfm.federated.homes import LOOPBACK, LinkHome, joined, near_address, refuse_unless_loopback
 
+VALID = "Give the file of a valid one."
 PATIENCE_SECONDS = 120.0
 """How long a link may be away, for a restart, before whoever follows a run gives up."""
 
@@ -56,7 +57,8 @@ def connection_of(folder: Path, *, token_file: Path | None = None, insecure: boo
     config = home.config()
     if insecure:
         refuse_unless_loopback(config.bind)
-    token = read_token(token_file or home.admin_token)
+    own = f"Make it, and first move away what is in its place: distlfm federated provision token {folder} admin"
+    token = read_token(home.admin_token, own) if token_file is None else read_token(token_file)
     return Connection(near_address(config.bind), config.port, None if insecure else home.ca, token)
 
 
@@ -183,9 +185,7 @@ class Control:
         except httpx.HTTPStatusError as error:
             code = error.response.status_code
             if code == httpx.codes.UNAUTHORIZED:
-                raise UsageError(
-                    f"The link at {where} does not take this token.", "Give the file of a valid admin token."
-                ) from None
+                raise TokenError(f"The link at {where} does not take this token.", f"{VALID} {HOW_TO_GET}") from None
             if code in (502, 503, 504):
                 if _detail(error.response) == DISK_FULL:
                     fix = "Free space there; then the same command goes on."

@@ -10,6 +10,7 @@ from typing import Any
 
 from distlfm.errors import UsageError, WorkError
 from distlfm.federated.audit import verify
+from distlfm.federated.authn import TokenError
 from distlfm.federated.certificates import certificate_end
 from distlfm.federated.control import Control, connection_of
 from distlfm.federated.homes import Home, LinkHome, SiteHome, joined
@@ -22,7 +23,11 @@ from distlfm.store.files import no_room
 
 
 def status(folder: Path, *, insecure: bool = False) -> dict[str, Any]:
-    """Of whatever role the folder is. Read from the folder; a running link is asked too, with its own admin token."""
+    """Of whatever role the folder is. Read from the folder; a running link is asked too, with its own admin token.
+
+    not_asked: why it could not be asked, where that token is missing or opens nothing; then nothing is known of runs,
+    nor of which sites are connected.
+    """
     if LinkHome(folder).config_file.exists():
         return _link(LinkHome(folder), insecure=insecure)
     if SiteHome(folder).config_file.exists():
@@ -44,11 +49,13 @@ def _link(home: LinkHome, *, insecure: bool) -> dict[str, Any]:
         "sites": {name: enrolled.get(name, "not enrolled") for name in config.sites},
         "runs": [],
     }
-    if told["state"] == "running" and home.admin_token.exists():
+    if told["state"] == "running":
         try:
             with Control(connection_of(home.path, insecure=insecure)) as control:
                 told["sites"] |= {node["site"]: node["state"] for node in control.nodes() if node["site"]}
                 told["runs"] = control.runs()
+        except TokenError as error:
+            told["not_asked"] = str(error)
         except WorkError as error:
             told["state"] = f"not answering: {error.cause}"
     return told
