@@ -20,6 +20,7 @@ SERVER_DAYS = 397
 """The longest that browsers and auditors accept."""
 BACKDATE = timedelta(minutes=5)
 """For sites whose clock is a little behind."""
+LONGEST_COMMON = 64
 WARN_DAYS = 30
 """From so many days before its certificate ends a link says so when it starts."""
 
@@ -36,7 +37,9 @@ def make_certificates(home: LinkHome, federation: str, hosts: Sequence[str]) -> 
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA384())
     )
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
+    # A common name holds 64 characters. Whoever checks a certificate looks at the alternative names, which hold any.
+    common = hosts[0] if len(hosts[0]) <= LONGEST_COMMON else f"{federation} link"
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
     names = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
     server = _server(subject, names, key, ca, ca_key, now)
     write_secret(home.ca_key, _private(ca_key))

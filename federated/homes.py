@@ -18,6 +18,7 @@ from pydantic import Field, field_validator
 
 from distlfm.config import Config, dump, load
 from distlfm.errors import UsageError
+from distlfm.federated.host_names import check_host
 from distlfm.store.files import naming, unreadable
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
@@ -71,6 +72,11 @@ class LinkConfig(Config):
     @classmethod
     def _named(cls, value: str) -> str:
         return check_name(value)
+
+    @field_validator("bind", "host")
+    @classmethod
+    def _hosts(cls, value: str) -> str:
+        return check_host(value)
 
 
 class NodeConfig(Config):

@@ -34,6 +34,7 @@ from distlfm.federated.homes import (
     write_config,
     write_secret,
 )
+from distlfm.federated.host_names import check_host
 from distlfm.federated.identity import load_signing_key, make_node_key, make_signing_key
 from distlfm.federated.provision_files import LABEL, Kit, PublicKeys, read_handed, write_handed
 from distlfm.federated.secagg.keys import sign
@@ -55,6 +56,8 @@ def make_link(path: Path, config: LinkConfig, hosts: Sequence[str] = ()) -> list
             f"{len(set(names))} different sites are given.",
             "A federation has three or more: with two, each could take its own share from the sum.",
         )
+    for host in hosts:
+        check_host(host)
     home = LinkHome(path)
     if home.config_file.exists():
         raise UsageError(f"{path} is a coordinator's folder already.", "Choose another one.")

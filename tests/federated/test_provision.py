@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from distlfm.cli import main
 from distlfm.errors import UsageError
 from distlfm.federated import certificates
 from distlfm.federated import link as link_program
@@ -78,6 +79,53 @@ def test_the_server_certificate_holds_every_name_and_cannot_sign_others(
     authority = x509.load_pem_x509_certificate(link.ca.read_bytes())
     certificate.verify_directly_issued_by(authority)
     assert ssl.create_default_context(cafile=str(link.ca)).get_ca_certs()[0]["issuer"]
+
+
+def shaken(home: LinkHome, host: str) -> str | None:
+    """What a client that wants this host says of the link's certificate; nothing if all is well."""
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=str(home.ca))
+    server.load_cert_chain(home.certificate, home.key)
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours, theirs = client.wrap_bio(down, up, server_hostname=host), server.wrap_bio(up, down, server_side=True)
+    for side in (ours, theirs, ours, theirs):
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLCertVerificationError as error:
+            return error.verify_message
+    return None
+
+
+LONG = f"{'link.' * 15}example.org"
+"""More than a certificate's common name holds."""
+
+
+@pytest.mark.parametrize("host", ["link.example.org", "10.0.0.3", "some_container", LONG, f"{'a' * 63}.{LONG}"])
+def test_sites_believe_the_link_under_its_name_however_long_it_is(host: str, tmp_path: Path) -> None:
+    make_link(tmp_path, CONFIG.model_copy(update={"host": host}), [f"also.{LONG}"])
+    home = LinkHome(tmp_path)
+    for again in (False, True):
+        if again:
+            renew(tmp_path)
+        assert shaken(home, host) is None
+        assert shaken(home, f"also.{LONG}") is None
+        assert "other.example.org" in str(shaken(home, "other.example.org"))
+
+
+NO_HOSTS = ("a b", "link.example.org:8443", "https://link.example.org", "[::1]", "häuser.example.org", "-a.org", "a..b")
+
+
+@pytest.mark.parametrize("host", [*NO_HOSTS, f"{'a' * 64}.org", f"{'link.' * 50}example.org"])
+@pytest.mark.parametrize("option", ["--host", "--bind", "--also"])
+def test_a_name_that_no_host_can_have_is_refused_before_anything_is_made(
+    option: str, host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = ["federated", "provision", "link", str(tmp_path / "link"), "--sites", ",".join(SITES), option, host]
+    assert main(call) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{host!r} is no name or address of a host. Give one such as link.example.org or 10.0.0.3" in line
+    assert not (tmp_path / "link").exists()
 
 
 def test_a_renewed_certificate_has_the_old_names_and_authority_and_a_new_key(tmp_path: Path) -> None:
