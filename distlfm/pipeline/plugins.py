@@ -44,7 +44,7 @@ def import_plugins(names: Sequence[str]) -> None:
             else:
                 importlib.import_module(module)
         except Exception as error:
-            if isinstance(error, OSError) and error.filename is not None and Path(str(error.filename)) == file:
+            if isinstance(error, OSError) and str(error.filename) == str(file.absolute()):
                 raise UsageError(
                     f"Cannot read the plugin {name}: {error.strerror}.", "Check the path and its permissions."
                 ) from error
