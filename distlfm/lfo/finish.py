@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distlfm.lfo.calibrate import Calibration, calibrate, coverage
+from distlfm.lfo.learned_priors import priors_of
 from distlfm.lfo.lineage import lineage_of
 from distlfm.lfo.loop import Training
 from distlfm.lfo.novelty import Novelty, features
@@ -41,6 +42,7 @@ def finish(training: Training) -> Operator:
         "step": training.step,
         "seconds": training.seconds,
         "stores": list(lineage_of(examples)),
+        "priors": priors_of(examples.stores, start),
         "instances": {name: len(getattr(parts, name)) for name in ("train", "validation", "calibration")},
         "unlabelled": int((~examples.labelled).sum()),
     }

@@ -11,20 +11,16 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distlfm.config import build, load
 from distlfm.data import write_npz
-from distlfm.errors import DistlfmError, UsageError
-from distlfm.lfo import OperatorSchema
-from distlfm.pipeline.plugins import located
-from distlfm.pipeline.settings import DataConfig, FitConfig, RunConfig
+from distlfm.errors import UsageError
 from distlfm.serve.answers import Shown
 from distlfm.serve.fit_child import INSTANCE, RESULT, STAGES, STATE, TASK, put
+from distlfm.serve.fit_options import FitOptions
 from distlfm.serve.sources import Unknown
 from distlfm.store.files import storing
 
@@ -35,13 +31,14 @@ GRACE = 3.0
 
 @dataclass
 class Running:
-    """A fit that runs or has ended. content: what result.json said."""
+    """A fit that runs or has ended. content: what result.json said. priors: sentences on those that it has."""
 
     key: str
     shown: Shown
     folder: Path
     process: subprocess.Popen[bytes]
     began: float
+    priors: tuple[str, ...] = ()
     state: str = "running"
     error: str = ""
     ended: float | None = None
@@ -92,6 +89,7 @@ class Running:
             "stage": f"{stage} ({doing})" if doing else stage,
             "seconds": (self.ended or time.monotonic()) - self.began,
             "error": self.error,
+            "priors": self.priors,
         }
 
     def _tidy(self) -> None:
@@ -103,9 +101,9 @@ class Running:
 
 
 class Fits:
-    """The fits of a session. folder: of the session. options: the fit's config, or why there can be no fit."""
+    """The fits of a session. folder: of the session. options: how fits are made, or why there can be none."""
 
-    def __init__(self, folder: Path, options: FitConfig | str) -> None:
+    def __init__(self, folder: Path, options: FitOptions | str) -> None:
         self._folder, self._options = folder, options
         self._fits: OrderedDict[str, Running] = OrderedDict()
 
@@ -113,6 +111,16 @@ class Fits:
     def reason(self) -> str | None:
         """Why there can be no fit, or None."""
         return self._options if isinstance(self._options, str) else None
+
+    @property
+    def how(self) -> str:
+        """With which settings fits are made, in words."""
+        return "" if isinstance(self._options, str) else self._options.how
+
+    @property
+    def priors(self) -> tuple[str, ...]:
+        """The priors of fits, in sentences."""
+        return () if isinstance(self._options, str) else self._options.told
 
     def start(self, shown: Shown) -> Running:
         """Begin a fit of an instance that was answered."""
@@ -123,12 +131,13 @@ class Fits:
             if one.state == "running":
                 raise UsageError(f"A fit of {one.shown.instance.id} is running.", "Wait for it, or cancel it.")
         key = secrets.token_urlsafe(9)
+        instance, options = self._options.suited(shown.instance)
         folder = self._folder / f"fit-{secrets.token_hex(8)}"
         with storing("a fit's task", self._folder):
             folder.mkdir(mode=0o700)
-            write_npz(folder / INSTANCE, [shown.instance])
+            write_npz(folder / INSTANCE, [instance])
             task = {
-                "config": self._options.model_dump(mode="json"),
+                "config": options.config.model_dump(mode="json"),
                 "schema": shown.schema.model_dump(mode="json"),
                 "axes": [axis.tolist() for axis in shown.answer.axes],
             }
@@ -141,7 +150,7 @@ class Fits:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self._fits[key] = Running(key, shown, folder, process, time.monotonic())
+        self._fits[key] = Running(key, shown, folder, process, time.monotonic(), options.told)
         while len(self._fits) > MOST_HELD:
             self._fits.popitem(last=False)
         return self._fits[key]
@@ -160,31 +169,6 @@ class Fits:
         """Cancel what runs."""
         for one in self._fits.values():
             one.cancel()
-
-
-def fit_options(path: Path | None, schema: OperatorSchema, plugins: Sequence[str] = ()) -> FitConfig | str:
-    """The config of fits for comparison: that of a file, or the operator's mechanism; or why there can be none.
-
-    plugins: modules with the operator's equation, which the process of a fit imports too.
-    """
-    kind = schema.mechanism.get("kind")
-    if path is not None:
-        config = load(FitConfig, path)
-        if kind is not None and config.mechanism["kind"] != kind:
-            raise UsageError(
-                f"{path} is of the mechanism {config.mechanism['kind']!r}, and the operator of {kind!r}.",
-                "Give the config of a fit of the same equation.",
-            )
-        run = RunConfig(seed=config.run.seed, threads=config.run.threads)
-        named = tuple(dict.fromkeys((*located(plugins), *located(config.plugins))))
-        return config.model_copy(update={"data": DataConfig(), "run": run, "plugins": named})
-    if kind is None:
-        return "The operator does not say which equation it learned: start again with --fit CONFIG."
-    try:
-        content = {"plugins": list(located(plugins)), "mechanism": dict(schema.mechanism)}
-        return build(FitConfig, content, source="the operator's mechanism")
-    except DistlfmError as error:
-        return f"No fit can be made from the operator alone ({error}) Start again with --fit CONFIG."
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from distlfm.pipeline.fit_job import safe
 from distlfm.pipeline.query_ask import ask, find_checkpoint, mark
 from distlfm.serve.answers import Shown, picture, written
 from distlfm.serve.comparison import agreement, parameter_rows, plot_comparison, restored
-from distlfm.serve.fits import Fits, Running, fit_options
+from distlfm.serve.fit_options import fit_options
+from distlfm.serve.fits import Fits, Running
 from distlfm.serve.settings import ServeConfig
 from distlfm.serve.sources import Library, Patients, Unknown
 from distlfm.version import __version__
@@ -44,7 +45,7 @@ class Session:
         self.mark = mark(checkpoint)
         self.folder = folder
         self.library = Library(config, self.operator.schema, folder)
-        self.fits = Fits(folder, fit_options(config.fit, self.operator.schema, config.plugins))
+        self.fits = Fits(folder, fit_options(config.fit, self.operator, config.plugins))
         self._answers: OrderedDict[str, Shown] = OrderedDict()
         self._lock = threading.RLock()
 
@@ -71,7 +72,8 @@ class Session:
             "units": dict(schema.units),
             "max_megabytes": self.config.max_megabytes,
             "no_fit": self.fits.reason,
-            "fit": "the settings of " + self.config.fit.name if self.config.fit else "the operator's equation",
+            "fit": self.fits.how or "the operator's equation",
+            "fit_priors": self.fits.priors,
             "notices": self.operator.notices,
             "sources": sources,
         }

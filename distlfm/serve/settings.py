@@ -21,9 +21,9 @@ class ServeConfig(WithPlugins):
 
     data: what the page lists; its columns hold for files that are dropped on the page too. outputs: names of outputs
     in the data, and what the operator calls them. fit: a config of `distlfm fit` for the comparison; without one, the
-    operator's mechanism with its own priors. names: by which, besides addresses, a browser may call this machine.
-    max_megabytes: of a dropped file, also once it is unpacked. threads: of the tensor operations. plugins: modules to
-    import first, which register the operator's equation.
+    operator's equation with the priors of what it learned from, as far as its checkpoint has them. names: by which,
+    besides addresses, a browser may call this machine. max_megabytes: of a dropped file, also once it is unpacked.
+    threads: of the tensor operations. plugins: modules to import first, which register the operator's equation.
     """
 
     verb: Literal["serve"] = "serve"

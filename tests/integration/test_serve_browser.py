@@ -294,6 +294,8 @@ def test_a_fit_that_is_cancelled_leaves_no_process(page: Page, server: Served) -
 
 def test_a_full_fit_is_compared_with_the_answer(page: Page, server: Served, downloads: Path) -> None:
     choose(page, 1)
+    assert "the priors of the data that it learned from" in page["fit-how"].text
+    assert "lengthscale uniform (0.7 to 3)" in page["fit-priors"].text
     page["start"].click()
     page.says("fit-status", f"The fit of {ids()[1]} is done")
     assert page["fit-status"].get_attribute("aria-live") == "polite"

@@ -1,4 +1,4 @@
-"""The full fit beside the operator's answer: which settings it takes, what it gives, and how both are compared."""
+"""The full fit beside the operator's answer: what it gives, and how both are compared."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import pytest
 import torch
 from query_factories import field, fresh_genes, genes, operator_of
 
-from distlfm.config import build, dump
+from distlfm.config import build
 from distlfm.data import write_npz
-from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.model import LikelihoodConfig
 from distlfm.inference.optimise import OptimiserConfig, minimise
@@ -29,7 +28,8 @@ from distlfm.runtime.watching import watched
 from distlfm.serve.answers import Shown, in_words
 from distlfm.serve.comparison import agreement, parameter_rows, plot_comparison, restored
 from distlfm.serve.fit_child import INSTANCE, RESULT, STATE, TASK, Steps, work
-from distlfm.serve.fits import Fits, Running, fit_options
+from distlfm.serve.fit_options import FitOptions, fit_options
+from distlfm.serve.fits import Running
 from distlfm.store import Store
 
 QUICK = InferenceConfig(method="preestimate")
@@ -45,26 +45,6 @@ def gene() -> Shown:
     return shown_of(genes()[0], Store.open(fresh_genes()).instances(0, 1)[0])
 
 
-def test_without_a_config_the_fit_has_the_operators_equation() -> None:
-    schema = operator_of(genes()[0]).schema
-    options = fit_options(None, schema)
-    assert isinstance(options, FitConfig)
-    assert options.mechanism == dict(schema.mechanism)
-    assert options.run.dir is None
-
-
-def test_a_config_of_the_same_equation_is_taken_and_one_of_another_is_refused(tmp_path: Path) -> None:
-    schema = operator_of(genes()[0]).schema
-    mine = FitConfig(mechanism={"kind": "transcription"}, inference=QUICK)
-    (tmp_path / "mine.yaml").write_text(dump(mine))
-    options = fit_options(tmp_path / "mine.yaml", schema)
-    assert isinstance(options, FitConfig)
-    assert options.inference == QUICK
-    (tmp_path / "other.yaml").write_text(dump(FitConfig(mechanism={"kind": "lotka_volterra"})))
-    with pytest.raises(UsageError, match="the mechanism 'lotka_volterra', and the operator of 'transcription'"):
-        fit_options(tmp_path / "other.yaml", schema)
-
-
 def test_the_process_of_a_fit_finds_an_equation_of_the_users_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,33 +53,25 @@ def test_the_process_of_a_fit_finds_an_equation_of_the_users_own(
         "from distlfm.mechanisms.transcription import Transcription\n\n"
         "@register('served_test_genes')\nclass Mine(Transcription):\n    pass\n"
     )
-    schema = operator_of(genes()[0]).schema.model_copy(update={"mechanism": {"kind": "served_test_genes"}})
+    operator = operator_of(genes()[0])
+    operator.schema = operator.schema.model_copy(update={"mechanism": {"kind": "served_test_genes"}})
     (tmp_path / "mine.yaml").write_text("verb: fit\nmechanism: {kind: served_test_genes}\n")
     monkeypatch.chdir(tmp_path)
     import_plugins(["served_test_plugin"])
     try:
-        both = [fit_options(path, schema, ["served_test_plugin"]) for path in (None, tmp_path / "mine.yaml")]
+        both = [fit_options(path, operator, ["served_test_plugin"]) for path in (None, tmp_path / "mine.yaml")]
     finally:
         REGISTRY.pop("served_test_genes")
         sys.modules.pop("served_test_plugin")
     monkeypatch.chdir("/")
     for options in both:
-        assert isinstance(options, FitConfig)
-        content = options.model_dump(mode="json")
+        assert isinstance(options, FitOptions)
+        content = options.config.model_dump(mode="json")
         try:
             assert build(FitConfig, content).mechanism["kind"] == "served_test_genes"
         finally:
             REGISTRY.pop("served_test_genes", None)
             sys.modules.pop("served_test_plugin", None)
-
-
-def test_an_operator_that_does_not_know_its_equation_says_what_to_do(tmp_path: Path) -> None:
-    schema = operator_of(genes()[0]).schema.model_copy(update={"mechanism": {}})
-    fits = Fits(tmp_path, fit_options(None, schema))
-    assert fits.reason is not None
-    assert "--fit CONFIG" in fits.reason
-    with pytest.raises(UsageError, match="--fit CONFIG"):
-        fits.start(gene())
 
 
 def task(folder: Path, shown: Shown, config: FitConfig) -> dict[str, Any]:
@@ -116,9 +88,9 @@ def task(folder: Path, shown: Shown, config: FitConfig) -> dict[str, Any]:
 @pytest.mark.slow
 def test_the_fits_process_gives_bands_on_the_operators_grid(tmp_path: Path) -> None:
     shown = gene()
-    options = fit_options(None, shown.schema)
-    assert isinstance(options, FitConfig)
-    found = task(tmp_path, shown, options.model_copy(update={"inference": QUICK}))
+    options = fit_options(None, operator_of(genes()[0]))
+    assert isinstance(options, FitOptions)
+    found = task(tmp_path, shown, options.config.model_copy(update={"inference": QUICK}))
     assert found["answer"]["id"] == shown.instance.id
     np.testing.assert_allclose(found["answer"]["dims"]["time"], shown.answer.times)
     fitted = restored(found["answer"], found["kinds"], shown.answer)

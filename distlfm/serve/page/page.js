@@ -108,6 +108,7 @@ async function begin() {
     + `${span.join(", ")} it infers ${about.forces.join(", ")}. ${about.notices.join(" ")}`.trim());
   say("limit", `Up to ${about.max_megabytes} MB.`);
   say("fit-how", about.fit);
+  sentences(byId("fit-priors"), about.fit_priors);
   say("made", `distlfm ${about.version}, operator ${about.checkpoint}. Nothing of this session is kept but what you `
     + "download.");
   byId("start").disabled = about.no_fit !== null;
@@ -223,6 +224,7 @@ function clearFit() {
   byId("fit-result").hidden = byId("fit-progress").hidden = byId("cancel").hidden = true;
   say("fit-error", "");
   say("fit-status", about.no_fit ?? "");
+  sentences(byId("fit-priors"), about.fit_priors);
 }
 
 async function startFit() {
@@ -230,6 +232,7 @@ async function startFit() {
     byId("start").disabled = true;
     try {
       fit = await askJson(`/api/answers/${answer.key}/fit`, { method: "POST" });
+      sentences(byId("fit-priors"), fit.priors);
       byId("fit-result").hidden = true;
       byId("fit-progress").hidden = byId("cancel").hidden = false;
       byId("cancel").disabled = false;
