@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from distlfm.gp.linalg import safe_cholesky
-from distlfm.inference.marginal import GaussianMarginal, QueryPrior
+from distlfm.inference.marginal import GaussianMarginal, Moments, QueryPrior
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.mechanisms.parameters import Values
-from distlfm.solvers.linear import Linearity, Panels, extract, panels, response
+from distlfm.solvers.linear import Linearity, Panels, extract, panels, propagate, response
+from distlfm.solvers.linear_variance import output_variance
 
 TOLERANCE = 3e-4
 """Largest change of a prior standard deviation, relative, that halving the panels may bring."""
@@ -58,7 +59,11 @@ class LinearGaussian(GaussianMarginal):
         return max(super().matrix_size, self.quadrature.num_nodes(self.observations.times.shape[-1]))
 
     def row_bytes(self, num_query: int) -> int:
-        return super().row_bytes(num_query) * self.quadrature.substeps**2
+        num_times = self.observations.times.shape[-1]
+        dense = num_query >= 2 * num_times
+        rule = Quadrature(self.quadrature.substeps, self._order(dense=dense))
+        num_nodes = rule.num_nodes(num_query + num_times)
+        return 8 * num_nodes * (5 * num_nodes + 6 * super().matrix_size)
 
     def observed_prior(self, values: Values, times: Tensor) -> tuple[Tensor, Tensor]:
         grid = panels(times, self.quadrature.substeps, self.quadrature.order)
@@ -82,6 +87,47 @@ class LinearGaussian(GaussianMarginal):
             force_variance.append(kernel.diagonal(hyper, at))
         prior = QueryPrior(query_offset, cross, variance, torch.stack(force_cross, 1), torch.stack(force_variance, 1))
         return (offset, observed), prior
+
+    def posterior(self, z: Tensor, rows: Tensor, query: Tensor) -> Moments:
+        """The force at the nodes is conditioned once, and outputs follow from it; equal to that of the base class.
+
+        There, the covariance of all outputs at all query times with all observations is made and solved for.
+        """
+        data = self.observations.rows(rows)
+        values = self.model.space.unpack(z)
+        grid = self._query_grid(data.times, query)
+        system = extract(self.model.mechanism, values)
+        offset, weight = self._map(values, data.times, grid)
+        nodes, at = grid.nodes.unsqueeze(-1), query.unsqueeze(-1)
+        kernels = list(zip(self.model.kernels, self.model.hyper(values), strict=True))
+        among = [kernel.covariance(hyper, nodes, nodes) for kernel, hyper in kernels]
+        pushed = [weight[:, i] @ one for i, one in enumerate(among)]  # [B, N, G]
+        observed = sum((one @ weight[:, i].mT for i, one in enumerate(pushed)), torch.zeros(()))
+        covariance, residual = self._noisy(values, data, offset, observed)
+        factor, _ = safe_cholesky(covariance)
+        mask = data.mask.flatten(-2).unsqueeze(-1)
+        solved = torch.cholesky_solve(residual.unsqueeze(-1), factor) * mask
+
+        def whitened(cross: Tensor) -> Tensor:
+            found: Tensor = torch.linalg.solve_triangular(factor, cross * mask, upper=False)
+            return found
+
+        force_mean, force_var = [], []
+        for i, (kernel, hyper) in enumerate(kernels):
+            cross = weight[:, i] @ kernel.covariance(hyper, nodes, at)
+            force_mean.append((cross.mT @ solved).squeeze(-1))
+            force_var.append((kernel.diagonal(hyper, at) - whitened(cross).square().sum(-2)).clamp_min(0))
+        at_nodes = torch.stack([(one.mT @ solved).squeeze(-1) for one in pushed], 1)
+        place = torch.searchsorted(grid.breaks, query.contiguous()).unsqueeze(1)
+        mean = propagate(system, grid, at_nodes, diagonal=self.linearity.diagonal)
+        explained = torch.stack([whitened(one) for one in pushed], 2)
+        variance = output_variance(system, grid, among, explained, diagonal=self.linearity.diagonal)
+        return Moments(
+            torch.stack(force_mean, 1),
+            torch.stack(force_var, 1),
+            mean.take_along_dim(place, -1),
+            variance.take_along_dim(place, -1).clamp_min(0),
+        )
 
     def draw(self, z: Tensor, rows: Tensor, query: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """One joint draw given z [A, n] at times `query` [A, Q]: forces [A, L, Q] and outputs [A, P, Q].
@@ -112,13 +158,19 @@ class LinearGaussian(GaussianMarginal):
         outputs = prior.offset + shown + (prior.cross @ solved).squeeze(-1)
         return force, outputs.unflatten(-1, (len(self.model.mechanism.outputs), -1))
 
-    def _query_map(self, values: Values, times: Tensor, query: Tensor) -> tuple[Panels, Tensor, Tensor, Tensor]:
-        """The grid that query times share with observations, offset [B, P·Q], weights of both, [B, L, N, G]."""
+    def _query_grid(self, times: Tensor, query: Tensor) -> Panels:
+        """The grid that query times share with observations."""
         breaks = torch.sort(torch.cat([times, query, _beyond(times, query)], -1), -1).values
         # Query times cut the panels further: where they do so everywhere, two nodes a panel are enough.
         dense = torch.diff(breaks, dim=-1).amax() <= 0.5 * torch.diff(times, dim=-1).amax()
-        order = min(2, self.quadrature.order) if dense else self.quadrature.order
-        grid = panels(breaks, self.quadrature.substeps, order)
+        return panels(breaks, self.quadrature.substeps, self._order(dense=bool(dense)))
+
+    def _order(self, *, dense: bool) -> int:
+        return min(2, self.quadrature.order) if dense else self.quadrature.order
+
+    def _query_map(self, values: Values, times: Tensor, query: Tensor) -> tuple[Panels, Tensor, Tensor, Tensor]:
+        """The grid that query times share with observations, offset [B, P·Q], weights of both, [B, L, N, G]."""
+        grid = self._query_grid(times, query)
         query_offset, query_weight = self._map(values, query, grid)
         return grid, query_offset, self._map(values, times, grid)[1], query_weight
 
