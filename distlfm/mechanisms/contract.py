@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +16,20 @@ from torch import Tensor
 
 from distlfm.errors import DistlfmError, UsageError
 from distlfm.mechanisms.base import Mechanism
-from distlfm.mechanisms.parameters import ParameterSpace
+from distlfm.mechanisms.parameters import Parameter, ParameterSpace, Values
 from distlfm.mechanisms.system import System
 
 LEADING = (2, 3)
 """Dimensions for instances and samples: two of different sizes, so that one that is lost or turned is noticed."""
+
+SHAPES = (
+    "Mend it: y is [..., states], f is [..., forces], and each of values is [..., elements]; join states with "
+    "join_states(a, b, …) of distlfm.mechanisms."
+)
+PARAMETERS = (
+    "Mend it: a parameter has a name, labels of its elements and a prior, as in "
+    'Parameter("rate", ("k",), LogNormal(median=0.3, spread=0.5), positive=True).'
+)
 
 
 def check_complete(kind: str, system: type[System]) -> None:
@@ -34,7 +44,7 @@ def check_contract(mechanism: Mechanism) -> None:
 
     One that does not know its outputs yet, or has no parameters that would give the leading dimensions, is let pass.
     """
-    space = ParameterSpace(_tried(mechanism, "settled", mechanism.settled))
+    space = ParameterSpace(check_parameters(mechanism))
     values = space.unpack(torch.zeros((*LEADING, space.num_free), dtype=torch.float64))
     if not mechanism.outputs or not values:
         return
@@ -48,25 +58,48 @@ def check_contract(mechanism: Mechanism) -> None:
     values = {name: value[:, :1] for name, value in values.items()}
     slope = _tried(mechanism, "vector_field", lambda: mechanism.vector_field(t, y, f, values))
     _check(mechanism, "vector_field", slope, states, f"num_states is {states}, for the outputs {names}")
+    _check_finite(mechanism, start, values)
     shown = _tried(mechanism, "observe", lambda: mechanism.observe(y, values))
     _check(mechanism, "observe", shown, len(mechanism.outputs), f"the outputs are {names}")
 
 
-def _tried(mechanism: Mechanism, method: str, call: Callable[[], Any]) -> Any:
+def check_parameters(system: System) -> list[Parameter]:
+    """The parameters with the options put in; refused if the equation cannot tell them, or tells one twice."""
+    name = f"{type(system).__name__}.parameters"
+    found: list[Parameter] = _tried(system, "parameters", system.settled, PARAMETERS)
+    elements = [one.name for one in found] + [f"{one.name}[{label}]" for one in found for label in one.labels]
+    twice = [element for element, count in Counter(elements).items() if count > 1]
+    if twice:
+        raise UsageError(f"{name} gives {twice[0]!r} twice.", "Give each a name of its own, and each element a label.")
+    return found
+
+
+def _check_finite(mechanism: Mechanism, start: Tensor, values: Values) -> None:
+    """Refuse an equation that cannot even begin, neither without a force nor with one."""
+    name = type(mechanism).__name__
+    wrong = "no finite number (nan or inf) with each parameter at its prior's middle"
+    fix = "Look for logarithms, roots and divisions there, and at the priors."
+    if not bool(start.isfinite().all()):
+        raise UsageError(f"{name}.initial_state gives {wrong}.", fix)
+    t = torch.full(LEADING, 0.5, dtype=torch.float64)  # an equation may divide by the time
+    forces = [torch.full((*LEADING, len(mechanism.force_names)), size, dtype=torch.float64) for size in (0.0, 0.5)]
+    if not any(bool(mechanism.vector_field(t, start, f, values).isfinite().all()) for f in forces):
+        raise UsageError(f"{name}.vector_field gives {wrong}, at the state that initial_state gives.", fix)
+
+
+def _tried(system: System, method: str, call: Callable[[], Any], fix: str = "") -> Any:
     try:
         return call()
     except DistlfmError:
         raise
     except Exception as error:
-        where = _place(mechanism, error)
+        where = _place(system, error)
         raise UsageError(
-            f"{type(mechanism).__name__}.{method} fails{where}: {type(error).__name__}: {error}.",
-            "Mend it: y is [..., states], f is [..., forces], and each of values is [..., elements]; join states with "
-            "join_states(a, b, …) of distlfm.mechanisms.",
+            f"{type(system).__name__}.{method} fails{where}: {type(error).__name__}: {error}.", fix or SHAPES
         ) from error
 
 
-def _place(mechanism: Mechanism, error: Exception) -> str:
+def _place(mechanism: System, error: Exception) -> str:
     """File and line of the equation's own code at which an error came up."""
     try:
         file = inspect.getfile(type(mechanism))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ from typing import Any
 from pydantic import model_validator
 
 from distlfm.config import Config
+from distlfm.equations import EQUATIONS
 from distlfm.errors import UsageError
+from distlfm.mechanisms import REGISTRY
 from distlfm.runtime.import_file import import_file
 
 
@@ -31,13 +35,15 @@ class WithPlugins(Config):
 def import_plugins(names: Sequence[str]) -> None:
     """Import each module: NAME.py in the current folder or at a path, or an installed one.
 
-    What they register is then known.
+    What they register is then known. None may put an equation in place of another.
     """
     for name in names:
-        module = plugin_name(name)
+        module, file = plugin_name(name), _file(name)
+        if file.is_file():
+            _refuse_taken(name, module, file)
         if module in sys.modules:
             continue
-        file = _file(name)
+        before = dict(REGISTRY), dict(EQUATIONS)
         try:
             if file.is_file():
                 import_file(module, file)
@@ -49,11 +55,60 @@ def import_plugins(names: Sequence[str]) -> None:
                     f"Cannot read the plugin {name}: {error.strerror}.", "Check the path and its permissions."
                 ) from error
             # The user's own code: whatever it raises is told, and --debug shows where.
-            place = file if file.is_absolute() else f"{file} in the current folder"
             raise UsageError(
-                f"The plugin {name!r} cannot be imported: {type(error).__name__}: {error}.",
-                f"It must be {place}, or an installed module.",
+                f"The plugin {name!r} cannot be imported: {type(error).__name__}: {error}.", _mended(error, file)
             ) from error
+        _refuse_replaced(name, module, *before)
+
+
+def _refuse_taken(name: str, module: str, file: Path) -> None:
+    """Refuse a file whose name is another module's: one would be taken for the other."""
+    if module in sys.stdlib_module_names:
+        raise UsageError(f"The plugin {name!r} has the name of a module of Python itself.", f"Rename {file}.")
+    if module in sys.modules:
+        other = getattr(sys.modules[module], "__file__", None)
+        if other is not None and Path(other).exists() and not file.samefile(other):
+            raise UsageError(
+                f"The plugin {name!r} has the name of another module that is loaded, {other}.", f"Rename {file}."
+            )
+
+
+def _refuse_replaced(name: str, module: str, mechanisms: dict[str, Any], equations: dict[str, Any]) -> None:
+    """Refuse a module that has registered a name which was another equation's, and forget what it registered."""
+    pairs = ((REGISTRY, mechanisms), (EQUATIONS, equations))
+    new = {kind for now, before in pairs for kind, one in now.items() if before.get(kind) is not one}
+    taken = sorted(new & {*mechanisms, *equations})
+    if not taken:
+        return
+    for now, before in pairs:
+        now.clear()
+        now.update(before)
+    sys.modules.pop(module, None)
+    owner = mechanisms.get(taken[0]) or equations[taken[0]]
+    raise UsageError(
+        f"The plugin {name!r} registers an equation {taken[0]!r}, and there is one of that name ({_home(owner)}).",
+        "Register it by another name.",
+    )
+
+
+def _home(owner: type) -> str:
+    if owner.__module__.startswith("distlfm."):
+        return "it is shipped"
+    try:
+        return inspect.getfile(owner)
+    except (OSError, TypeError):
+        return owner.__module__
+
+
+def _mended(error: Exception, file: Path) -> str:
+    """What to do about a module that cannot be imported."""
+    if not file.is_file():
+        place = file if file.is_absolute() else f"{file} in the current folder"
+        return f"It must be {place}, or an installed module."
+    if isinstance(error, ModuleNotFoundError) and error.name and file.with_name(f"{error.name}.py").is_file():
+        return f"Name its neighbour first: plugins=[{file.with_name(error.name)}.py, {file}]."
+    lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if Path(one.filename).name == file.name]
+    return f"Mend {file}" + (f", line {lines[-1]}." if lines else ".")
 
 
 def plugin_name(name: str) -> str:

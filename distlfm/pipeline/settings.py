@@ -15,6 +15,7 @@ from distlfm.inference.checks import check_inference
 from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.mechanisms import build_system, find_system
+from distlfm.mechanisms.contract import check_parameters
 from distlfm.pipeline.plugins import WithPlugins, located, plugin_name
 
 
@@ -103,7 +104,7 @@ class ModelConfig(WithPlugins):
         system = find_system(str(options.get("kind", "")))
         built = build(system.Options, options, source="mechanism", within="mechanism")
         if built.outputs:
-            build_system(options).settled()
+            check_parameters(build_system(options))
         else:
             # The data will name the outputs; names of parameters do not wait for them.
             unnamed = {"outputs": ("output",), "fixed": {name: {} for name in built.fixed}}
@@ -111,7 +112,7 @@ class ModelConfig(WithPlugins):
                 example = system(built.model_copy(update=unnamed))
             except UsageError:  # it wants a certain number of outputs
                 return options
-            example.settled()
+            check_parameters(example)
         return options
 
     def located(self) -> Self:

@@ -149,3 +149,45 @@ def test_labels_are_a_tuple() -> None:
 def test_who_asks_for_an_unknown_mechanism_hears_of_plugins() -> None:
     with pytest.raises(UsageError, match=r"There is no mechanism 'tissue_test'.*plugins=\[MODULE\]"):
         build_mechanism(OPTIONS)
+
+
+def unnamed(**changed: object) -> str:
+    """What a config hears that leaves the outputs to the data."""
+    register("tissue_test")(type("Changed", (Tissue,), {"__module__": __name__, **changed}))
+    with pytest.raises(UsageError) as caught:
+        build(FitConfig, {"mechanism": {"kind": "tissue_test"}})
+    return str(caught.value)
+
+
+def test_a_parameter_without_its_prior_is_told_with_its_line_and_how_one_looks() -> None:
+    def without(self: Mechanism) -> list[Parameter]:
+        return [Parameter("leave", ("k",), positive=True)]  # type: ignore[call-arg]
+
+    for said in (refusal(parameters=without), unnamed(parameters=without)):
+        assert f"Changed.parameters fails ({__file__}, line {without.__code__.co_firstlineno + 1}): TypeError" in said
+        assert "missing 1 required positional argument: 'prior'" in said
+        assert 'Parameter("rate", ("k",), LogNormal(median=0.3, spread=0.5), positive=True)' in said
+
+
+def test_names_and_labels_that_repeat_are_told() -> None:
+    rate, labels = Parameter("leave", ("k",), RATE, positive=True), Parameter("leave", ("k", "k"), RATE, positive=True)
+    assert "Changed.parameters gives 'leave' twice." in unnamed(parameters=lambda self: [rate, rate])
+    assert "Changed.parameters gives 'leave[k]' twice." in unnamed(parameters=lambda self: [labels])
+
+
+def test_an_equation_that_cannot_begin_is_told_so_before_the_fit() -> None:
+    def logarithm(self: Mechanism, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
+        return f - (y - 1.0).log()
+
+    said = refusal(vector_field=logarithm)
+    assert "Changed.vector_field gives no finite number (nan or inf) with each parameter at its prior's middle" in said
+    said = refusal(initial_state=lambda self, values: zero_state(values, 2) / 0.0)
+    assert "Changed.initial_state gives no finite number" in said
+
+
+def test_an_equation_that_divides_by_the_time_or_needs_a_force_is_taken() -> None:
+    def early(self: Mechanism, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
+        return join_states(f[..., 0].log() / t, -values["leave"][..., 0] * y[..., 1])
+
+    register("tissue_test")(type("Early", (Tissue,), {"vector_field": early}))
+    assert build_mechanism(OPTIONS).num_states == 2

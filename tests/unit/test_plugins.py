@@ -183,3 +183,42 @@ def test_a_worker_that_was_sent_its_config_imports_the_plugins(operator: Path) -
     sent = pickle.dumps(TrainWork(config))
     forget()
     assert pickle.loads(sent)(Alone(), lambda: False)["finished"]
+
+
+def test_a_plugin_with_a_slip_is_told_its_line_and_not_where_it_must_be(folder: Path) -> None:
+    (folder / "leaky_test_plugin.py").write_text("import math\nmath.sine(1)\n")
+    with pytest.raises(UsageError, match=r"has no attribute 'sine'.*Mend leaky_test_plugin\.py, line 2\.") as caught:
+        build(FitConfig, {"plugins": ["leaky_test_plugin"], "mechanism": {"kind": "glucose"}})
+    assert "installed module" not in str(caught.value)
+
+
+def test_a_plugin_that_imports_its_neighbour_is_told_to_name_it_first(folder: Path) -> None:
+    (folder / "leaky_test_plugin.py").write_text(LEAK)
+    (folder / "other_test_plugin.py").write_text("import leaky_test_plugin\n")
+    with pytest.raises(UsageError, match=r"plugins=\[leaky_test_plugin\.py, other_test_plugin\.py\]"):
+        build(FitConfig, {"plugins": ["other_test_plugin"], "mechanism": {"kind": "glucose"}})
+    both = ["leaky_test_plugin.py", "other_test_plugin.py"]
+    build(FitConfig, {"plugins": both, "mechanism": {"kind": "glucose"}})
+    sys.modules.pop("other_test_plugin")
+
+
+def test_two_equations_of_one_name_are_refused_and_the_first_one_stays(folder: Path) -> None:
+    (folder / "leaky_test_plugin.py").write_text(LEAK)
+    (folder / "other_test_plugin.py").write_text(LEAK)
+    (folder / "shipped_test_plugin.py").write_text(LEAK.replace("leaky_test_tank", "reaction_diffusion"))
+    mechanism = {"kind": "leaky_test_tank"}
+    build(FitConfig, {"plugins": ["leaky_test_plugin"], "mechanism": mechanism})
+    first = REGISTRY["leaky_test_tank"]
+    for name, where in (("other_test_plugin", r"leaky_test_plugin\.py"), ("shipped_test_plugin", "it is shipped")):
+        with pytest.raises(UsageError, match=f"{name}' registers an equation .*{where}.*another name"):
+            build(FitConfig, {"plugins": ["leaky_test_plugin", name], "mechanism": mechanism})
+        assert name not in sys.modules
+    assert REGISTRY["leaky_test_tank"] is first
+    assert "reaction_diffusion" not in REGISTRY
+
+
+def test_a_file_with_the_name_of_another_module_is_to_be_renamed(folder: Path) -> None:
+    for name, why in (("copy", "of Python itself"), ("numpy", "another module that is loaded")):
+        (folder / f"{name}.py").write_text(LEAK)
+        with pytest.raises(UsageError, match=rf"The plugin '{name}' has the name of .*{why}.*Rename {name}\.py\."):
+            build(FitConfig, {"plugins": [name], "mechanism": {"kind": "leaky_test_tank"}})
