@@ -295,8 +295,9 @@ def _short_lengths(model: Model) -> list[float]:
     if name not in [parameter.name for parameter in model.space.parameters]:
         return [math.inf] * dims
     parameter = model.space[name]
-    likely = float(parameter.prior.natural(torch.tensor(LIKELY, dtype=torch.float64)))
-    found = [parameter.fixed.get(label, likely) for label in parameter.labels]
+    at = torch.tensor(LIKELY, dtype=torch.float64)
+    likely = {label: float(parameter.prior_of(label).natural(at)) for label in parameter.labels}
+    found = [parameter.fixed.get(label, likely[label]) for label in parameter.labels]
     return found if len(found) == dims else found * dims
 
 

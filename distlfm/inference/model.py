@@ -33,7 +33,8 @@ KERNEL_MEANINGS = {
 
 class ForceConfig(Config):
     """The prior of the latent forces. `priors` go by the kernel's parameter names; the default is lognormal(1, 1), but
-    for `glucose` a lengthscale around 40 minutes and a variance around 0.5.
+    for `glucose` a lengthscale around 40 minutes and a variance around 0.5. Of a field, `lengthscale[t]` and
+    `lengthscale[x]` are those in time and along x, where one prior does not suit both.
 
     fixed: known values, a number for all dimensions or one for each by its name, `{lengthscale: {t: 1.0, x: 0.2}}`.
     """
@@ -96,10 +97,12 @@ class Model:
         return isinstance(self.system, FieldMechanism)
 
     def _kernel_parameters(self, force: ForceConfig) -> list[Parameter]:
-        known = self.kernels[0].parameter_names
-        for name in (*force.priors, *force.fixed):
-            if name not in known:
-                raise UsageError(f"The kernel has no parameter {name!r}.", nearest(name, known))
+        known, sizes = self.kernels[0].parameter_names, self.kernels[0].shapes
+        elements = [f"{name}[{label}]" for name in known if sizes[name] for label in self._dimensions(sizes[name][0])]
+        for given, names in ((force.priors, (*known, *elements)), (force.fixed, known)):
+            for name in given:
+                if name not in names:
+                    raise UsageError(f"The kernel has no parameter {name!r}.", nearest(name, names))
         found = []
         for force_name, kernel in zip(self.system.force_names, self.kernels, strict=True):
             for name in known:
@@ -109,7 +112,8 @@ class Model:
                 prior = force.priors.get(name, self.system.force_priors.get(name, DEFAULT_KERNEL_PRIOR))
                 of = kernel_dimension(kernel, name, labels, self.system.force_dimension, self.system.input_dimensions)
                 meaning = KERNEL_MEANINGS.get(name, "")
-                found.append(Parameter(f"{force_name}.{name}", labels, prior, "kernel", True, fixed, of, meaning))
+                own = {label: force.priors[key] for label in labels if (key := f"{name}[{label}]") in force.priors}
+                found.append(Parameter(f"{force_name}.{name}", labels, prior, "kernel", True, fixed, of, meaning, own))
         return found
 
     def _dimensions(self, count: int) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from distlfm.inference.survey import Survey
 
 EDGE = 1.0
 """A prior is off if not even this many of its deviations reach the gaps between times, or their span."""
+EDGES = torch.tensor([-EDGE, 0.0, EDGE], dtype=torch.float64)
 
 FIX = (
     "Set force.priors.lengthscale to what is plausible in the units of your times, as configs/fit/glucose.yaml does "
@@ -30,8 +31,9 @@ def prior_notice(model: Model, found: Survey) -> str:
             continue
         if parameter.dimension_of(label) != TIME:
             continue
-        low, middle, high = parameter.prior.natural(torch.tensor([-EDGE, 0.0, EDGE], dtype=torch.float64)).tolist()
-        prior = "prior" if name in model.force.priors else "default prior"
+        low, middle, high = parameter.prior_of(label).natural(EDGES).tolist()
+        given = name in model.force.priors or label in parameter.own
+        prior = "prior" if given else "default prior"
         if high < found.gap:
             what = f"far below the gaps between times, {found.gap:.3g}: the force could do anything between two of them"
         elif low > found.span:

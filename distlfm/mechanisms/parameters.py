@@ -24,6 +24,7 @@ Values = Mapping[str, Tensor]
 class Parameter:
     """An unknown with `K = len(labels)` elements that share one prior. `fixed` holds elements that are known.
 
+    own: priors of elements, by their labels, that have another than the shared one.
     dimension: what it is measured in, for all elements or by their labels; None where that is not known.
     meaning: what it is, in a few words, for those who choose its prior.
     """
@@ -36,15 +37,17 @@ class Parameter:
     fixed: Mapping[str, float] = field(default_factory=dict)
     dimension: Dimension | Mapping[str, Dimension] | None = None
     meaning: str = ""
+    own: Mapping[str, Prior] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.labels, str):
             raise UsageError(f"The labels of {self.name!r} are a text.", f"Give a tuple: ({self.labels!r},).")
-        if self.positive and not self.prior.positive:
-            raise UsageError(
-                f"{self.name!r} is positive, and its prior ({self.prior.kind}) allows negative values.",
-                "Use lognormal, halfnormal, or uniform with low ≥ 0.",
-            )
+        for prior in (self.prior, *self.own.values()):
+            if self.positive and not prior.positive:
+                raise UsageError(
+                    f"{self.name!r} is positive, and its prior ({prior.kind}) allows negative values.",
+                    "Use lognormal, halfnormal, or uniform with low ≥ 0.",
+                )
         for label, value in self.fixed.items():
             if label not in self.labels:
                 raise UsageError(f"{self.name!r} has no element {label!r}.", nearest(label, self.labels))
@@ -54,6 +57,24 @@ class Parameter:
     def dimension_of(self, label: str) -> Dimension | None:
         """What one element is measured in."""
         return self.dimension.get(label) if isinstance(self.dimension, Mapping) else self.dimension
+
+    def prior_of(self, label: str) -> Prior:
+        return self.own.get(label, self.prior)
+
+    def natural(self, z: Tensor) -> Tensor:
+        """Natural values of the free elements [..., n] from standard normal numbers."""
+        if not self.own:
+            return self.prior.natural(z)
+        return torch.stack([self._free_prior(i).natural(one) for i, one in enumerate(z.unbind(-1))], -1)
+
+    def whiten(self, value: Tensor) -> Tensor:
+        """The inverse of `natural`."""
+        if not self.own:
+            return self.prior.whiten(value)
+        return torch.stack([self._free_prior(i).whiten(one) for i, one in enumerate(value.unbind(-1))], -1)
+
+    def _free_prior(self, i: int) -> Prior:
+        return self.prior_of(self.labels[self.free[i]])
 
     @property
     def free(self) -> tuple[int, ...]:
@@ -94,7 +115,7 @@ class ParameterSpace:
         """z [..., n] → natural values, each [..., K], fixed elements filled in."""
         values = {}
         for parameter in self.parameters:
-            free = parameter.prior.natural(z[..., self._slices[parameter.name]])
+            free = parameter.natural(z[..., self._slices[parameter.name]])
             if parameter.fixed:
                 columns = list(free.unbind(-1))
                 for i, label in enumerate(parameter.labels):
@@ -112,6 +133,6 @@ class ParameterSpace:
         z = torch.zeros_like(like)
         for name, value in values.items():
             parameter = self[name]
-            free = parameter.prior.whiten(value[..., list(parameter.free)])
+            free = parameter.whiten(value[..., list(parameter.free)])
             z[..., self._slices[name]] = free
         return z

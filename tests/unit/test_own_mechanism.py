@@ -161,7 +161,7 @@ def unnamed(**changed: object) -> str:
 
 def test_a_parameter_without_its_prior_is_told_with_its_line_and_how_one_looks() -> None:
     def without(self: Mechanism) -> list[Parameter]:
-        return [Parameter("leave", ("k",), positive=True)]  # type: ignore[call-arg]
+        return [Parameter("leave", ("k",), positive=True)]
 
     for said in (refusal(parameters=without), unnamed(parameters=without)):
         assert f"Changed.parameters fails ({__file__}, line {without.__code__.co_firstlineno + 1}): TypeError" in said
