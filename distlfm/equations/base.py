@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from distlfm.dimension import Dimension
+from distlfm.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,9 @@ def register_equation(kind: str) -> Callable[[type[Equation]], type[Equation]]:
     """Class decorator: make an equation known to configs and the command line under `kind`."""
 
     def keep(equation: type[Equation]) -> type[Equation]:
+        if not (isinstance(equation, type) and issubclass(equation, Equation)):
+            name = getattr(equation, "__name__", repr(equation))
+            raise UsageError(f"{name} is registered as an equation, and is none.", f"Write class {name}(Equation).")
         equation.kind = kind
         EQUATIONS[kind] = equation
         return equation

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from distlfm.errors import DistlfmError, UsageError
 from distlfm.mechanisms.base import Mechanism
+from distlfm.mechanisms.field import FieldMechanism
 from distlfm.mechanisms.parameters import Parameter, ParameterSpace, Values
 from distlfm.mechanisms.system import System
 
@@ -34,9 +35,11 @@ PARAMETERS = (
 
 def check_complete(kind: str, system: type[System]) -> None:
     """Refuse a class that has not all methods of its contract."""
-    missing = sorted(getattr(system, "__abstractmethods__", ()))
+    own: type = system.equation if issubclass(system, FieldMechanism) else system
+    missing = sorted(getattr(own, "__abstractmethods__", ()))
     if missing:
-        raise UsageError(f"{system.__name__}, the mechanism {kind!r}, has no {' and no '.join(missing)}.", "Write it.")
+        what = "equation" if issubclass(system, FieldMechanism) else "mechanism"
+        raise UsageError(f"{own.__name__}, the {what} {kind!r}, has no {' and no '.join(missing)}.", "Write it.")
 
 
 def check_contract(mechanism: Mechanism) -> None:

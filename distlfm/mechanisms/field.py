@@ -13,7 +13,7 @@ from pydantic import Field, FiniteFloat, PositiveFloat, TypeAdapter, model_valid
 
 from distlfm.config import Config
 from distlfm.dimension import POSITION, TIME, VALUE, Dimension
-from distlfm.equations import Equation
+from distlfm.equations import Coefficient, Equation
 from distlfm.equations.problem import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
 from distlfm.errors import UsageError
 from distlfm.mechanisms.parameters import Parameter
@@ -114,8 +114,15 @@ class FieldMechanism(System):
                 )
 
     @property
-    def coefficients(self) -> Mapping[str, Any]:
-        return self.equation().named(self.field.num_dims)
+    def coefficients(self) -> Mapping[str, Coefficient]:
+        found = self.equation().named(self.field.num_dims)
+        for name, one in found.items():
+            if not isinstance(one, Coefficient):
+                raise UsageError(
+                    f"The coefficient {name!r} of {self.equation.__name__} is a {type(one).__name__}.",
+                    f"Give a prior, positive(median, spread) or real(mean, sd); mechanism.fixed.{name} makes it known.",
+                )
+        return found
 
     @property
     def force_dims(self) -> int:

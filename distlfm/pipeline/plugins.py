@@ -14,7 +14,7 @@ from pydantic import model_validator
 
 from distlfm.config import Config
 from distlfm.equations import EQUATIONS
-from distlfm.errors import UsageError
+from distlfm.errors import DistlfmError, UsageError
 from distlfm.mechanisms import REGISTRY
 from distlfm.runtime.import_file import import_file
 
@@ -49,6 +49,8 @@ def import_plugins(names: Sequence[str]) -> None:
                 import_file(module, file)
             else:
                 importlib.import_module(module)
+        except DistlfmError:
+            raise
         except Exception as error:
             if isinstance(error, OSError) and str(error.filename) == str(file.absolute()):
                 raise UsageError(

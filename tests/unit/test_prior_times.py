@@ -63,6 +63,31 @@ def test_a_force_that_does_not_depend_on_time_is_not_compared_with_times() -> No
 
 
 @pytest.mark.parametrize(
+    ("priors", "word"),
+    [
+        ({"lengthscale": 10.0}, "far above the whole extent of x, 0.5: the force could hardly change along it"),
+        ({"lengthscale": 10.0, "lengthscale[x]": 0.1}, ""),
+        ({"lengthscale": 0.1, "lengthscale[t]": 10.0}, ""),
+        ({"lengthscale[x]": 0.1}, "The default prior of the force's lengthscale has its middle at 1, far below"),
+    ],
+)
+def test_a_prior_for_minutes_is_told_where_places_are_in_metres(priors: dict[str, float], word: str) -> None:
+    given = {name: {"kind": "lognormal", "median": median, "spread": 0.5} for name, median in priors.items()}
+    model = Model(
+        build_system({"kind": "reaction_diffusion"}), build(ForceConfig, {"priors": given}), LikelihoodConfig()
+    )
+    times, places = np.meshgrid(np.arange(0.0, 60.0, 5.0), np.linspace(0.0, 0.5, 6), indexing="ij")
+    shape = (1, times.size)
+    field = Instance(
+        "rod", ("output",), times.ravel(), np.ones(shape), np.ones(shape, bool), positions=places.reshape(-1, 1)
+    )
+    notice = prior_notice(model, survey(model, [field], [field], InferenceConfig()))
+    assert word in notice
+    assert bool(notice) == bool(word)
+    assert "extent" not in word or "Set force.priors.lengthscale[x]" in notice
+
+
+@pytest.mark.parametrize(
     ("kernel", "count", "likelihood", "said"),
     [
         ("rbf", 500, "gaussian", True),
