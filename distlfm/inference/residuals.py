@@ -33,7 +33,7 @@ LEAST_FREE = 0.05
 HELD_FAST = 1e-9
 """Share of the noise variance below which a curve's variance means that the equation leaves the value no freedom."""
 
-FLAGGED_P, FLAGGED_STATISTIC = 0.001, 0.1
+FLAGGED_P, DOUBTED_P, FLAGGED_STATISTIC = 0.001, 0.01, 0.1
 OVERSTATED = 0.5
 
 
@@ -87,6 +87,12 @@ class Structure:
         return self.alike or self.clustered
 
     @property
+    def doubtful(self) -> bool:
+        """Not flagged, and yet more alike than in most random orders."""
+        found = ((self.p_value, self.statistic), (self.size_p_value, self.size_statistic))
+        return not self.flagged and any(p < DOUBTED_P and size > FLAGGED_STATISTIC for p, size in found)
+
+    @property
     def overstated(self) -> bool:
         """The noise is assumed to be so much larger than the residuals that their shape is that of the smoothing."""
         return self.scale < OVERSTATED
@@ -96,6 +102,11 @@ class Structure:
         where = "in time and space" if self.in_space else "in time"
         signed = f"Moran's I {_signed(self.statistic)}, {_chance(self.p_value)}"
         sizes = f"Moran's I of their sizes {_signed(self.size_statistic)}, {_chance(self.size_p_value)}"
+        if self.doubtful:
+            return (
+                f"Neighbouring residuals are somewhat alike {where} ({signed}; {sizes}), by more than chance mostly "
+                "makes them: look at their picture before you trust the bands of the force."
+            )
         if not self.flagged:
             return f"Residuals look independent of their neighbours {where} ({signed}; {sizes})."
         if self.alike:

@@ -80,6 +80,7 @@ def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path |
     source, intake = open_source(config.data, data, folder)
     intake.tell(reporter)
     model = model_with(config, source.outputs)
+    _named_alike(model, source.outputs)
     check_inference(model, config.inference)
     found: Survey | None = None
     noiseless: str | None = None
@@ -112,6 +113,16 @@ def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path |
         reporter.warn(notice)
     notices = (*map(str, intake.doubts), *notices)  # those were told when the data were read
     return Plan(model, options, source, found, block, costs, intake.set_aside, folder, notices)
+
+
+def _named_alike(model: Model, outputs: Sequence[str]) -> None:
+    """Refuse data of which the equation knows no output; one instance among others that it does is refused alone."""
+    known = model.system.outputs
+    if not set(outputs) & set(known):
+        raise UsageError(
+            f"The data have no output of mechanism.outputs, {', '.join(known)}: theirs are {', '.join(outputs)}.",
+            f"Set mechanism.outputs=[{', '.join(outputs)}], or leave it out to take the data's.",
+        )
 
 
 def _placed(model: Model, instances: Sequence[Instance]) -> None:

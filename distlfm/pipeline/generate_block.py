@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from distlfm.config import nearest
 from distlfm.errors import UsageError
-from distlfm.mechanisms.parameters import Parameter
 from distlfm.pipeline.generate_draws import Draws, Truths
 from distlfm.pipeline.generate_observe import Plan, observe
 from distlfm.pipeline.generate_settings import GenerateConfig
+from distlfm.pipeline.generate_units import element_name, store_units
 from distlfm.pipeline.rundir import identity
 from distlfm.pipeline.simulate import ATTEMPTS
 from distlfm.pipeline.versions import versions
@@ -37,7 +36,7 @@ Arrays = dict[str, NDArray[Any]]
 def store_spec(config: GenerateConfig, draws: Draws) -> StoreSpec:
     """The store of a config. Its parameters are all there are, known ones too: the truth is whole."""
     system, parameters = draws.model.system, draws.model.space.parameters
-    names = tuple(_named(one, label) for one in parameters for label in one.labels)
+    names = tuple(element_name(one, label) for one in parameters for label in one.labels)
     space = AXES[: len(draws.axes)]
     return StoreSpec(
         kind="generate",
@@ -52,7 +51,7 @@ def store_spec(config: GenerateConfig, draws: Draws) -> StoreSpec:
         times=tuple(draws.times.tolist()),
         space=space,
         lattice=tuple(tuple(axis.tolist()) for axis in draws.axes) if space else None,
-        units=_units(config.units, ["time", *space, *system.outputs, *system.force_names], parameters),
+        units=store_units(config.units, system, space, parameters),
         attributes={
             **identity(config),
             "data": "",
@@ -164,21 +163,3 @@ def _plan(config: GenerateConfig, draws: Draws) -> Plan:
             "Lower it, or give more points.",
         )
     return plan
-
-
-def _units(given: Mapping[str, str], names: Sequence[str], parameters: Sequence[Parameter]) -> dict[str, str]:
-    """Units by the names of the store; that of a whole parameter holds for each of its elements."""
-    elements = {name: [name] for name in names}
-    for one in parameters:
-        elements |= {_named(one, label): [_named(one, label)] for label in one.labels}
-        elements[one.name] = [_named(one, label) for label in one.labels]
-    for name in given:
-        if name not in elements:
-            raise UsageError(f"units names {name!r}, which is nothing of this model.", nearest(name, list(elements)))
-    whole_first = sorted(given, key=lambda name: -len(elements[name]))
-    return {element: given[name] for name in whole_first for element in elements[name]}
-
-
-def _named(parameter: Parameter, label: str) -> str:
-    """As `ParameterSpace.free_names` and estimates have it."""
-    return f"{parameter.name}[{label}]" if len(parameter.labels) > 1 else parameter.name

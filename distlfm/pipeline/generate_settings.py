@@ -42,8 +42,8 @@ class GenerateConfig(ModelConfig):
     Solution and force are kept at `points` even times from `start` to `stop`, and those of a field at `places`
     positions a dimension. num_outputs: how many outputs a mechanism that leaves it open has.
     noise: a standard deviation (0 is none) in place of the likelihood's prior. missing: the share of values left out.
-    units: of `time`, of `x`, `y`, `z`, and of outputs, forces and parameters by their names, such as `decay` for all of
-    its elements or `decay[p21]` for one.
+    units: of `time`, of `value` (all outputs) and `position` (all axes), as `data.units` has them; or of `x`, `y`, `z`,
+    outputs, forces and parameters by their names, such as `decay` for all of its elements or `decay[p21]` for one.
     """
 
     verb: Literal["generate"] = "generate"

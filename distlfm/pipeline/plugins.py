@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib
 import inspect
 import sys
@@ -15,7 +17,7 @@ from pydantic import model_validator
 from distlfm.config import Config
 from distlfm.equations import EQUATIONS
 from distlfm.errors import DistlfmError, UsageError
-from distlfm.mechanisms import REGISTRY
+from distlfm.mechanisms import REGISTRY, FieldMechanism, find_system
 from distlfm.runtime.import_file import import_file
 
 
@@ -121,6 +123,22 @@ def plugin_name(name: str) -> str:
 def located(names: Sequence[str]) -> tuple[str, ...]:
     """The same plugins, those in files by their absolute paths."""
     return tuple(str(_file(name).absolute()) if _file(name).is_file() else name for name in names)
+
+
+def own_code(kind: str) -> str | None:
+    """A hash of the file that holds a user's own equation, without comments and blanks; None for what is shipped.
+
+    None also where there is no file, as in a notebook.
+    """
+    system = find_system(kind)
+    owner: type = system.equation if issubclass(system, FieldMechanism) else system
+    if owner.__module__.startswith("distlfm."):
+        return None
+    try:
+        code = ast.dump(ast.parse(Path(inspect.getfile(owner)).read_bytes()))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
 
 
 def _file(name: str) -> Path:

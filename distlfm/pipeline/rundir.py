@@ -14,6 +14,7 @@ from distlfm.errors import OtherWork, UsageError
 from distlfm.inference.result import FitResult
 from distlfm.inference.tally import Row, Tally, figures_of
 from distlfm.pipeline.generate_settings import GenerateConfig
+from distlfm.pipeline.plugins import own_code
 from distlfm.pipeline.run_files import CONFIG, REPORT, SUMMARY
 from distlfm.pipeline.settings import FitConfig
 from distlfm.runtime.finite import finite
@@ -105,10 +106,12 @@ ELSEWHERE = "Give the config and data it was begun with, or another --out direct
 def identity(config: FitConfig | GenerateConfig) -> dict[str, Any]:
     """The attributes by which a store is known as that of a config, wherever the config's files lie."""
     work = config.work()
+    code = own_code(config.mechanism["kind"])
     return {
         "mechanism": config.mechanism["kind"],
         "config": work.model_dump(mode="json"),
         "config_hash": fingerprint(work),
+        **({} if code is None else {"equation": code}),
     }
 
 
@@ -131,6 +134,11 @@ def same_settings(store: Store, config: FitConfig | GenerateConfig, block: int |
         )
     if told.get("config_hash") != known["config_hash"]:
         raise OtherWork(f"{path} was begun with another config (its hash is {told.get('config_hash')}).", ELSEWHERE)
+    if told.get("equation") is not None and told["equation"] != known.get("equation"):
+        raise OtherWork(
+            f"{path} was begun with another {known['mechanism']}: the file of that equation has changed since.",
+            "Choose another --out directory for the equation as it is now.",
+        )
     if block is not None and block != store.spec.block:
         raise OtherWork(
             f"{path} was begun in blocks of {store.spec.block} instances, not {block}.",

@@ -111,3 +111,18 @@ def test_names_that_only_the_data_tell_are_waited_for_and_no_store_is_begun(
     assert main(["fit", str(tmp_path / "fit.yaml"), "--data", data, "--out", str(out)]) == 2
     assert "needs a linear mechanism" in " ".join(capsys.readouterr().err.split())
     assert not (out / "store.zarr").exists()
+
+
+def test_outputs_of_other_names_than_the_datas_are_told_once_before_the_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data.csv").write_text("hour,conc\n0,1.0\n1,1.5\n2,1.2\n3,1.1\n")
+    columns = {"time": "hour", "values": "conc"}
+    content = {"verb": "fit", "mechanism": {"kind": "glucose", "outputs": ["plasma"]}, "data": {"columns": columns}}
+    (tmp_path / "fit.yaml").write_text(yaml.safe_dump(content))
+    given = ["--data", str(tmp_path / "data.csv"), "--out", str(tmp_path / "run")]
+    assert main(["fit", str(tmp_path / "fit.yaml"), *given]) == 2
+    said = capsys.readouterr().err
+    assert "The data have no output of mechanism.outputs, plasma: theirs are conc." in said
+    assert "Set mechanism.outputs=[conc], or leave it out to take the data's." in said
+    assert "tried again" not in said

@@ -95,5 +95,16 @@ def test_the_spec_holds_all_parameters_the_grid_and_the_units() -> None:
     assert (spec.steps, spec.times[0], spec.times[-1], spec.samples) == (12, 0.0, 11.0, 4)
     assert "sensitivity[output_0]" in spec.parameters
     assert dict(zip(spec.parameters, spec.parameter_kinds, strict=True))["force.lengthscale"] == "kernel"
-    assert spec.units == {"time": "h", "output_1": "nM", "decay[output_0]": "1/d", "decay[output_1]": "1/h"}
+    stated = {"time": "h", "output_1": "nM", "decay[output_0]": "1/d", "decay[output_1]": "1/h"}
+    assert spec.units == {**stated, "force.lengthscale": "h"}  # the last one follows from the first
     assert build(GenerateConfig, spec.attributes["config"]) == config.work()
+
+
+def test_units_are_stated_as_those_of_data_and_the_others_follow() -> None:
+    mechanism = {"kind": "glucose"}
+    config = make(mechanism=mechanism, num_outputs=1, units={"time": "h", "value": "mg/L", "noise": "g/L"})
+    spec = store_spec(config, open_draws(config))
+    assert spec.units[spec.outputs[0]] == "mg/L"
+    assert spec.units[spec.forces[0]] == "mg/L/h"
+    assert spec.units["return_rate"] == "1/h"
+    assert spec.units["noise"] == "g/L"

@@ -222,3 +222,23 @@ def test_a_file_with_the_name_of_another_module_is_to_be_renamed(folder: Path) -
         (folder / f"{name}.py").write_text(LEAK)
         with pytest.raises(UsageError, match=rf"The plugin '{name}' has the name of .*{why}.*Rename {name}\.py\."):
             build(FitConfig, {"plugins": [name], "mechanism": {"kind": "leaky_test_tank"}})
+
+
+def test_a_run_is_not_taken_up_with_an_equation_that_has_changed_since(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from distlfm.cli import main
+
+    plugin = folder / "leaky_test_plugin.py"
+    plugin.write_text(LEAK)
+    config = "verb: generate\nplugins: [leaky_test_plugin]\nmechanism: {kind: leaky_test_tank, outputs: [output_0]}\n"
+    (folder / "generate.yaml").write_text(config)
+    call = ["generate", "generate.yaml", "--instances", "2", "--out", "store.zarr", "--executor", "serial", "points=9"]
+    assert main(call) == 0
+    forget()
+    plugin.write_text(LEAK.replace("return f - ", "# as before\n        return f  -  "))
+    assert main(call) == 0
+    forget()
+    plugin.write_text(LEAK.replace("return f - ", "return f - 2 * "))
+    assert main(call) == 2
+    assert "another leaky_test_tank: the file of that equation has changed since" in capsys.readouterr().err

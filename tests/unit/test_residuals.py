@@ -66,6 +66,15 @@ def test_independent_noise_is_not_flagged() -> None:
     assert all(one is not None and not one.flagged for one in flags)
 
 
+def test_residuals_that_are_somewhat_alike_are_not_called_independent() -> None:
+    plain = Structure(0.62, 0.003, 0.05, 0.4, 0.3, 1.0, in_space=False)
+    assert not plain.flagged
+    assert plain.sentence().startswith("Neighbouring residuals are somewhat alike in time (Moran's I 0.62, p = 0.003")
+    assert replace(plain, statistic=0.05).sentence().startswith("Residuals look independent")
+    assert replace(plain, p_value=0.02).sentence().startswith("Residuals look independent")
+    assert replace(plain, p_value=0.4, size_statistic=0.5, size_p_value=0.004).doubtful
+
+
 def test_misfit_with_a_shape_is_flagged() -> None:
     found = structure(make_field(wave=2.0))
     assert found is not None
