@@ -194,6 +194,10 @@ def _sentence(item: dict[str, Any], found: _Place, known: list[str]) -> str:
             return f"Unknown key {place!r}. Known there are: {', '.join(found.level)}."
         return f"Unknown key {place!r}. {nearest(found.short, known, found.within)}"
     if item["type"] == "union_tag_not_found":
+        given = item.get("input")
+        if isinstance(given, dict) and given and all(isinstance(one, dict) for one in given.values()):
+            meant = ".".join([*place.split(".")[:-1], str(next(iter(given)))])
+            return f"{place!r} has no kind, and {next(iter(given))!r} in it. Did you mean {meant!r}?"
         return f"{place!r} is given in part. Say which kind it is too, for example {place}.kind=lognormal."
     if item["type"] == "union_tag_invalid":
         key, given = str(item["ctx"]["discriminator"]).strip("'"), item["ctx"]["tag"]

@@ -9,6 +9,7 @@ from distlfm.report.field_profiles import NUM_PROFILES, plot_parameters, plot_pr
 from distlfm.report.field_view import FieldView
 from distlfm.report.fields import plot_field
 from distlfm.report.page import Figure, embed
+from distlfm.report.words import assumed_words
 
 
 def field_figures(result: FitResult, *, mapped: bool = True) -> list[Figure]:
@@ -81,7 +82,8 @@ def _checks(view: FieldView) -> list[Figure]:
         )
         found.append(embed(plot_residuals(view, left), caption, alt))
     if view.mesh is not None:
-        words = f"The mesh: {view.mesh.words}."
+        assumed = assumed_words(view.result.posterior.model.field.field)
+        words = f"The mesh: {view.mesh.words}. {assumed}"
         alt = f"Instance {view.result.id}: the mesh of {view.mesh.words}, with the places of the data."
         found.append(embed(plot_mesh(view), words, alt))
     return found

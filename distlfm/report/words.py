@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distlfm.equations.problem import BoundaryConfig
 from distlfm.inference.estimates import Direction
 from distlfm.mechanisms import Parameter
+from distlfm.mechanisms.field import FieldConfig
 
 CAUTION = "Not for clinical decisions."
 WHY_DOUBT = (
@@ -24,6 +26,12 @@ MEANING = {
     "max_iterations": "The fit was still moving when it ran out of iterations.",
     "diverged": "The fit found no finite value.",
     "failed": "The fit could not be done.",
+}
+STARTS = {
+    "zero": "y = 0 everywhere",
+    "given": "the profile that the config gives",
+    "scaled": "the profile that the config gives, times a learned number",
+    "field": "nothing, the start is learned",
 }
 
 
@@ -75,6 +83,25 @@ def given_words(parameters: Sequence[Parameter]) -> str:
     ]
     more = f" and {len(found) - MOST_GIVEN} more" if len(found) > MOST_GIVEN else ""
     return f"Given, not inferred: {', '.join(found[:MOST_GIVEN])}{more}." if found else ""
+
+
+def assumed_words(options: FieldConfig) -> str:
+    """What was taken for true at the boundary and the start of a field; where that is wrong, the force is too."""
+    held = [f"{_condition(one)} ({name})" for name, one in options.boundary.items()]
+    if not held:
+        held = ["no flux anywhere"]
+    elif "all" not in options.boundary and not (options.num_dims == 1 and {"left", "right"} <= {*options.boundary}):
+        held.append("no flux elsewhere")
+    when = "the first observed time" if options.start is None else f"time {options.start:g}"
+    return f"Assumed at the boundary: {'; '.join(held)}. Assumed at {when}: {STARTS[options.initial.kind]}."
+
+
+def _condition(one: BoundaryConfig) -> str:
+    if one.kind == "dirichlet":
+        return f"y = {one.value:g}"
+    if one.kind == "robin":
+        return f"a flux into the domain of {one.rate:g} · ({one.value:g} − y)"
+    return f"a flux into the domain of {one.value:g}" if one.value else "no flux"
 
 
 def _listed(names: list[str]) -> str:

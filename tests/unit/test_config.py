@@ -97,6 +97,7 @@ def test_value_of_the_wrong_kind_names_what_is_allowed() -> None:
         ),
         (1.5, "'{0}' should be a mapping, not 1.5. For example: {{kind: lognormal, median: 1.5}}."),
         ({"median": 1}, "'{0}' is given in part. Say which kind it is too, for example {0}.kind=lognormal."),
+        ({"variance": {"kind": "lognormal"}}, "'{0}' has no kind, and 'variance' in it. Did you mean '{1}.variance'?"),
         (
             {"kind": "gauss"},
             "'{0}.kind' should be one of 'lognormal', 'normal', 'uniform', 'halfnormal', not 'gauss'.",
@@ -110,7 +111,7 @@ def test_a_wrong_prior_is_told_by_keys_that_can_be_written(section: str, prior: 
     content[place] = content.get(place, {}) | {"priors": {name: prior}}
     with pytest.raises(UsageError) as caught:
         build(VERBS["fit"], content, source="fit.yaml")
-    assert str(caught.value) == "fit.yaml: " + told.format(section)
+    assert str(caught.value) == "fit.yaml: " + told.format(section, f"{place}.priors")
 
 
 @pytest.mark.parametrize("section", ["mechanism.fixed.return_rate", "force.fixed.lengthscale"])

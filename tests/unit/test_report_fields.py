@@ -15,16 +15,19 @@ from field_factories import make_field
 from matplotlib.collections import PathCollection, QuadMesh, TriMesh
 from matplotlib.figure import Figure, SubFigure
 
+from distlfm.config import build
 from distlfm.errors import UsageError
 from distlfm.inference.residuals import residuals
 from distlfm.inference.result import Band, FitResult, Prediction
 from distlfm.instance import BoolArray, FloatArray
+from distlfm.mechanisms.field import FieldConfig
 from distlfm.report.field_checks import plot_mesh, plot_residuals
 from distlfm.report.field_profiles import plot_parameters, plot_profiles
 from distlfm.report.field_section import field_figures
 from distlfm.report.field_view import MAX_COMPARED, Cloud, FieldView
 from distlfm.report.fields import plot_field
 from distlfm.report.fit_report import MAX_MAPPED
+from distlfm.report.words import assumed_words
 
 
 def texts(figure: Figure) -> list[str]:
@@ -209,6 +212,18 @@ def test_every_figure_of_a_field_has_words_and_can_be_drawn(dims: int) -> None:
     figures = field_figures(make_field(dims))
     assert len(figures) == (5 if dims == 1 else 4)
     assert all(one.alt.startswith("Instance field: ") and one.caption.endswith(".") for one in figures)
+
+
+def test_what_was_assumed_at_boundary_and_start_is_told() -> None:
+    def words(**options: object) -> str:
+        return assumed_words(build(FieldConfig, {"kind": "reaction_diffusion", **options}))
+
+    assert words() == "Assumed at the boundary: no flux anywhere. Assumed at the first observed time: y = 0 everywhere."
+    robin = {"kind": "robin", "rate": 0.006, "value": 2}
+    told = words(boundary={"left": {"kind": "dirichlet"}, "right": robin}, start=1.5, initial={"kind": "field"})
+    assert "boundary: y = 0 (left); a flux into the domain of 0.006 · (2 − y) (right). Assumed at time 1.5: " in told
+    assert "y = 0 (left); no flux elsewhere." in words(boundary={"left": {"kind": "dirichlet"}})
+    assert any("no flux anywhere" in one.caption for one in field_figures(make_field()))
 
 
 def test_mesh_on_a_line_counts_nodes_and_data() -> None:
