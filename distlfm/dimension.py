@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,20 +24,29 @@ _WORDS, _COMPOUND = re.compile(r"\s"), re.compile(r"[\s/*·^]")
 
 @dataclass(frozen=True)
 class Dimension:
-    """Powers of each unit; all zero is a pure number."""
+    """Powers of each unit; all zero is a pure number. others: of units that data do not have, by their names."""
 
     value: int = 0
     time: int = 0
     position: int = 0
+    others: tuple[tuple[str, int], ...] = ()
 
     def __mul__(self, other: Dimension) -> Dimension:
-        return Dimension(self.value + other.value, self.time + other.time, self.position + other.position)
+        powers = Counter(dict(self.others))
+        powers.update(dict(other.others))
+        return Dimension(
+            self.value + other.value,
+            self.time + other.time,
+            self.position + other.position,
+            tuple(sorted((name, power) for name, power in powers.items() if power)),
+        )
 
     def __truediv__(self, other: Dimension) -> Dimension:
         return self * other**-1
 
     def __pow__(self, power: int) -> Dimension:
-        return Dimension(self.value * power, self.time * power, self.position * power)
+        others = tuple((name, one * power) for name, one in self.others if power)
+        return Dimension(self.value * power, self.time * power, self.position * power, others)
 
     def unit(self, units: Mapping[str, str | None]) -> str | None:
         """In words, such as `mg/dL/min`, from the units of `value`, `time` and `position`.
@@ -47,7 +57,7 @@ class Dimension:
         needed = {name: power for name, power in powers.items() if power}
         if any(not units.get(name) for name in needed):
             return None
-        factors = [(str(units[name]).strip(), power) for name, power in needed.items()]
+        factors = [(str(units[name]).strip(), power) for name, power in needed.items()] + [*self.others]
         factors = [(text, power) for text, power in factors if text != "1"]
         common = math.gcd(*(power for _, power in factors))
         if len(factors) > 1 and common > 1:
@@ -83,3 +93,8 @@ NUMBER = Dimension()
 VALUE, TIME, POSITION = Dimension(value=1), Dimension(time=1), Dimension(position=1)
 RATE = VALUE / TIME
 """How fast an output changes."""
+
+
+def named(unit: str) -> Dimension:
+    """A unit that data do not have: `named("L")` of a volume, `named("mg") / TIME` of a rate of infusion."""
+    return Dimension(others=((unit, 1),))

@@ -17,6 +17,12 @@ MOST_NAMED = 3
 NOISE = ("noise", "relative_noise")
 """May be far below its prior: exact data have none."""
 
+LIKELIHOOD = {
+    "noise": "likelihood.prior",
+    "relative_noise": "likelihood.relative",
+    "dispersion": "likelihood.dispersion",
+}
+
 
 def strain(names: Sequence[str], z: Tensor) -> str:
     """A sentence on what ended far outside its prior, or nothing.
@@ -34,7 +40,16 @@ def strain(names: Sequence[str], z: Tensor) -> str:
     named = ", ".join(name for _, name in far[:MOST_NAMED])
     more = f" and {len(far) - MOST_NAMED} more" if len(far) > MOST_NAMED else ""
     lies = "lies" if len(far) == 1 else "lie"
+    keys = ", ".join(dict.fromkeys(_key(name) for _, name in far[:MOST_NAMED]))
     return (
         f"{named}{more} {lies} far from what the prior expects (up to {far[0][0]:.0f} deviations): check the units of "
-        "times and values, or widen the priors."
+        f"times and values, or widen the priors ({keys})."
     )
+
+
+def _key(name: str) -> str:
+    """Where a config has the prior of an unknown. Those of kernels have their force's name first."""
+    whole = name.partition("[")[0]
+    if "." in whole:
+        return f"force.priors.{name.partition('.')[2]}"
+    return LIKELIHOOD.get(whole, f"mechanism.priors.{whole}")

@@ -32,3 +32,11 @@ def test_noise_far_below_its_prior_is_no_strain() -> None:
     assert strain(names, torch.tensor([0.5, -9.0])) == ""
     assert strain(names, torch.tensor([0.5, 9.0])).startswith("noise[a] lies far")
     assert strain(names, torch.tensor([-6.0, 9.0])).startswith("noise[a], decay lie far")
+
+
+def test_what_is_strained_is_told_with_the_keys_of_its_priors() -> None:
+    names = ["meal.variance", "force.lengthscale[x]", "decay[p2.1]", "noise[a]"]
+    assert strain(names, torch.tensor([9.0, 8.0, 7.0, 0.0])).endswith(
+        "or widen the priors (force.priors.variance, force.priors.lengthscale[x], mechanism.priors.decay)."
+    )
+    assert strain(names, torch.tensor([0.0, 0.0, 0.0, 7.0])).endswith("(likelihood.prior).")

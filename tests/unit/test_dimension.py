@@ -11,7 +11,7 @@ from factories import make_page, make_result
 from torch import Tensor
 
 from distlfm.config import read_yaml
-from distlfm.dimension import NUMBER, POSITION, RATE, TIME, VALUE, Dimension
+from distlfm.dimension import NUMBER, POSITION, RATE, TIME, VALUE, Dimension, named
 from distlfm.gp.kernels import KernelConfig
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.mechanisms import Mechanism, Parameter, build_system
@@ -176,3 +176,15 @@ def test_the_table_of_parameters_has_a_column_of_units_if_there_are_any(tmp_path
         pages.append(make_page(tmp_path / f"{name}.html", [result]).read_text(encoding="utf-8"))
     assert [">unit<" in page for page in pages] == [True, False]
     assert ">1/h<" in pages[0]
+
+
+def test_units_that_data_do_not_have_are_named() -> None:
+    units = {"time": "h", "value": "mg/L"}
+    dose = named("mg") / TIME
+    assert dose.unit(units) == "mg/h"
+    assert (dose**2).unit(units) == "(mg/h)²"
+    assert named("L").unit({}) == "L"
+    assert (VALUE * named("L") / TIME).unit(units) == "mg/L·L/h"
+    assert named("L") / named("L") == NUMBER
+    assert named("L") * named("kg") == named("kg") * named("L")
+    assert dose.unit({}) is None
