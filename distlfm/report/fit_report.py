@@ -52,8 +52,9 @@ _COLUMNS = {
 }
 _LEGEND = (
     "Q² is 1 for a perfect answer and 0 for a constant one; “in 68 %” is the share of true values inside the "
-    "interval, which should be 0.68; parameter error is the sum of the mean absolute errors; – is not known. The bound "
-    "is what a fit maximises: it compares fits of the same data and model, and says nothing by itself."
+    "interval, which should be 0.68; where the truth is not known these are the data that were fitted, of which mostly "
+    "more lie inside; parameter error is the sum of the mean absolute errors; – is not known. The bound is what a fit "
+    "maximises: it compares fits of the same data and model, and says nothing by itself."
 )
 
 
@@ -272,7 +273,7 @@ def _parameters(result: FitResult) -> list[Table]:
     left_out = len(result.parameters) - len(rows)
     if left_out:
         caption += f" {left_out} more are not listed."
-    caption = f"{caption} {given_words(result.posterior.model.space.parameters)}".strip()
+    caption = f"{caption} {given_words(result.posterior.model.space.parameters, parameter_units(result))}".strip()
     return [Table(caption, columns, rows).known()] if rows else []
 
 

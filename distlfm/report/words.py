@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from distlfm.equations.problem import BoundaryConfig
 from distlfm.inference.estimates import Direction
@@ -74,13 +74,14 @@ def directions_words(directions: Sequence[Direction]) -> str:
     return " ".join([*advised, ADVICE] if advised != found else found)
 
 
-def given_words(parameters: Sequence[Parameter]) -> str:
-    """Which parameters were known beforehand, or nothing."""
-    found = [
-        f"{one.name}[{label}] = {value:g}" if len(one.labels) > 1 else f"{one.name} = {value:g}"
+def given_words(parameters: Sequence[Parameter], units: Mapping[str, str] | None = None) -> str:
+    """Which parameters were known beforehand, or nothing. units: by the names of elements, where they are known."""
+    known = {
+        f"{one.name}[{label}]" if len(one.labels) > 1 else one.name: value
         for one in parameters
         for label, value in one.fixed.items()
-    ]
+    }
+    found = [f"{name} = {value:g} {(units or {}).get(name, '')}".rstrip() for name, value in known.items()]
     more = f" and {len(found) - MOST_GIVEN} more" if len(found) > MOST_GIVEN else ""
     return f"Given, not inferred: {', '.join(found[:MOST_GIVEN])}{more}." if found else ""
 

@@ -133,6 +133,7 @@ def test_what_was_given_is_told_with_what_was_inferred() -> None:
     one, many = Parameter("volume", ("V",), rate, fixed={"V": 5.0}), Parameter("decay", genes, rate, fixed={"g1": 0.25})
     assert given_words([Parameter("decay", genes, rate)]) == ""
     assert given_words([one, many]) == "Given, not inferred: volume = 5, decay[g1] = 0.25."
+    assert given_words([one, many], {"volume": "L"}) == "Given, not inferred: volume = 5 L, decay[g1] = 0.25."
     everything = Parameter("decay", genes, rate, fixed=dict.fromkeys(genes, 1.0))
     assert given_words([everything]).endswith("decay[g11] = 1 and 2 more.")
 
