@@ -10,7 +10,7 @@ from scipy.signal import find_peaks
 
 from benchmarks.goals import between
 from distlfm.config import load
-from distlfm.inference.result import Prediction
+from distlfm.instance import FloatArray
 from distlfm.pipeline.fit import fit
 from distlfm.pipeline.settings import FitConfig
 
@@ -20,14 +20,16 @@ CONFIG = Path("configs/fit/hafner.yaml")
 def run(quick: bool = False) -> dict[str, Any]:
     overrides = ["inference.variational.iterations=50"] if quick else []
     done = fit(load(FitConfig, CONFIG, overrides))
-    periods = {result.id: period(result.grid) for result in done.results}
+    periods = {
+        result.id: period(result.grid.times, result.grid.force.mean[0], result.grid.force.sd[0])
+        for result in done.results
+    }
     figures = {f"period of replicate {name}, h": between(value, 4.5, 6.5) for name, value in periods.items()}
     return {"figures": figures, "instances": done.summary["instances"]}
 
 
-def period(found: Prediction) -> float:
-    """Mean distance between consecutive maxima that stand out by two of their own standard deviations."""
-    force, sd = found.force.mean[0], found.force.sd[0]
+def period(times: FloatArray, force: FloatArray, sd: FloatArray) -> float:
+    """Mean distance between consecutive maxima [N] that stand out by two of their own standard deviations."""
     places, shape = find_peaks(force, prominence=0)
-    peaks = found.times[places[shape["prominences"] >= 2 * sd[places]]]
+    peaks = times[places[shape["prominences"] >= 2 * sd[places]]]
     return float(np.diff(peaks).mean()) if len(peaks) > 1 else float("inf")
