@@ -16,6 +16,7 @@ from scipy.integrate import solve_ivp
 from benchmarks.goals import at_least
 from benchmarks.hafner import period
 from benchmarks.lfo_shared import say
+from benchmarks.p53 import num_peaks
 from benchmarks.paper_fits import Found, Rates, Series, analytic, prey, variational
 from benchmarks.paper_software import VERSION, software
 from distlfm.config import load
@@ -123,7 +124,7 @@ def p53(epochs: int) -> dict[str, Any]:
             {
                 "data within 2 sd": float((np.abs(one.values - last.outputs[:, here]) <= 2 * sd).mean()),
                 "peak, h": float(grid[np.argmax(last.force)]),
-                "maxima above half the peak": _maxima(last.force),
+                "maxima above half the peak": num_peaks(last.force),
                 "force within our analytic 95 % band": _within(last.force, band.lower95[0], band.upper95[0]),
                 "its own analytic force within it": _within(own.force, band.lower95[0], band.upper95[0]),
                 "mean distance from its own analytic force": float(np.abs(last.force - own.force).mean()),
@@ -186,11 +187,6 @@ def convergence(epochs: int) -> dict[str, Any]:
 
 def _within(force: FloatArray, lower: FloatArray, upper: FloatArray) -> float:
     return float(((force >= lower) & (force <= upper)).mean())
-
-
-def _maxima(force: FloatArray) -> int:
-    inner = (force[1:-1] > force[:-2]) & (force[1:-1] > force[2:]) & (force[1:-1] > 0.5 * force.max())
-    return int(inner.sum())
 
 
 def hafner(epochs: int) -> dict[str, Any]:
