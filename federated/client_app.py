@@ -13,7 +13,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from distlfm.federated.audit import AuditLog
-from distlfm.federated.policy import SitePolicy, check_examples, policy_of
+from distlfm.federated.drafts import draft_folder
+from distlfm.federated.policy import SitePolicy, check_examples, check_local, policy_of
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure_mod import secure_mod
 
@@ -43,14 +44,16 @@ def train(message: Message, context: Context) -> Message:
     config, vector = config_of(message), vector_of(message)
     check_base(site, config)
     task, run = task_of(config), str(context.run_id)
-    count = site.count(task.kind, "train")
-    check_examples(policy, count)
+    check_local(policy, site.stays_here(task))
     if config.get(FINAL, False):
-        site.personalise(vector, task)
+        count = site.count(task.kind, "train")
+        check_examples(policy, count)
+        site.personalise(vector, task, draft_folder())
         return answer(message, {}, count)
+    check_examples(policy, site.most_used(task))
     if policy.noise_multiplier:
         site.count_update(policy.noise_multiplier, run)
-    done = site.train(vector, task, run)
+    done = site.train(vector, task, run, draft_folder())
     sent = hardened(policy, vector, done.vector)
     log_spent(policy, site, context)
     return answer(message, {}, done.num_patients, {ARRAYS: ArrayRecord({SHARED: Array(sent)})})
@@ -83,6 +86,7 @@ def evaluated(message: Message, context: Context, part: Part) -> Message:
     policy, site, config = policy_of(context), site_of(context), config_of(message)
     check_base(site, config)
     task = task_of(config)
+    check_local(policy, site.stays_here(task))
     check_examples(policy, site.count(task.kind, part))
     figures, count = site.evaluate(vector_of(message), task, str(context.run_id), part)
     log_spent(policy, site, context)

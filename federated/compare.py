@@ -65,7 +65,7 @@ def _best(base: Path, batch: Batch, programme: ProgrammeConfig, choosing: Sequen
     for number in range(1, programme.rounds + 1):
         task = programme.round_task(number).model_copy(update={"mu": 0.0})
         names = codec_of(operator.model, task).names
-        tune(operator, names, names, batch, task)
+        tune(operator, names, names, batch, task, torch.Generator().manual_seed(task.seed))
         now = loss() if programme.evaluate else -float(number)
         if now < least:
             best, least = copy.deepcopy(operator), now

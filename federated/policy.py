@@ -6,6 +6,7 @@ The checks raise Refused. Limits by the day are kept in `memory.py`, the cohort'
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -31,8 +32,9 @@ class SitePolicy(Config):
     site: own name. signing_key: the site's Ed25519 key. state: folder of what the site remembers between messages.
     audit: the site's log. peers: public signing keys by site. package: the version of distlfm that is agreed on; any
     if null. allowed: message types, with `*` for any name. min_cohort: fewest sites at the start and at the end of a
-    sum. min_examples: fewest patients behind an answer. fixed_cohort: kinds of message that all pinned sites answer
-    together or not at all, so that no two answers differ by one site. clip: largest norm of an update.
+    sum. min_examples: fewest patients used for an answer. fixed_cohort: kinds of message that all pinned sites answer
+    together or not at all, so that no two answers differ by one site. local: patterns of weights that a task may tune
+    and leave at the site; none unless they are named here. clip: largest norm of an update.
     noise_multiplier: noise on an update, in units of `clip`. epsilon, delta: privacy budget; none if null.
     queries_a_day, bytes_a_day: limits by UTC day; whatever tells figures is a query, so `evaluate` is one too.
     """
@@ -47,6 +49,7 @@ class SitePolicy(Config):
     min_cohort: int = Field(default=3, ge=2)
     min_examples: int = Field(default=5, ge=1)
     fixed_cohort: tuple[Category, ...] = ("evaluate", "query")
+    local: tuple[str, ...] = ()
     clip: float | None = Field(default=None, gt=0)
     noise_multiplier: float = Field(default=0.0, ge=0)
     epsilon: float | None = Field(default=None, gt=0)
@@ -95,6 +98,16 @@ def check_package(policy: SitePolicy) -> None:
     """Refuse to answer with a package that is not the agreed one."""
     if policy.package is not None and policy.package != __version__:
         raise Refused(Reason.PACKAGE, f"distlfm {__version__} is installed, and {policy.package} is agreed on.")
+
+
+def check_local(policy: SitePolicy, names: Sequence[str]) -> None:
+    """Refuse a task that leaves other weights at the site than the policy names.
+
+    Whoever chooses them could make a layer that differs between sites, and so tell the sites' answers apart in a sum.
+    """
+    refused = [name for name in names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in policy.local)]
+    if refused:
+        raise Refused(Reason.TASK, f"task.local has {', '.join(refused[:3])}, and the policy's `local` does not.")
 
 
 def check_examples(policy: SitePolicy, count: float) -> None:

@@ -20,6 +20,7 @@ class Reason(StrEnum):
     STAGE = "a message that does not follow from the last one"
     SURVIVORS = "too few sites are left, or sites that were not in the sum"
     CONSENT = "the sites do not agree on who is in the sum"
+    TASK = "a task outside of what this site allows"
     REQUEST = "the request is not the one that the sites agreed on"
     REPEATED = "the same request was answered with other sites before"
     EXAMPLES = "too few examples"

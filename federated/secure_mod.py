@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
@@ -19,6 +20,7 @@ from flwr.common.constant import ErrorCode
 from distlfm.cluster.failure import failure_of
 from distlfm.errors import StorageError
 from distlfm.federated.audit import AuditLog
+from distlfm.federated.drafts import Drafts
 from distlfm.federated.identity import load_signing_key
 from distlfm.federated.ledger import BudgetSpent
 from distlfm.federated.memory import Memory, Usage
@@ -111,10 +113,12 @@ class Answering:
         if stage == MASK:
             state = self._begin(Delivery.from_bytes(body), purpose, request)
             message.content = request
-            return self._masked(state, request, call_next(message, context))
+            with self._drafts.collect(self.run, state.cohort.session.hex()):
+                reply = call_next(message, context)
+            return self._masked(state, request, reply)
         if stage == CONSENT:
             return self._consent(Survivors.from_bytes(body), purpose)
-        return self._unmask(Consents.from_bytes(body), purpose)
+        return self._unmask(Consents.from_bytes(body), purpose, context.node_config.get("site"))
 
     def _keys(self, call: Call, purpose: str) -> RecordDict:
         if (call.run, call.purpose) != (self.run, purpose):
@@ -176,22 +180,30 @@ class Answering:
             self.memory.keep(self.run, state)
             return self._leaving(CONSENT, purpose, said, survivors=sorted(state.survivors))
 
-    def _unmask(self, consents: Consents, purpose: str) -> RecordDict:
-        """The shares, and keys for the next sum of the run. The state is gone before they leave."""
+    def _unmask(self, consents: Consents, purpose: str, site: object) -> RecordDict:
+        """The shares, and keys for the next sum of the run. The state is gone before they leave.
+
+        Only now, with enough signatures under the list of sites, is anything of the round kept in the site's folder.
+        """
         with self.memory.locked():
             state = self._state(purpose)
             said = member.reveal(self.policy.rules(), self.key, state, consents)
             self.memory.answer(_request_of(state), _sites_of(state))
             fresh = member.advertise(self.policy.rules(), self.key, self.run)
             self.memory.keep(self.run, fresh)
+            kept = self._drafts.keep(self.run, consents.session, Path(site) / "model") if isinstance(site, str) else []
             content = said.model_copy(update={"ahead": fresh.advert})
-            return self._leaving(UNMASK, purpose, content, seeds=sorted(said.seeds), keys=sorted(said.keys))
+            return self._leaving(UNMASK, purpose, content, seeds=sorted(said.seeds), keys=sorted(said.keys), kept=kept)
 
     def _state(self, purpose: str) -> MemberState:
         state = self.memory.state(self.run)
         if state.stage is Stage.ADVERTISED or state.cohort.purpose != purpose:
             raise Refused(Reason.STAGE, "No sum for this purpose is under way.")
         return state
+
+    @property
+    def _drafts(self) -> Drafts:
+        return Drafts(self.policy.state)
 
     @property
     def _limit(self) -> Usage:

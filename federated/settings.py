@@ -17,7 +17,8 @@ class RoundTask(Config):
     was observed. steps: of `batch` windows each; batch 0 takes all of them. mu: weight of FedProx's proximal term.
     clip: the longest gradient of a step, for stability; it protects nobody.
     adapter: only few weights at the end of the network are tuned, which differential privacy can bear; see `adapter`.
-    shared: patterns of the weights that travel. local: of those that are tuned and stay at the site (its own heads).
+    shared: patterns of the weights that travel. local: of those that are tuned and stay at the site (its own heads);
+    a site refuses what its policy does not name. seed: of the batches of a simulation; a real site draws its own.
     """
 
     kind: Literal["pairs", "physics"] = "pairs"
@@ -125,7 +126,8 @@ class SiteConfig(Config):
     fit: the content of a config of `distlfm fit`, whose data section says where the patients' records are; or `store`:
     pairs that are there already. windows, patients: the most that are taken of a patient, and of these.
     test: share of the patients that are never learned from, but measure the model. choose: share of those that decide,
-    together with the other sites', which round's model is kept. seed: of these choices.
+    together with the other sites', which round's model is kept. seed: of these choices. batch_seed: makes the batches
+    of a simulated site repeatable; null draws them from the system's random source, as a real site must.
     """
 
     name: str
@@ -136,6 +138,7 @@ class SiteConfig(Config):
     test: float = Field(default=0.3, ge=0.0, lt=1.0)
     choose: float = Field(default=0.2, ge=0.0, lt=1.0)
     seed: int = 0
+    batch_seed: int | None = None
     threads: int = Field(default=1, ge=1)
     privacy: PrivacyConfig | None = None
 

@@ -62,7 +62,7 @@ def make_sites(config: FederatedConfig, operator: Operator, folder: Path, report
         home = folder / "sites" / one.name
         told = _fitted(config, one) if real else _generated(config, one, number, home)
         told |= {"name": one.name, "test": config.test, "choose": config.choose, "seed": config.seed}
-        told["threads"] = config.run.threads
+        told |= {"threads": config.run.threads, "batch_seed": config.seed}
         settings = build(SiteConfig, told).model_copy(update={"privacy": config.privacy})
         found[one.name] = write_site(home, settings, operator)
         if real:

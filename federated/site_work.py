@@ -7,8 +7,10 @@ cohort.json, ledger.jsonl, model/local.pt (weights that stay here) and model/ope
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 import math
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -46,7 +48,7 @@ Part = Literal["train", "choose", "test"]
 
 @dataclass(frozen=True)
 class Trained:
-    """What leaves a site after a round, before it is masked: the shared weights [D], and from how many patients.
+    """What leaves a site after a round, before it is masked: the shared weights [D], and how many patients were used.
 
     How good a model is, is told by `Site.evaluate` alone: with its own cohort, its own limits and its own price.
     """
@@ -171,10 +173,11 @@ class Site:
         whole, rows = self._rows(kind, part)
         return len({patient_of(whole.ids[row]) for row in rows})
 
-    def train(self, vector: Vector, task: RoundTask, run: str = "") -> Trained:
+    def train(self, vector: Vector, task: RoundTask, run: str = "", into: Path | None = None) -> Trained:
         """Tune from the weights that came. With a budget all steps are paid for first, or nothing is done.
 
-        The site's own copy is the best of what came, what was made of it, and the base.
+        The site's own copy is the best of what came, what was made of it, and the base. It and the weights that stay
+        here are written into the folder `into`, or else into the site's model.
         """
         operator = open_operator(self.folder / BASE)
         codec = codec_of(operator.model, task)
@@ -183,23 +186,43 @@ class Site:
         with torch_threads(self.config.threads):
             if self.privacy is None:
                 names = [*codec.names, *self._tuned_here(operator, task)]
-                weights = self._tuned(operator, names, codec, batch, task)
-                self._keep_local(codec, weights)
+                weights, used = self._tuned(operator, names, codec, batch, task)
+                self._keep_local(codec, weights, into)
                 sent = codec.encode(operator.model.state_dict())
             else:
-                sent = self._privately(operator, codec, vector, batch, task, run)
-            self._keep_best(common, operator, task.kind)
+                sent, used = self._privately(operator, codec, vector, batch, task, run)
+            self._keep_best(common, operator, task.kind, into)
         # How many patients a site has is taken as public; what their records are is not.
-        return Trained(sent, len(groups(batch.ids)))
+        return Trained(sent, len(groups([name for name, one in zip(batch.ids, used.tolist(), strict=True) if one])))
+
+    def most_used(self, task: RoundTask) -> int:
+        """Return an upper bound on the patients that a task can use; DP-SGD draws from all, whatever the batch is."""
+        count = self.count(task.kind, "train")
+        whole = task.batch == 0 or (self.privacy is not None and self.privacy.mechanism == "patients")
+        return count if whole else min(task.steps * task.batch, count)
+
+    def stays_here(self, task: RoundTask) -> tuple[str, ...]:
+        """Return the names of the weights that a task tunes and leaves at the site."""
+        return self._tuned_here(self.base, task)
+
+    def _generator(self, task: RoundTask) -> torch.Generator:
+        """Return what batches are drawn with: known to nobody, but for a simulation that has to be repeatable."""
+        if self.config.batch_seed is None:
+            return torch.Generator().manual_seed(secrets.randbits(63))
+        told = f"{self.config.batch_seed}/{self.config.name}/{task.seed}"
+        return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(told.encode()).digest()[:7], "big"))
 
     def _tuned(
         self, operator: Operator, names: Sequence[str], codec: Codec, batch: Batch, task: RoundTask
-    ) -> Mapping[str, Tensor]:
-        """Tune the operator, in place; if that leads to no numbers, it stays as it came, and nobody else is told."""
+    ) -> tuple[Mapping[str, Tensor], Tensor]:
+        """Tune the operator, in place; if that leads to no numbers, it stays as it came, and nobody else is told.
+
+        Returns the tuned weights, and which windows were used, [B] of bool.
+        """
         own = dict(operator.model.named_parameters())
         before = {name: own[name].detach().clone() for name in names}
         try:
-            return tune(operator, names, codec.names, batch, task)
+            return tune(operator, names, codec.names, batch, task, self._generator(task))
         except NotFinite:
             logging.getLogger(__name__).warning(
                 "%s: tuning led to weights that are not finite, so this site changes nothing in this round. A smaller "
@@ -209,12 +232,14 @@ class Site:
         with torch.no_grad():
             for name, weight in before.items():
                 own[name].copy_(weight)
-        return before
+        return before, torch.ones(len(batch), dtype=torch.bool)
 
     def _privately(
         self, operator: Operator, codec: Codec, vector: Vector, batch: Batch, task: RoundTask, run: str
-    ) -> Vector:
-        """The new shared weights, of which the noise is part; weights that stay here are left alone."""
+    ) -> tuple[Vector, Tensor]:
+        """The new shared weights, of which the noise is part, and which windows were used; weights that stay here are
+        left alone. Whom DP-SGD takes in its steps is part of what it hides, so there all windows count as used.
+        """
         privacy, ledger = self.privacy, self.ledger
         assert privacy is not None
         assert ledger is not None
@@ -223,10 +248,11 @@ class Site:
                 refuse_whole()
             ledger.charge("train", noise=privacy.noise, rate=privacy.sample, steps=task.steps, run=run)
             tune_privately(operator, codec.names, codec.names, batch, task, privacy)
-            return codec.encode(operator.model.state_dict())
+            return codec.encode(operator.model.state_dict()), torch.ones(len(batch), dtype=torch.bool)
         self._charge_update(ledger, privacy.noise, run)
-        self._tuned(operator, codec.names, codec, batch, task)
-        return private_update(vector, codec.encode(operator.model.state_dict()), privacy.clip, privacy.noise)
+        _, used = self._tuned(operator, codec.names, codec, batch, task)
+        after = codec.encode(operator.model.state_dict())
+        return private_update(vector, after, privacy.clip, privacy.noise), used
 
     def count_update(self, noise: float, run: str = "") -> None:
         """Write down an update that the policy noises as a whole, before the work. There is no budget to stop at, but
@@ -273,7 +299,7 @@ class Site:
         each = {key: np.array([float(value[one].mean()) for one in rows]) for key, value in told.items()}
         return self._told(each, "statistics", run), len(rows)
 
-    def personalise(self, vector: Vector, task: RoundTask) -> Path:
+    def personalise(self, vector: Vector, task: RoundTask, into: Path | None = None) -> Path:
         """Tune the common model further on the site's own patients, for its clinicians alone. Nothing of it leaves.
 
         If that is no better for the patients that choose, the common model is the site's own, or the base.
@@ -285,7 +311,7 @@ class Site:
         common = copy.deepcopy(operator)
         with torch_threads(self.config.threads):
             self._tuned(operator, names, codec, self.windows(task.kind), task)
-            return self._keep_best(common, operator, task.kind)
+            return self._keep_best(common, operator, task.kind, into)
 
     def _figures(self, operator: Operator, kind: str, part: Part, run: str) -> dict[str, float]:
         return self._told(patient_figures(operator, self.windows(kind, part), names_of(kind)), "figures", run)
@@ -296,13 +322,14 @@ class Site:
         found = float(patient_figures(operator, self.windows(kind, "choose"), (loss,))[loss].mean())
         return found if math.isfinite(found) else math.inf
 
-    def _keep_best(self, common: Operator, tuned: Operator, kind: str) -> Path:
+    def _keep_best(self, common: Operator, tuned: Operator, kind: str, into: Path | None) -> Path:
         """Write the site's own operator: the one that is best for the patients that choose, or else the tuned one.
 
         If that tuned one is worse than the base, say so in the site's own log; the federation's choice is by all.
         """
+        path = self._place_of(OWN, into)
         if not self.count(kind, "choose"):
-            return tuned.save(self.folder / OWN)
+            return tuned.save(path)
         losses = [self.chooses(one, kind) for one in (tuned, common, self.base)]
         if losses[0] > losses[2]:
             logging.getLogger(__name__).warning(
@@ -310,7 +337,10 @@ class Site:
                 "on. Fewer steps or an adapter (task.steps, task.adapter) may suit them better.",
                 self.config.name,
             )
-        return (tuned, common, self.base)[losses.index(min(losses))].save(self.folder / OWN)
+        return (tuned, common, self.base)[losses.index(min(losses))].save(path)
+
+    def _place_of(self, name: str, into: Path | None) -> Path:
+        return self.folder / name if into is None else into / Path(name).name
 
     def _told(self, each: Mapping[str, Vector], what: str, run: str) -> dict[str, float]:
         """Means over patients; where there is a budget, or noise on updates, they have noise and are paid for first."""
@@ -337,8 +367,8 @@ class Site:
                     if name in kept:
                         own[name].copy_(kept[name])
 
-    def _keep_local(self, codec: Codec, weights: Mapping[str, Tensor]) -> None:
+    def _keep_local(self, codec: Codec, weights: Mapping[str, Tensor], into: Path | None) -> None:
         """Write the weights that stay here."""
         local = {name: weight for name, weight in weights.items() if name not in codec.names}
         if local:
-            save_checkpoint(self.folder / LOCAL, {"weights": local}, LOCAL_KIND)
+            save_checkpoint(self._place_of(LOCAL, into), {"weights": local}, LOCAL_KIND)

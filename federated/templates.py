@@ -14,12 +14,14 @@ allowed:
   - query.*
 # Fewest sites in a sum, at its start and at its end: nobody learns a sum over fewer.
 min_cohort: 3
-# Fewest patients behind an answer: of those that are learned from in a round, of those that choose for its figures.
+# Fewest patients used for an answer: those in the batches of a round's steps, those that choose for its figures.
 min_examples: 5
 # Kinds of message that all sites answer together or not at all, so that no two answers differ by one site.
 fixed_cohort:
   - evaluate
   - query
+# Weights that a round may tune and leave here, by name or pattern such as second.estimate.*; none by default.
+local: []
 # Longest update that leaves (its norm), and noise on it in units of that; null: as it is.
 clip: null
 noise_multiplier: 0.0

@@ -46,8 +46,18 @@ Weights = dict[str, Tensor]
 """Tuned weights by their names in the model."""
 
 
-def tune(operator: Operator, names: Sequence[str], near: Sequence[str], batch: Batch, task: RoundTask) -> Weights:
-    """Tune the named weights of the operator's model, in place. near: those that the proximal term holds back."""
+def tune(
+    operator: Operator,
+    names: Sequence[str],
+    near: Sequence[str],
+    batch: Batch,
+    task: RoundTask,
+    generator: torch.Generator,
+) -> tuple[Weights, Tensor]:
+    """Tune the named weights of the operator's model, in place. near: those that the proximal term holds back.
+
+    Returns the tuned weights, and which windows of the batch were used, [B] of bool.
+    """
     model, objective = operator.model, Objective(operator, task)
     own = dict(model.named_parameters())
     weights = {name: own[name].requires_grad_(True) for name in names}
@@ -65,25 +75,31 @@ def tune(operator: Operator, names: Sequence[str], near: Sequence[str], batch: B
             return objective(tail.predict(weights, some, grid), batch.at(rows.tolist()))
 
     try:
-        descend(weights, near, loss_of, len(batch), task)
+        used = descend(weights, near, loss_of, len(batch), task, generator)
     finally:
         model.requires_grad_(False)
-    return {name: one.detach() for name, one in weights.items()}
+    return {name: one.detach() for name, one in weights.items()}, used
 
 
 def descend(
-    weights: Mapping[str, Tensor], near: Sequence[str], loss_of: Callable[[Tensor], Tensor], count: int, task: RoundTask
-) -> None:
-    """The steps of a task on leaf tensors, in place."""
+    weights: Mapping[str, Tensor],
+    near: Sequence[str],
+    loss_of: Callable[[Tensor], Tensor],
+    count: int,
+    task: RoundTask,
+    generator: torch.Generator,
+) -> Tensor:
+    """Take the steps of a task on leaf tensors, in place. Return which of the `count` examples were used, [B]."""
     start = {name: weights[name].detach().clone() for name in near}
     descent = Descent(list(weights.values()), task)
-    generator = torch.Generator().manual_seed(task.seed)
+    used = torch.zeros(count, dtype=torch.bool)
     size = min(task.batch or count, count)
     order = torch.empty(0, dtype=torch.long)
     for _ in range(task.steps):
         if len(order) < size:
             order = torch.cat([order, torch.randperm(count, generator=generator)])
         rows, order = order[:size], order[size:]
+        used[rows] = True
         descent.forget()
         loss_of(rows).mean().backward()
         hold_back(weights, start, task.mu)
@@ -92,6 +108,7 @@ def descend(
         descent.step()
     if not all_finite(weights.values()):
         raise NotFinite("The tuned weights are not finite.", "Lower task.lr.")
+    return used
 
 
 def all_finite(weights: Iterable[Tensor]) -> bool:

@@ -52,6 +52,7 @@ def make_federation(
     choose: float = 0.125,
     min_cohort: int = 3,
     seeds: Sequence[int] | None = None,
+    batch_seed: int | None = 0,
 ) -> tuple[Operator, dict[str, Site]]:
     """Sites that pin each other, each with its own patients; and the operator that they begin with."""
     operator = make_operator(make_store(folder / "base.zarr", 24, seed=99))
@@ -60,7 +61,9 @@ def make_federation(
         home = folder / "sites" / name
         home.mkdir(parents=True)
         make_store(home / "pairs.zarr", count, seed=number if seeds is None else seeds[number])
-        config = SiteConfig(name=name, store=Path("pairs.zarr"), test=test, choose=choose, privacy=privacy)
+        config = SiteConfig(
+            name=name, store=Path("pairs.zarr"), test=test, choose=choose, privacy=privacy, batch_seed=batch_seed
+        )
         sites[name] = write_site(home, config, operator)
     pin_all(sites, min_cohort, None if privacy is None else (privacy.epsilon, privacy.delta))
     return operator, sites

@@ -131,7 +131,7 @@ def test_without_a_single_label_the_equation_teaches(site: Site) -> None:
 def test_the_proximal_term_is_a_square() -> None:
     weights = {"w": torch.tensor([1.0, -2.0], requires_grad=True)}
     task = RoundTask(steps=2, batch=0, optimiser="sgd", lr=0.1, mu=3.0, clip=None)
-    descend(weights, ["w"], lambda rows: weights["w"].sum() * torch.ones(len(rows)), 4, task)
+    descend(weights, ["w"], lambda rows: weights["w"].sum() * torch.ones(len(rows)), 4, task, torch.Generator())
     # w1 = w0 − lr; then the gradient is 1 + mu (w1 − w0) = 1 − mu lr.
     expected = torch.tensor([1.0, -2.0]) - 0.1 - 0.1 * (1 - 3.0 * 0.1)
     assert torch.allclose(weights["w"].detach(), expected)
@@ -141,7 +141,9 @@ def test_steps_are_those_of_torch(tmp_path: Path) -> None:
     for optimiser, reference in (("sgd", torch.optim.SGD), ("adam", torch.optim.Adam)):
         (ours, theirs) = (torch.tensor([1.0, 2.0, 3.0], requires_grad=True) for _ in range(2))
         task = RoundTask.model_validate({"steps": 7, "batch": 0, "lr": 0.05, "clip": None, "optimiser": optimiser})
-        descend({"w": ours}, [], lambda rows, w=ours: w.pow(4).sum() * torch.ones(len(rows)), 3, task)
+        descend(
+            {"w": ours}, [], lambda rows, w=ours: w.pow(4).sum() * torch.ones(len(rows)), 3, task, torch.Generator()
+        )
         stepper = reference([theirs], lr=0.05)
         for _ in range(7):
             stepper.zero_grad()
@@ -156,8 +158,8 @@ def test_an_adapter_tuned_by_its_features_is_the_network_tuned(tmp_path: Path) -
     other = open_operator(tmp_path / "base.pt")
     task = RoundTask(steps=3, batch=0, lr=0.01, optimiser="sgd", adapter="head", clip=None)
     names = codec_of(operator.model, task).names
-    by_features = tune(operator, names, names, batch, task)
-    whole = tune(other, names, names, batch, task.model_copy(update={"adapter": "none"}))
+    by_features, _ = tune(operator, names, names, batch, task, torch.Generator())
+    whole, _ = tune(other, names, names, batch, task.model_copy(update={"adapter": "none"}), torch.Generator())
     for name in names:
         assert torch.allclose(by_features[name], whole[name], rtol=1e-4, atol=1e-6)
 

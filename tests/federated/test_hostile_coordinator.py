@@ -1,0 +1,228 @@
+"""What a coordinator may ask for: tasks that are made to single out a site or a patient are refused at the site.
+
+The attack on a dead local layer goes in two steps. First some sites, but not the victim, tune a layer that stays with
+them until nothing passes it; that sum is abandoned. Then all sites answer, the gradients of the others are exactly
+zero, and weights made to measure turn the sum into the victim's record.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from site_toy import make_federation
+
+from distlfm.federated.audit import verify
+from distlfm.federated.client_app import app
+from distlfm.federated.codec import weights_digest
+from distlfm.federated.local_grid import LocalGrid
+from distlfm.federated.refused import Reason
+from distlfm.federated.secure_grid import SecureGrid
+from distlfm.federated.secure_mod import RECORD, STAGE
+from distlfm.federated.settings import RoundTask
+from distlfm.federated.simulate_sites import nodes_of
+from distlfm.federated.site_work import LOCAL, LOCAL_KIND, OWN, Site, codec_of
+from distlfm.lfo import FourierOperator, Operator, save_checkpoint
+
+VICTIM = "south"
+LAYER = "first.project.modulate.bias"
+SHARED = ("first.project.inner.*", "first.project.outer.*", "first.project.modulate.weight")
+OUTPUTS = 2
+GAIN = 1e3
+"""Of a hidden unit on the time channel: it is on after its threshold and off before."""
+
+
+def set_policy(sites: dict[str, Site], **changes: Any) -> None:
+    for site in sites.values():
+        path = site.folder / "policy.yaml"
+        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
+
+
+def asked(
+    sites: dict[str, Site], model: FourierOperator, task: RoundTask, run: int, withhold: Sequence[str] = ()
+) -> tuple[list[Message], SecureGrid, np.ndarray]:
+    """Send a training round to all sites; those in `withhold` never get the message that asks for the work."""
+    lost = [list(sites).index(name) + 1 for name in withhold]
+
+    def hook(message: Message) -> Message | None:
+        stage = message.content.config_records.get(RECORD, {}).get(STAGE)
+        return None if stage == "mask" and message.metadata.dst_node_id in lost else message
+
+    vector = codec_of(model, task).encode(model.state_dict())
+    base = weights_digest(next(iter(sites.values())).base.model)
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord({"shared": Array(vector)}),
+            "config": ConfigRecord({"task": task.model_dump_json(), "base": base}),
+        }
+    )
+    grid = SecureGrid(LocalGrid(app, nodes_of(sites), run_id=run, on_request=hook))
+    replies = grid.send_and_receive([Message(content, node, "train") for node in nodes_of(sites)], timeout=60)
+    return list(replies), grid, vector
+
+
+def with_head(operator: Operator, inner: np.ndarray, bias: np.ndarray, outer: np.ndarray, last: float) -> Any:
+    """A copy of the network whose first head is the coordinator's."""
+    model = copy.deepcopy(operator.model)
+    head = model.first.project
+    with torch.no_grad():
+        head.inner.weight.copy_(torch.tensor(inner))
+        head.inner.bias.copy_(torch.tensor(bias))
+        head.outer.weight.copy_(torch.tensor(outer))
+        head.outer.bias.copy_(torch.tensor([last, 0.0]))
+        head.modulate.weight.zero_()
+    return model
+
+
+def deadening(operator: Operator) -> tuple[Any, RoundTask]:
+    """Weights and a task that drive the layer which stays at a site to −10⁵ in one step."""
+    hidden, width = operator.model.first.project.inner.weight.shape
+    outer = np.stack([np.ones(hidden), np.zeros(hidden)])
+    model = with_head(operator, np.zeros((hidden, width)), np.zeros(hidden), outer, 1e3)
+    task = RoundTask(steps=1, batch=0, optimiser="adam", lr=1e5, clip=None, shared=SHARED, local=(LAYER,))
+    return model, task
+
+
+def made_to_measure(operator: Operator, local: tuple[str, ...], batch: int) -> tuple[Any, RoundTask]:
+    """Weights whose hidden units switch on one after another in time, so that neighbours differ by one point."""
+    hidden, width = operator.model.first.project.inner.weight.shape
+    times = operator.model.channels(torch.zeros(1, OUTPUTS, 33), torch.ones(1, OUTPUTS, 33))[0][0, :, -1].numpy()
+    inner = np.zeros((hidden, width))
+    inner[:, -1] = GAIN
+    outer = np.stack([np.full(hidden, 1e-3), np.zeros(hidden)])
+    model = with_head(operator, inner, -GAIN * ((times[1:] + times[:-1]) / 2)[:hidden], outer, 5.0)
+    shared = SHARED if local else (*SHARED, LAYER)
+    return model, RoundTask(steps=1, batch=batch, optimiser="sgd", lr=1e-2, clip=None, shared=shared, local=local)
+
+
+def recovered(operator: Operator, task: RoundTask, moved: np.ndarray) -> np.ndarray:
+    """The network's input channels at single points [T, C], from the difference of the opened mean to what was sent."""
+    codec, parts, start = codec_of(operator.model, task), {}, 0
+    for name, size in zip(codec.names, codec.sizes, strict=True):
+        parts[name] = moved[start : start + size].reshape(codec.shapes[name])
+        start += size
+    inner = parts["first.project.inner.weight"]
+    hidden, width = inner.shape
+    gain = 1 + operator.model.first.project.modulate.bias[:hidden].detach().double().numpy()
+    slopes = inner / gain[:, None]
+    channels = operator.model.channels(torch.zeros(1, OUTPUTS, 33), torch.ones(1, OUTPUTS, 33))[0].shape[-1]
+    ones = slopes[:, width - channels + OUTPUTS]  # the mask's channel is one everywhere
+    with np.errstate(all="ignore"):
+        points = (slopes[:-1] - slopes[1:]) / (ones[:-1] - ones[1:])[:, None]
+    return np.nan_to_num(points[:, -channels:])
+
+
+def nearest_error(operator: Operator, site: Site, points: np.ndarray) -> float:
+    """The largest error of the recovered series against the window of the site that it is most like."""
+    batch = site.windows("pairs")
+    errors = []
+    for row in range(len(batch)):
+        channels = operator.model.channels(batch.values[row : row + 1], batch.mask[row : row + 1])[0]
+        truth = channels[0, 1 : 1 + len(points), :OUTPUTS].numpy()
+        errors.append(float(np.abs(points[:, :OUTPUTS] - truth).max()))
+    return min(errors)
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> tuple[Operator, dict[str, Site]]:
+    """Four sites that answer all together or not at all, with the policy that is written for a new site."""
+    operator, sites = make_federation(tmp_path, batch_seed=None, min_cohort=4)
+    set_policy(sites, fixed_cohort=["train", "evaluate", "query"], min_examples=5, clip=1.0)
+    return operator, sites
+
+
+def test_a_layer_that_stays_at_the_sites_is_refused_unless_the_policy_names_it(
+    federation: tuple[Operator, dict[str, Site]],
+) -> None:
+    operator, sites = federation
+    model, task = deadening(operator)
+    replies, grid, _ = asked(sites, model, task, run=11, withhold=[VICTIM])
+    assert all(reply.has_error() for reply in replies)
+    assert {why for node, why in grid.reports[-1].dropped.items() if node != 3} == {Reason.TASK.value}
+    for name, site in sites.items():
+        assert not (site.folder / LOCAL).exists()
+        assert not (site.folder / OWN).exists()
+        refused = [one["facts"] for one in verify(site.folder / "audit.jsonl").entries if one["event"] == "refused"]
+        assert [one["reason"] for one in refused] == ([] if name == VICTIM else ["TASK"])
+    assert LAYER in refused[0]["detail"]
+
+
+def test_work_for_a_sum_that_is_abandoned_leaves_nothing_at_the_sites(
+    federation: tuple[Operator, dict[str, Site]],
+) -> None:
+    """Even where a policy lets the layer stay: the next full sum is then one over all sites."""
+    operator, sites = federation
+    set_policy(sites, local=[LAYER], clip=None)
+    asked(sites, *deadening(operator), run=11, withhold=[VICTIM])
+    for site in sites.values():
+        assert not (site.folder / LOCAL).exists()
+        assert not (site.folder / OWN).exists()
+    model, task = made_to_measure(operator, (LAYER,), batch=0)
+    replies, _, sent = asked(sites, model, task, run=12)
+    opened = next(reply for reply in replies if not reply.has_error())
+    moved = opened.content["arrays"]["shared"].numpy() - sent
+    assert nearest_error(operator, sites[VICTIM], recovered(operator, task, moved)) > 0.05
+    assert (sites[VICTIM].folder / LOCAL).exists(), "an opened sum is kept"
+
+
+def test_the_attack_would_read_a_record_at_sites_that_let_it(federation: tuple[Operator, dict[str, Site]]) -> None:
+    """So the other tests here fail if their defence does: one patient's series, to six digits, from one sum."""
+    operator, sites = federation
+    set_policy(sites, local=[LAYER], clip=None, min_examples=1)
+    model, task = deadening(operator)
+    for name, site in sites.items():
+        if name != VICTIM:
+            dead = torch.full_like(site.base.model.get_parameter(LAYER), -1e5)
+            save_checkpoint(site.folder / LOCAL, {"weights": {LAYER: dead}}, LOCAL_KIND)
+    model, task = made_to_measure(operator, (LAYER,), batch=1)
+    replies, _, sent = asked(sites, model, task, run=12)
+    moved = next(one for one in replies if not one.has_error()).content["arrays"]["shared"].numpy() - sent
+    assert nearest_error(operator, sites[VICTIM], recovered(operator, task, moved)) < 1e-4
+
+
+@pytest.mark.parametrize(("batch", "steps", "answered"), [(1, 1, False), (2, 2, False), (1, 8, True), (0, 1, True)])
+def test_patients_that_are_used_are_counted_and_not_those_that_are_there(
+    federation: tuple[Operator, dict[str, Site]], batch: int, steps: int, answered: bool
+) -> None:
+    operator, sites = federation  # eight patients are learned from at each site, and the policy asks for five
+    task = RoundTask(steps=steps, batch=batch, lr=1e-3)
+    replies, grid, _ = asked(sites, operator.model, task, run=11)
+    assert any(not reply.has_error() for reply in replies) == answered
+    if not answered:
+        assert set(grid.reports[-1].dropped.values()) == {Reason.EXAMPLES.value}
+
+
+def test_an_update_weighs_by_the_patients_that_it_used(federation: tuple[Operator, dict[str, Site]]) -> None:
+    operator, sites = federation
+    replies, _, _ = asked(sites, operator.model, RoundTask(steps=3, batch=2, lr=1e-3), run=11)
+    opened = next(reply for reply in replies if not reply.has_error())
+    assert opened.content["metrics"]["num-examples"] == 4 * 6
+
+
+def test_the_coordinators_seed_does_not_choose_whose_record_a_step_sees(
+    federation: tuple[Operator, dict[str, Site]],
+) -> None:
+    operator, sites = federation
+    task = RoundTask(steps=1, batch=1, lr=1e-3, seed=5)
+    vector = codec_of(operator.model, task).encode(operator.model.state_dict())
+    updates = {sites[VICTIM].train(vector, task).vector.tobytes() for _ in range(12)}
+    assert len(updates) > 2
+
+
+def test_a_site_keeps_its_own_copy_once_the_sum_of_the_round_is_opened(
+    federation: tuple[Operator, dict[str, Site]],
+) -> None:
+    operator, sites = federation
+    asked(sites, operator.model, RoundTask(steps=2, batch=0, lr=1e-3), run=11)
+    for site in sites.values():
+        assert (site.folder / OWN).exists()
+        kept = [one["facts"]["kept"] for one in verify(site.folder / "audit.jsonl").entries if one["event"] == "unmask"]
+        assert kept == [["operator.pt"]]
+        assert list((site.folder / "state" / "drafts").iterdir()) == []
