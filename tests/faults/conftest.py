@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from fleet_runs import command, write_fleet
+
+from tests.support.fleet_runs import command, write_fleet
 
 
 @pytest.fixture(scope="session")

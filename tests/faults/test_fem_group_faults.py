@@ -22,11 +22,11 @@ from distlfm.errors import StartError, UsageError, WorkError
 from distlfm.solvers.fem.group import Group
 from distlfm.solvers.fem.starting import Settings, admit_ranks
 from distlfm.solvers.fem.wire import Message, greet_owner
+from tests.support.importing import import_environment
 
 pytestmark = pytest.mark.slow
 
-SERVICE = "fem_test_service"
-SERVICE_DIRECTORY = Path(__file__).parents[1] / "integration"
+SERVICE = "tests.support.fem_test_service"
 MARK = "FEM_GROUP_TEST_MARK"
 
 
@@ -35,7 +35,7 @@ class Marked:
 
     def __init__(self) -> None:
         self.mark = secrets.token_hex(8)
-        self.environment = {**os.environ, "PYTHONPATH": str(SERVICE_DIRECTORY), MARK: self.mark}
+        self.environment = {**import_environment(), MARK: self.mark}
 
     def start(self, ranks: int, **options: Any) -> Group:
         return Group.start(ranks, service=SERVICE, environment=self.environment, **options)

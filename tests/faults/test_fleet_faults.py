@@ -10,7 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from fleet_runs import (
+
+from distlfm.cli import main
+from distlfm.store import Store
+from tests.support.fleet_runs import (
     INSTANCES,
     Driver,
     all_gone,
@@ -22,9 +25,6 @@ from fleet_runs import (
     wait_for,
     write_fleet,
 )
-
-from distlfm.cli import main
-from distlfm.store import Store
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleet_runs import all_gone, descendants, driving, numbers, wait_for
 
 from distlfm.cluster.machine import usable_cpus
 from distlfm.config import build
@@ -24,6 +23,7 @@ from distlfm.inference.field_settle import PARTITIONED
 from distlfm.pipeline.settings import SimulateConfig
 from distlfm.pipeline.simulate import simulate_from
 from distlfm.store import Store
+from tests.support.fleet_runs import all_gone, descendants, driving, numbers, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleet_runs import BATCH, INSTANCES, assert_same, command, write_fleet
 
 from distlfm.cli import main
 from distlfm.data import read, write_npz
 from distlfm.store import Store
 from distlfm.store.verify import verify
+from tests.support.fleet_runs import BATCH, INSTANCES, assert_same, command, write_fleet
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pool_toy import results
+
+from tests.support.importing import import_environment
+from tests.support.pool_toy import results
 
 pytestmark = pytest.mark.slow
 
@@ -26,11 +28,10 @@ class Driver:
     """A driver process in a process group of its own, with all its descendants."""
 
     def __init__(self, folder: Path, seconds: float, grace: float = 10.0) -> None:
-        here = Path(__file__).parent
         self.temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
         self.process = subprocess.Popen(
-            [sys.executable, str(here / "pool_driver.py"), str(folder), str(seconds), str(grace)],
-            env={**os.environ, **STRAY, "TMPDIR": str(self.temporary)},
+            [sys.executable, "-m", "tests.support.pool_driver", str(folder), str(seconds), str(grace)],
+            env={**import_environment(), **STRAY, "TMPDIR": str(self.temporary)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -16,11 +16,8 @@ import pytest
 from distlfm.errors import StorageError, UsageError
 from distlfm.store import Store, driver_lock, holder, write_progress
 from distlfm.store.verify import verify
-
-FACTORIES = Path(__file__).parents[1] / "unit"
-sys.path.insert(0, str(FACTORIES))
-
-from store_factories import fill, make_block, make_spec, make_store  # noqa: E402
+from tests.support.importing import import_environment
+from tests.support.store_factories import fill, make_block, make_spec, make_store
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +25,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0 and not os.environ.get("CI"), 
 WRITER = """
 import sys
 from distlfm.store import Store
-from store_factories import fill
+from tests.support.store_factories import fill
 store = Store.open(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
@@ -38,7 +35,7 @@ SLOW_WRITER = """
 import os, sys, time
 import distlfm.store.files as files
 from distlfm.store import Store
-from store_factories import fill
+from tests.support.store_factories import fill
 flush, calls = os.fsync, []
 def slow(descriptor):
     calls.append(descriptor)
@@ -61,13 +58,12 @@ with driver_lock(Path(sys.argv[1]), role="generate") as me:
 
 
 def start(program: str, *arguments: object) -> subprocess.Popen[str]:
-    path = os.pathsep.join([str(FACTORIES), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
         [sys.executable, "-c", program, *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        env=import_environment(),
     )
 
 

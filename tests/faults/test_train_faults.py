@@ -9,8 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from fleet_runs import all_gone, descendants, driving
-from train_runs import (
+
+from distlfm.pipeline.train import train
+from tests.support.fleet_runs import all_gone, descendants, driving
+from tests.support.train_runs import (
     assert_close_run,
     assert_same_run,
     command,
@@ -18,8 +20,6 @@ from train_runs import (
     wait_for_step,
     write_training,
 )
-
-from distlfm.pipeline.train import train
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet_runs import Driver, all_gone, driving
-from train_runs import command, files, told, write_training
 
 from distlfm.config import load
 from distlfm.errors import UsageError
@@ -19,6 +17,8 @@ from distlfm.pipeline.train import train
 from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.pipeline.tune import tune
 from distlfm.pipeline.tune_settings import SearchConfig
+from tests.support.fleet_runs import Driver, all_gone, driving
+from tests.support.train_runs import command, files, told, write_training
 
 pytestmark = pytest.mark.slow
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from flwr.supercore.run import Run, RunNotRunningException
-from small_disks import disk, enlarge, mounts
 
 from distlfm.federated import bundle
 from distlfm.federated.audit import AuditLog, verify
 from distlfm.federated.supernode import APP, BundleCheck
 from distlfm.version import __version__
+from tests.support.small_disks import disk, enlarge, mounts
 
 
 def repacked(change: Callable[[dict[str, bytes]], None], compression: int = zipfile.ZIP_DEFLATED) -> bytes:

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
-from secure_sites import spellings
-from site_toy import make_federation, make_grid, make_programme
 
 from distlfm.federated import client_app
 from distlfm.federated.local_grid import LocalGrid
@@ -21,6 +19,8 @@ from distlfm.federated.simulate_sites import nodes_of
 from distlfm.federated.site_work import Site, codec_of
 from distlfm.lfo import Operator
 from distlfm.store import Store
+from tests.support.secure_sites import spellings
+from tests.support.site_toy import make_federation, make_grid, make_programme
 
 pytestmark = pytest.mark.slow
 

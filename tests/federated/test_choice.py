@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from site_toy import make_federation, make_grid, make_programme
 
 from distlfm.federated.codec import weights_digest
 from distlfm.federated.compare import Comparison, Scores, gain_share, tuned_alone
@@ -16,6 +15,7 @@ from distlfm.federated.secure_grid import SecureGrid
 from distlfm.federated.simulate import gain_words
 from distlfm.federated.site_work import BASE, OWN, codec_of, open_operator, own_checkpoint
 from distlfm.lfo import Operator
+from tests.support.site_toy import make_federation, make_grid, make_programme
 
 HARM = {"steps": 1, "lr": 2.0}
 """A step so long that any model is worse after it."""

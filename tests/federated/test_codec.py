@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lfo_toy import make_store
-from site_toy import make_operator
 from torch import nn
 
 from distlfm.errors import UsageError
 from distlfm.federated.codec import Codec, weights_digest
 from distlfm.lfo import FourierOperator
+from tests.support.lfo_toy import make_store
+from tests.support.site_toy import make_operator
 
 
 @pytest.fixture

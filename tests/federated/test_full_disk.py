@@ -11,9 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-from secure_sites import ask, local_grid, make_sites, request
-from site_toy import make_federation, make_programme
-from small_disks import disk, enlarge, mounts, use_up
 
 from distlfm.errors import StorageError, UsageError, WorkError
 from distlfm.federated import control, processes, simulate, status, superlink
@@ -31,6 +28,9 @@ from distlfm.federated.secure_grid import SecureGrid
 from distlfm.federated.secure_mod import MASK, UNMASK
 from distlfm.federated.simulate_settings import read_config
 from distlfm.runtime.reporting import Silent, reporter_for
+from tests.support.secure_sites import ask, local_grid, make_sites, request
+from tests.support.site_toy import make_federation, make_programme
+from tests.support.small_disks import disk, enlarge, mounts, use_up
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "federated" / "glucose.yaml"
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from site_toy import make_federation, make_grid, make_programme
 
 from distlfm.config import dump
 from distlfm.federated import privacy
@@ -21,6 +20,7 @@ from distlfm.federated.secure_grid import SecureGrid
 from distlfm.federated.settings import PrivacyConfig, ProgrammeConfig
 from distlfm.federated.site_work import LEDGER, Site, codec_of
 from distlfm.lfo import Operator
+from tests.support.site_toy import make_federation, make_grid, make_programme
 
 pytestmark = pytest.mark.slow
 

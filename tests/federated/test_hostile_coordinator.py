@@ -17,7 +17,6 @@ import pytest
 import torch
 import yaml
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from site_toy import make_federation
 
 from distlfm.federated.audit import verify
 from distlfm.federated.client_app import app
@@ -30,6 +29,7 @@ from distlfm.federated.settings import RoundTask
 from distlfm.federated.simulate_sites import nodes_of
 from distlfm.federated.site_work import LOCAL, LOCAL_KIND, OWN, Site, codec_of
 from distlfm.lfo import FourierOperator, Operator, save_checkpoint
+from tests.support.site_toy import make_federation
 
 VICTIM = "south"
 LAYER = "first.project.modulate.bias"

@@ -11,11 +11,11 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
-from secure_sites import local_grid, make_sites, request
 
 from distlfm.federated.local_grid import LocalGrid
 from distlfm.federated.secure_mod import secure_mod
 from distlfm.federated.secure_records import request_digest
+from tests.support.secure_sites import local_grid, make_sites, request
 
 
 def _counting() -> ClientApp:

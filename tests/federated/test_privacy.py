@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lfo_toy import make_store
-from site_toy import make_batch, make_operator
 
 from distlfm.errors import UsageError
 from distlfm.federated.adapter import Adapter, Tail, adapter_names
@@ -23,6 +21,8 @@ from distlfm.federated.privacy import (
 )
 from distlfm.federated.settings import PrivacyConfig, RoundTask
 from distlfm.federated.tune import Objective
+from tests.support.lfo_toy import make_store
+from tests.support.site_toy import make_batch, make_operator
 
 PRIVACY = PrivacyConfig(epsilon=5.0, noise=1.5, clip=0.5, sample=0.5)
 WINDOWS = (3, 1, 4, 2)

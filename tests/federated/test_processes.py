@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import stat
 import subprocess
@@ -12,11 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fleet_runs import alive, all_gone
-from real_sites import wait_until
 
 from distlfm.federated.homes import Home
 from distlfm.federated.processes import environment
+from tests.support.fleet_runs import alive, all_gone
+from tests.support.importing import import_environment
+from tests.support.real_sites import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -24,10 +24,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     (tmp_path / "state").mkdir()
-    here = Path(__file__).parent
     process = subprocess.Popen(
-        [sys.executable, str(here / "supervised.py"), "supervise", str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(here)},
+        [sys.executable, "-m", "tests.support.supervised_program", "supervise", str(tmp_path)],
+        env=import_environment(),
         stdout=subprocess.DEVNULL,
     )
     yield process

@@ -11,7 +11,6 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from fleet_runs import Driver, all_gone
 from flwr.proto.control_pb2 import ListNodesRequest
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, RegisterNodeFleetRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -22,8 +21,6 @@ from flwr.supercore.protobuf.client import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-from foreign import start_foreign
-from real_sites import SITES, events, free_port, start_role, wait_until
 
 from distlfm.errors import UsageError, WorkError
 from distlfm.federated.control import Control, connection_of
@@ -35,6 +32,9 @@ from distlfm.federated.settings import ProgrammeConfig
 from distlfm.federated.site import check_link
 from distlfm.federated.supernode import node_keys
 from distlfm.runtime.reporting import Silent
+from tests.support.fleet_runs import Driver, all_gone
+from tests.support.foreign_bundle import start_foreign
+from tests.support.real_sites import SITES, events, free_port, start_role, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

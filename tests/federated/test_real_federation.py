@@ -15,20 +15,21 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from fleet_runs import all_gone, driving
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.runtime import RuntimeHttpClient
-from foreign import start_foreign
-from guide import documented, shown
-from real_sites import SITES, WATCHED, Background, Federation, events, wait_until
 
 from distlfm.federated.enrolment import revoke
 from distlfm.federated.processes import environment
 from distlfm.federated.site_work import open_operator
+from tests.support.federation_guide import documented, shown
+from tests.support.fleet_runs import all_gone, driving
+from tests.support.foreign_bundle import start_foreign
+from tests.support.importing import ROOT
+from tests.support.real_sites import SITES, WATCHED, Background, Federation, events, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-HOSTILE = Path(__file__).with_name("hostile_link.py")
+HOSTILE = ROOT / "tests" / "support" / "hostile_link.py"
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ from flwr.common.logger import LOGGER_NAME
 from flwr.common.serde import message_from_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.serverapp.strategy import FedAvg
-from site_toy import make_federation, make_grid, make_programme
 
 from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog, verify
@@ -35,6 +34,7 @@ from distlfm.federated.templates import policy_text
 from distlfm.federated.tune import tune
 from distlfm.lfo import Operator
 from distlfm.version import __version__
+from tests.support.site_toy import make_federation, make_grid, make_programme
 
 
 def run(operator: Operator, sites: dict[str, Site], programme: ProgrammeConfig, folder: Path, **more: object) -> State:

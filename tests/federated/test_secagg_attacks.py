@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Iterator
 
 import numpy as np
-from cohorts import NAMES, Exchange, members
 from scipy import stats
 
 from distlfm.federated.secagg import member
@@ -19,6 +18,7 @@ from distlfm.federated.secagg.member import SELF_MASK, pair_mask
 from distlfm.federated.secagg.messages import Reveal
 from distlfm.federated.secagg.ring import Words, encode
 from distlfm.federated.secagg.shamir import join
+from tests.support.cohorts import NAMES, Exchange, members
 
 WINDOW = 2**11
 """Seeds that are tried, each in four ways; the attack takes all 2^32, and ours has 2^256."""

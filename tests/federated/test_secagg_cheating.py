@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cohorts import NAMES, Exchange, adverts_of, members, refused, roster_of, small_words
 
 from distlfm.federated.refused import Reason
 from distlfm.federated.secagg.keys import sign
 from distlfm.federated.secagg.member import CONSENT
 from distlfm.federated.secagg.messages import Consents, Delivery, Survivors, agreement
+from tests.support.cohorts import NAMES, Exchange, adverts_of, members, refused, roster_of, small_words
 
 
 def _until_masked(exchange: Exchange) -> Survivors:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cohorts import NAMES, Exchange, members, small_words
 
 from distlfm.federated.secagg.gatherer import SumFailed
 from distlfm.federated.secagg.messages import Reveal
+from tests.support.cohorts import NAMES, Exchange, members, small_words
 
 STAGES = ("advertise", "share", "mask", "consent", "reveal")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from cohorts import NAMES, REQUEST, RUN, adverts_of, members, refused, roster_of
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from distlfm.federated.refused import Reason
@@ -12,6 +11,7 @@ from distlfm.federated.secagg.gatherer import Gatherer
 from distlfm.federated.secagg.keys import new_secret, public_of, sign
 from distlfm.federated.secagg.messages import Advert, Call, Roster
 from distlfm.federated.secagg.rules import Rules
+from tests.support.cohorts import NAMES, REQUEST, RUN, adverts_of, members, refused, roster_of
 
 
 @pytest.mark.parametrize("threshold", [1, 2, 4])

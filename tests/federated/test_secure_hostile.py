@@ -12,7 +12,17 @@ import pytest
 import yaml
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from secure_sites import (
+
+from distlfm.federated.identity import load_signing_key
+from distlfm.federated.local_grid import Hook, LocalGrid
+from distlfm.federated.policy import load_policy
+from distlfm.federated.refused import Reason
+from distlfm.federated.secagg import member
+from distlfm.federated.secagg.keys import new_secret, public_of
+from distlfm.federated.secagg.messages import Advert, Call, Consents, Survivors, canonical
+from distlfm.federated.secure_grid import SecureGrid
+from distlfm.federated.secure_mod import BODY, RECORD, secure_mod
+from tests.support.secure_sites import (
     NAMES,
     answering,
     ask,
@@ -25,16 +35,6 @@ from secure_sites import (
     said,
     stage_of,
 )
-
-from distlfm.federated.identity import load_signing_key
-from distlfm.federated.local_grid import Hook, LocalGrid
-from distlfm.federated.policy import load_policy
-from distlfm.federated.refused import Reason
-from distlfm.federated.secagg import member
-from distlfm.federated.secagg.keys import new_secret, public_of
-from distlfm.federated.secagg.messages import Advert, Call, Consents, Survivors, canonical
-from distlfm.federated.secure_grid import SecureGrid
-from distlfm.federated.secure_mod import BODY, RECORD, secure_mod
 
 
 def test_a_request_outside_secure_aggregation_is_refused_before_any_work(tmp_path: Path) -> None:

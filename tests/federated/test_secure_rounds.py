@@ -11,7 +11,15 @@ import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
-from secure_sites import (
+
+from distlfm.errors import UsageError
+from distlfm.federated.audit import AuditLog, verify
+from distlfm.federated.local_grid import LocalGrid
+from distlfm.federated.secure_exchange import Patience
+from distlfm.federated.secure_grid import SecureGrid
+from distlfm.federated.secure_mod import secure_mod
+from distlfm.federated.secure_records import request_digest
+from tests.support.secure_sites import (
     COUNTS,
     LOSSES,
     NAMES,
@@ -25,14 +33,6 @@ from secure_sites import (
     stage_of,
     step_of,
 )
-
-from distlfm.errors import UsageError
-from distlfm.federated.audit import AuditLog, verify
-from distlfm.federated.local_grid import LocalGrid
-from distlfm.federated.secure_exchange import Patience
-from distlfm.federated.secure_grid import SecureGrid
-from distlfm.federated.secure_mod import secure_mod
-from distlfm.federated.secure_records import request_digest
 
 STAGES = ("keys", "shares", "mask", "consent", "unmask")
 

@@ -12,7 +12,16 @@ import pytest
 import yaml
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from secure_sites import (
+
+from distlfm.errors import UsageError
+from distlfm.federated.audit import verify
+from distlfm.federated.ledger import BudgetSpent
+from distlfm.federated.local_grid import LocalGrid
+from distlfm.federated.policy import load_policy
+from distlfm.federated.refused import Reason
+from distlfm.federated.secure_grid import SecureGrid
+from distlfm.federated.secure_mod import secure_mod
+from tests.support.secure_sites import (
     NAMES,
     answering,
     ask,
@@ -24,15 +33,6 @@ from secure_sites import (
     stage_of,
     step_of,
 )
-
-from distlfm.errors import UsageError
-from distlfm.federated.audit import verify
-from distlfm.federated.ledger import BudgetSpent
-from distlfm.federated.local_grid import LocalGrid
-from distlfm.federated.policy import load_policy
-from distlfm.federated.refused import Reason
-from distlfm.federated.secure_grid import SecureGrid
-from distlfm.federated.secure_mod import secure_mod
 
 
 @pytest.mark.parametrize(

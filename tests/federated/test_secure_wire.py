@@ -9,12 +9,23 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from secure_sites import COUNTS, LOSSES, NAMES, ask, local_grid, make_sites, name_of, request, spellings, step_of
 
 from distlfm.federated.audit import verify
 from distlfm.federated.local_grid import LocalGrid
 from distlfm.federated.secure_grid import SecureGrid
 from distlfm.federated.secure_mod import secure_mod
+from tests.support.secure_sites import (
+    COUNTS,
+    LOSSES,
+    NAMES,
+    ask,
+    local_grid,
+    make_sites,
+    name_of,
+    request,
+    spellings,
+    step_of,
+)
 
 PATIENT = "patient-4711"
 GLUCOSE = 13.370042

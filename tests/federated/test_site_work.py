@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lfo_toy import make_store
-from site_toy import make_batch, make_federation, make_operator
 
 from distlfm.errors import OtherWork, UsageError
 from distlfm.federated.codec import Vector, weights_digest
@@ -20,6 +18,8 @@ from distlfm.federated.settings import PrivacyConfig, RoundTask, SiteConfig
 from distlfm.federated.site_work import LOCAL, OWN, Site, codec_of, open_operator, own_checkpoint, write_site
 from distlfm.federated.tune import descend, tune
 from distlfm.lfo import Operator
+from tests.support.lfo_toy import make_store
+from tests.support.site_toy import make_batch, make_federation, make_operator
 
 FEW = RoundTask(steps=3, batch=0, lr=1e-3)
 HEADS = FEW.model_copy(update={"local": ("second.estimate.*",)})

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-from store_factories import fill, make_spec
 
 from distlfm.cli import main
 from distlfm.federated.homes import LinkHome, SiteHome
@@ -19,6 +18,7 @@ from distlfm.federated.identity import fingerprint
 from distlfm.federated.policy import load_policy
 from distlfm.lfo import save_checkpoint
 from distlfm.store import Store
+from tests.support.store_factories import fill, make_spec
 
 SITES = ("north", "south", "west")
 

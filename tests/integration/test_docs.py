@@ -23,7 +23,7 @@ from distlfm.federated.homes import LinkConfig, NodeConfig
 from distlfm.federated.policy import SitePolicy
 from distlfm.federated.settings import SiteConfig
 from distlfm.mechanisms import build_system, known_systems
-from tests.unit.cli_verbs import verbs
+from tests.support.cli_verbs import verbs
 
 PROJECT = Path(__file__).resolve().parents[2]
 PUBLIC = ("distlfm", "distlfm.data", "distlfm.equations", "distlfm.lfo", "distlfm.mechanisms", "distlfm.store")

@@ -17,11 +17,12 @@ from distlfm.solvers.fem.group import Group
 from distlfm.solvers.fem.packing import unpack_csr, unpack_operators
 from distlfm.solvers.fem.partitioned_client import LinearSolverConfig, PartitionedSolver
 from distlfm.solvers.fem.spec import BoundaryConfig, Csr, EquationRef, MeshConfig, Operators, ProblemSpec
+from tests.support.importing import import_environment
 
 pytestmark = pytest.mark.slow
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-SERVICE = "fem_test_service"
+ENVIRONMENT = import_environment()
+SERVICE = "tests.support.fem_test_service"
 DT, NUM_STEPS, NUM_RIGHT, NUM_FORCED = 0.05, 7, 3, 5
 RATES = {"sensitivity": 0.8, "decay": 0.3, "diffusion": 0.05, "velocity_0": 0.4, "velocity_1": -0.2}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,7 @@ from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.pipeline.settings import FitConfig
 from distlfm.store import Store
 from distlfm.store.merge import merge
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
-
-from fleet_runs import CONFIG, numbers, write_fleet
+from tests.support.fleet_runs import CONFIG, numbers, write_fleet
 
 pytestmark = pytest.mark.slow
 

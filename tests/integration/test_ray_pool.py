@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pool_toy import ToyJob, results
 
 from distlfm.cluster.pool import BlockDone, BlockRetried, Event, RowsSetAside, Started, WorkerLost
 from distlfm.cluster.ray_knock import knock
@@ -30,6 +29,8 @@ from distlfm.pipeline.generate_job import GenerateJob
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.runtime.signals import Stop
 from distlfm.store.verify import verify
+from tests.support.importing import import_environment
+from tests.support.pool_toy import ToyJob, results
 
 pytestmark = pytest.mark.slow
 
@@ -201,7 +202,7 @@ def test_the_driver_keeps_no_answers(session: RaySession, tmp_path: Path) -> Non
 JOIN = """
 import sys
 from pathlib import Path
-from pool_toy import ToyJob, results
+from tests.support.pool_toy import ToyJob, results
 from distlfm.cluster.ray_pool import RayPool
 from distlfm.cluster.ray_session import ray_session
 from distlfm.runtime.signals import Stop
@@ -215,7 +216,7 @@ for address in (sys.argv[1], "auto"):
 
 
 def test_another_driver_with_the_token_joins_by_address_and_by_itself(session: RaySession, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "RAY_ADDRESS": session.address}
+    environment = {**import_environment(), "RAY_ADDRESS": session.address}
     command = [sys.executable, "-c", JOIN, session.address, str(tmp_path)]
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert answer.returncode == 0, answer.stderr

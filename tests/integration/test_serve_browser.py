@@ -13,20 +13,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleet_runs import all_gone, descendants
-from query_factories import fresh_genes
 from selenium import webdriver
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
-from serve_page import CONTRAST, PATIENCE, Page, Served, ids, start, table_of
 
 from distlfm.data import write_npz
 from distlfm.errors import DataError
 from distlfm.pipeline.settings import DataConfig
 from distlfm.pipeline.sources import read_instances
 from distlfm.store import Store
+from tests.support.fleet_runs import all_gone, descendants
+from tests.support.query_factories import fresh_genes
+from tests.support.serve_page import CONTRAST, PATIENCE, Page, Served, ids, start, table_of
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from train_runs import FILES, TRAIN, assert_same_run, files, told, write_training
 
 from distlfm.config import load
 from distlfm.errors import UsageError
@@ -15,6 +14,7 @@ from distlfm.lfo import Operator
 from distlfm.pipeline.train import open_run, resume_train, train
 from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.store import driver_lock
+from tests.support.train_runs import FILES, TRAIN, assert_same_run, files, told, write_training
 
 SMALL = ("loop.epochs=2",)
 

@@ -12,14 +12,24 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from fleet_runs import all_gone, descendants, driving
-from train_runs import CLOSE, FILES, TRAIN, assert_close_run, command, files, told, wait_for_step, write_training
 
 from distlfm.config import load
 from distlfm.lfo import split
 from distlfm.pipeline.train import train
 from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.pipeline.train_work import open_examples
+from tests.support.fleet_runs import all_gone, descendants, driving
+from tests.support.train_runs import (
+    CLOSE,
+    FILES,
+    TRAIN,
+    assert_close_run,
+    command,
+    files,
+    told,
+    wait_for_step,
+    write_training,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from train_runs import assert_same_run, write_training
 
 from distlfm.cli import main
 from distlfm.config import load
@@ -23,6 +22,7 @@ from distlfm.pipeline.train import train
 from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.pipeline.train_work import open_examples
 from distlfm.store import Store
+from tests.support.train_runs import assert_same_run, write_training
 
 PROJECT = Path(__file__).resolve().parents[2]
 SHIPPED = PROJECT / "configs" / "train" / "observed.yaml"

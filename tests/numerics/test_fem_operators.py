@@ -8,7 +8,8 @@ from typing import Any
 import meshio
 import numpy as np
 import pytest
-from fem_programs import answer_of
+
+from tests.support.fem_programs import answer_of
 
 pytestmark = pytest.mark.slow
 CASES = ["interval P1", "interval P2", "rectangle P1", "rectangle P2", "box P1"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fem_programs import answer_of
+
+from tests.support.fem_programs import answer_of
 
 pytestmark = pytest.mark.slow
 

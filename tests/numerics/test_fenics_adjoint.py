@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from distlfm.runtime.environment import scrubbed_mpi_environment
+from tests.support.importing import ROOT
 
-PROGRAM = Path(__file__).with_name("heat_gradient_program.py")
+PROGRAM = ROOT / "tests" / "support" / "heat_gradient_program.py"
 pytestmark = pytest.mark.slow
 
 

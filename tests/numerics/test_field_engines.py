@@ -14,7 +14,7 @@ from distlfm.solvers.field.dense import DenseEngine
 from distlfm.solvers.field.engine import Engine, TimeGrid, solve
 from distlfm.solvers.field.sparse import SparseEngine
 from distlfm.solvers.field.system import split
-from tests.numerics.field_problems import line
+from tests.support.field_problems import line
 
 NAMES = ("sensitivity", "decay", "diffusion", "velocity_0")
 GRID = TimeGrid(0.0, 0.07, 6)

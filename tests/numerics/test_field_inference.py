@@ -25,7 +25,7 @@ from distlfm.solvers.field.engine import TimeGrid, solve
 from distlfm.solvers.field.reduced import ReducedEngine, find_shapes
 from distlfm.solvers.field.sparse import SparseEngine
 from distlfm.solvers.field.system import split
-from tests.numerics.field_problems import Line, line
+from tests.support.field_problems import Line, line
 
 NAMES = ("sensitivity", "decay", "diffusion")
 NODES = np.array([0.0, 0.15, 0.4, 0.5, 0.75, 1.0])

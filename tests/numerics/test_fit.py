@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fit_toy import GENES, make_instances, make_model, quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -26,6 +25,7 @@ from distlfm.inference.optimise import OptimiserConfig
 from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray, Instance, Truth
 from distlfm.mechanisms import build_mechanism
+from tests.support.fit_toy import GENES, make_instances, make_model, quick
 
 
 def bands(result: FitResult) -> FloatArray:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fit_toy import GENES, MECHANISM, make_instances, quick
 
 from distlfm.cli import main
 from distlfm.config import load
@@ -26,6 +25,7 @@ from distlfm.mechanisms.priors import LogNormal
 from distlfm.pipeline import fit_job
 from distlfm.pipeline.fit import fit
 from distlfm.pipeline.settings import FitConfig
+from tests.support.fit_toy import GENES, MECHANISM, make_instances, quick
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "fit"
 needs_data = pytest.mark.skipif("DISTLFM_DATA_DIR" not in os.environ, reason="DISTLFM_DATA_DIR is not set")

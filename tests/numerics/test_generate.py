@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from field_problems import Line, line
-from generate_toy import genes, made, shipped
 from scipy.integrate import solve_ivp
 from scipy.interpolate import RectBivariateSpline, make_interp_spline
 from scipy.stats import kstest
@@ -24,6 +22,8 @@ from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.pipeline.generate_stepping import ByEngine, Modal, OneByOne, stepper_of
 from distlfm.solvers.field.engine import TimeGrid
 from distlfm.store import STATUSES
+from tests.support.field_problems import Line, line
+from tests.support.generate_toy import genes, made, shipped
 
 COEFFICIENTS = ("sensitivity", "decay", "diffusion")
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from generate_toy import genes, made, shipped
 
 from distlfm.config import build
 from distlfm.errors import UsageError, WorkError
@@ -19,6 +18,7 @@ from distlfm.pipeline.generate_job import GenerateJob
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.solvers.field.meshed import close_helper_groups
 from distlfm.store import STATUSES, Store
+from tests.support.generate_toy import genes, made, shipped
 
 
 def test_a_worker_fills_a_store_that_gives_the_instances_back(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fit_toy import make_instances, make_model, quick
 
 from distlfm.config import build
 from distlfm.inference.fit import fit_instances
@@ -16,6 +15,7 @@ from distlfm.pipeline.settings import FitConfig
 from distlfm.runtime import reporting
 from distlfm.runtime.reporting import Plain
 from distlfm.runtime.watching import Step, during, stepped, watched
+from tests.support.fit_toy import make_instances, make_model, quick
 
 STAGES = {
     "collapsed": {"search step", "curvature", "proposal", "prediction"},

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, lacking, running
-from fleet_runs import command, write_fleet
-from jobs import BLOCKS, FLEET, QUICK, Queue
 
 from distlfm.cli import main
+from tests.support.fleet_runs import command, write_fleet
+from tests.support.slurm_cluster import Cluster, lacking, running
+from tests.support.slurm_jobs import BLOCKS, FLEET, QUICK, Queue
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +35,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = json.loads((folder / "config.yaml").read_text())
     config |= {"inference": QUICK, "run": config["run"] | {"batch": FLEET // BLOCKS}}
     (folder / "config.yaml").write_text(json.dumps(config))
-    (folder / "slow.yaml").write_text(json.dumps(config | {"plugins": ["slowly"]}))
+    (folder / "slow.yaml").write_text(json.dumps(config | {"plugins": ["tests.support.slowly"]}))
     assert main(["-q", *command(folder, folder / "calm", "--executor", "serial")[3:]]) == 0
     return folder
 

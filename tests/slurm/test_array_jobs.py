@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-from fleet_runs import assert_same, command
-from jobs import BLOCKS, FLEET, Job, Queue
 
 from distlfm.cli import main
 from distlfm.errors import UsageError
 from distlfm.pipeline.status import status
 from distlfm.store import Store, driver_lock
+from tests.support.fleet_runs import assert_same, command
+from tests.support.slurm_jobs import BLOCKS, FLEET, Job, Queue
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

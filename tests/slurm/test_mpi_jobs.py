@@ -8,9 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from divided import MECHANISM, judged
-from fleet_runs import numbers
-from jobs import Queue, wait_until
 
 from distlfm.cli import main
 from distlfm.config import build
@@ -18,6 +15,9 @@ from distlfm.data import write_npz
 from distlfm.pipeline.settings import SimulateConfig
 from distlfm.pipeline.simulate import simulate_from
 from distlfm.store import Store
+from tests.support.divided import MECHANISM, judged
+from tests.support.fleet_runs import numbers
+from tests.support.slurm_jobs import Queue, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -47,7 +47,7 @@ def test_a_mesh_divided_between_two_nodes_outlives_one_of_them_and_gives_the_ans
     config, slow = tmp_path / "config.yaml", tmp_path / "slow.yaml"
     asked = {**MODEL, "inference": QUICK, "run": {"keep": "none"}}
     config.write_text(json.dumps(asked))
-    slow.write_text(json.dumps({**asked, "plugins": ["slowly", "divided"]}))
+    slow.write_text(json.dumps({**asked, "plugins": ["tests.support.slowly", "tests.support.divided"]}))
     words = ["--data", str(tmp_path / "data.npz"), "--out"]
     out = tmp_path / "divided"
     queue.pace(HELD)

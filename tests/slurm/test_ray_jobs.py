@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet_runs import assert_same, command, events
-from jobs import BLOCKS, FLEET, Queue, wait_until
-from login import distlfm, odd_folder, submit_call, submitted
 
 from distlfm.store import Store
+from tests.support.fleet_runs import assert_same, command, events
+from tests.support.slurm_jobs import BLOCKS, FLEET, Queue, wait_until
+from tests.support.slurm_login import distlfm, odd_folder, submit_call, submitted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

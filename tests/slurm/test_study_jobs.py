@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleet_runs import numbers
-from jobs import QUICK, ROOT, SMALL, Job, Queue
-from train_runs import STORE, TRAIN, TUNE
 
 from distlfm.config import build, load
 from distlfm.pipeline.generate import generate
@@ -20,6 +17,10 @@ from distlfm.pipeline.train import open_run
 from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.store import Store
 from distlfm.store.verify import verify
+from tests.support.fleet_runs import numbers
+from tests.support.importing import ROOT
+from tests.support.slurm_jobs import QUICK, SMALL, Job, Queue
+from tests.support.train_runs import STORE, TRAIN, TUNE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -9,9 +9,10 @@ import json
 from pathlib import Path
 
 import pytest
-from fleet_runs import assert_same
-from jobs import FLEET, Queue
-from login import LAST_JOB, distlfm, odd_folder, submit_call, submitted
+
+from tests.support.fleet_runs import assert_same
+from tests.support.slurm_jobs import FLEET, Queue
+from tests.support.slurm_login import LAST_JOB, distlfm, odd_folder, submit_call, submitted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

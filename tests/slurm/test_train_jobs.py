@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import Job, Queue, wait_until
-from train_runs import assert_close_run, told, write_training
 
 from distlfm.pipeline.train import train
 from distlfm.pipeline.train_log import read_metrics
+from tests.support.slurm_jobs import Job, Queue, wait_until
+from tests.support.train_runs import assert_close_run, told, write_training
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store, a training of it in one process in `calm`, and a config that takes its time."""
     folder = write_training(tmp_path_factory.mktemp("training"))
     train(folder / "train.yaml", [f"run.dir={folder / 'calm'}"])
-    slow = json.loads((folder / "train.yaml").read_text()) | {"plugins": ["slowly"]}
+    slow = json.loads((folder / "train.yaml").read_text()) | {"plugins": ["tests.support.slowly"]}
     (folder / "slow.yaml").write_text(json.dumps(slow))
     return folder
 

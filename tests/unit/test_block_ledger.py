@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pool_toy import ToyJob, results
 
 from distlfm.cluster.failure import Failure, death
 from distlfm.cluster.job import Past
@@ -15,6 +14,7 @@ from distlfm.cluster.rescue import Attempt, Rescue, Run
 from distlfm.cluster.serial import SerialPool
 from distlfm.errors import UsageError, WorkError
 from distlfm.runtime.signals import Stop
+from tests.support.pool_toy import ToyJob, results
 
 DIED = death("killed")
 

@@ -20,7 +20,7 @@ import pytest
 from distlfm.cli import main
 from distlfm.errors import MissingExtra, WorkError
 from distlfm.version import __version__
-from tests.unit.cli_verbs import verbs
+from tests.support.cli_verbs import verbs
 
 PROJECT = Path(__file__).resolve().parents[2]
 COMMAND = Path(sys.executable).parent / "distlfm"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from tests.unit.cli_verbs import verbs
+from tests.support.cli_verbs import verbs
 
 VERBS = verbs()
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_disks import disk, enlarge, mounts
 
 from distlfm.cli import main
 from distlfm.config import build
@@ -25,6 +24,7 @@ from distlfm.report.demo_page import Played, Showing
 from distlfm.report.page import Figure
 from distlfm.runtime.reporting import reporter_for
 from distlfm.store import Store
+from tests.support.small_disks import disk, enlarge, mounts
 
 DOT = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"><circle r="1"/></svg>'
 

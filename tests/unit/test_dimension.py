@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from factories import make_page, make_result
 from torch import Tensor
 
 from distlfm.config import read_yaml
@@ -19,6 +18,7 @@ from distlfm.mechanisms.base import MechanismConfig, zero_state
 from distlfm.mechanisms.parameters import Values
 from distlfm.mechanisms.priors import LogNormal
 from distlfm.report.units import force_unit, parameter_units
+from tests.support.result_factories import make_page, make_result
 
 PROJECT = Path(__file__).resolve().parents[2]
 

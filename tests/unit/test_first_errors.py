@@ -18,10 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from cli_verbs import verbs as all_verbs
-from factories import make_result, make_rows
-from query_factories import genes
-from store_factories import make_spec
 
 from distlfm.cli import main
 from distlfm.cli.fit import tell
@@ -32,6 +28,10 @@ from distlfm.pipeline.fit import FitRun
 from distlfm.pipeline.settings import FitConfig
 from distlfm.runtime.reporting import reporter_for
 from distlfm.store import Store
+from tests.support.cli_verbs import verbs as all_verbs
+from tests.support.query_factories import genes
+from tests.support.result_factories import make_result, make_rows
+from tests.support.store_factories import make_spec
 
 PROJECT = Path(__file__).resolve().parents[2]
 EXTRAS = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

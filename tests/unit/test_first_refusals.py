@@ -14,13 +14,13 @@ from pathlib import Path
 
 import matplotlib.font_manager  # noqa: F401 - its list of fonts is made by who can write it
 import pytest
-from cli_verbs import verbs as all_verbs
-from small_disks import disk, enlarge, mounts
-from system_refusals import FILLED, fill, ordinary_user, users_folder
 
 from distlfm.cli import main
 from distlfm.federated.processes import Supervisor
 from distlfm.serve import server
+from tests.support.cli_verbs import verbs as all_verbs
+from tests.support.small_disks import disk, enlarge, mounts
+from tests.support.system_refusals import FILLED, fill, ordinary_user, users_folder
 
 READ: dict[str, tuple[str, ...]] = {
     "generate generate.yaml --out o": ("generate.yaml",),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet_runs import assert_same, write_fleet
 
 from distlfm.cluster.share import Share
 from distlfm.config import load
@@ -21,6 +20,7 @@ from distlfm.pipeline.fleet import Fleet
 from distlfm.pipeline.settings import DataConfig, FitConfig
 from distlfm.pipeline.status import status
 from distlfm.store import Store, driver_lock, holder, part_lock
+from tests.support.fleet_runs import assert_same, write_fleet
 
 INSTANCES = 10
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet_runs import CONFIG, events, write_fleet
 
 from distlfm.config import build
 from distlfm.errors import Stopped, StorageError, UsageError
@@ -26,6 +25,7 @@ from distlfm.pipeline.settings import FitConfig, WorkConfig
 from distlfm.pipeline.status import status
 from distlfm.runtime.reporting import Plain, Silent
 from distlfm.runtime.signals import SIGNALS
+from tests.support.fleet_runs import CONFIG, events, write_fleet
 
 pytestmark = pytest.mark.slow
 

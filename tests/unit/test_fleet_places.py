@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleet_runs import CONFIG, events, numbers, write_fleet
 
 from distlfm.config import build
 from distlfm.data import read, write_npz
@@ -28,6 +27,7 @@ from distlfm.runtime.reporting import Plain, Reporter
 from distlfm.store import Store, driver_lock
 from distlfm.store.describe import summarise
 from distlfm.store.merge import merge
+from tests.support.fleet_runs import CONFIG, events, numbers, write_fleet
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleet_runs import CONFIG, write_fleet
 
 from distlfm.config import build
 from distlfm.data import read
@@ -19,6 +18,7 @@ from distlfm.instance import Instance
 from distlfm.pipeline import fit_job
 from distlfm.pipeline.fit import FitRun, fit
 from distlfm.pipeline.settings import FitConfig
+from tests.support.fleet_runs import CONFIG, write_fleet
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fleet_runs import all_gone, assert_same, command, driving, write_fleet
+
+from tests.support.fleet_runs import all_gone, assert_same, command, driving, write_fleet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

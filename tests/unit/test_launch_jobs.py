@@ -7,9 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from fleet_runs import command as fit_command
-from fleet_runs import write_fleet
-from slurm_stand_ins import called, command, users_folder
 
 from distlfm.cli import main
 from distlfm.cluster.share import Share
@@ -21,6 +18,9 @@ from distlfm.launch.noted import note_job, run_of
 from distlfm.launch.preempt import accounted_for, launch
 from distlfm.pipeline.fit_job import FitWorker
 from distlfm.pipeline.submit_jobs import add_note, jobs_folder, notes_of
+from tests.support.fleet_runs import command as fit_command
+from tests.support.fleet_runs import write_fleet
+from tests.support.slurm_stand_ins import called, command, users_folder
 
 PROJECT = Path(__file__).resolve().parents[2]
 CONFIGS = {verb: PROJECT / "configs" / verb / "transcription.yaml" for verb in ("generate", "train")}

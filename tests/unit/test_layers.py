@@ -34,6 +34,14 @@ def test_every_part_of_the_package_has_a_layer() -> None:
     assert parts - named == {"distlfm.version"}, "it holds one constant"
 
 
+def test_what_tests_share_is_in_one_package() -> None:
+    """A module beside tests is imported by its bare name, which only one folder can have; `release` has no tests."""
+    files = [path for path in (PROJECT / "tests").glob("*/*") if path.parent.name not in ("support", "release")]
+    assert [path for path in files if path.is_symlink()] == []
+    others = {path.name for path in files if path.suffix == ".py" and not path.name.startswith("test_")}
+    assert others == {"conftest.py"}
+
+
 def is_module(path: Path) -> bool:
     return (path / "__init__.py").exists() or (path.suffix == ".py" and path.stem not in ("__init__", "__main__"))
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lfo_toy import make_store
 
 from distlfm.errors import UsageError
 from distlfm.lfo import AugmentConfig, Examples, LoopConfig, OperatorConfig, SplitConfig, Training, TrainSettings
@@ -17,6 +16,7 @@ from distlfm.lfo.schema import OperatorSchema
 from distlfm.pipeline.fit import fit
 from distlfm.pipeline.generate import generate
 from distlfm.store import Store, find_store
+from tests.support.lfo_toy import make_store
 
 PROJECT = Path(__file__).resolve().parents[2]
 KNOWN = "sensitivity[output_0]"

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lfo_toy import make_store
 from scipy.interpolate import CubicSpline
 
 from distlfm.errors import UsageError
@@ -36,6 +35,7 @@ from distlfm.pipeline.query import query
 from distlfm.pipeline.query_export import described
 from distlfm.runtime.reporting import Plain
 from distlfm.store import Store
+from tests.support.lfo_toy import make_store
 
 SMALL = OperatorConfig(layers=2, width=12, modes=4, points=17, head=16, pooled=6, regressions=2, regressors=3)
 

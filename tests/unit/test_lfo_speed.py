@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lfo_toy import make_store
 
 from benchmarks import lfo_speed
 from distlfm.lfo import Examples
+from tests.support.lfo_toy import make_store
 
 PROJECT = Path(__file__).resolve().parents[2]
 

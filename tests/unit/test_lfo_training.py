@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lfo_toy import make_plane, make_store
 
 from distlfm.errors import UsageError
 from distlfm.lfo import (
@@ -37,6 +36,7 @@ from distlfm.lfo.loss import losses
 from distlfm.lfo.score import force_q2
 from distlfm.pipeline.tune_settings import FIGURES
 from distlfm.store import Store
+from tests.support.lfo_toy import make_plane, make_store
 
 SMALL = OperatorConfig(layers=2, width=8, modes=4, points=17, head=16, pooled=6, regressions=2, regressors=3)
 

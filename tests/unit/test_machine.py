@@ -10,12 +10,12 @@ from types import ModuleType
 from typing import TextIO
 
 import pytest
-from pool_toy import ToyJob
 
 from distlfm.cluster import ray_pool, ray_surroundings
 from distlfm.cluster.machine import MEBIBYTE, free_bytes, object_store_bytes, short_temporary, usable_cpus
 from distlfm.cluster.ray_session import RaySession, ray_session, require_tokens
 from distlfm.errors import UsageError, WorkError
+from tests.support.pool_toy import ToyJob
 
 
 @pytest.fixture

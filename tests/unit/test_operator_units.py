@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from query_factories import genes, operator_of
-from serve_client import drop, served
 
 from distlfm.cli import main
 from distlfm.config import build
@@ -20,6 +18,8 @@ from distlfm.pipeline.query_export import described
 from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.pipeline.train_start import read_observed
 from distlfm.store import Store
+from tests.support.query_factories import genes, operator_of
+from tests.support.serve_client import drop, served
 
 UNITS = {"time": "h", "output_0": "nM", "output_1": "nM", "force": "nM/h", "decay[output_0]": "1/h"}
 ROWS = [(t, 1 + t / 9, 2 - t / 9) for t in range(12)]

@@ -6,10 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lfo_toy
 import pytest
 import yaml
-from query_factories import fresh_genes, genes
 
 from distlfm.config import build
 from distlfm.errors import UsageError
@@ -22,6 +20,8 @@ from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.pipeline.tune import tune
 from distlfm.pipeline.tune_settings import TuneConfig
 from distlfm.store import Store
+from tests.support import lfo_toy
+from tests.support.query_factories import fresh_genes, genes
 
 TINY: dict[str, Any] = {"operator": {"width": 8, "layers": 1, "modes": 4}, "loop": {"epochs": 1, "batch": 16}}
 

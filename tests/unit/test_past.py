@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from store_factories import make_block, make_spec
 
 from distlfm.pipeline.past import past_of
 from distlfm.store import STATUSES, Store
+from tests.support.store_factories import make_block, make_spec
 
 
 def test_seconds_come_from_markers_and_a_block_without_any_answer_proves_nothing(tmp_path: Path) -> None:

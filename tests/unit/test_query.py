@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-from query_factories import field, fresh_genes, genes, operator_of
 
 from distlfm.data import write_npz
 from distlfm.errors import DistlfmError, UsageError, WorkError
@@ -23,6 +22,7 @@ from distlfm.pipeline.query import query, worth_a_look
 from distlfm.pipeline.query_ask import find_checkpoint
 from distlfm.pipeline.query_tables import COLUMNS, tables
 from distlfm.store import Store
+from tests.support.query_factories import field, fresh_genes, genes, operator_of
 
 SINGLE: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-4}
 """The network computes in single precision, and sums in another order for another number of instances."""

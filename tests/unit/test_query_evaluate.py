@@ -6,12 +6,10 @@ import json
 import shutil
 from pathlib import Path
 
-import lfo_toy
 import numpy as np
 import pytest
 import torch
 import yaml
-from query_factories import PROJECT, field, fresh_genes, genes, operator_of
 
 from distlfm.errors import UsageError
 from distlfm.lfo import split
@@ -23,6 +21,8 @@ from distlfm.pipeline.generate import generate
 from distlfm.pipeline.query import query
 from distlfm.pipeline.train_log import read_metrics
 from distlfm.store import STATUSES, Store, content_hash
+from tests.support import lfo_toy
+from tests.support.query_factories import PROJECT, field, fresh_genes, genes, operator_of
 
 
 def as_run(folder: Path, checkpoint: Path, store: Path) -> Path:

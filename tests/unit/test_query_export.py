@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from query_factories import field, genes, operator_of
 
 from distlfm.errors import MissingExtra, UsageError
 from distlfm.pipeline import query_export
 from distlfm.pipeline.query_export import OUTPUTS, described, export
 from distlfm.store import Store
+from tests.support.query_factories import field, genes, operator_of
 
 
 def loaded(path: Path, form: str) -> Any:

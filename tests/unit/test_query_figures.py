@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from query_factories import fresh_genes, genes, operator_of
 
 from distlfm.instance import Truth
 from distlfm.lfo import Estimate
 from distlfm.pipeline.query_figures import LEVELS, Calibration, at_truth, parameter_errors, true_elements
 from distlfm.store import Store
+from tests.support.query_factories import fresh_genes, genes, operator_of
 
 WIDTHS = {68: 0.994458, 95: 1.959964}
 

@@ -10,8 +10,6 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import pytest
-from factories import make_page, make_result
-from field_factories import make_field
 from matplotlib.collections import PathCollection, QuadMesh, TriMesh
 from matplotlib.figure import Figure, SubFigure
 
@@ -28,6 +26,8 @@ from distlfm.report.field_view import MAX_COMPARED, Cloud, FieldView
 from distlfm.report.fields import plot_field
 from distlfm.report.fit_report import MAX_MAPPED
 from distlfm.report.words import assumed_words
+from tests.support.field_factories import make_field
+from tests.support.result_factories import make_page, make_result
 
 
 def texts(figure: Figure) -> list[str]:

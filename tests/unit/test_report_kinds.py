@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import make_page, make_result
 from matplotlib.figure import Figure as Drawing
 from test_report_lfo import made
 
@@ -29,6 +28,7 @@ from distlfm.report.rounds_page import rounds_page
 from distlfm.report.tune_page import Tried, plot_trials, tune_page
 from distlfm.report.words import CAUTION, WHY_DOUBT
 from distlfm.serve.app import page_file
+from tests.support.result_factories import make_page, make_result
 
 TOLD: dict[str, Any] = {"hash": "abc123", "versions": {"distlfm": "9.8"}, "seed": 7}
 PROVENANCE = Provenance("verb: x", {"distlfm": "9.8"}, 7, "abc123", "2024-05-06")

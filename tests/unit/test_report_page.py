@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import make_page, make_result, make_rows
 
 from distlfm.errors import StorageError
 from distlfm.inference.estimates import Direction
@@ -22,6 +21,7 @@ from distlfm.report.fit_report import fit_page, pictured
 from distlfm.report.page import Figure, Provenance, Section, Table, cell_text, embed, render_page, write_page
 from distlfm.report.plots import plot_trace
 from distlfm.report.words import direction_words, directions_words, given_words
+from tests.support.result_factories import make_page, make_result, make_rows
 
 EVIL = "<script>alert('x')</script>\" onload=\"y"
 VOID = {"meta", "img", "br", "link"}

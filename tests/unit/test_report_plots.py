@@ -8,7 +8,6 @@ from dataclasses import replace
 import matplotlib as mpl
 import numpy as np
 import pytest
-from factories import make_result, make_rows
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -19,6 +18,7 @@ from distlfm.report.curves import MAX_PANELS
 from distlfm.report.forest import grouped
 from distlfm.report.plots import plot_fit, plot_overview, plot_phase, plot_trace
 from distlfm.report.style import quantity
+from tests.support.result_factories import make_result, make_rows
 
 
 def texts(figure: Figure) -> list[str]:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pool_toy import ToyJob, results
 
 from distlfm.cluster.failure import Failure, death, failure_of
 from distlfm.cluster.pool import BlockDone, BlockRetried, Event, RowsSetAside, Started
@@ -27,6 +26,7 @@ from distlfm.errors import (
     WorkError,
 )
 from distlfm.runtime.signals import Stop
+from tests.support.pool_toy import ToyJob, results
 
 RAISED = failure_of(ValueError("bad"))
 DIED = death("killed")

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from factories import band, make_result
-from field_factories import NOISE, make_field
 
 from distlfm.inference.residuals import Structure, residuals, structure
 from distlfm.inference.result import FitResult, Prediction
 from distlfm.instance import FloatArray
+from tests.support.field_factories import NOISE, make_field
+from tests.support.result_factories import band, make_result
 
 
 def with_values(result: FitResult, change: FloatArray) -> FitResult:

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from query_factories import fresh_genes, genes, operator_of
-from serve_client import TestClient, drop, first_answer, served
 
 from distlfm.data import write_npz
 from distlfm.errors import DataError
@@ -24,6 +22,8 @@ from distlfm.pipeline.sources import read_instances
 from distlfm.serve.app import PAGE, page_file
 from distlfm.serve.sources import MOST_FILES, safe_name
 from distlfm.store import Store
+from tests.support.query_factories import fresh_genes, genes, operator_of
+from tests.support.serve_client import TestClient, drop, first_answer, served
 
 VALUES = [(t, 1 + t / 9, 2 - t / 9) for t in range(12)]
 WIDE = b"hours,lactate,glucose\n" + b"".join(b"%g,%g,%g\n" % row for row in VALUES)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from query_factories import field, fresh_genes, genes, operator_of
 
 from distlfm.config import build
 from distlfm.data import write_npz
@@ -31,6 +30,7 @@ from distlfm.serve.fit_child import INSTANCE, RESULT, STATE, TASK, Steps, work
 from distlfm.serve.fit_options import FitOptions, fit_options
 from distlfm.serve.fits import Running
 from distlfm.store import Store
+from tests.support.query_factories import field, fresh_genes, genes, operator_of
 
 QUICK = InferenceConfig(method="preestimate")
 """Solves no equation: enough to see what is done with a result."""

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from query_factories import LINE, field, fresh_genes, genes, operator_of
-from serve_client import first_answer, served
 
 from distlfm.config import dump, load
 from distlfm.data import read
@@ -28,6 +26,8 @@ from distlfm.serve.fit_child import INSTANCE, TASK
 from distlfm.serve.fit_options import FitOptions, fit_options
 from distlfm.serve.fits import Fits
 from distlfm.store import Store
+from tests.support.query_factories import LINE, field, fresh_genes, genes, operator_of
+from tests.support.serve_client import first_answer, served
 
 PROJECT = Path(__file__).resolve().parents[2]
 GENES, FIELD = (PROJECT / "configs" / "generate" / name for name in ("transcription.yaml", "reaction_diffusion.yaml"))

@@ -16,8 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from query_factories import genes
-from serve_client import drop, served
 
 from distlfm.cli.app import main
 from distlfm.config import build
@@ -29,6 +27,8 @@ from distlfm.serve.session import Session
 from distlfm.serve.settings import ServeConfig, check_exposure
 from distlfm.serve.sizes import refuse_oversized
 from distlfm.serve.token import open_token
+from tests.support.query_factories import genes
+from tests.support.serve_client import drop, served
 
 TOKEN = "a-token-that-nobody-guesses"
 

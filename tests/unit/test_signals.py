@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pool_toy import ToyJob, results
 
 from distlfm.cluster.pool import BlockDone
 from distlfm.cluster.serial import SerialPool
 from distlfm.runtime.signals import SIGNALS, BrokenOff, Stop
+from tests.support.pool_toy import ToyJob, results
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_factories import make_block, make_spec
 
 from distlfm.cli import main
 from distlfm.pipeline.status import status
 from distlfm.store import Holder, Store, driver_lock, part_lock, write_progress
+from tests.support.store_factories import make_block, make_spec
 
 
 @pytest.fixture

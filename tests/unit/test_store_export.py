@@ -8,12 +8,12 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from store_factories import NODES, SQUARE, make_block, make_store
 
 from distlfm.data import read
 from distlfm.errors import UsageError
 from distlfm.store import Store
 from distlfm.store.export import export
+from tests.support.store_factories import NODES, SQUARE, make_block, make_store
 
 
 @pytest.mark.parametrize(

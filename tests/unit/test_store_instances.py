@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_factories import NODES, SQUARE, make_block, make_spec, make_store
 
 from distlfm.errors import UsageError
 from distlfm.instance import Instance
 from distlfm.store import STATUSES, Store, StoreSpec, pack
 from distlfm.store.observed import unpack
+from tests.support.store_factories import NODES, SQUARE, make_block, make_spec, make_store
 
 
 def make_instance(spec: StoreSpec, seed: int, points: int, variance: bool = False) -> Instance:

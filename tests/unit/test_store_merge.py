@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from store_factories import MESH, SQUARE, make_spec, make_store
 
 from distlfm.errors import UsageError
 from distlfm.store import Store
 from distlfm.store.merge import Merge, merge
 from distlfm.store.verify import verify
+from tests.support.store_factories import MESH, SQUARE, make_spec, make_store
 
 
 def whole(stores: list[Store], name: str) -> Any:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_factories import NODES, SQUARE, fill, make_block, make_store
 
 from distlfm.store import Store
 from distlfm.store.describe import stores_at, summarise
 from distlfm.store.verify import Flaw, verify
+from tests.support.store_factories import NODES, SQUARE, fill, make_block, make_store
 
 
 def one_flaw(store: Store) -> Flaw:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray
-from store_factories import MESH, NODES, SQUARE, make_block, make_store
 
 from distlfm.store import STATUSES
+from tests.support.store_factories import MESH, NODES, SQUARE, make_block, make_store
 
 
 def opened(path: Path, **changes: Any) -> Any:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from slurm_stand_ins import DATA, HOUR, OUT, called, command, users_folder
 
 from distlfm.cli import main
 from distlfm.pipeline.generate import generate
 from distlfm.pipeline.submit_jobs import notes_of
 from distlfm.store.lock import driver_lock
+from tests.support.slurm_stand_ins import DATA, HOUR, OUT, called, command, users_folder
 
 PROJECT = Path(__file__).resolve().parents[2]
 GOLDEN = PROJECT / "tests" / "golden"

@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from lfo_toy import make_store
-from slurm_stand_ins import DATA, HOUR, OUT, called, command, users_folder
 
 from distlfm.cli import main
 from distlfm.config import dump, load
@@ -18,6 +16,8 @@ from distlfm.pipeline.generate import generate
 from distlfm.pipeline.train import train
 from distlfm.pipeline.tune import Ledger
 from distlfm.pipeline.tune_settings import TuneConfig
+from tests.support.lfo_toy import make_store
+from tests.support.slurm_stand_ins import DATA, HOUR, OUT, called, command, users_folder
 
 
 @pytest.fixture(autouse=True)

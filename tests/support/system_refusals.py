@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from query_factories import genes
-
 from distlfm.cli import main
 from distlfm.store.markers import FOLDER as MARKERS
+from tests.support.query_factories import genes
 
 NOBODY = 65534
 """An ordinary user: nothing refuses root."""

@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster import Cluster
-
 from distlfm.store.files import put_quickly
+from tests.support.importing import ROOT
+from tests.support.slurm_cluster import Cluster
 
-ROOT = Path(__file__).parents[2]
-TESTS, SCRIPTS = Path(__file__).parent, ROOT / "slurm"
+SCRIPTS = ROOT / "slurm"
 SMALL = ("--cpus-per-task=1", "--mem-per-cpu=0")
 """The virtual nodes are small."""
 
@@ -28,7 +27,7 @@ LOOK_SECONDS = 0.4
 """Asking Slurm costs a few processes each time."""
 
 SITE = """export DISTLFM_PYTHON={python}
-export PYTHONPATH={tests} SLOWLY={pace} DIVIDED={divided}
+export PYTHONPATH={root} SLOWLY={pace} DIVIDED={divided}
 # Sooner than users have it.
 export RAY_gcs_rpc_server_reconnect_timeout_s=5
 # More ranks than cores: none may spin, and none may be bound.
@@ -107,14 +106,14 @@ class Queue:
         self.cluster, self.folder = cluster, folder
         self.site, self._pace, self.divided = (folder / name for name in ("site.sh", "pace", "divided.npz"))
         self.site.write_text(
-            SITE.format(python=sys.executable, tests=TESTS, pace=self._pace, divided=self.divided), encoding="utf-8"
+            SITE.format(python=sys.executable, root=ROOT, pace=self._pace, divided=self.divided), encoding="utf-8"
         )
         self.pace(0.0)
 
     @property
     def login(self) -> list[str]:
         """What a command at the login node begins with, so that it can read a config with the plugin `slowly`."""
-        return ["env", f"PYTHONPATH={ROOT}:{TESTS}", f"SLOWLY={self._pace}"]
+        return ["env", f"PYTHONPATH={ROOT}", f"SLOWLY={self._pace}"]
 
     def pace(self, seconds: float, task: int | None = None) -> None:
         """So long a block or a step takes from now on in addition, even in jobs that run, with the plugin `slowly`.

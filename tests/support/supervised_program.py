@@ -1,4 +1,4 @@
-"""`supervised.py last|end|supervise FOLDER`: a program that lasts, one that ends at once, and a supervisor of both."""
+"""`supervised_program last|end|supervise FOLDER`: a program that lasts, one that ends at once, a supervisor of both."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main(what: str, folder: Path) -> None:
         end_with_supervisor()
         time.sleep(600)
     programs = [
-        Program(name, "supervised", (name, str(folder)), dict(os.environ), folder / f"{name}.log")
+        Program(name, "tests.support.supervised_program", (name, str(folder)), dict(os.environ), folder / f"{name}.log")
         for name in ("last", "end")
     ]
     with Stop() as stop:

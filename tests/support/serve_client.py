@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from query_factories import fresh_genes, genes
-
 from distlfm.config import build
 from distlfm.serve.app import make_app
 from distlfm.serve.session import Session
 from distlfm.serve.settings import ServeConfig
+from tests.support.query_factories import fresh_genes, genes
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it would rather have another client than the one that is locked

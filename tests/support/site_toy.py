@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lfo_toy import make_store
 
 from distlfm.federated.client_app import app
 from distlfm.federated.local_grid import Hook, LocalGrid
@@ -18,6 +17,7 @@ from distlfm.federated.site_work import Site, write_site
 from distlfm.lfo import Batch, Calibration, Examples, FourierOperator, Operator, OperatorConfig
 from distlfm.lfo.normalise import set_normal
 from distlfm.store import Store
+from tests.support.lfo_toy import make_store
 
 NAMES = ("east", "north", "south", "west")
 SMALL = OperatorConfig(

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from factories import band
 from scipy.spatial import Delaunay
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from distlfm.inference.result import FitResult, Prediction
 from distlfm.instance import FloatArray, Instance, Truth
 from distlfm.mechanisms import build_system
 from distlfm.solvers.field.engine import TimeGrid
+from tests.support.result_factories import band
 
 NOISE = 0.05
 MESHES = {1: "interval", 2: "rectangle", 3: "box"}

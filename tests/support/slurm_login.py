@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs import Job, Queue
+from tests.support.slurm_jobs import Job, Queue
 
 ODD = "it's 50% of #5"
 """A name that shells, sbatch and its patterns would each take apart."""

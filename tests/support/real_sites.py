@@ -13,9 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fleet_runs import Driver, all_gone, descendants
-from guide import documented
-
 from distlfm.config import build
 from distlfm.errors import WorkError
 from distlfm.federated.audit import verify
@@ -27,6 +24,8 @@ from distlfm.federated.settings import ProgrammeConfig
 from distlfm.pipeline.generate import generate
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.pipeline.train import train
+from tests.support.federation_guide import documented
+from tests.support.fleet_runs import Driver, all_gone, descendants
 
 SITES = ("east", "north", "south", "west")
 WATCHED = "DISTLFM_TEST_CONNECTIONS"

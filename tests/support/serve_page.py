@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from query_factories import fresh_genes, genes
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
@@ -17,6 +16,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from distlfm.serve.scratch import PREFIX
 from distlfm.store import Store
+from tests.support.query_factories import fresh_genes, genes
 
 PATIENCE = 120
 """Seconds to wait for something on a machine that has other things to do; nothing is measured by it."""

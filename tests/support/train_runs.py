@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fleet_runs import Driver
 
 from distlfm.config import build
 from distlfm.lfo.checkpoint import TRAINING, load_checkpoint
 from distlfm.pipeline.generate import generate
 from distlfm.pipeline.generate_settings import GenerateConfig
 from distlfm.pipeline.train_log import read_metrics
+from tests.support.fleet_runs import Driver
 
 PROGRAM = Path(__file__).with_name("train_program.py")
 INSTANCES = 66

@@ -11,12 +11,11 @@ import signal
 import sys
 from pathlib import Path
 
-from pool_toy import ToyJob
-
 from distlfm.cluster.ray_pool import RayPool
 from distlfm.cluster.ray_session import ray_session
 from distlfm.errors import WorkError
 from distlfm.runtime.signals import Stop
+from tests.support.pool_toy import ToyJob
 
 NUM_BLOCKS = 8
 

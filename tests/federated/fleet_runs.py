@@ -1,1 +1,0 @@
-../faults/fleet_runs.py

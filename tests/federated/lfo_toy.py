@@ -1,1 +1,0 @@
-../unit/lfo_toy.py

@@ -1,1 +1,0 @@
-../unit/small_disks.py

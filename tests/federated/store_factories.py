@@ -1,1 +1,0 @@
-../unit/store_factories.py

@@ -1,1 +1,0 @@
-../unit/pool_toy.py

@@ -1,1 +1,0 @@
-../unit/query_factories.py

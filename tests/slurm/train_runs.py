@@ -1,1 +1,0 @@
-../faults/train_runs.py
