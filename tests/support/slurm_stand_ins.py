@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from distlfm.cli import main
+
 GENES = "time,gene,value\n0,a,1\n1,a,2\n2,a,3\n0,b,2\n1,b,2\n2,b,1\n"
 FIT = "verb: fit\nmechanism: {kind: transcription}\n"
 FIELD = """verb: fit
@@ -19,6 +21,11 @@ GENERATE = "verb: generate\ninstances: 4\npoints: 12\nmechanism: {kind: transcri
 HOUR = ["--time", "1:00:00"]
 OUT = ["--out", "runs/genes"]
 DATA = ["--data", "genes.csv"]
+SITE = """export DISTLFM_PYTHON="echo as the site wants" SBATCH_ACCOUNT=lab
+[ $# = 0 ] || export DISTLFM_PYTHON="echo it saw $*" SBATCH_ACCOUNT=odd
+false
+"""
+"""Sourced as it often is: its last command fails, and like conda's it would heed arguments."""
 
 
 def users_folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -52,3 +59,20 @@ def command(folder: Path, name: str, answer: str, code: int = 0, stderr: str = "
 def called(folder: Path, name: str) -> list[str]:
     path = folder / f"{name}.called"
     return path.read_text().splitlines() if path.exists() else []
+
+
+def dry(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What `distlfm submit … --dry-run` prints."""
+    assert main(["submit", *arguments, "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    return shown.out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The line with which `distlfm submit` refuses a wrong call."""
+    assert main(["submit", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.splitlines()
+    return line
