@@ -1,0 +1,218 @@
+"""The layout: modules, lines, rooms, and how many modules a fit or a query goes through.
+
+Modules are the Python files of `distlfm/`, `launch/` and `federated/`, each counted once. Code lines are lines with a
+token that is neither a comment nor part of a docstring. A module is imported by another one if that names it, or
+something in it, in an import statement, at any depth; `__init__.py` counts like any other.
+
+A hop is a module of which at least one function was executed by a verb, typed as a user would: on the command line,
+with a serial executor and a run directory. All threads of its process and forks of it count; separate programs, such as
+the service that assembles with FEniCS, do not. What runs only because a module is imported (class bodies, decorators,
+comprehensions at its top) does not count either: a reader of the call does not pass there.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import tokenize
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.goals import at_most
+
+PROJECT = Path(__file__).resolve().parents[1]
+CONFIGS = PROJECT / "configs"
+ROOTS = ("distlfm", "launch", "federated")
+
+BASELINE_MODULES, BASELINE_LINES = 481, 39_692
+"""Of version 0.1, as `python -m benchmarks house` counts them."""
+
+SHARE = 0.95
+MODULES, MODULES_OF_A_FOLDER, LINES_OF_A_MODULE = 350, 20, 400
+HOPS = {"fit of a series": 70, "fit of a field": 85, "query": 40}
+
+NOT_CODE = (
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+)
+
+TRACER = """
+import os, sys, threading
+
+# Taken away, so that programs which this process starts are not traced.
+trace, given = os.environ.pop("HOUSE_TRACE", None), os.environ.pop("HOUSE_ROOTS", "")
+roots = tuple(os.path.realpath(one) + os.sep for one in given.split(os.pathsep))
+inside, seen = {}, set()
+FUNCTION = 1  # inspect.CO_OPTIMIZED: bodies of modules and of classes are not
+
+def is_inside(name):
+    if name not in inside:
+        path = os.path.realpath(name)
+        inside[name] = path if path.startswith(roots) else ""
+    return inside[name]
+
+def imported(frame):
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "<module>" and is_inside(code.co_filename) and frame.f_globals.get("__name__") != "__main__":
+            return True
+        frame = frame.f_back
+    return False
+
+def called(frame, event, _):
+    if event != "call":
+        return
+    code = frame.f_code
+    path = is_inside(code.co_filename)
+    if not path or path in seen or not code.co_flags & FUNCTION or imported(frame):
+        return
+    seen.add(path)
+    # At once, as a process may be killed.
+    with open(os.path.join(trace, str(os.getpid())), "a") as file:
+        file.write(path + "\\n")
+
+if trace:
+    threading.setprofile(called)
+    sys.setprofile(called)
+"""
+
+
+def run(quick: bool = False) -> dict[str, Any]:
+    """All figures; `quick` leaves out the verbs."""
+    modules = {name: (PROJECT / name).read_text() for name in sorted(modules_of(PROJECT))}
+    lines = {name: text.count("\n") for name, text in modules.items()}
+    code = sum(map(code_lines, modules.values()))
+    rooms = Counter(str(Path(name).parent) for name in modules)
+    importers = importers_of(modules)
+    alone = sorted(name for name, one in importers.items() if len(one) == 1)
+    figures = {
+        "modules": at_most(len(modules), MODULES),
+        "code lines, share of version 0.1": at_most(code / BASELINE_LINES, SHARE),
+        "modules of a folder, most": at_most(max(rooms.values()), MODULES_OF_A_FOLDER),
+        "lines of a module, most": at_most(max(lines.values()), LINES_OF_A_MODULE),
+    }
+    touched = {} if quick else traced()
+    for name, found in touched.items():
+        figures[f"modules that a {name} goes through"] = at_most(len(found), HOPS[name])
+    return {
+        "figures": figures,
+        "code lines": code,
+        "version 0.1": {"modules": BASELINE_MODULES, "code lines": BASELINE_LINES},
+        "modules with one importer": len(alone),
+        "folders": dict(rooms.most_common()),
+        "largest": dict(Counter(lines).most_common(10)),
+        "one importer": alone,
+        "touched": touched,
+    }
+
+
+def modules_of(project: Path) -> Iterator[str]:
+    """Paths of all modules in the project; links to the top-level folders are not followed."""
+    for root in ROOTS:
+        for folder, below, files in os.walk(project / root):
+            below[:] = [one for one in below if not (Path(folder) / one).is_symlink()]
+            for file in files:
+                if file.endswith(".py"):
+                    yield str((Path(folder) / file).relative_to(project))
+
+
+def code_lines(text: str) -> int:
+    """Lines with code, of which docstrings (and other bare strings), comments and blank lines are none."""
+    bare: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            bare.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    found: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in NOT_CODE:
+            found.update(range(token.start[0], token.end[0] + 1))
+    return len(found - bare)
+
+
+def module_name(path: str) -> str:
+    """As it is imported."""
+    parts = Path(path).with_suffix("").parts
+    whole = parts if parts[0] == ROOTS[0] else (ROOTS[0], *parts)
+    return ".".join(whole[:-1] if whole[-1] == "__init__" else whole)
+
+
+def importers_of(modules: Mapping[str, str]) -> dict[str, set[str]]:
+    """For each module, which others import it."""
+    paths = {module_name(path): path for path in modules}
+    found: dict[str, set[str]] = {path: set() for path in modules}
+    for path, text in modules.items():
+        for name in _imported(text, path):
+            if name in paths and paths[name] != path:
+                found[paths[name]].add(path)
+    return found
+
+
+def _imported(text: str, path: str) -> Iterator[str]:
+    """Names that import statements may mean: of `from a import b` both a.b and a, as b may be a module."""
+    here = module_name(path).split(".")
+    package = here if Path(path).name == "__init__.py" else here[:-1]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def traced() -> dict[str, list[str]]:
+    """Modules that each verb goes through, with small data made for it."""
+    with tempfile.TemporaryDirectory(prefix="house-") as scratch:
+        folder = Path(scratch)
+        sensitivity = "mechanism.fixed.sensitivity.output_0=1"
+        genes, field, store = folder / "genes.npz", folder / "field.npz", folder / "genes.zarr"
+        _distlfm("simulate", "transcription", "--instances", 1, "--out", genes, "num_outputs=2", sensitivity)
+        where = ("mechanism.fixed.sensitivity=1", "stop=1", "points=9", "places=9")
+        _distlfm("simulate", "reaction_diffusion", "--instances", 1, "--out", field, *where)
+        drawn = ("--instances", 60, "--out", store, "points=12", "num_outputs=2", "run.executor=serial")
+        _distlfm("generate", CONFIGS / "generate/transcription.yaml", *drawn)
+        tiny = ("operator.layers=1", "operator.width=8", "operator.modes=4", "operator.points=12", "loop.epochs=1")
+        learned = ("--data", store, "--out", folder / "operator", "run.launcher=inline", *tiny)
+        _distlfm("train", CONFIGS / "train/transcription.yaml", *learned)
+        few = ("inference.posterior.stages=[5]", "inference.posterior.draws=8", "run.executor=serial")
+        series = ("--data", genes, "--out", folder / "series", *few)
+        mesh = ("data.dataset=null", "data.fraction=1", "mechanism.mesh.size=0.1", "inference.field.refinements=0")
+        fields = ("--data", field, "--out", folder / "fields", *mesh, *few)
+        return {
+            "fit of a series": _traced("fit", CONFIGS / "fit/transcription.yaml", *series),
+            "fit of a field": _traced("fit", CONFIGS / "fit/reaction_diffusion_noisy.yaml", *fields),
+            "query": _traced("query", folder / "operator", genes, "--out", folder / "answers"),
+        }
+
+
+def _traced(*arguments: object) -> list[str]:
+    """Run a verb; the modules that it went through, as paths in the project."""
+    with tempfile.TemporaryDirectory(prefix="house-") as tracer, tempfile.TemporaryDirectory(prefix="house-") as trace:
+        # Python imports a module of this name before any program.
+        (Path(tracer) / "sitecustomize.py").write_text(TRACER)
+        roots = os.pathsep.join(str(PROJECT / root) for root in ROOTS)
+        path = os.pathsep.join([tracer, str(PROJECT)])
+        _distlfm(*arguments, environment={"PYTHONPATH": path, "HOUSE_TRACE": trace, "HOUSE_ROOTS": roots})
+        touched = {line for file in Path(trace).iterdir() for line in file.read_text().splitlines()}
+    return sorted(str(Path(one).relative_to(PROJECT)) for one in touched)
+
+
+def _distlfm(*arguments: object, environment: Mapping[str, str] | None = None) -> None:
+    given = [str(one) for one in arguments]
+    around = {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", **(environment or {})}
+    command = [sys.executable, "-m", "distlfm", *given]
+    done = subprocess.run(command, cwd=PROJECT, env=around, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"distlfm {' '.join(given)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")

@@ -1,0 +1,48 @@
+"""What `python -m benchmarks house` counts as code, as a module, and as an importer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.house import code_lines, importers_of, modules_of
+
+SOURCE = '''"""A docstring
+of two lines."""
+
+import os  # with a comment
+
+NAME = """a text
+of two lines"""
+"""What the name is for."""
+
+
+def work() -> None:
+    """Does nothing."""
+    # Why.
+    return None
+'''
+
+
+def test_docstrings_comments_and_blank_lines_are_not_code() -> None:
+    assert code_lines(SOURCE) == 5
+
+
+def test_a_module_behind_a_link_is_counted_once(tmp_path: Path) -> None:
+    for folder in ("distlfm", "launch", "federated"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "one.py").touch()
+    (tmp_path / "distlfm" / "launch").symlink_to("../launch")
+    assert sorted(modules_of(tmp_path)) == ["distlfm/one.py", "federated/one.py", "launch/one.py"]
+
+
+def test_a_module_is_imported_by_its_name_or_by_something_in_it() -> None:
+    modules = {
+        "distlfm/a.py": "from distlfm import b\nfrom distlfm.launch.c import thing\n",
+        "distlfm/b.py": "import distlfm.launch.c\nfrom . import a\n",
+        "launch/c.py": "",
+    }
+    assert importers_of(modules) == {
+        "distlfm/a.py": {"distlfm/b.py"},
+        "distlfm/b.py": {"distlfm/a.py"},
+        "launch/c.py": {"distlfm/a.py", "distlfm/b.py"},
+    }
