@@ -154,14 +154,14 @@ class Group:
             while True:
                 self._finish()
                 self._begin()
-                if all([self._repeat(opening) for opening in self._remembered]):
+                if all(self._repeat(opening) for opening in self._remembered):
                     return
 
     def _repeat(self, opening: Request) -> bool:
         """Ask again what was to be remembered; False if the group did not survive it."""
         key = opening.header.get("key")
-        if key in self._lost or self._running is None:
-            return self._running is not None
+        if key in self._lost:
+            return True
         try:
             self._ask(opening, None)
         except DistlfmError as error:
