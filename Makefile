@@ -5,7 +5,10 @@ DOCS := build/docs
 # Temporary files of tests are in memory if 8 GB of it are free: stores flush each file, and on a disk tests wait for that.
 MEMORY := $(shell df --output=avail -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 8e6 { print "/dev/shm" }')
 TEMPORARY := $(or $(MEMORY),/tmp)/distlfm-tests
-pytest = @folder=$(TEMPORARY)-$$$$; trap 'rm -rf $$folder' EXIT; $(VENV)/bin/python -m pytest --basetemp=$$folder
+# No test may lean on another: `make test ORDER_SEED=n` repeats the order of a run that printed n.
+ORDER_SEED ?= random
+pytest = @folder=$(TEMPORARY)-$$$$; trap 'rm -rf $$folder' EXIT; \
+	$(VENV)/bin/python -m pytest --basetemp=$$folder --order-seed $(ORDER_SEED)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-tests demo test check docs lint format test-release lock clean

@@ -32,13 +32,14 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def load(model: type[Model], path: Path, overrides: Sequence[str] = ()) -> Model:
+def load(model: type[Model], path: Path | str, overrides: Sequence[str] = ()) -> Model:
     """Read a YAML file, apply `key.sub=value` overrides, and check the whole."""
     return build(model, apply_overrides(read_yaml(path), overrides), source=str(path))
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path | str) -> dict[str, Any]:
     """The mapping in a YAML file, unchecked."""
+    path = Path(path)
     if path.name.lower().endswith(DATA_ENDINGS) and path.exists():
         raise UsageError(
             f"{path} holds data, and a config is wanted here.",

@@ -173,11 +173,12 @@ def resume(
 
 
 def _resume_training(verb: str, run: Path, settings: list[str]) -> int:
+    from distlfm.cli.train import tell_training
     from distlfm.pipeline.train import resume_train
     from distlfm.pipeline.tune import tune
 
     if verb == "train":
-        resume_train(run, settings, STATE.reporter)
+        tell_training(resume_train(run, settings, STATE.reporter), STATE.reporter)
     else:
         tune(run / "config.yaml", settings, STATE.reporter)
     return 0

@@ -14,6 +14,7 @@ from distlfm.cli.state import STATE
 
 if TYPE_CHECKING:
     from distlfm.pipeline.evaluate import Evaluation
+    from distlfm.pipeline.train import TrainRun
     from distlfm.runtime.reporting import Reporter
 
 Stores = Annotated[
@@ -56,21 +57,22 @@ def train(
 
     - `distlfm train configs/train/observed.yaml --start runs/operator --observations measured.csv --out runs/tuned`
     """
-    from distlfm.pipeline.evaluate_training import report_training
     from distlfm.pipeline.train import train as run_train
 
     short = as_overrides({"run.dir": out, "run.launcher": launcher, "run.workers": workers, "run.address": address})
     short += [*as_overrides({"start": start, "data.observations.path": observations}), *plugins_override(plugin)]
-    run = run_train(config, [*(overrides or []), *_stores(data), *short], STATE.reporter)
+    tell_training(run_train(config, [*(overrides or []), *_stores(data), *short], STATE.reporter), STATE.reporter)
+
+
+def tell_training(run: TrainRun, reporter: Reporter) -> None:
+    """Say what a training reached, and where everything is."""
     if not run.is_main:
         return
-    reporter = STATE.reporter
     best = run.summary.get("best") or {}
     names = ("loss", "q2", "reconstruction")
     told = [f"{name} {best[f'validation_{name}']:.4g}" for name in names if f"validation_{name}" in best]
     reporter.say(f"{run.summary['epochs']} epochs; validation: {', '.join(told) or 'none'}")
     if run.directory is not None:
-        report_training(run.directory, reporter)
         reporter.say(f"operator: {run.directory / 'operator.pt'}")
         reporter.say(f"report: {run.directory / 'report.html'}")
 

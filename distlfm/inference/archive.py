@@ -72,12 +72,13 @@ def model_from(description: dict[str, Any]) -> Model:
     )
 
 
-def save(result: FitResult, path: Path) -> None:
+def save(result: FitResult, path: Path | str) -> None:
     """Write one instance's fit. The file appears whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         draft.write_bytes(packed(result))
-        draft.replace(path)
+        draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
 
@@ -114,7 +115,7 @@ def packed(result: FitResult) -> bytes:
     return file.getvalue()
 
 
-def load(path: Path) -> FitResult:
+def load(path: Path | str) -> FitResult:
     """Read a fit that `save` wrote; it predicts as the original does."""
     try:
         with np.load(path, allow_pickle=False) as archive:

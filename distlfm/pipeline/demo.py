@@ -19,7 +19,6 @@ from distlfm.inference.archive import SavedFits
 from distlfm.inference.result import FitResult
 from distlfm.mechanisms import FieldMechanism, build_system
 from distlfm.pipeline.demo_play import Act, play, write_index
-from distlfm.pipeline.evaluate_training import report_training
 from distlfm.pipeline.fit import fit
 from distlfm.pipeline.generate import generate
 from distlfm.pipeline.generate_settings import GenerateConfig
@@ -167,7 +166,6 @@ def _operator(data: Path, out: Path, reporter: Reporter) -> Showing:
     content = {**TEACHING, "data": {"stores": [str(store.path)]}, "run": {"dir": str(folder / "training")}}
     trained = train(build(TrainConfig, content), reporter=reporter)
     assert trained.directory is not None
-    report_training(trained.directory, reporter)
     asked = query(trained.directory, data, [f"run.dir={folder / 'answers'}", "plot=true"])
     instance, operator = read(data).instances[0], trained.operator
     answer = operator(instance)  # the first answer makes what the others share

@@ -48,7 +48,7 @@ def model_with(config: FitConfig, outputs: Sequence[str]) -> Model:
 class FitJob(Job):
     """config: the resolved one, as plain data, so that plugins are imported where it is opened.
 
-    points: observation points of each block's instances, squared and summed: about what a block costs.
+    costs: of each block, about: the squared numbers of its instances' observation times, summed.
     """
 
     config: dict[str, Any]

@@ -69,7 +69,7 @@ def train(
     """Learn an operator. With `run.dir` the same call goes on with a run that was stopped or killed.
 
     The folder has config.yaml, metrics.jsonl, tensorboard/, checkpoints/last.pt (all that is needed to go on), and in
-    the end operator.pt (best weights, calibrated) and summary.json. Raises Stopped if a signal ended it.
+    the end operator.pt (best weights, calibrated), summary.json and report.html. Raises Stopped if a signal ended it.
     """
     if not isinstance(config, TrainConfig):
         config = load(TrainConfig, Path(config), overrides)
@@ -80,17 +80,26 @@ def train(
         if launcher != "inline":
             raise UsageError(f"It is not said where the run of {launcher} goes.", "Give --out DIR, or set run.dir.")
         return _in_memory(config, reporter)
+    found = _train_in(config.run.dir, config, place, launcher, reporter)
+    if found.is_main:
+        from distlfm.pipeline.evaluate_training import report_training  # which imports matplotlib: ranks need it not
+
+        report_training(config.run.dir, reporter)
+    return found
+
+
+def _train_in(directory: Path, config: TrainConfig, place: Place, launcher: str, reporter: Reporter) -> TrainRun:
     if place.world == 1:  # of several ranks, the others would wait for this one
-        refuse_others(config.run.dir)
-        _free(config.run.dir)
+        refuse_others(directory)
+        _free(directory)
     if place.rank == 0:
         tell_observed(config, reporter)
     with Stop() as stop:
         report = LAUNCHERS[launcher](config, place, stop, reporter if place.rank == 0 else Silent())
     if not report["finished"]:
-        again = f"distlfm train {config.run.dir / CONFIG}"
+        again = f"distlfm train {directory / CONFIG}"
         raise Stopped(stop.signal or signal.SIGTERM, f"after {report['step']} of {report['total']} steps", again)
-    found = open_run(config.run.dir, config, is_main=place.rank == 0)
+    found = open_run(directory, config, is_main=place.rank == 0)
     for notice in found.operator.notices if found.is_main else ():
         reporter.warn(notice)
     return found
@@ -191,5 +200,6 @@ def _in_memory(config: TrainConfig, reporter: Reporter) -> TrainRun:
     """A run of which nothing is kept but what is returned."""
     with tempfile.TemporaryDirectory(prefix="distlfm-train-") as folder:
         run = config.run.model_copy(update={"dir": Path(folder), "tensorboard": False, "checkpoint_every": 1e9})
-        found = train(config.model_copy(update={"run": run}), reporter=reporter)
+        inside = config.model_copy(update={"run": run})
+        found = _train_in(Path(folder), inside, find_place(os.environ), "inline", reporter)
         return replace(found, config=config, directory=None, held=found.operator)

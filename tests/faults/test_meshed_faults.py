@@ -6,12 +6,15 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
+import meshio
 import numpy as np
 import pytest
 import torch
 
 from distlfm.errors import UsageError, WorkError
+from distlfm.solvers.fem.group import Group
 from distlfm.solvers.fem.spec import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
 from distlfm.solvers.field.engine import TimeGrid, solve
 from distlfm.solvers.field.meshed import Meshed, Solver, close_helper_groups, helper_group, meshed
@@ -93,3 +96,56 @@ def test_a_group_forgets_a_field_that_nobody_holds(solver: Solver) -> None:
     if solver == "petsc":
         with pytest.raises(UsageError, match="holds no problem"):
             group.call("petsc_adjoint", {"key": keys["petsc"], "run": 1})
+
+
+def meshed_from(path: Path, solver: Solver) -> Meshed:
+    """A field on a line, from a mesh file."""
+    points = np.stack([np.linspace(0.0, 1.0, 21), np.zeros(21), np.zeros(21)], 1)
+    cells = [("line", np.stack([np.arange(20), np.arange(1, 21)], 1))]
+    meshio.Mesh(points, cells).write(path)
+    spec = SPEC.model_copy(update={"mesh": MeshConfig(kind="file", path=path)})
+    return meshed(spec.model_dump_json(), solver, 1, "auto")
+
+
+def ended(group: Group) -> None:
+    """Kill the group's process, and wait until it is seen to be gone."""
+    os.kill(group.pids[0], signal.SIGKILL)
+    with pytest.raises(WorkError, match="signal 9"):
+        group.call("count", {"mesh": {"path": "none"}, "degree": 1})
+
+
+@pytest.mark.parametrize("solver", ["petsc", "taped"])
+def test_a_field_whose_mesh_file_is_gone_fails_alone_until_the_file_is_back(solver: Solver, tmp_path: Path) -> None:
+    path, aside = tmp_path / "line.vtu", tmp_path / "aside.vtu"
+    other, field = meshed_from(path, solver), opened(solver)
+    force = torch.ones(1, 1, GRID.steps + 1, len(field.nodes), dtype=torch.float64)
+    first, others = solved(field, force), solved(other, force)
+    weights = other.weights(PLACES)
+    path.rename(aside)
+    ended(field.group)
+    torch.testing.assert_close(solved(field, force), first, rtol=1e-12, atol=1e-14)
+    with pytest.raises(UsageError, match=r"line\.vtu"):
+        solved(other, force)
+    with pytest.raises(UsageError, match=r"started anew and cannot open this problem again: .*line\.vtu") as told:
+        other.weights(PLACES + 0.01)
+    assert told.value.fix
+    torch.testing.assert_close(solved(field, force), first, rtol=1e-12, atol=1e-14)
+    aside.rename(path)
+    torch.testing.assert_close(solved(other, force), others, rtol=1e-12, atol=1e-14)
+    assert other.weights(PLACES + 0.01).shape == weights.shape
+
+
+def test_a_field_that_nobody_holds_is_not_opened_again(tmp_path: Path) -> None:
+    field = opened("taped")
+    other = meshed_from(tmp_path / "line.vtu", "taped")
+    group, key = field.group, other.key
+    del other  # the cache still has it
+    gc.collect()
+    held = group.holds
+    ended(group)
+    assert field.group is group
+    assert group.holds == held - 1
+    assert opened("taped") is field, "one that somebody holds is not opened twice"
+    assert group.holds == held - 1
+    with pytest.raises(UsageError, match="holds no problem"):
+        group.call("interpolate", {"key": key}, {"points": PLACES})

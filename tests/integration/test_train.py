@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from distlfm.cli import main
 from distlfm.config import load
 from distlfm.errors import UsageError
 from distlfm.lfo import Operator
@@ -38,6 +39,17 @@ def test_a_run_leaves_config_metrics_checkpoint_operator_and_summary(folder: Pat
     assert summary["best"]["validation_loss"] == min(line["validation_loss"] for line in told(out, "epoch"))
     assert Operator.load(out / "operator.pt").schema.outputs == ("output_0", "output_1")
     assert load(TrainConfig, out / "config.yaml").loop.epochs == 2
+
+
+def test_train_and_resume_write_the_report_themselves(folder: Path) -> None:
+    page = folder / "calm" / "report.html"
+    assert "validation" in page.read_text()
+    page.unlink()
+    resume_train(folder / "calm")
+    assert page.is_file()
+    page.unlink()
+    assert main(["-q", "resume", str(folder / "calm")]) == 0
+    assert page.is_file()
 
 
 def test_the_same_call_again_trains_nothing_anew(folder: Path) -> None:

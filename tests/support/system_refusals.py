@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
+import importlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from distlfm.cli import main
 from distlfm.store.markers import FOLDER as MARKERS
@@ -47,6 +50,7 @@ def fill(folder: Path) -> None:
     rows = [f"{t / 2},output_{p},{1 + t / 10}" for p in range(2) for t in range(21)]
     (folder / "good.csv").write_text("\n".join(["time,output,value", *rows]))
     (folder / "infusion.py").write_text("")
+    shutil.copytree(Path(__file__).resolve().parents[2] / "configs" / "federated", folder / "federated")
     (folder / "simulate.yaml").write_text("verb: simulate\nmechanism: {kind: transcription}\n")
     checkpoint, store = genes()
     (folder / "operator").mkdir()
@@ -70,7 +74,10 @@ def fill(folder: Path) -> None:
 
 @contextmanager
 def ordinary_user() -> Iterator[None]:
-    """Let this process be one that the operating system refuses things to; it is root again afterwards."""
+    """Let this process be one that the operating system refuses things to; it is root again afterwards.
+
+    What it still imports is read as root: clone and environment may lie in a folder that only root can enter.
+    """
     if os.geteuid() != 0:
         yield
         return
@@ -79,8 +86,31 @@ def ordinary_user() -> Iterator[None]:
     os.setresgid(NOBODY, NOBODY, 0)
     os.setresuid(NOBODY, NOBODY, 0)
     try:
-        yield
+        with _imports_as_root():
+            yield
     finally:
         os.setresuid(0, 0, 0)
         os.setresgid(0, 0, 0)
         os.setgroups(groups)
+
+
+@contextmanager
+def _imports_as_root() -> Iterator[None]:
+    statement, function = builtins.__import__, importlib.import_module
+    builtins.__import__, importlib.import_module = _as_root(statement), _as_root(function)
+    try:
+        yield
+    finally:
+        builtins.__import__, importlib.import_module = statement, function
+
+
+def _as_root(importing: Callable[..., Any]) -> Callable[..., Any]:
+    def imported(*arguments: Any, **named: Any) -> Any:
+        user = os.geteuid()
+        os.seteuid(0)
+        try:
+            return importing(*arguments, **named)
+        finally:
+            os.seteuid(user)
+
+    return imported

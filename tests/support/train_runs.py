@@ -125,4 +125,4 @@ def files(out: Path) -> set[str]:
     return {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
 
 
-FILES = {"checkpoints/last.pt", "config.yaml", "lock", "metrics.jsonl", "operator.pt", "summary.json"}
+FILES = {"checkpoints/last.pt", "config.yaml", "lock", "metrics.jsonl", "operator.pt", "report.html", "summary.json"}

@@ -7,6 +7,7 @@ fills while it runs (tests/faults).
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -102,7 +103,7 @@ NEW: tuple[str, ...] = (
     "operator export operator --format torchscript --out {}",
     "federated run programme.yaml --link fed/link --out {}",
     f"federated query good.csv --site {FILLED} --out {{}}",
-    "federated simulate {configs}/federated/glucose.yaml data=generated --out {}",
+    "federated simulate federated/glucose.yaml data=generated --out {}",
     "federated provision link {} --sites a,b,c",
     "federated provision site fed/link/kits/north.kit.json {}",
     "federated provision local {} --sites a,b,c",
@@ -147,7 +148,6 @@ HALFWAY: dict[str, int] = {
 }
 """Kilobytes that are enough for a part of what a verb writes."""
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FIXES = ("right", "ermissions", "hoose", "shorter", "Free space", "Mount it")
 
 
@@ -176,7 +176,7 @@ def _there(bench: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def call_of(text: str, place: str = "") -> list[str]:
-    return text.format(place, configs=CONFIGS).split()
+    return text.format(place).split()
 
 
 def refused(call: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -191,6 +191,23 @@ def refused(call: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         assert technical not in line
     assert any(fix in line for fix in FIXES), line
     return line
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_a_clone_may_lie_where_the_ordinary_user_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    for name in ("imported_by_statement", "imported_by_function"):
+        (closed / f"{name}.py").write_text("")
+    monkeypatch.syspath_prepend(closed)
+    with ordinary_user():
+        import imported_by_statement
+
+        by_function = importlib.import_module("imported_by_function")
+        with pytest.raises(PermissionError):
+            Path(imported_by_statement.__file__).read_bytes()
+        assert os.geteuid() != 0
+    assert Path(by_function.__file__ or "").parent == closed
 
 
 @pytest.mark.parametrize(("call", "name"), [(call, name) for call, names in READ.items() for name in names])

@@ -15,7 +15,7 @@ import selectors
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -45,6 +45,9 @@ class Group:
         self._settings = settings
         self._lock = threading.RLock()
         self._remembered = Remembered()
+        self._lost: set[str] = set()
+        self.before_restart: Callable[[], None] = lambda: None
+        """Lets go of problems that are only cached, so that the new ranks need not open them."""
         self._deferred: collections.deque[Request] = collections.deque()
         self._asking = False
         self._running: Running | None = None
@@ -119,6 +122,7 @@ class Group:
         given = {} if arrays is None else arrays
         opening = Request(verb, {} if header is None else header, given)
         with self._lock:
+            self._find_again(opening.header.get("key"))
             replies = self._ask(opening, timeout)
             if remember:
                 self._remembered.add(opening)
@@ -139,12 +143,46 @@ class Group:
             return len(list(self._remembered))
 
     def restart(self) -> None:
-        """End what is left of the group, start it anew, and ask again what was to be remembered."""
+        """End what is left of the group, start it anew, and ask again what was to be remembered.
+
+        A request with a `key` that fails now is asked once more when its key is next used, and its error is raised
+        there: others go on without it.
+        """
         with self._lock:
-            self._finish()
-            self._begin()
-            for opening in self._remembered:
-                self._ask(opening, None)
+            self.before_restart()
+            self._lost.clear()
+            while True:
+                self._finish()
+                self._begin()
+                if all(self._repeat(opening) for opening in self._remembered):
+                    return
+
+    def _repeat(self, opening: Request) -> bool:
+        """Ask again what was to be remembered; False if the group did not survive it."""
+        key = opening.header.get("key")
+        if key in self._lost:
+            return True
+        try:
+            self._ask(opening, None)
+        except DistlfmError as error:
+            if key is None:
+                raise
+            self._lost.add(key)
+            _log.warning("The helper group could not open %s again: %s", key, error)
+        return self._running is not None
+
+    def _find_again(self, key: str | None) -> None:
+        """Ask once more for what a restart could not bring back."""
+        if key not in self._lost:
+            return
+        for opening in self._remembered:
+            if opening.header.get("key") == key:
+                try:
+                    self._ask(opening, None)
+                except DistlfmError as error:
+                    cause = f"The helper group was started anew and cannot open this problem again: {error.cause}"
+                    raise type(error)(cause, error.fix) from None
+        self._lost.discard(key)
 
     def revive(self) -> None:
         """`restart` a group that has ended; one that is alive goes on."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import itertools
+import weakref
 from typing import Literal
 
 import numpy as np
@@ -31,14 +33,22 @@ Solver = Literal["auto", "dense", "sparse", "petsc", "taped"]
 
 _keys = itertools.count()
 _groups: dict[int, Group] = {}
+_in_use: weakref.WeakValueDictionary[tuple[object, ...], Meshed] = weakref.WeakValueDictionary()
+"""Problems that somebody holds, also after the cache has let go of them."""
 
 
 def helper_group(ranks: int) -> Group:
     """This process's helper group of so many ranks, started when first asked for, and anew if it has died."""
     if ranks not in _groups:
         _groups[ranks] = Group.start(ranks)
+        _groups[ranks].before_restart = _forget_unused
     _groups[ranks].revive()
     return _groups[ranks]
+
+
+def _forget_unused() -> None:
+    meshed.cache_clear()
+    gc.collect()  # an error that was caught may hold a problem in a cycle
 
 
 def close_helper_groups() -> None:
@@ -125,5 +135,9 @@ def meshed(
     spec_json: str, solver: Solver, ranks: int, linear: str, tolerance: float = LinearSolverConfig().tolerance
 ) -> Meshed:
     """The problem of a spec; asked again, it is the same one."""
-    found = LinearSolverConfig.model_validate({"kind": linear, "tolerance": tolerance})
-    return Meshed(ProblemSpec.model_validate_json(spec_json), solver, ranks, found)
+    name = (spec_json, solver, ranks, linear, tolerance)
+    found = _in_use.get(name)
+    if found is None:
+        settings = LinearSolverConfig.model_validate({"kind": linear, "tolerance": tolerance})
+        found = _in_use[name] = Meshed(ProblemSpec.model_validate_json(spec_json), solver, ranks, settings)
+    return found
