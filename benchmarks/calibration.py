@@ -9,13 +9,13 @@ import numpy as np
 
 from benchmarks.goals import between
 from distlfm.config import build
+from distlfm.fleets.fit_job import model_of
+from distlfm.inference.findings.scores import coverage
 from distlfm.inference.fit import InferenceConfig, fit_instances
-from distlfm.inference.metrics import coverage
 from distlfm.inference.result import FitResult
-from distlfm.pipeline.demo import MODEL
-from distlfm.pipeline.fit_job import model_of
-from distlfm.pipeline.settings import FitConfig, SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
+from distlfm.runs.settings import FitConfig, SimulateConfig
+from distlfm.simulation.instances import simulate_from
+from distlfm.verbs.demo import MODEL
 
 INSTANCES = 2048
 BATCH = 128

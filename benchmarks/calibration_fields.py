@@ -9,13 +9,13 @@ import numpy as np
 
 from benchmarks.goals import between
 from distlfm.config import build
+from distlfm.fleets.fit_job import model_of
+from distlfm.inference.findings.scores import coverage
 from distlfm.inference.fit import fit_instances
-from distlfm.inference.metrics import coverage
 from distlfm.inference.survey import settle_fleet
-from distlfm.pipeline.demo import FIELD
-from distlfm.pipeline.fit_job import model_of
-from distlfm.pipeline.settings import FitConfig, SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
+from distlfm.runs.settings import FitConfig, SimulateConfig
+from distlfm.simulation.instances import simulate_from
+from distlfm.verbs.demo import FIELD
 
 INSTANCES, BATCH = 192, 16
 RANGES = {68: (0.60, 0.76), 95: (0.91, 0.98)}

@@ -10,11 +10,11 @@ import numpy as np
 from benchmarks.calibration import count_hits
 from benchmarks.goals import between
 from distlfm.config import build
+from distlfm.fleets.fit_job import model_of
 from distlfm.inference.fit import InferenceConfig, fit_instances
-from distlfm.pipeline.demo import MODEL, PRIORS
-from distlfm.pipeline.fit_job import model_of
-from distlfm.pipeline.settings import FitConfig, SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
+from distlfm.runs.settings import FitConfig, SimulateConfig
+from distlfm.simulation.instances import simulate_from
+from distlfm.verbs.demo import MODEL, PRIORS
 
 BATCH = 32
 FORCE = "force "

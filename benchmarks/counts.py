@@ -6,9 +6,9 @@ from typing import Any
 
 from benchmarks.goals import at_least, between
 from distlfm.config import build
-from distlfm.pipeline.fit import fit
-from distlfm.pipeline.settings import FitConfig, SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
+from distlfm.runs.settings import FitConfig, SimulateConfig
+from distlfm.simulation.instances import simulate_from
+from distlfm.verbs.fit import fit
 
 KINDS = ("poisson", "negative_binomial")
 

@@ -12,12 +12,12 @@ import numpy as np
 
 from benchmarks.goals import at_least, at_most
 from distlfm.config import build, load
+from distlfm.fleets.fit_job import model_of
 from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.model import Model
 from distlfm.instance import Instance
-from distlfm.pipeline.fit_job import model_of
-from distlfm.pipeline.settings import FitConfig, SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
+from distlfm.runs.settings import FitConfig, SimulateConfig
+from distlfm.simulation.instances import simulate_from
 
 CONFIG = Path(__file__).parent.parent / "configs" / "fit" / "glucose.yaml"
 DAYS, POINTS = 32, 97

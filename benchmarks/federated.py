@@ -7,14 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.goals import at_least
-from distlfm.federated.accountant import noise_for
-from distlfm.federated.compare import everybody, scores
-from distlfm.federated.settings import FedAdamConfig, FedProxConfig, PrivacyConfig, ProgrammeConfig, RoundTask
-from distlfm.federated.simulate import run_sites, simulate
-from distlfm.federated.simulate_settings import FederatedConfig, read_config
-from distlfm.federated.simulate_sites import pin_all
-from distlfm.federated.site_data import site_store
-from distlfm.federated.site_work import BASE, Site, codec_of, open_operator, write_site
+from distlfm.federated.settings import (
+    FedAdamConfig,
+    FederatedConfig,
+    FedProxConfig,
+    PrivacyConfig,
+    ProgrammeConfig,
+    RoundTask,
+    read_config,
+)
+from distlfm.federated.simulation.compare import everybody, scores
+from distlfm.federated.simulation.run import run_sites, simulate
+from distlfm.federated.simulation.sites import pin_all
+from distlfm.federated.site.data import site_store
+from distlfm.federated.site.ledger import noise_for
+from distlfm.federated.site.work import BASE, Site, codec_of, open_operator, write_site
 from distlfm.runtime.reporting import Silent, reporter_for
 
 CONFIG = Path("configs/federated/glucose.yaml")

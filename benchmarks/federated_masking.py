@@ -18,10 +18,10 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from benchmarks.goals import at_most
-from distlfm.federated.local_grid import LocalGrid
-from distlfm.federated.secagg.keys import public_hex
-from distlfm.federated.secure_grid import SecureGrid
-from distlfm.federated.secure_mod import secure_mod
+from distlfm.federated.secure.grid import SecureGrid
+from distlfm.federated.secure.keys import public_hex
+from distlfm.federated.secure.mod import secure_mod
+from distlfm.federated.simulation.grid import LocalGrid
 from distlfm.instance import FloatArray
 
 SITES = ("east", "north", "south", "west")

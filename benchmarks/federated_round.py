@@ -16,14 +16,14 @@ from typing import Any
 from benchmarks.goals import at_most
 from distlfm.config import load
 from distlfm.errors import WorkError
-from distlfm.federated.control import Connection, Control, connection_of
-from distlfm.federated.homes import LinkConfig, LinkHome, SiteHome
-from distlfm.federated.provision import make_local
-from distlfm.federated.run import run_programme
+from distlfm.federated.link.control import Connection, Control, connection_of
+from distlfm.federated.link.run import run_programme
 from distlfm.federated.settings import ProgrammeConfig
-from distlfm.federated.site_work import codec_of, open_operator
-from distlfm.pipeline.generate import generate
-from distlfm.pipeline.train import train
+from distlfm.federated.setup.homes import LinkConfig, LinkHome, SiteHome
+from distlfm.federated.setup.provision import make_local
+from distlfm.federated.site.work import codec_of, open_operator
+from distlfm.verbs.generate import generate
+from distlfm.verbs.train import train
 
 SITES = ("east", "north", "south", "west")
 GENERATE, TRAIN, PROGRAMME = (Path(f"configs/{verb}/glucose.yaml") for verb in ("generate", "train", "programme"))

@@ -12,16 +12,16 @@ from typing import Any
 
 from benchmarks.fleet_days import OF_A_STORE
 from benchmarks.goals import at_least, at_most
-from distlfm.cluster.pool import BlockDone, Started
-from distlfm.cluster.ray_pool import RayPool
-from distlfm.cluster.ray_session import RaySession, ray_session
+from distlfm.cluster.blocks.pool import BlockDone, Started
+from distlfm.cluster.ray.pool import RayPool
+from distlfm.cluster.ray.session import RaySession, ray_session
 from distlfm.config import load
-from distlfm.pipeline.fit_job import FITS, FitJob
-from distlfm.pipeline.fit_plan import make_job, make_plan, open_store
-from distlfm.pipeline.generate import generate
-from distlfm.pipeline.settings import FitConfig
+from distlfm.fleets.fit_job import FITS, FitJob
+from distlfm.fleets.fit_plan import make_job, make_plan, open_store
+from distlfm.runs.settings import FitConfig
 from distlfm.runtime.reporting import Silent
 from distlfm.runtime.signals import Stop
+from distlfm.verbs.generate import generate
 
 GENES = [f"configs/{verb}/transcription{toy}.yaml" for verb, toy in (("generate", ""), ("fit", "_toy"))]
 BLOCK = 8

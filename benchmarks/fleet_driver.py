@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.fleet_actors import GENES
 from benchmarks.fleet_days import OF_A_STORE
 from benchmarks.goals import at_most
-from distlfm.pipeline.generate import generate
+from distlfm.verbs.generate import generate
 
 SHORT = [
     "inference.optimiser.rounds=0",

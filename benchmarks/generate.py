@@ -12,9 +12,8 @@ from typing import Any
 
 from benchmarks.goals import at_least
 from distlfm.config import load
-from distlfm.pipeline.generate_block import generate_block, store_spec
-from distlfm.pipeline.generate_draws import open_draws
-from distlfm.pipeline.generate_settings import GenerateConfig
+from distlfm.runs.settings import GenerateConfig
+from distlfm.simulation.block import generate_block, open_draws, store_spec
 from distlfm.solvers.field.meshed import close_helper_groups
 from distlfm.store import Store
 

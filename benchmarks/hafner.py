@@ -11,8 +11,8 @@ from scipy.signal import find_peaks
 from benchmarks.goals import between
 from distlfm.config import load
 from distlfm.instance import FloatArray
-from distlfm.pipeline.fit import fit
-from distlfm.pipeline.settings import FitConfig
+from distlfm.runs.settings import FitConfig
+from distlfm.verbs.fit import fit
 
 CONFIG = Path("configs/fit/hafner.yaml")
 

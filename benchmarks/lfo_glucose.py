@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.goals import at_least
 from benchmarks.lfo_shared import FRESH, TRAINING, Workshop, agreement, scored
 from distlfm.data import catalog
-from distlfm.data.prepare import windows
+from distlfm.fleets.sources import windows
 from distlfm.instance import Instance
 from distlfm.lfo import Operator
 from distlfm.store import Store

@@ -19,20 +19,20 @@ from typing import Any
 
 import numpy as np
 
+from distlfm.answers.asking import renamed
 from distlfm.config import load
-from distlfm.inference.metrics import q2
+from distlfm.inference.findings.scores import q2
 from distlfm.instance import Instance
 from distlfm.lfo import Answer, Examples, Operator, Training, finish, load_checkpoint
 from distlfm.lfo.checkpoint import TRAINING as TRAINING_STATE
-from distlfm.pipeline.evaluate import with_answers
-from distlfm.pipeline.fit import fit
-from distlfm.pipeline.generate import generate
-from distlfm.pipeline.generate_settings import GenerateConfig
-from distlfm.pipeline.query_ask import renamed
-from distlfm.pipeline.train import train
-from distlfm.pipeline.train_work import CHECKPOINTS, LAST
+from distlfm.runs.settings import GenerateConfig
 from distlfm.runtime.reporting import Plain
 from distlfm.store import Store, find_store
+from distlfm.training.work import CHECKPOINTS, LAST
+from distlfm.verbs.evaluate import with_answers
+from distlfm.verbs.fit import fit
+from distlfm.verbs.generate import generate
+from distlfm.verbs.train import train
 
 RUNS = Path("runs/benchmarks/lfo")
 FIT = Path("configs/fit/glucose.yaml")

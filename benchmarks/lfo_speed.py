@@ -28,13 +28,13 @@ from benchmarks.goals import at_least, at_most
 from benchmarks.lfo_shared import TRAINING, Workshop, say
 from benchmarks.reference import EPOCHS, fit_reference
 from distlfm.config import load
+from distlfm.fleets.fit_job import model_of
 from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.instance import Instance
 from distlfm.lfo import Examples, Operator, Training, TrainSettings, finish
 from distlfm.lfo.loss import losses
-from distlfm.pipeline.fit_job import model_of
-from distlfm.pipeline.settings import FitConfig
-from distlfm.pipeline.train_settings import TrainConfig
+from distlfm.runs.settings import FitConfig
+from distlfm.training.settings import TrainConfig
 
 TOGETHER = 512
 REPEATS = 30

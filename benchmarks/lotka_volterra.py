@@ -10,10 +10,10 @@ from scipy.integrate import solve_ivp
 
 from benchmarks.goals import at_least
 from distlfm.config import load
-from distlfm.inference.metrics import q2
+from distlfm.inference.findings.scores import q2
 from distlfm.instance import FloatArray, Instance, Truth
-from distlfm.pipeline.fit import fit
-from distlfm.pipeline.settings import FitConfig
+from distlfm.runs.settings import FitConfig
+from distlfm.verbs.fit import fit
 
 CONFIG = Path("configs/fit/lotka_volterra.yaml")
 END, SHOWN, NOISE = 30.0, 15.0, 0.02

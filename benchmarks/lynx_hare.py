@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks.goals import at_least
 from distlfm.config import load
-from distlfm.pipeline.fit import fit
-from distlfm.pipeline.settings import FitConfig
+from distlfm.runs.settings import FitConfig
+from distlfm.verbs.fit import fit
 
 CONFIG = Path("configs/fit/lynx_hare.yaml")
 

@@ -11,8 +11,8 @@ from benchmarks.goals import at_least, between
 from distlfm.config import load
 from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray
-from distlfm.pipeline.fit import fit
-from distlfm.pipeline.settings import FitConfig
+from distlfm.runs.settings import FitConfig
+from distlfm.verbs.fit import fit
 
 CONFIG = Path("configs/fit/p53.yaml")
 KINETICS = ("basal", "sensitivity", "decay")

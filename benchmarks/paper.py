@@ -21,10 +21,10 @@ from benchmarks.paper_fits import Found, Rates, Series, analytic, prey, variatio
 from benchmarks.paper_software import VERSION, software
 from distlfm.config import load
 from distlfm.data import catalog
-from distlfm.inference.metrics import q2
+from distlfm.inference.findings.scores import q2
 from distlfm.instance import FloatArray, Instance, Truth
-from distlfm.pipeline.fit import fit
-from distlfm.pipeline.settings import FitConfig
+from distlfm.runs.settings import FitConfig
+from distlfm.verbs.fit import fit
 
 CONFIGS = Path("configs/fit")
 NAMES = ("basal", "sensitivity", "decay")

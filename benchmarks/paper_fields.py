@@ -24,8 +24,8 @@ from benchmarks.lfo_shared import say
 from benchmarks.paper_software import VERSION, part, software
 from benchmarks.pde import fitted
 from distlfm.data import catalog
-from distlfm.inference.metrics import q2
-from distlfm.inference.residuals import structure
+from distlfm.inference.findings.residuals import structure
+from distlfm.inference.findings.scores import q2
 from distlfm.instance import BoolArray, FloatArray, Instance
 
 SHARE = 0.3

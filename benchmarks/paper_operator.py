@@ -19,7 +19,7 @@ from benchmarks.lfo_shared import FRESH, TRAINING, Workshop, say
 from benchmarks.lfo_transcription import INSTANCES, OTHERS
 from benchmarks.paper_software import VERSION, part, software
 from distlfm.data import catalog
-from distlfm.inference.metrics import q2
+from distlfm.inference.findings.scores import q2
 from distlfm.instance import Instance
 
 STRIDES = {"12 times, as in the notebook": 10, "111 times": 1}

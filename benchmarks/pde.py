@@ -15,21 +15,21 @@ from torch import Tensor
 from benchmarks import pde_mesh, pde_tape
 from benchmarks.goals import at_least, at_most, between
 from distlfm.config import load
-from distlfm.gp.separable import separate
-from distlfm.inference.field_basis import place_inducing
-from distlfm.inference.field_map import FieldMap
-from distlfm.inference.residuals import structure
+from distlfm.fleets.fit_job import model_of
+from distlfm.fleets.sources import read_instances
+from distlfm.gp.kernels import separate
+from distlfm.inference.field.map import FieldMap
+from distlfm.inference.field.points import place_inducing
+from distlfm.inference.findings.residuals import structure
 from distlfm.inference.result import FitResult
-from distlfm.pipeline.fit import fit
-from distlfm.pipeline.fit_job import model_of
-from distlfm.pipeline.settings import FitConfig
-from distlfm.pipeline.sources import read_instances
-from distlfm.solvers.fem.group import Group
-from distlfm.solvers.fem.partitioned_client import PartitionedSolver
+from distlfm.runs.settings import FitConfig
+from distlfm.solvers.fem.group.client import PartitionedSolver
+from distlfm.solvers.fem.group.owner import Group
 from distlfm.solvers.fem.spec import MeshConfig, ProblemSpec
 from distlfm.solvers.field.engine import TimeGrid, solve
 from distlfm.solvers.field.meshed import Meshed, meshed
 from distlfm.solvers.field.remote import to_csr
+from distlfm.verbs.fit import fit
 
 CONFIGS = Path("configs/fit")
 KNOWN = ["mechanism.fixed.decay=0.1", "mechanism.fixed.diffusion=0.01"]

@@ -17,8 +17,8 @@ import torch
 from scipy.sparse import csr_array
 
 from benchmarks.goals import at_least, at_most
-from distlfm.solvers.fem.group import Group
-from distlfm.solvers.fem.partitioned_client import LinearSolverConfig, PartitionedSolver
+from distlfm.solvers.fem.group.client import LinearSolverConfig, PartitionedSolver
+from distlfm.solvers.fem.group.owner import Group
 from distlfm.solvers.fem.spec import EquationRef, MeshConfig, ProblemSpec
 from distlfm.solvers.field.engine import TimeGrid, solve
 from distlfm.solvers.field.meshed import Meshed, close_helper_groups
@@ -128,7 +128,7 @@ def _taped(
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Crank–Nicolson with a force a time, the integral of the last state squared, and its gradient by all forces."""
     del session, arrays
-    from distlfm.solvers.fem.adjoint import import_adjoint
+    from distlfm.solvers.fem.forms.adjoint import import_adjoint
 
     adjoint = import_adjoint()
     import dolfin

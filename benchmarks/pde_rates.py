@@ -15,11 +15,11 @@ import numpy as np
 
 from benchmarks.goals import between
 from distlfm.config import build, load
+from distlfm.fleets.fit_job import model_of
+from distlfm.inference.findings.scores import coverage, q2
 from distlfm.inference.fit import fit_instances
-from distlfm.inference.metrics import coverage, q2
-from distlfm.pipeline.fit_job import model_of
-from distlfm.pipeline.settings import FitConfig, SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
+from distlfm.runs.settings import FitConfig, SimulateConfig
+from distlfm.simulation.instances import simulate_from
 
 CONFIG = Path("configs/fit/reaction_diffusion_noisy.yaml")
 RATES = {"decay": 0.1, "diffusion": 0.01}

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from distlfm.solvers.fem.group import Group
-from distlfm.solvers.fem.packing import pack_csr, unpack_csr
-from distlfm.solvers.fem.spec import Csr, FloatArray, ProblemSpec
+from distlfm.solvers.fem.group.owner import Group
+from distlfm.solvers.fem.spec import Csr, FloatArray, ProblemSpec, pack_csr, unpack_csr
 
 
 def start() -> Group:
@@ -46,9 +45,9 @@ def _trajectory(
     """One tape, recorded and run back by dolfin-adjoint's own blocks."""
     from mpi4py import MPI
 
-    from distlfm.solvers.fem.discretise import discretise
-    from distlfm.solvers.fem.steppers import PlainStepper
-    from distlfm.solvers.fem.taped import TapedTrajectory
+    from distlfm.solvers.fem.forms.discretise import discretise
+    from distlfm.solvers.fem.forms.steppers import PlainStepper
+    from distlfm.solvers.fem.forms.taped import TapedTrajectory
 
     key = str(header["spec"])
     if key not in session:

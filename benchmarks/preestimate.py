@@ -15,17 +15,17 @@ from torch import Tensor
 
 from benchmarks.goals import at_least
 from distlfm.config import build, load
+from distlfm.fleets.fit_job import model_of
+from distlfm.fleets.sources import read_instances
 from distlfm.inference.curvature import find_modes
-from distlfm.inference.evidence import matched_mode
+from distlfm.inference.findings.scores import figures
 from distlfm.inference.fit import fit_instances, seed_of
-from distlfm.inference.forward import Forward
-from distlfm.inference.metrics import figures
 from distlfm.inference.observations import collate
-from distlfm.inference.preestimate import PreestimateConfig
+from distlfm.inference.series.evidence import matched_mode
+from distlfm.inference.series.forward import Forward
+from distlfm.inference.series.preestimate import PreestimateConfig
 from distlfm.instance import FloatArray, Instance, Truth
-from distlfm.pipeline.fit_job import model_of
-from distlfm.pipeline.settings import FitConfig
-from distlfm.pipeline.sources import read_instances
+from distlfm.runs.settings import FitConfig
 
 CONFIG = Path("configs/fit/transcription_toy.yaml")
 NATS = 1.0

@@ -21,19 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.goals import at_least
-from distlfm.cluster.job import Job, Worker
-from distlfm.cluster.pool import BlockDone, Started
-from distlfm.cluster.ray_hosts import Site, ray_over
-from distlfm.cluster.ray_pool import RayPool
-from distlfm.cluster.ray_session import ray_session
+from distlfm.cluster.blocks.job import Job, Worker
+from distlfm.cluster.blocks.pool import BlockDone, Started
+from distlfm.cluster.ray.hosts import Site, ray_over
+from distlfm.cluster.ray.pool import RayPool
+from distlfm.cluster.ray.session import ray_session
 from distlfm.config import load
-from distlfm.pipeline.fit_plan import open_folder, prepare
-from distlfm.pipeline.generate import generate, open_store
-from distlfm.pipeline.generate_job import GenerateJob
-from distlfm.pipeline.generate_settings import GenerateConfig
-from distlfm.pipeline.settings import FitConfig
+from distlfm.fleets.fit_plan import open_folder, prepare
+from distlfm.runs.settings import FitConfig, GenerateConfig
 from distlfm.runtime.reporting import Silent
 from distlfm.runtime.signals import Stop
+from distlfm.verbs.generate import GenerateJob, generate, open_store
 
 STORE_DATA = ["data.dataset=null", "data.columns=null", "data.stride=1", "data.window=null", "data.fraction=1"]
 KINDS: dict[str, tuple[str, str, list[str], int]] = {

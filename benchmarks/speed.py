@@ -16,14 +16,14 @@ import numpy as np
 from benchmarks.goals import at_least, at_most, between
 from benchmarks.reference import COARSE_STEP, EPOCHS, fit_reference
 from distlfm.config import build
+from distlfm.fleets.fit_job import model_of
 from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray, Instance
-from distlfm.pipeline.demo import MODEL
-from distlfm.pipeline.fit import fit
-from distlfm.pipeline.fit_job import model_of
-from distlfm.pipeline.settings import FitConfig, SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
+from distlfm.runs.settings import FitConfig, SimulateConfig
+from distlfm.simulation.instances import simulate_from
+from distlfm.verbs.demo import MODEL
+from distlfm.verbs.fit import fit
 
 BATCH = 128
 ONE_BY_ONE = 3

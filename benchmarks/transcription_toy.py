@@ -7,9 +7,9 @@ from typing import Any
 
 from benchmarks.goals import at_least, at_most
 from distlfm.config import build, load
-from distlfm.pipeline.fit import FitRun, fit
-from distlfm.pipeline.settings import FitConfig, SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
+from distlfm.runs.settings import FitConfig, SimulateConfig
+from distlfm.simulation.instances import simulate_from
+from distlfm.verbs.fit import FitRun, fit
 
 CONFIG = Path("configs/fit/transcription_toy.yaml")
 RESPONSES: dict[str, dict[str, Any]] = {

@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from distlfm.inference.result import FitResult
     from distlfm.lfo.operator import Operator
     from distlfm.mechanisms import Mechanism, register
-    from distlfm.pipeline.evaluate import evaluate
-    from distlfm.pipeline.fit import FitRun, fit
-    from distlfm.pipeline.generate import generate
-    from distlfm.pipeline.query import query
-    from distlfm.pipeline.simulate import simulate
-    from distlfm.pipeline.train import train
+    from distlfm.simulation.instances import simulate
     from distlfm.store import Store
+    from distlfm.verbs.evaluate import evaluate
+    from distlfm.verbs.fit import FitRun, fit
+    from distlfm.verbs.generate import generate
+    from distlfm.verbs.query import query
+    from distlfm.verbs.train import train
 
 _HOMES = {
     "FitResult": ("distlfm.inference.result", "FitResult"),
-    "FitRun": ("distlfm.pipeline.fit", "FitRun"),
+    "FitRun": ("distlfm.verbs.fit", "FitRun"),
     "Mechanism": ("distlfm.mechanisms", "Mechanism"),
-    "fit": ("distlfm.pipeline.fit", "fit"),
+    "fit": ("distlfm.verbs.fit", "fit"),
     "Operator": ("distlfm.lfo.operator", "Operator"),
-    "evaluate": ("distlfm.pipeline.evaluate", "evaluate"),
-    "generate": ("distlfm.pipeline.generate", "generate"),
+    "evaluate": ("distlfm.verbs.evaluate", "evaluate"),
+    "generate": ("distlfm.verbs.generate", "generate"),
     "load_fit": ("distlfm.inference.archive", "load"),
     "save_fit": ("distlfm.inference.archive", "save"),
-    "query": ("distlfm.pipeline.query", "query"),
+    "query": ("distlfm.verbs.query", "query"),
     "register": ("distlfm.mechanisms", "register"),
     "Store": ("distlfm.store", "Store"),
-    "train": ("distlfm.pipeline.train", "train"),
-    "simulate": ("distlfm.pipeline.simulate", "simulate"),
+    "train": ("distlfm.verbs.train", "train"),
+    "simulate": ("distlfm.simulation.instances", "simulate"),
 }
 
 __all__ = [

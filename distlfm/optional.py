@@ -1,8 +1,14 @@
-"""Extras on demand: import a module of an optional dependency, or say exactly how to install it."""
+"""Extras on demand: import a module of an optional dependency, or say exactly how to install it.
+
+A module from a file that is not on the path.
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
+from pathlib import Path
 from types import ModuleType
 
 from distlfm.errors import MissingExtra
@@ -30,3 +36,18 @@ def require(module: str, extra: str) -> ModuleType:
         if error.name is None or module.split(".")[0] != error.name.split(".")[0]:
             raise
         raise MissingExtra(f"{module} is not installed.", f"Install it with: {install_line(extra)}") from error
+
+
+def import_file(name: str, file: Path) -> ModuleType:
+    """Execute the file as the module `name`; if it fails, nothing of it stays."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

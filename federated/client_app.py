@@ -13,15 +13,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from distlfm.federated.audit import AuditLog
-from distlfm.federated.drafts import draft_folder
-from distlfm.federated.policy import SitePolicy, check_examples, check_local, policy_of
 from distlfm.federated.refused import Reason, Refused
-from distlfm.federated.secure_mod import secure_mod
+from distlfm.federated.secure.memory import draft_folder
+from distlfm.federated.secure.mod import secure_mod
+from distlfm.federated.site.policy import SitePolicy, check_examples, check_local, policy_of
 
 if TYPE_CHECKING:
     from distlfm.federated.codec import Vector
     from distlfm.federated.settings import RoundTask
-    from distlfm.federated.site_work import Part, Site
+    from distlfm.federated.site.work import Part, Site
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 SHARED, WEIGHT = "shared", "num-examples"
@@ -95,7 +95,7 @@ def evaluated(message: Message, context: Context, part: Part) -> Message:
 
 def site_of(context: Context) -> Site:
     """The site of this process, with its policy's budget."""
-    from distlfm.federated.site_work import Site
+    from distlfm.federated.site.work import Site
 
     policy = policy_of(context)
     budget = None if policy.epsilon is None else (policy.epsilon, policy.delta)
@@ -143,7 +143,7 @@ def hardened(policy: SitePolicy, before: Vector, after: Vector) -> Vector:
     """
     if policy.clip is None or not policy.noise_multiplier:
         return after
-    from distlfm.federated.privacy import private_update
+    from distlfm.federated.site.privacy import private_update
 
     return private_update(before, after, policy.clip, policy.noise_multiplier)
 

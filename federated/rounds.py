@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from distlfm.config import fingerprint
 from distlfm.errors import OtherWork, WorkError
 from distlfm.federated.codec import Codec, Vector, weights_digest
-from distlfm.federated.figures import names_of
 from distlfm.federated.settings import ProgrammeConfig
+from distlfm.federated.site.tuning import names_of
 from distlfm.federated.strategy import (
     SHARED,
     SITES,

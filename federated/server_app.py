@@ -30,8 +30,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run what the run's settings ask for; the result is in the run's folder and in one line of the log."""
     from distlfm.federated.audit import AuditLog
-    from distlfm.federated.homes import check_name
-    from distlfm.federated.secure_grid import SecureGrid
+    from distlfm.federated.secure.grid import SecureGrid
+    from distlfm.federated.setup.homes import check_name
 
     programme = programme_of(str(context.run_config["programme"]))
     home = Path(os.environ[HOME])
@@ -74,7 +74,7 @@ def peers_of(home: Path) -> dict[str, str] | None:
 def perform(grid: Grid, programme: ProgrammeConfig, folder: Path, run: str) -> dict[str, Any]:
     """All rounds, or the question; what they brought."""
     from distlfm.federated.rounds import ask, run_rounds
-    from distlfm.federated.site_work import codec_of, open_operator
+    from distlfm.federated.site.work import codec_of, open_operator
     from distlfm.store.files import put_all, storing
 
     if programme.operator is None:

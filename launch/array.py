@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import NoReturn
 
-from distlfm.cluster.slurm import array_share
+from distlfm.cluster.slurm.allocation import array_share
 from distlfm.launch.preempt import JobLog, launch, parser, verb_command, verb_of
 
 VERBS = ("fit",)

@@ -21,11 +21,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
-from distlfm.cluster.queue import of_a_job
-from distlfm.cluster.sbatch import without_patterns
-from distlfm.cluster.slurm import COMPLETE
+from distlfm.cluster.slurm.allocation import COMPLETE
+from distlfm.cluster.slurm.jobs import JobNote, add_note, jobs_folder, of_a_job, refuse_busy
+from distlfm.cluster.slurm.script import without_patterns
 from distlfm.errors import DistlfmError, UsageError, WorkError
-from distlfm.pipeline.submit_jobs import JobNote, add_note, jobs_folder, refuse_busy
 from distlfm.runtime.reporting import reporter_for
 from distlfm.store.files import storing
 
@@ -74,7 +73,7 @@ def links(out: Path, generate: Path, fit: Path, train: Path) -> list[Link]:
 
 def check(found: Sequence[Link]) -> None:
     """Refuse now what a job would refuse later, and runs that other jobs are for."""
-    from distlfm.pipeline.submit_check import Setting, checked
+    from distlfm.verbs.submit import Setting, checked
 
     for link in found:
         if link.config is not None:

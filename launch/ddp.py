@@ -3,7 +3,7 @@
     python -m distlfm.launch.ddp train CONFIG …
 
 In a job's batch script it starts the ranks as one step. A process that a launcher has started already finds its own
-place (`distlfm.cluster.ranks`) and is one rank; without Slurm and any launcher it is one process, or `--workers` many.
+place (`distlfm.cluster.ranks.place`) and is one rank; without Slurm and any launcher it is one process, or `--workers` many.
 """
 
 from __future__ import annotations
@@ -14,17 +14,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from distlfm.cluster.ranks import find_place
-from distlfm.cluster.slurm import Allocation
-from distlfm.launch.preempt import (
-    JobLog,
-    again_if_lost,
-    launch,
-    parser,
-    verb_command,
-    verb_of,
-    work_environment,
-)
+from distlfm.cluster.ranks.place import find_place
+from distlfm.cluster.slurm.allocation import Allocation
+from distlfm.launch.preempt import JobLog, again_if_lost, launch, parser, verb_command, verb_of, work_environment
 
 VERBS = ("train", "resume")
 LEAVE_SECONDS = 60

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from distlfm.cluster.machine import usable_cpus
 from distlfm.launch.preempt import JobLog, again_if_lost, launch, parser, verb_command, verb_of
-from distlfm.solvers.fem.launcher import LAUNCHER
+from distlfm.solvers.fem.group.launcher import LAUNCHER
 
 VERBS = ("fit",)
 

@@ -5,6 +5,8 @@
 Slurm warns a job by USR1, some time before its walltime ends or when another job takes its nodes. The warning goes on
 to the verb, which keeps what it has and ends with 75; then the job is queued again, and the same command goes on where
 it was. The other launch programs do the same around what they start.
+
+A job that sbatch was given directly notes itself beside its run, so that `distlfm status` shows it too.
 """
 
 from __future__ import annotations
@@ -17,20 +19,70 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from distlfm.cluster.paths import import_environment
-from distlfm.cluster.pool import GRACE_SECONDS
-from distlfm.cluster.share import Share
-from distlfm.cluster.slurm import COMPLETE, Allocation, find_allocation
-from distlfm.cluster.slurm_watch import lost_a_node
+import yaml
+
+from distlfm.cluster.blocks.ledger import Share
+from distlfm.cluster.blocks.pool import GRACE_SECONDS
+from distlfm.cluster.machine import import_environment
+from distlfm.cluster.slurm.allocation import COMPLETE, Allocation, find_allocation, lost_a_node
+from distlfm.cluster.slurm.jobs import JobNote, add_note, base_of, jobs_folder, notes_of
+from distlfm.config import read_yaml
 from distlfm.errors import TRY_AGAIN, DistlfmError
-from distlfm.launch.noted import note_job
-from distlfm.runtime.commands import cannot_start
+from distlfm.runtime.environment import cannot_start
 from distlfm.runtime.reporting import Reporter, reporter_for
+from distlfm.store.files import storing
+
+VERBS = ("fit", "generate", "train", "tune")
+STANDARD_OUTPUT = Path("/proc/self/fd/1")
+
+
+def note_job(words: Sequence[str], allocation: Allocation, environment: Mapping[str, str]) -> None:
+    """Note the job that does a verb, unless it is noted. Of an array the first task does it; a disk that is full is
+    left to the verb."""
+    task = environment.get("SLURM_ARRAY_TASK_ID", "")
+    run, number = run_of(words), base_of(allocation.job)
+    if run is None or task != environment.get("SLURM_ARRAY_TASK_MIN", ""):
+        return
+    if number in {note.job for note in notes_of(run)}:
+        return
+    log = os.path.realpath(STANDARD_OUTPUT)
+    note = JobNote(
+        job=number,
+        verb=words[0],
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        nodes=len(allocation.nodes),
+        config=os.path.abspath(words[1]),
+        script="",
+        log=log.replace(f"_{task}.", "_*.") if task else log,
+        arguments=tuple(words[2:]),
+    )
+    with suppress(DistlfmError), storing("the list of jobs", run):
+        jobs_folder(run).mkdir(parents=True, exist_ok=True)
+        add_note(jobs_folder(run), note)
+
+
+def run_of(words: Sequence[str]) -> Path | None:
+    """The folder or store that a verb with these arguments works on; None if they do not tell."""
+    if len(words) < 2 or words[0] not in VERBS:
+        return None
+    found: object = None
+    with suppress(DistlfmError):
+        found = (read_yaml(Path(words[1])).get("run") or {}).get("dir")
+    for place, word in enumerate(words[2:], 3):
+        name, equals, value = word.partition("=")
+        if name == "run.dir":
+            with suppress(yaml.YAMLError):
+                found = yaml.safe_load(value)
+        if name == "--out":
+            found = value if equals else next(iter(words[place:]), None)
+    return Path(str(found)).absolute() if found else None
+
 
 LOOK_SECONDS = 0.1
 INSIST_SECONDS = GRACE_SECONDS + 2.0
@@ -189,8 +241,8 @@ def launch(work: Callable[[JobLog], int], words: Sequence[str] = ()) -> NoReturn
 
 def accounted_for(run: str | None, share: Share | None = None) -> bool:
     """Is there a run, and nothing left to do in it, or in a share of it?"""
-    from distlfm.pipeline.status import status
     from distlfm.store import Store, find_store
+    from distlfm.verbs.status import status
 
     if not run:
         return False

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from distlfm.cluster.ray_hosts import Reach, Site, ray_over
-from distlfm.cluster.slurm import FIRST_PORT, Allocation
+from distlfm.cluster.ray.hosts import Reach, Site, ray_over
+from distlfm.cluster.slurm.allocation import FIRST_PORT, Allocation
 from distlfm.launch.preempt import JobLog, launch, parser, verb_command, verb_of
 from distlfm.runtime.hosts import expand_hosts
 

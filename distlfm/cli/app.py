@@ -14,8 +14,12 @@ from typing import Annotated
 import click
 import typer
 
-from distlfm.cli import config, data, doctor, federated, fit, generate, query, serve, status, store, submit, train
-from distlfm.cli.state import STATE, group, start
+from distlfm.cli import config, data, federated, fit, query, store, submit, train
+from distlfm.cli import fit as generate
+from distlfm.cli import health as doctor
+from distlfm.cli import health as status
+from distlfm.cli import query as serve
+from distlfm.cli.options import STATE, group, start
 from distlfm.errors import DistlfmError
 from distlfm.version import __version__
 

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distlfm.cli.plugins import Plugins
-from distlfm.cli.state import STATE, group
+from distlfm.cli.options import STATE, Plugins, group
 from distlfm.config import dump
 
 if TYPE_CHECKING:
-    from distlfm.pipeline.equations import EquationSheet
-    from distlfm.pipeline.verbs import Verbs
     from distlfm.runtime.reporting import Reporter
+    from distlfm.verbs.config import EquationSheet, Verbs
 
 app = group("Look at configs: their schema, what a file and its overrides come to, and the equations there are.")
 
@@ -26,7 +24,7 @@ def schema(verb: Annotated[str, typer.Argument(help="The verb whose config is me
 
     Example: `distlfm config schema fit > fit.schema.json`
     """
-    from distlfm.pipeline.verbs import schema_of
+    from distlfm.verbs.config import schema_of
 
     typer.echo(json.dumps(schema_of(verb, every_verb()), indent=2))
 
@@ -42,7 +40,7 @@ def show(
 
     Example: `distlfm config show configs/fit/p53.yaml run.seed=1`
     """
-    from distlfm.pipeline.verbs import load_any
+    from distlfm.verbs.config import load_any
 
     typer.echo(dump(load_any(path, overrides or [], every_verb())), nl=False)
 
@@ -69,7 +67,7 @@ def equations(
 
     - `distlfm config equations infusion --plugin infusion`: one of your own
     """
-    from distlfm.pipeline.equations import describe_equation, list_equations
+    from distlfm.verbs.config import describe_equation, list_equations
 
     if kind is None:
         found = list_equations(plugin or [])
@@ -121,9 +119,9 @@ def _tell(sheet: EquationSheet, reporter: Reporter) -> None:
 
 def every_verb() -> Verbs:
     """Verbs that have keys: those that read a config, and those that take keys on the command line alone."""
-    from distlfm.federated.verbs import VERBS as FEDERATED
-    from distlfm.pipeline.query_settings import EvaluateConfig, QueryConfig
-    from distlfm.pipeline.verbs import VERBS
+    from distlfm.federated.settings import VERBS as FEDERATED
+    from distlfm.runs.settings import EvaluateConfig, QueryConfig
     from distlfm.serve.settings import ServeConfig
+    from distlfm.verbs.config import VERBS
 
     return {**VERBS, "query": QueryConfig, "evaluate": EvaluateConfig, "serve": ServeConfig, **FEDERATED}

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from distlfm.cli.state import STATE, group
+from distlfm.cli.options import STATE, group
 from distlfm.config import apply_overrides, build, read_yaml
 from distlfm.errors import UsageError
 
@@ -21,7 +21,7 @@ def ls(as_json: Annotated[bool, typer.Option("--json", help="One JSON list for p
 
     Example: `distlfm data ls`
     """
-    from distlfm.data.describe import list_datasets
+    from distlfm.data.catalog import list_datasets
 
     entries = list_datasets()
     if as_json:
@@ -57,7 +57,7 @@ def check(
     - `distlfm data check fit.yaml`: the data of a config, with its columns
     """
     from distlfm.data import ColumnMap
-    from distlfm.data.describe import check as check_path
+    from distlfm.data.catalog import check as check_path
 
     given: dict[str, object] = {}
     if path.suffix in (".yaml", ".yml"):
@@ -79,7 +79,7 @@ def check(
 
 def _named_by(config: Path) -> tuple[Path, dict[str, object]]:
     """The file that a config's section `data` names, and its columns."""
-    from distlfm.pipeline.settings import DataConfig
+    from distlfm.runs.settings import DataConfig
 
     content = read_yaml(config).get("data")
     data = build(DataConfig, content if isinstance(content, dict) else {}, source=f"{config}: data")

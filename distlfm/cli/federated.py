@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from distlfm.cli import federated_provision
+from distlfm.cli import provision as federated_provision
 from distlfm.cli.fit import Overrides, as_overrides
-from distlfm.cli.state import STATE, group
+from distlfm.cli.options import STATE, group
 from distlfm.config import load
 from distlfm.errors import UsageError
 from distlfm.optional import require
 from distlfm.runtime.reporting import Reporter, reporter_for
 
 if TYPE_CHECKING:
-    from distlfm.federated.control import Connection
+    from distlfm.federated.link.control import Connection
     from distlfm.federated.settings import ProgrammeConfig
 
 app = group("Tune and ask a common operator over several sites. Patients' data stay at their site.")
@@ -54,7 +54,7 @@ def link(folder: Folder, insecure: Insecure = False) -> None:
 
     Example: `distlfm federated link federation/link`
     """
-    from distlfm.federated.link import serve_link
+    from distlfm.federated.link.service import serve_link
 
     serve_link(folder, STATE.reporter, insecure=insecure)
 
@@ -65,7 +65,7 @@ def prepare(folder: Folder) -> int:
 
     Example: `distlfm federated prepare federation/sites/north`
     """
-    from distlfm.federated.site_work import Site
+    from distlfm.federated.site.work import Site
 
     if not (folder / "site.yaml").is_file():
         fix = "Make one from the coordinator's kit: distlfm federated provision site KIT FOLDER"
@@ -81,7 +81,7 @@ def site(folder: Folder, insecure: Insecure = False) -> None:
 
     Example: `distlfm federated site federation/sites/north`
     """
-    from distlfm.federated.site import serve_site
+    from distlfm.federated.site.service import serve_site
 
     serve_site(folder, STATE.reporter, insecure=insecure)
 
@@ -107,7 +107,7 @@ def run(
 
     - `distlfm federated run programme.yaml --server link.example.org:8443 --ca ca.pem --token me.token`
     """
-    from distlfm.federated.run import begin_run, run_programme, write_run
+    from distlfm.federated.link.run import begin_run, run_programme, write_run
     from distlfm.federated.settings import ProgrammeConfig
 
     asked = load(ProgrammeConfig, config, overrides or [])
@@ -146,7 +146,7 @@ def query(
 
     - `distlfm federated query cohort --programme programme.yaml --link federation/link`
     """
-    from distlfm.federated.query import ask_federation, ask_site
+    from distlfm.federated.link.run import ask_federation, ask_site
 
     if site is not None:
         from distlfm.cli.query import tell
@@ -170,7 +170,7 @@ def status(folder: Folder, insecure: Insecure = False, as_json: AsJson = False) 
 
     Example: `distlfm federated status federation/link`
     """
-    from distlfm.federated.status import status as look
+    from distlfm.federated.link.status import status as look
 
     told = look(folder, insecure=insecure)
     _tell(told, as_json)
@@ -188,7 +188,7 @@ def simulate(
 
     Example: `distlfm federated simulate configs/federated/glucose.yaml --out runs/federation`
     """
-    from distlfm.federated.simulate import simulate as run_simulate
+    from distlfm.federated.simulation.run import simulate as run_simulate
 
     _tell(run_simulate(config, overrides or [], out, _reporter(as_json)), as_json)
 
@@ -274,7 +274,7 @@ def _reporter(as_json: bool) -> Reporter:
 def _connection(
     link: Path | None, server: str | None, ca: Path | None, token: Path | None, insecure: bool
 ) -> Connection:
-    from distlfm.federated.control import connection_of, connection_to
+    from distlfm.federated.link.control import connection_of, connection_to
 
     if (link is None) == (server is None):
         raise UsageError("It is not said which link is meant.", "Give --link FOLDER, or --server HOST:PORT.")

@@ -1,6 +1,8 @@
 """`distlfm simulate`, `distlfm fit`, `distlfm resume` and `distlfm demo`.
 
 What computes is imported by the verb that needs it: help and completion must not wait for it.
+
+`distlfm generate`: a store of instances whose truth is known.
 """
 
 from __future__ import annotations
@@ -13,15 +15,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distlfm.cli.plugins import Plugins, plugins_override
-from distlfm.cli.state import STATE
+from distlfm.cli.options import STATE, Plugins, plugins_override
 from distlfm.config import apply_overrides, build, dump, load, read_yaml
 from distlfm.errors import UsageError
 from distlfm.runtime.reporting import Reporter
 
 if TYPE_CHECKING:
-    from distlfm.pipeline.fit import FitRun
-    from distlfm.pipeline.settings import FitConfig
+    from distlfm.runs.settings import FitConfig
+    from distlfm.verbs.fit import FitRun
+
 
 Executor = Annotated[
     str | None, typer.Option("--executor", help="auto, ray, or serial, which needs no Ray. Short for run.executor.")
@@ -57,8 +59,8 @@ def simulate(
     - `distlfm simulate configs/simulate/reaction_diffusion_2d.yaml --out square.npz`
     """
     from distlfm.data import write_npz
-    from distlfm.pipeline.settings import SimulateConfig
-    from distlfm.pipeline.simulate import simulate_from
+    from distlfm.runs.settings import SimulateConfig
+    from distlfm.simulation.instances import simulate_from
     from distlfm.store.files import no_place, put_quickly
 
     given = {name: value for name, value in (("instances", instances), ("seed", seed)) if value is not None}
@@ -117,8 +119,8 @@ def fit(
 
     - `distlfm fit configs/fit/transcription.yaml --data STORE --out runs/fleet --workers 2`
     """
-    from distlfm.pipeline.fit import fit as run_fit
-    from distlfm.pipeline.settings import FitConfig
+    from distlfm.runs.settings import FitConfig
+    from distlfm.verbs.fit import fit as run_fit
 
     short = {"data.path": data, "run.dir": out, "mechanism.ranks": mpi_ranks}
     given = [*as_overrides(short), *work_overrides(executor, workers, address), *plugins_override(plugin)]
@@ -130,8 +132,8 @@ def fit(
 
 
 def _fit_part(config: FitConfig, part: str) -> int:
-    from distlfm.cluster.share import share_of
-    from distlfm.pipeline.fit_part import fit_part
+    from distlfm.cluster.blocks.ledger import share_of
+    from distlfm.verbs.fit import fit_part
 
     reporter = STATE.reporter
     found = fit_part(config, share_of(part), reporter=reporter)
@@ -150,8 +152,8 @@ def resume(
 
     Example: `distlfm resume runs/fleet`
     """
-    from distlfm.pipeline.fit import resume as run_resume
     from distlfm.store import Store, is_store
+    from distlfm.verbs.fit import resume as run_resume
 
     kept = run / "config.yaml"
     if not kept.is_file() and not is_store(run):
@@ -165,7 +167,7 @@ def resume(
         raise UsageError(cause, "Repeat the command that began it.")
     settings = work_overrides(executor, workers, address)
     if is_store(run) and Store.open(run).spec.kind == "generate":
-        from distlfm.pipeline.generate import resume_generate
+        from distlfm.verbs.generate import resume_generate
 
         resume_generate(run, settings, STATE.reporter)
         return 0
@@ -174,8 +176,8 @@ def resume(
 
 def _resume_training(verb: str, run: Path, settings: list[str]) -> int:
     from distlfm.cli.train import tell_training
-    from distlfm.pipeline.train import resume_train
-    from distlfm.pipeline.tune import tune
+    from distlfm.verbs.train import resume_train
+    from distlfm.verbs.tune import tune
 
     if verb == "train":
         tell_training(resume_train(run, settings, STATE.reporter), STATE.reporter)
@@ -237,16 +239,43 @@ def demo(
 
     Example: `distlfm demo --out runs/demo`
     """
-    from distlfm.pipeline import demo as acts
-    from distlfm.pipeline.demo_play import Act
-    from distlfm.report.demo_page import Showing
+    from distlfm.report.demo import Showing
+    from distlfm.verbs import demo as acts
+    from distlfm.verbs.demo import Act
 
     sites = out / "sites"
 
     def federation() -> Showing:
-        from distlfm.federated.demo_act import act
+        from distlfm.federated.simulation.run import act
 
         return act(sites, STATE.reporter)
 
     title = "let four hospitals tune an operator for glucose without sharing a patient"
     return acts.run(out, STATE.reporter, [Act(title, federation, {"configs": str(sites)}, sites)])
+
+
+def generate(
+    config: Annotated[Path, typer.Argument(help="A config file, such as configs/generate/transcription.yaml.")],
+    overrides: Overrides = None,
+    instances: Annotated[int | None, typer.Option("--instances", min=1, help="How many to draw.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The store to write. Short for run.dir=DIR.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Everything random follows from it.")] = None,
+    executor: Executor = None,
+    workers: Workers = None,
+    address: Address = None,
+    plugin: Plugins = None,
+) -> None:
+    """Draw forces and parameters from the priors of a config, solve forward, and keep all of it in a store.
+
+    Repeat the command to go on where it was stopped. Examples:
+
+    - `distlfm generate configs/generate/transcription.yaml --instances 2000 --out stores/transcription.zarr`
+
+    - `distlfm generate configs/generate/glucose.yaml --instances 500 --out stores/days.zarr missing=0.1`
+    """
+    from distlfm.verbs.generate import generate as run_generate
+
+    short = [*as_overrides({"run.dir": out, "instances": instances, "seed": seed}), *plugins_override(plugin)]
+    settings = [*(overrides or []), *short, *work_overrides(executor, workers, address)]
+    store = run_generate(config, settings, STATE.reporter)
+    STATE.reporter.say(f"{store.spec.instances} instances of {store.spec.attributes['mechanism']} are in {store.path}")

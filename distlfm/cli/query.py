@@ -1,20 +1,25 @@
-"""`distlfm query` and `distlfm operator`: asking a trained operator, and taking it elsewhere."""
+"""`distlfm query` and `distlfm operator`: asking a trained operator, and taking it elsewhere.
+
+`distlfm serve`: a page on this machine that shows what an operator infers from a site's data.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from distlfm.cli.fit import MOST_LISTED, Overrides, as_overrides
-from distlfm.cli.plugins import Plugins, plugins_override
-from distlfm.cli.state import STATE, group
+from distlfm.cli.options import STATE, Plugins, group, plugins_override
 from distlfm.cli.train import Checkpoint
+from distlfm.config import apply_overrides, build
+from distlfm.optional import require
 
 if TYPE_CHECKING:
-    from distlfm.pipeline.query import QueryRun
     from distlfm.runtime.reporting import Reporter
+    from distlfm.verbs.query import QueryRun
+
 
 app = group("Show a trained operator, or export it for other programs.")
 
@@ -38,7 +43,7 @@ def query(
 
     - `distlfm query runs/operator/operator.pt transcription_toy outputs.gene_a=output_0`
     """
-    from distlfm.pipeline.query import query as run_query
+    from distlfm.verbs.query import query as run_query
 
     short = [*as_overrides({"run.dir": out}), *(["plot=true"] if plot else []), *plugins_override(plugin)]
     run = run_query(checkpoint, data, [*(overrides or []), *short], STATE.reporter)
@@ -51,7 +56,7 @@ def show(checkpoint: Checkpoint, plugin: Plugins = None) -> None:
 
     Example: `distlfm operator show runs/operator`
     """
-    from distlfm.pipeline.query_export import described
+    from distlfm.answers.export import described
 
     rows = [[name, value] for name, value in described(checkpoint, plugin or ()).items()]
     STATE.reporter.table("", ("what", "value"), rows)
@@ -72,7 +77,7 @@ def export(
 
     - `distlfm operator export runs/operator --format torchscript --out operator.ts`
     """
-    from distlfm.pipeline.query_export import export as run_export
+    from distlfm.answers.export import export as run_export
 
     path = run_export(checkpoint, out, form, plugin or ())
     STATE.reporter.say(f"{path} takes values and mask; {path.with_suffix('.json')} says how")
@@ -106,3 +111,53 @@ def tell(run: QueryRun, reporter: Reporter) -> int:
         for name in ("answers.csv", "parameters.csv", "summary.json", *(["report.html"] if run.config.plot else [])):
             reporter.say(f"{name.partition('.')[0]}: {folder / name}")
     return 1 if run.tally.failed or run.tally.set_aside else 0
+
+
+def serve(
+    checkpoint: Checkpoint,
+    overrides: Overrides = None,
+    data: Annotated[
+        str | None, typer.Option("--data", help="Patients to choose from: a file, a folder, a store, a reference set.")
+    ] = None,
+    fit: Annotated[
+        Path | None, typer.Option("--fit", help="A config of `distlfm fit`, for the comparison with a full fit.")
+    ] = None,
+    port: Annotated[int | None, typer.Option("--port", help="8765 by default; 0 takes any that is free.")] = None,
+    host: Annotated[str | None, typer.Option("--host", help="The address to listen on; 127.0.0.1 by default.")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="The page asks for the token in this file; made if need be.")
+    ] = None,
+    expose_unencrypted: Annotated[
+        bool,
+        typer.Option("--expose-unencrypted", help="Let other machines in; what they send and see is not encrypted."),
+    ] = False,
+    name: Annotated[
+        list[str] | None, typer.Option("--name", help="A name by which other machines call this one; may be repeated.")
+    ] = None,
+    plugin: Plugins = None,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Show a local web page: drop a file or pick a patient, see the inferred force, compare with a full fit.
+
+    Only this machine can reach it, it needs no internet, and nothing of a session is kept. Examples:
+
+    - `distlfm serve runs/operator`
+
+    - `distlfm serve runs/operator --data patients/ --token-file token.txt`
+
+    - `distlfm serve runs/operator --data series.csv data.columns.time=hours 'data.columns.values=[a, b]'`
+    """
+    for module in ("starlette", "uvicorn"):
+        require(module, "serve")
+    from distlfm.serve.server import serve as run_serve
+    from distlfm.serve.settings import ServeConfig
+    from distlfm.verbs.query import named_data
+
+    given = {"fit": fit, "port": port, "host": host, "token_file": token_file, "names": name}
+    content: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    content |= {"checkpoint": str(checkpoint), "expose_unencrypted": expose_unencrypted}
+    content["data"] = {} if data is None else named_data(data)
+    config = build(
+        ServeConfig, apply_overrides(content, [*(overrides or []), *plugins_override(plugin)]), source="serve"
+    )
+    run_serve(config, STATE.reporter, typer.launch if show else None)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distlfm.cli.state import STATE, group
+from distlfm.cli.options import STATE, group
 from distlfm.errors import DistlfmError
 
 if TYPE_CHECKING:
-    from distlfm.store.describe import Summary
+    from distlfm.store.inspection import Summary
 
 app = group("Look at stores of fitted or generated instances: list, verify, merge, export.")
 
@@ -35,7 +35,7 @@ def ls(
 
     - `distlfm store ls runs/toy generated.zarr --json`
     """
-    from distlfm.store.describe import stores_at, summarise
+    from distlfm.store.inspection import stores_at, summarise
 
     found, failures = [], []
     for path in stores_at(paths or [Path()]):
@@ -67,8 +67,8 @@ def verify(paths: Stores) -> int:
     - `distlfm store verify generated.zarr other.zarr`
     """
     from distlfm.store import Store
+    from distlfm.store.inspection import verify as check
     from distlfm.store.markers import finished
-    from distlfm.store.verify import verify as check
 
     whole = True
     for path in paths:

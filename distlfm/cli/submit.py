@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from distlfm.cli.fit import Overrides, as_overrides
-from distlfm.cli.plugins import Plugins, plugins_override
-from distlfm.cli.state import STATE
+from distlfm.cli.options import STATE, Plugins, plugins_override
 
 PLACES = {"fit": "data.path", "train": "data.stores", "tune": "train.data.stores"}
 
@@ -55,9 +54,9 @@ def submit(
 
     - `distlfm submit train configs/train/transcription.yaml --out runs/operator --gpus 4 --time 60 --dependency 17`
     """
-    from distlfm.cluster.sbatch import Resources
-    from distlfm.pipeline.submit import plan
-    from distlfm.pipeline.submit import submit as run_submit
+    from distlfm.cluster.slurm.script import Resources
+    from distlfm.verbs.submit import plan
+    from distlfm.verbs.submit import submit as run_submit
 
     asked = Resources(
         nodes=nodes,

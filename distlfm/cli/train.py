@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distlfm.cli.fit import Address, Overrides, as_overrides
-from distlfm.cli.plugins import Plugins, plugins_override
-from distlfm.cli.state import STATE
+from distlfm.cli.options import STATE, Plugins, plugins_override
 
 if TYPE_CHECKING:
-    from distlfm.pipeline.evaluate import Evaluation
-    from distlfm.pipeline.train import TrainRun
     from distlfm.runtime.reporting import Reporter
+    from distlfm.verbs.evaluate import Evaluation
+    from distlfm.verbs.train import TrainRun
 
 Stores = Annotated[
     list[Path] | None, typer.Option("--data", help="A store to learn from; may be given again. Short for data.stores.")
@@ -57,7 +56,7 @@ def train(
 
     - `distlfm train configs/train/observed.yaml --start runs/operator --observations measured.csv --out runs/tuned`
     """
-    from distlfm.pipeline.train import train as run_train
+    from distlfm.verbs.train import train as run_train
 
     short = as_overrides({"run.dir": out, "run.launcher": launcher, "run.workers": workers, "run.address": address})
     short += [*as_overrides({"start": start, "data.observations.path": observations}), *plugins_override(plugin)]
@@ -95,7 +94,7 @@ def tune(
 
     - `distlfm tune configs/tune/transcription.yaml --out runs/sweep --trials 50 --address auto`
     """
-    from distlfm.pipeline.tune import tune as run_tune
+    from distlfm.verbs.tune import tune as run_tune
 
     options = {"run.dir": out, "search.trials": trials, "run.workers": workers, "run.address": address}
     short = [*_stores(data, "train.data"), *as_overrides(options), *plugins_override(plugin, "train.plugins")]
@@ -119,7 +118,7 @@ def evaluate(
 
     - `distlfm evaluate runs/operator/operator.pt runs/fleet part=all --limit 500`
     """
-    from distlfm.pipeline.evaluate import evaluate as run_evaluate
+    from distlfm.verbs.evaluate import evaluate as run_evaluate
 
     short = [*as_overrides({"run.dir": out, "limit": limit}), *plugins_override(plugin)]
     found = run_evaluate(checkpoint, store, [*(overrides or []), *short], STATE.reporter)

@@ -5,9 +5,9 @@ from distlfm.data import csv as _csv
 from distlfm.data import npz as _npz
 from distlfm.data import parquet as _parquet
 from distlfm.data.base import ColumnMap, ReadReport, reads
-from distlfm.data.describe import CheckReport, check, list_datasets
-from distlfm.data.door import examine, iter_instances, iter_reports, read
+from distlfm.data.catalog import CheckReport, check, list_datasets
 from distlfm.data.npz import write_npz
+from distlfm.data.reading import examine, iter_instances, iter_reports, read
 
 # Importing a reader's file registers it; a new reader is one more name here.
 READERS = (_csv.read_csv, _npz.read_npz, _parquet.read_parquet)

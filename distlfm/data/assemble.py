@@ -13,12 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from distlfm.data.base import ColumnMap, ReadReport
-from distlfm.data.fleet import PartlyObserved
-from distlfm.data.infer import infer_columns
-from distlfm.data.merge import IntArray, Merged, distinct_points, merge
-from distlfm.data.rows import Rows
-from distlfm.data.table import Table
+from distlfm.data.base import ColumnMap, ReadReport, Table, infer_columns
+from distlfm.data.doubts import PartlyObserved
+from distlfm.data.rows import IntArray, Merged, Rows, distinct_points, merge
 from distlfm.errors import DataError, Problem
 from distlfm.instance import MIN_TIMES, FloatArray, Instance, Truth
 

@@ -2,20 +2,133 @@
 
 A new format is a new file: write `def read_xyz(path, columns) -> ReadReport`, decorate it with `@reads(".xyz")`, and
 import it in `distlfm/data/__init__.py`.
+
+A table as readers hand it on: named columns, the row number of each row, and how cells become numbers.
+
+A careful guess of the column map from a table's header, for tables that leave no doubt.
+
+It never guesses between two candidates, because the wrong one could be the truth that a fit must not see.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import difflib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self, final
 
+import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from distlfm.data.table import Table
 from distlfm.errors import DataError, Problem
-from distlfm.instance import Instance
+from distlfm.instance import BoolArray, FloatArray, Instance
+
+CHUNK = 20_000
+"""Rows of a large table that are read at a time."""
+
+MISSING = "NA"
+"""How R writes a cell in which nothing was observed."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A column as numbers.
+
+    values: [rows], NaN where a cell is empty or bad. empty: [rows], True for empty cells.
+    bad: the text of every cell that is neither empty nor a finite number, by row index.
+    """
+
+    values: FloatArray
+    empty: BoolArray
+    bad: dict[int, str]
+
+    @property
+    def mostly_numeric(self) -> bool:
+        filled = len(self.empty) - int(self.empty.sum())
+        return filled > 0 and 2 * len(self.bad) <= filled
+
+
+@dataclass(frozen=True)
+class RaggedRow:
+    """A row with too few or too many cells."""
+
+    row: int
+    cells: Sequence[str]
+
+
+class Unreadable(Exception):
+    """A file that cannot be read on; the reader of whole files says why."""
+
+
+class Table(ABC):
+    """The rows of one file. `row_numbers` says where in the file each row is, counted from 1."""
+
+    file: str
+    names: Sequence[str]
+    row_numbers: Sequence[int]
+    ragged: Sequence[RaggedRow] = ()
+
+    @abstractmethod
+    def numbers(self, name: str) -> Numbers:
+        """A column as numbers."""
+
+    @abstractmethod
+    def labels(self, name: str) -> list[str]:
+        """A column as text without surrounding blanks; empty cells are empty strings."""
+
+    @abstractmethod
+    def part(self, start: int, stop: int) -> Self:
+        """Rows `start` … `stop` − 1; ragged ones are left behind."""
+
+    @abstractmethod
+    def followed_by(self, other: Self) -> Self:
+        """These rows, then the other's."""
+
+    @final
+    def __len__(self) -> int:
+        return len(self.row_numbers)
+
+    @final
+    def require(self, key: str, name: str) -> None:
+        """Refuse a column that is not there, and say which one is nearest."""
+        if name in self.names:
+            return
+        near = difflib.get_close_matches(name, self.names, n=1, cutoff=0.5) or [
+            other for other in self.names if other.lower() == name.lower()
+        ]
+        there = f"The file has: {', '.join(self.names)}."
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        raise DataError(
+            Problem(f"There is no column {name!r}.", f"{hint}Set columns.{key}. {there}", file=self.file, column=name)
+        )
+
+
+def parse_numbers(cells: Sequence[str]) -> Numbers:
+    """Text cells as numbers. Empty cells and R's `NA` are missing; `nan` and `inf` are bad, as results gone wrong."""
+    try:
+        values = np.array([float(cell) if cell else np.nan for cell in cells], dtype=np.float64)
+        empty = np.fromiter((not cell for cell in cells), dtype=np.bool_, count=len(cells))
+        # Python reads 1_000 as a thousand; no table means that.
+        suspects = [index for index, cell in enumerate(cells) if "_" in cell]
+    except ValueError:
+        stripped = ["" if cell.strip() == MISSING else cell.strip() for cell in cells]
+        values = np.array([_number(cell) for cell in stripped], dtype=np.float64)
+        empty = np.fromiter((not cell for cell in stripped), dtype=np.bool_, count=len(cells))
+        suspects = [index for index, cell in enumerate(stripped) if "_" in cell]
+    suspects += np.flatnonzero(~np.isfinite(values) & ~empty).tolist()
+    bad = {index: cells[index].strip() for index in sorted(set(suspects))}
+    values[list(bad)] = np.nan
+    return Numbers(values, empty, bad)
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return float("nan")
 
 
 def _as_names(value: object) -> object:
@@ -173,3 +286,58 @@ def reader_for(path: Path) -> Reader:
             )
         )
     return _READERS[suffix]
+
+
+_UNIT = r"(_(s|sec|min|h|hr|d|days|hours|minutes|seconds)|\s*(\([^()]+\)|\[[^\[\]]+\]))?"
+"""`time_h`, `Time (h)`, `time [h]`."""
+
+_TIME = re.compile(rf"(t|times?|years?|days?|hours?|minutes?|seconds?){_UNIT}", re.IGNORECASE)
+_INSTANCE = re.compile(r"(patient|instance|replicate|subject|sample|donor|id)([_ ]id)?", re.IGNORECASE)
+_POSITION = re.compile(r"(x|x_?\d|positions?)", re.IGNORECASE)
+_OUTPUT = re.compile(r"(gene|output)(_name)?", re.IGNORECASE)
+_VARIANCE = re.compile(r"(variance|noise_variance)", re.IGNORECASE)
+
+
+def infer_columns(table: Table) -> tuple[ColumnMap, Problem]:
+    """The column map that the header suggests, and the notice that says what was taken."""
+    time = _one(table, "time", _TIME)
+    if time is None:
+        raise _doubt(table, "No column is clearly the time.")
+    instance = _one(table, "instance", _INSTANCE)
+    variance = _one(table, "variance", _VARIANCE)
+    positions = tuple(name for name in table.names if _POSITION.fullmatch(name))
+    # `output` may name the column of values as well as the column of output names: only text can be names.
+    names = [name for name in table.names if _OUTPUT.fullmatch(name) and not table.numbers(name).mostly_numeric]
+    if len(names) > 1:
+        raise _doubt(table, f"Columns {_quoted(names)} could each name the output.")
+    output = names[0] if names else None
+    rest = [name for name in table.names if name not in {time, instance, variance, output, *positions}]
+    if len(rest) != 1 or not table.numbers(rest[0]).mostly_numeric:
+        found = f"Columns {_quoted(rest)} could each be" if len(rest) > 1 else "No column is clearly"
+        raise _doubt(table, f"{found} the observed values.")
+    columns = ColumnMap(
+        time=time, instance=instance, output=output, values=(rest[0],), positions=positions, variance=variance
+    )
+    taken = ", ".join(f"{key} = {name!r}" for key, name in columns.roles())
+    return columns, Problem(f"The columns were guessed: {taken}.", "Set columns to choose them yourself.", table.file)
+
+
+def _one(table: Table, key: str, pattern: re.Pattern[str]) -> str | None:
+    found = [name for name in table.names if pattern.fullmatch(name)]
+    if len(found) > 1:
+        raise _doubt(table, f"Columns {_quoted(found)} could each be the {key}.")
+    return found[0] if found else None
+
+
+def _doubt(table: Table, what: str) -> DataError:
+    fix = (
+        "Set columns.time and columns.values, and where they apply columns.instance, columns.output, "
+        "columns.positions, columns.variance and columns.truth_force (for scoring only): in a config "
+        "`data: {columns: {time: a, values: [b, c]}}`, with data check `time=a 'values=[b, c]'`. "
+        f"The file has: {', '.join(table.names)}."
+    )
+    return DataError(Problem(what, fix, table.file))
+
+
+def _quoted(names: list[str]) -> str:
+    return ", ".join(repr(name) for name in names)

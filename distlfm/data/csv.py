@@ -14,8 +14,18 @@ from pathlib import Path
 from typing import final
 
 from distlfm.data.assemble import assemble
-from distlfm.data.base import ColumnMap, ReadReport, reads, stem_of
-from distlfm.data.table import CHUNK, Numbers, RaggedRow, Table, Unreadable, parse_numbers
+from distlfm.data.base import (
+    CHUNK,
+    ColumnMap,
+    Numbers,
+    RaggedRow,
+    ReadReport,
+    Table,
+    Unreadable,
+    parse_numbers,
+    reads,
+    stem_of,
+)
 from distlfm.errors import DataError, Problem
 
 

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from distlfm.data.assemble import assemble
-from distlfm.data.base import ColumnMap, ReadReport, reads, stem_of
-from distlfm.data.table import CHUNK, Numbers, Table, Unreadable, parse_numbers
+from distlfm.data.base import CHUNK, ColumnMap, Numbers, ReadReport, Table, Unreadable, parse_numbers, reads, stem_of
 from distlfm.errors import DataError, Problem
 
 

@@ -23,21 +23,20 @@ from distlfm.config import build
 from distlfm.errors import OtherWork, UsageError
 from distlfm.inference.base import Fit, Posterior
 from distlfm.inference.collapsed import restore as restore_collapsed
-from distlfm.inference.exact import AnalyticMotif
-from distlfm.inference.field import FieldGaussian
-from distlfm.inference.field_linearised import LinearisedField, Point
-from distlfm.inference.field_settle import FieldSettings, build_map
-from distlfm.inference.field_slopes import Around, FieldSlopes, known_noise
-from distlfm.inference.field_surface import Surface
-from distlfm.inference.forward import Forward
-from distlfm.inference.linear import LinearGaussian, Quadrature
+from distlfm.inference.field.linearised import LinearisedField, Point
+from distlfm.inference.field.marginal import FieldGaussian
+from distlfm.inference.field.settings import FieldSettings, build_map
+from distlfm.inference.field.slopes import Around, FieldSlopes, known_noise
+from distlfm.inference.field.surface import Surface
 from distlfm.inference.marginal import Marginal
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import Status
 from distlfm.inference.result import Band, FitResult, Prediction, results_of
-from distlfm.inference.solved import SolvedPosterior
-from distlfm.inference.statespace import StateSpace
+from distlfm.inference.series.exact import AnalyticMotif
+from distlfm.inference.series.forward import Forward, SolvedPosterior
+from distlfm.inference.series.linear import LinearGaussian, Quadrature
+from distlfm.inference.series.statespace import StateSpace
 from distlfm.instance import Instance, Truth
 from distlfm.mechanisms import build_system
 from distlfm.solvers.base import SolverConfig

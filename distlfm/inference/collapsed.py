@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distlfm.inference.base import Fit, Posterior, Predicted, Unknowns
+from distlfm.inference.base import Fit, Mixture, Posterior, Predicted, Unknowns
 from distlfm.inference.curvature import find_modes
-from distlfm.inference.linear import LinearGaussian, choose_quadrature
 from distlfm.inference.marginal import Marginal
-from distlfm.inference.mixture import Mixture
 from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum, Status
 from distlfm.inference.posterior import ParameterPosterior, PosteriorConfig, infer
+from distlfm.inference.series.linear import LinearGaussian, choose_quadrature
 from distlfm.inference.whitened import WhitenedMarginal
 from distlfm.runtime.watching import during, stepped
 from distlfm.solvers.linear import probe

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from distlfm.errors import UsageError
-from distlfm.inference.base import Fit, Posterior
-from distlfm.inference.estimates import Direction, Estimate, estimates, undetermined
-from distlfm.inference.mixture import Mixture
+from distlfm.inference.base import Fit, Mixture, Posterior
+from distlfm.inference.findings.estimates import Direction, Estimate, estimates, strain, undetermined
 from distlfm.inference.optimise import Status
-from distlfm.inference.strain import strain
 from distlfm.instance import FloatArray, Instance
 
 LEVELS = (0.68, 0.95)

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from distlfm.inference.field_settle import Extent, extent_of, settle_extent
+from distlfm.inference.field.settings import Extent, extent_of, settle_extent
 from distlfm.inference.fit import InferenceConfig
-from distlfm.inference.forward import choose_num_inducing
 from distlfm.inference.model import Model
 from distlfm.inference.observations import collate
+from distlfm.inference.series.forward import choose_num_inducing
 from distlfm.instance import FloatArray, Instance
 from distlfm.solvers.ode import RULES, choose_steps
 

@@ -16,10 +16,11 @@ from distlfm.lfo.settings import (
     LossConfig,
     OperatorConfig,
     OptimiserConfig,
+    Split,
     SplitConfig,
     TrainSettings,
+    split,
 )
-from distlfm.lfo.split import Split, split
 
 __all__ = [
     "Alone",

@@ -18,7 +18,7 @@ from torch import Tensor
 from distlfm.config import Config
 from distlfm.lfo.dataset import Batch
 from distlfm.lfo.model import Normal, Prediction
-from distlfm.lfo.tables import table
+from distlfm.lfo.spectral import table
 
 LEVELS = {68: 0.68, 95: 0.95}
 NORMAL = {68: 0.9944578832097532, 95: 1.959963984540054}

@@ -20,11 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from distlfm.errors import UsageError
-from distlfm.lfo.grid import fill, grid_points, to_grid
-from distlfm.lfo.observed import BLOCK, Observed
-from distlfm.lfo.resample import Resampler
+from distlfm.lfo.grid import BLOCK, Observed, Resampler, fill, grid_points, to_grid
 from distlfm.lfo.schema import OperatorSchema
-from distlfm.lfo.split import Index
+from distlfm.lfo.settings import Index
 from distlfm.store import STATUSES, Store
 from distlfm.store.layout import ABSENT, FAILED
 

@@ -1,15 +1,88 @@
-"""From a training to an operator: the best weights, calibrated, with a novelty score."""
+"""From a training to an operator: the best weights, calibrated, with a novelty score.
+
+What a store's instances come from: whether an operator has seen them before, in this store or in another one.
+
+The priors of what an operator learned from. They are those of its answers, and a checkpoint keeps them.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distlfm.lfo.calibrate import Calibration, calibrate, coverage
-from distlfm.lfo.learned_priors import priors_of
-from distlfm.lfo.lineage import lineage_of
+from distlfm.lfo.dataset import Examples, fingerprint
 from distlfm.lfo.loop import Training
 from distlfm.lfo.novelty import Novelty, features
 from distlfm.lfo.operator import Operator
+from distlfm.lfo.schema import mechanism_in
+from distlfm.store import Store, StoreSpec, content_hash
+
+SEEING = ("instances", "points", "places", "sampling", "missing", "gaps", "noise", "units", "title", "run")
+"""Settings of a generated store that do not change what is drawn: how many, and how they are observed."""
+
+
+def lineage(store: Store) -> tuple[str, ...]:
+    """Hashes, one of which two stores share if instances of the same name are the same ones in both.
+
+    Of the instances and their config; of the content, which fits keep as that of their data; of the data of fits; and
+    of generated ones of the draws, which a store with more instances or on another grid has too.
+    """
+    told = store.spec.attributes
+    found = [fingerprint(store)]
+    if markers := store.markers():
+        found.append(content_hash(markers))
+    if store.spec.kind == "generate":
+        origins = [told, *told.get("merged_from", [])]
+        found += [str(one["config_hash"]) for one in origins if one.get("config_hash")]
+        found += [_draws(told["config"])] if "seed" in told.get("config", {}) else []
+    elif told.get("data"):
+        found.append(str(told["data"]))
+    return tuple(dict.fromkeys(found))
+
+
+def lineage_of(examples: Examples) -> tuple[str, ...]:
+    """That of all that is learned from."""
+    stores = [hash_ for store in examples.stores for hash_ in lineage(store)]
+    more = [] if examples.observed is None else [examples.observed.source]
+    return tuple(dict.fromkeys([*stores, *more]))
+
+
+def _draws(config: Mapping[str, Any]) -> str:
+    kept = {key: value for key, value in config.items() if key not in SEEING}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+Priors = dict[str, Any]
+"""mechanism: its section `priors`; force, likelihood: these sections; noise: a stated standard deviation, or None.
+
+Empty of data that do not say it.
+"""
+
+
+def priors_of(stores: Sequence[Store], start: Operator | None) -> list[Priors]:
+    """All that differ, in the order of learning: those of the operator that a training began with come first."""
+    found = [] if start is None else learned_priors(start) or [{}]
+    for store in stores:
+        found.append(_priors_in(store.spec))
+    return [one for i, one in enumerate(found) if one not in found[:i]]
+
+
+def learned_priors(operator: Operator) -> list[Priors]:
+    """What the operator's checkpoint says of them; nothing if it is of a distlfm that did not keep them."""
+    told = operator.training.get("priors", [])
+    return [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+
+
+def _priors_in(spec: StoreSpec) -> Priors:
+    config, mechanism = spec.attributes.get("config", {}), mechanism_in(spec)
+    if not mechanism:
+        return {}
+    sections = {name: config.get(name, {}) for name in ("force", "likelihood")}
+    return {"mechanism": mechanism.get("priors", {}), **sections, "noise": config.get("noise")}
+
 
 FEWEST = 10
 """Instances of the calibration split without which nothing is calibrated."""

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from distlfm.lfo.settings import OperatorConfig
-from distlfm.lfo.spectral import quadrature
-from distlfm.lfo.tables import ridge, table
+from distlfm.lfo.spectral import quadrature, ridge, table
 
 RIDGE = 1e-4
 """Added to a correlation matrix, or to the mean square of a channel, before it is inverted."""

@@ -17,18 +17,15 @@ import torch
 from torch import Tensor
 
 from distlfm.errors import UsageError, WorkError
-from distlfm.lfo.augment import Augmentation
 from distlfm.lfo.dataset import Examples
-from distlfm.lfo.loss import losses
+from distlfm.lfo.inputs import Augmentation, fit_normal
+from distlfm.lfo.loss import losses, score, standing
 from distlfm.lfo.model import FourierOperator
-from distlfm.lfo.normalise import fit_normal
 from distlfm.lfo.operator import Operator
 from distlfm.lfo.physics import Forward
 from distlfm.lfo.ranks import Alone, Ranks
 from distlfm.lfo.schema import OperatorSchema
-from distlfm.lfo.score import score, standing
-from distlfm.lfo.settings import TrainSettings
-from distlfm.lfo.split import Index, split
+from distlfm.lfo.settings import Index, TrainSettings, split
 
 AHEAD = 8
 """Batches whose shards are read before they are needed."""

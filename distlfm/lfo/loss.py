@@ -1,17 +1,24 @@
-"""The loss of a prediction: Gaussian likelihood of forces and parameters, an example at a time.
+"""How well a model does on some examples: loss, force Q² and parameter errors, over all ranks.
+
+The loss of a prediction: Gaussian likelihood of forces and parameters, an example at a time.
 
 Shapes: `B` instances, `L` forces, `K` parameters.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from distlfm.lfo.dataset import Batch
-from distlfm.lfo.model import Normal, Prediction
+from distlfm.lfo.dataset import Batch, Examples
+from distlfm.lfo.model import FourierOperator, Normal, Prediction
 from distlfm.lfo.physics import Forward
-from distlfm.lfo.settings import LossConfig
+from distlfm.lfo.ranks import Ranks
+from distlfm.lfo.settings import Index, LossConfig, TrainSettings
 
 
 def losses(
@@ -74,3 +81,106 @@ def mean_known(loss: Tensor, target: Tensor) -> Tensor:
     known = torch.isfinite(target)
     loss = torch.where(known, loss, torch.zeros_like(loss)).flatten(1)
     return loss.sum(-1) / known.flatten(1).sum(-1).clamp_min(1)
+
+
+def score(
+    model: FourierOperator,
+    examples: Examples,
+    indices: Index,
+    config: TrainSettings,
+    ranks: Ranks,
+    forward: Forward | None = None,
+) -> dict[str, float]:
+    """Figures of the examples with labels, and `reconstruction` of those without.
+
+    Where there are any of the latter, `standing` is what weights are chosen by: without a label the likelihood says
+    nothing, and would be best where the network is the most certain of itself. Else it is `calibrated`.
+    """
+    labelled = examples.labelled[indices]
+    found = score_labelled(model, examples, indices[labelled], config, ranks) if labelled.any() else {}
+    if forward is not None and not labelled.all():
+        found["reconstruction"] = score_unlabelled(model, examples, indices[~labelled], config, ranks, forward)
+        found["standing"] = found.get("calibrated", 0.0) + config.loss.reconstruction * found["reconstruction"]
+    return found
+
+
+def standing(told: Mapping[str, Any]) -> float:
+    """By what epochs are compared, less is better: of a report with the figures of the validation split."""
+    return float(told.get("validation_standing", told.get("validation_calibrated", math.inf)))
+
+
+@torch.no_grad()
+def score_unlabelled(
+    model: FourierOperator, examples: Examples, indices: Index, config: TrainSettings, ranks: Ranks, forward: Forward
+) -> float:
+    """Mean squared difference of observations and what the predictions would have given, see `loss.reconstruction`."""
+    model.eval()
+    total = torch.zeros((), dtype=torch.float64)
+    for first in range(0, len(indices), config.loop.batch):
+        whole = indices[first : first + config.loop.batch]
+        batch = examples.batch(whole[ranks.share(len(whole))]).to(ranks.device, model.normal.value_sd.dtype)
+        found = reconstruction(model(batch.values, batch.mask), batch, model.normal, forward)
+        total = total.to(found.device) + found.double().sum()
+    model.train()
+    return float(ranks.sum(total)) / len(indices)
+
+
+@torch.no_grad()
+def score_labelled(
+    model: FourierOperator, examples: Examples, indices: Index, config: TrainSettings, ranks: Ranks
+) -> dict[str, float]:
+    """`loss` (the plain likelihood, whatever the training's beta), its parts, `q2` of the force, `parameter_mae`.
+
+    calibrated: the loss that the best temperatures would give, by which weights are chosen: calibration comes later.
+
+    parameter_mae: mean absolute error of the equation's parameters, in units of their spread in the training split.
+    """
+    model.eval()
+    sums: Tensor | None = None
+    names: list[str] = []
+    for first in range(0, len(indices), config.loop.batch):
+        whole = indices[first : first + config.loop.batch]
+        mine = whole[ranks.share(len(whole))]
+        batch = examples.batch(mine).to(ranks.device, model.normal.value_sd.dtype)
+        prediction = model(batch.values, batch.mask)
+        found = losses(prediction, batch, model.normal, config.loss, beta=0.0)
+        found["q2"] = force_q2(prediction.force, batch.force)
+        squares, logs = standardised_errors(prediction, batch, model.normal)
+        names_of_moments = [f"{kind}_{i}" for kind in ("square", "log") for i in range(squares.shape[-1])]
+        found |= dict(zip(names_of_moments, torch.cat([squares, logs], -1).unbind(-1), strict=True))
+        found["parameter_mae"] = torch.nanmean((prediction.params - model.normal.standardised(batch.params)).abs(), -1)
+        names = list(found)
+        part = torch.stack([torch.nan_to_num(one).double().sum() for one in found.values()])
+        sums = part if sums is None else sums + part
+    model.train()
+    assert sums is not None
+    means = (ranks.sum(sums) / len(indices)).tolist()
+    told = dict(zip(names, means, strict=True))
+    told["loss"] = told.pop("total")
+    moments = [(told.pop(f"square_{i}"), told.pop(f"log_{i}")) for i in range(1 + model.num_params)]
+    parts = [0.5 * (math.log(max(square, 1e-30)) + log + 1) for square, log in moments]
+    told["calibrated"] = parts[0] + config.loss.parameters * sum(parts[1:]) / max(1, model.num_params)
+    return told
+
+
+def standardised_errors(prediction: Prediction, batch: Batch, normal: Normal) -> tuple[Tensor, Tensor]:
+    """Mean squared errors in standard deviations and mean log-variances, of forces and each parameter, [B, 1 + K]."""
+    unit = 2 * prediction.unit.log().view(*prediction.unit.shape, *(1,) * (batch.force.dim() - 2))
+    known = torch.isfinite(batch.force)
+    square = (prediction.force - batch.force).square() * (-prediction.force_logvar).exp()
+    count = known.flatten(1).sum(-1).clamp_min(1)
+    force = torch.where(known, square, torch.zeros_like(square)).flatten(1).sum(-1) / count
+    logvar = (prediction.force_logvar - unit).flatten(1).mean(-1)
+    error = (prediction.params - normal.standardised(batch.params)).square() * (-prediction.params_logvar).exp()
+    return (
+        torch.cat([force.unsqueeze(-1), torch.nan_to_num(error)], -1),
+        torch.cat([logvar.unsqueeze(-1), prediction.params_logvar], -1),
+    )
+
+
+def force_q2(predicted: Tensor, true: Tensor) -> Tensor:
+    """1 − squared error / squared deviation from the mean, [B], averaged over forces; NaN of the truth aside."""
+    true, predicted = true.flatten(2), predicted.flatten(2)
+    error = torch.nansum((predicted - true).square(), -1)
+    spread = torch.nansum((true - torch.nanmean(true, -1, keepdim=True)).square(), -1)
+    return (1 - error / spread.clamp_min(1e-30)).mean(-1)

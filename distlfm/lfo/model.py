@@ -11,13 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from distlfm.lfo.derivatives import along, local_fit, scatter, spline
 from distlfm.lfo.heads import Found, Stage
 from distlfm.lfo.physics import Forward, solves
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import OperatorConfig
-from distlfm.lfo.spectral import SpectralConv, quadrature
-from distlfm.lfo.tables import table
+from distlfm.lfo.spectral import SpectralConv, along, local_fit, quadrature, scatter, spline, table
 
 SMALLEST_SIZE = 0.02
 """Fluctuations smaller than this, in units of the training split's, are taken as that large."""

@@ -21,13 +21,12 @@ from distlfm.instance import FloatArray, Instance
 from distlfm.lfo.answer import Answer, Estimate
 from distlfm.lfo.calibrate import Calibration
 from distlfm.lfo.checkpoint import load_checkpoint, save_checkpoint
-from distlfm.lfo.derivatives import LARGEST
 from distlfm.lfo.grid import ON_GRID, grid_points, own_shape, to_grid
 from distlfm.lfo.model import FourierOperator, Prediction
 from distlfm.lfo.novelty import SENTENCES, Novelty, features
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import OperatorConfig
-from distlfm.lfo.tables import table
+from distlfm.lfo.spectral import LARGEST, table
 from distlfm.mechanisms.build import known_systems
 
 TOGETHER = 32

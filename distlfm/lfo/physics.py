@@ -17,9 +17,8 @@ from torch import Tensor
 
 from distlfm.errors import UsageError
 from distlfm.instance import FloatArray
-from distlfm.lfo.alike import element_names
-from distlfm.lfo.schema import OperatorSchema
-from distlfm.lfo.tables import table
+from distlfm.lfo.schema import OperatorSchema, element_names
+from distlfm.lfo.spectral import table
 from distlfm.mechanisms.base import Mechanism
 from distlfm.mechanisms.build import build_system
 from distlfm.mechanisms.parameters import ParameterSpace

@@ -1,22 +1,42 @@
 """The contract of an equation: a vector field, its named parameters, where it starts, and what is observed.
 
 Shapes: leading dimensions `…` are free; `D` states, `P` observed outputs, `L` forces, `K` elements of a parameter.
+
+Which equations there are, by the name that a config gives them.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from distlfm.dimension import TIME, Dimension
+from distlfm.errors import UsageError
 from distlfm.mechanisms.parameters import Parameter, Values
 from distlfm.mechanisms.priors import Prior
-from distlfm.mechanisms.registry import register
 from distlfm.mechanisms.system import MechanismConfig, System
+
+REGISTRY: dict[str, type[System]] = {}
+
+Kind = TypeVar("Kind", bound=System)
+
+
+def register(kind: str) -> Callable[[type[Kind]], type[Kind]]:
+    """Class decorator: make a mechanism known to configs and the command line under `kind`."""
+
+    def keep(mechanism: type[Kind]) -> type[Kind]:
+        if not (isinstance(mechanism, type) and issubclass(mechanism, System)):
+            name = getattr(mechanism, "__name__", repr(mechanism))
+            raise UsageError(f"{name} is registered as a mechanism, and is none.", f"Write class {name}(Mechanism).")
+        REGISTRY[kind] = mechanism
+        return mechanism
+
+    return keep
+
 
 __all__ = ["Initial", "Mechanism", "MechanismConfig", "join_states", "register", "start_parameter", "zero_state"]
 

@@ -1,17 +1,157 @@
-"""From a config's section to the equation that it describes."""
+"""Whether an equation keeps its contract, tried on a few values before anything long begins.
+
+Equations are mostly the user's own code: what it raises, and shapes that do not fit, are told with its file and line.
+
+From a config's section to the equation that it describes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from distlfm.config import build, nearest
 from distlfm.equations import EQUATIONS
-from distlfm.errors import UsageError
-from distlfm.mechanisms.base import Mechanism
-from distlfm.mechanisms.contract import check_complete, check_contract
-from distlfm.mechanisms.field import field_of
-from distlfm.mechanisms.registry import REGISTRY
+from distlfm.errors import DistlfmError, UsageError
+from distlfm.mechanisms.base import REGISTRY, Mechanism
+from distlfm.mechanisms.field import FieldMechanism, field_of
+from distlfm.mechanisms.parameters import Parameter, ParameterSpace, Values
 from distlfm.mechanisms.system import System
+
+LEADING = (2, 3)
+"""Dimensions for instances and samples: two of different sizes, so that one that is lost or turned is noticed."""
+
+SHAPES = (
+    "Mend it: y is [..., states], f is [..., forces], and each of values is [..., elements]; join states with "
+    "join_states(a, b, …) of distlfm.mechanisms."
+)
+PARAMETERS = (
+    "Mend it: a parameter has a name, labels of its elements and a prior, as in "
+    'Parameter("rate", ("k",), LogNormal(median=0.3, spread=0.5), positive=True).'
+)
+
+
+def check_complete(kind: str, system: type[System]) -> None:
+    """Refuse a class that has not all methods of its contract."""
+    own: type = system.equation if issubclass(system, FieldMechanism) else system
+    missing = sorted(getattr(own, "__abstractmethods__", ()))
+    if missing:
+        what = "equation" if issubclass(system, FieldMechanism) else "mechanism"
+        raise UsageError(f"{own.__name__}, the {what} {kind!r}, has no {' and no '.join(missing)}.", "Write it.")
+
+
+def check_contract(mechanism: Mechanism) -> None:
+    """Refuse an equation whose methods raise an error, or give something else than they promise.
+
+    One that does not know its outputs yet, or has no parameters that would give the leading dimensions, is let pass.
+    """
+    space = ParameterSpace(check_parameters(mechanism))
+    values = space.unpack(torch.zeros((*LEADING, space.num_free), dtype=torch.float64))
+    if not mechanism.outputs or not values:
+        return
+    states, names = mechanism.num_states, ", ".join(mechanism.outputs)
+    t = torch.zeros(LEADING, dtype=torch.float64)
+    y = torch.full((*LEADING, states), 0.5, dtype=torch.float64)
+    f = torch.full((*LEADING, len(mechanism.force_names)), 0.5, dtype=torch.float64)
+    start = _tried(mechanism, "initial_state", lambda: mechanism.initial_state(values))
+    _check(mechanism, "initial_state", start, states, f"num_states is {states}, for the outputs {names}")
+    # As solvers give them: one value for all times of an instance.
+    values = {name: value[:, :1] for name, value in values.items()}
+    slope = _tried(mechanism, "vector_field", lambda: mechanism.vector_field(t, y, f, values))
+    _check(mechanism, "vector_field", slope, states, f"num_states is {states}, for the outputs {names}")
+    _check_finite(mechanism, start, values)
+    shown = _tried(mechanism, "observe", lambda: mechanism.observe(y, values))
+    _check(mechanism, "observe", shown, len(mechanism.outputs), f"the outputs are {names}")
+
+
+def check_parameters(system: System) -> list[Parameter]:
+    """The parameters with the options put in; refused if the equation cannot tell them, or tells one twice."""
+    name = f"{type(system).__name__}.parameters"
+    found: list[Parameter] = _tried(system, "parameters", system.settled, PARAMETERS)
+    elements = [one.name for one in found] + [f"{one.name}[{label}]" for one in found for label in one.labels]
+    twice = [element for element, count in Counter(elements).items() if count > 1]
+    if twice:
+        raise UsageError(f"{name} gives {twice[0]!r} twice.", "Give each a name of its own, and each element a label.")
+    return found
+
+
+def _check_finite(mechanism: Mechanism, start: Tensor, values: Values) -> None:
+    """Refuse an equation that cannot even begin, neither without a force nor with one."""
+    name = type(mechanism).__name__
+    wrong = "no finite number (nan or inf) with each parameter at its prior's middle"
+    fix = "Look for logarithms, roots and divisions there, and at the priors."
+    if not bool(start.isfinite().all()):
+        raise UsageError(f"{name}.initial_state gives {wrong}.", fix)
+    t = torch.full(LEADING, 0.5, dtype=torch.float64)  # an equation may divide by the time
+    forces = [torch.full((*LEADING, len(mechanism.force_names)), size, dtype=torch.float64) for size in (0.0, 0.5)]
+    if not any(bool(mechanism.vector_field(t, start, f, values).isfinite().all()) for f in forces):
+        raise UsageError(f"{name}.vector_field gives {wrong}, at the state that initial_state gives.", fix)
+
+
+def _tried(system: System, method: str, call: Callable[[], Any], fix: str = "") -> Any:
+    try:
+        return call()
+    except DistlfmError:
+        raise
+    except Exception as error:
+        where = _place(system, error)
+        raise UsageError(
+            f"{type(system).__name__}.{method} fails{where}: {type(error).__name__}: {error}.", fix or SHAPES
+        ) from error
+
+
+def _place(mechanism: System, error: Exception) -> str:
+    """File and line of the equation's own code at which an error came up."""
+    try:
+        file = inspect.getfile(type(mechanism))
+    except (OSError, TypeError):
+        return ""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f" ({file}, line {lines[-1]})" if lines else ""
+
+
+def _check(mechanism: Mechanism, method: str, given: Any, last: int, why: str) -> None:
+    name, wanted = f"{type(mechanism).__name__}.{method}", f"[..., {last}]"
+    if not isinstance(given, Tensor):
+        raise UsageError(
+            f"{name} gives a {type(given).__name__}, and a tensor {wanted} is needed.",
+            _made(last),
+        )
+    if not _fits(given, (*LEADING, last), whole=method == "initial_state"):
+        lost = given.shape == (last,)
+        found = "without the leading dimensions" if lost else f"whose shape is {_shape(given)}"
+        joined = (
+            "Join states along the last dimension (dim=-1); num_states and mechanism.outputs say how many there are."
+        )
+        raise UsageError(
+            f"{name} gives a tensor {found}, and {wanted} is needed: {why}.", _made(last) if lost else joined
+        )
+    if given.dtype != torch.float64:
+        raise UsageError(f"{name} gives {given.dtype}, and float64 is needed.", "Make it of y and values.")
+
+
+def _fits(given: Tensor, wanted: tuple[int, ...], whole: bool) -> bool:
+    """Whether a tensor has a shape, or may be repeated to it along its leading dimensions unless it is to be whole."""
+    if whole or given.shape == wanted:
+        return given.shape == wanted
+    pairs = zip(given.shape[:-1], wanted[:-1], strict=False)
+    return given.ndim == len(wanted) and given.shape[-1] == wanted[-1] and all(a in (1, b) for a, b in pairs)
+
+
+def _made(last: int) -> str:
+    return f"Make it of y and values; all zero is zero_state(values, {last}) of distlfm.mechanisms."
+
+
+def _shape(given: Tensor) -> str:
+    if given.shape[: len(LEADING)] == LEADING and given.ndim == len(LEADING) + 1:
+        return f"[..., {given.shape[-1]}]"
+    return str(list(given.shape)) + f", for y of [{LEADING[0]}, {LEADING[1]}, states]"
 
 
 def known_systems() -> dict[str, type[System]]:

@@ -1,20 +1,47 @@
-"""What every equation is to inference, ordinary or partial: outputs, forces, and unknowns with their priors."""
+"""What every equation is to inference, ordinary or partial: outputs, forces, and unknowns with their priors.
+
+Values that a config says are known: a number for all elements of a parameter, or one for each by its name.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from distlfm.config import Config, nearest
 from distlfm.dimension import Dimension
 from distlfm.errors import UsageError
-from distlfm.mechanisms.known import Known
 from distlfm.mechanisms.parameters import Parameter
 from distlfm.mechanisms.priors import Prior
+
+
+def _numbers(given: Any) -> Any:
+    """Refuse what is no number before a union of types would tell of each of its members."""
+    for label, value in given.items() if isinstance(given, Mapping) else [("", given)]:
+        if not _is_number(value):
+            what = f"{value!r} is no number" if given is value else f"{label} is {value!r}, which is no number"
+            raise ValueError(
+                f"{what}. Give a number for all elements, such as 1.0, or one for each by name: {{NAME: 1.0}}"
+            )
+    return given
+
+
+def _is_number(value: Any) -> bool:
+    """Also as text: YAML reads 1e-3 so."""
+    if isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+Known = Annotated[Mapping[str, float] | float, BeforeValidator(_numbers)]
 
 
 class MechanismConfig(Config):

@@ -12,8 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from distlfm.inference.result import Band, FitResult
 from distlfm.instance import FloatArray
 from distlfm.report.style import BAND68, BAND95, DASHED, INFERRED, MEASURED, QUIET, TRUTH, handles, plain, quantity
-from distlfm.report.truth import instance_row, output_names, true_force, true_output
-from distlfm.report.units import force_unit
+from distlfm.report.words import force_unit, instance_row, output_names, true_force, true_output
 
 MAX_PANELS = 24
 """More outputs than this are unreadable in one figure."""

@@ -16,7 +16,7 @@ from distlfm.errors import UsageError
 from distlfm.inference.result import Band, FitResult, Prediction
 from distlfm.instance import BoolArray, FloatArray
 from distlfm.report.style import quantity
-from distlfm.report.truth import instance_row, output_names
+from distlfm.report.words import instance_row, output_names
 
 NUM_SNAPSHOTS = 4
 COMPARABLE = 3.0

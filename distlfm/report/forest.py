@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 from matplotlib.ticker import MaxNLocator
 
-from distlfm.inference.estimates import Estimate
+from distlfm.inference.findings.estimates import Estimate
 from distlfm.report.style import BAND68, BAND95, INFERRED, QUIET, TRUTH, log_scale, plain, quantity, truth_mark
 
 MAX_ROWS = 30

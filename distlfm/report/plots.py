@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from distlfm.errors import UsageError
+from distlfm.inference.findings.scores import Tally
 from distlfm.inference.result import FitResult
-from distlfm.inference.tally import Tally
 from distlfm.instance import FloatArray
 from distlfm.report.curves import Layout, draw_curves
 from distlfm.report.forest import draw_forest, forest_height, grouped
@@ -35,8 +35,15 @@ from distlfm.report.style import (
     quantity,
     say_instead,
 )
-from distlfm.report.truth import instance_row, output_names, true_force, true_output, true_parameters
-from distlfm.report.units import force_unit, parameter_units
+from distlfm.report.words import (
+    force_unit,
+    instance_row,
+    output_names,
+    parameter_units,
+    true_force,
+    true_output,
+    true_parameters,
+)
 
 
 def plot_fit(result: FitResult) -> Figure:

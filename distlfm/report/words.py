@@ -1,13 +1,108 @@
-"""Results in plain words: what the data leave open, and what a status means."""
+"""Results in plain words: what the data leave open, and what a status means.
+
+Where a simulation's truth belongs in a result: by the names of outputs and parameters, never by guess.
+
+Predictions have the mechanism's outputs in the mechanism's order; an instance has its own, perhaps fewer, in its own.
+
+Units of a result's force and parameters, where the data name theirs and the equation says how they follow.
+
+Priors of a model in plain words.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from distlfm.dimension import Dimension
 from distlfm.equations.problem import BoundaryConfig
-from distlfm.inference.estimates import Direction
+from distlfm.gp.kernels import KernelConfig
+from distlfm.inference.findings.estimates import Direction, Estimate
+from distlfm.inference.model import LikelihoodConfig, Model
+from distlfm.inference.result import FitResult
+from distlfm.instance import FloatArray
 from distlfm.mechanisms import Parameter
 from distlfm.mechanisms.field import FieldConfig
+from distlfm.mechanisms.priors import HalfNormal, LogNormal, Normal, Prior
+
+
+def output_names(result: FitResult) -> tuple[str, ...]:
+    """The names of the rows of `grid.outputs`."""
+    return result.posterior.observations.outputs
+
+
+def instance_row(result: FitResult, output: str) -> int | None:
+    """Where an output stands in the instance's own arrays, or None if the instance does not have it."""
+    outputs = result.instance.outputs
+    return outputs.index(output) if output in outputs else None
+
+
+def true_output(result: FitResult, output: str) -> tuple[FloatArray, FloatArray] | None:
+    """Times and noise-free values of an output, where known."""
+    truth, row = result.instance.truth, instance_row(result, output)
+    if truth is None or truth.outputs is None or row is None:
+        return None
+    return truth.times, truth.outputs[row]
+
+
+def true_force(result: FitResult, index: int) -> tuple[FloatArray, FloatArray] | None:
+    """Times and values of a force, where known."""
+    truth = result.instance.truth
+    if truth is None or truth.force is None or len(truth.force) != len(result.force_names):
+        return None
+    return truth.times, truth.force[index]
+
+
+def true_parameters(result: FitResult) -> dict[str, float]:
+    """The true values of parameters by the names of their estimates, where known."""
+    known = {one.name: true_parameter(result, one) for one in result.parameters}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def true_parameter(result: FitResult, estimate: Estimate) -> float | None:
+    """The true value of one element of a parameter, where known."""
+    truth = result.instance.truth
+    if truth is None or estimate.parameter not in truth.parameters:
+        return None
+    values = np.atleast_1d(np.asarray(truth.parameters[estimate.parameter], dtype=np.float64))
+    names = [parameter.name for parameter in result.posterior.model.space.parameters]
+    if estimate.parameter not in names:
+        return None
+    labels = result.posterior.model.space[estimate.parameter].labels
+    if not estimate.label:
+        return float(values[0]) if len(values) == 1 else None
+    if estimate.label in result.instance.outputs:
+        labels = result.instance.outputs
+    if len(values) != len(labels) or estimate.label not in labels:
+        return None
+    return float(values[labels.index(estimate.label)])
+
+
+def force_unit(result: FitResult) -> str | None:
+    """Of the forces, as they are shown."""
+    return _unit(result, result.posterior.model.system.force_dimension)
+
+
+def parameter_units(result: FitResult) -> dict[str, str]:
+    """By the names of the estimates, where they are known."""
+    found = {}
+    for parameter in result.posterior.model.space.parameters:
+        for label in parameter.labels:
+            name = f"{parameter.name}[{label}]" if len(parameter.labels) > 1 else parameter.name
+            unit = _unit(result, parameter.dimension_of(label))
+            if unit is not None:
+                found[name] = unit
+    return found
+
+
+def _unit(result: FitResult, dimension: Dimension | None) -> str | None:
+    told = result.instance.metadata
+    return None if dimension is None else dimension.unit({name: told.get(f"{name}_unit") for name in _NAMES})
+
+
+_NAMES = ("value", "time", "position")
+
 
 CAUTION = "Not for clinical decisions."
 WHY_DOUBT = (
@@ -107,3 +202,56 @@ def _condition(one: BoundaryConfig) -> str:
 
 def _listed(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def prior_words(model: Model) -> list[str]:
+    """A sentence each on the priors of the mechanism's parameters, of the forces, and of the noise."""
+    kinds = {kind: [one for one in model.space.parameters if one.kind == kind] for kind in ("kernel", "noise")}
+    own = [one for one in model.space.parameters if one.kind not in kinds]
+    first = f"{model.system.force_names[0]}."  # what is said of one force holds for all
+    kernel = [_parameter(one, one.name.removeprefix(first)) for one in kinds["kernel"] if one.name.startswith(first)]
+    found = [f"Parameters: {_listed_priors([_parameter(one, one.name) for one in own])}."] if own else []
+    found.append(
+        f"{', '.join(model.system.force_names)}: {kernel_words(model.force.kernel)}; {_listed_priors(kernel)}."
+    )
+    return [*found, _noise(model.likelihood, kinds["noise"])]
+
+
+def kernel_words(kernel: KernelConfig) -> str:
+    """Which kernel it is."""
+    if kernel.parts:
+        return f"the {kernel.kind} of {' and '.join(f'({kernel_words(part)})' for part in kernel.parts)}"
+    seen = "" if kernel.dims is None else f" of the inputs {', '.join(map(str, kernel.dims))}"
+    return f"{kernel.kind} kernel{seen}"
+
+
+def _noise(options: LikelihoodConfig, parameters: Sequence[Parameter]) -> str:
+    said = [_parameter(one, one.name.replace("_", " ")) for one in parameters]
+    if options.kind != "gaussian":
+        return f"Noise: {_listed_priors([options.kind.replace('_', ' '), *said])}."
+    if options.noise != "learned":
+        said.insert(0, "variances as given with the data")
+    if said and options.shared:
+        said.append("one for all outputs")
+    if options.floor:
+        said.append(f"never below {options.floor:g}")
+    return f"Noise: {_listed_priors([one.removeprefix('noise ') for one in said])}."
+
+
+def _parameter(one: Parameter, name: str) -> str:
+    known = [f"{name}[{key}] = {x:g}" if len(one.labels) > 1 else f"{name} = {x:g}" for key, x in one.fixed.items()]
+    return _listed_priors([*([f"{name} {_prior(one.prior)}"] if one.free else []), *known])
+
+
+def _prior(prior: Prior) -> str:
+    if isinstance(prior, LogNormal):
+        return f"lognormal (median {prior.median:g}, spread {prior.spread:g})"
+    if isinstance(prior, Normal):
+        return f"normal (mean {prior.mean:g}, sd {prior.sd:g})"
+    if isinstance(prior, HalfNormal):
+        return f"halfnormal (scale {prior.scale:g})"
+    return f"uniform ({prior.low:g} to {prior.high:g})"
+
+
+def _listed_priors(words: Sequence[str]) -> str:
+    return ", ".join(words)

@@ -2,13 +2,26 @@
 
 A process that runs under Slurm, Ray or another mpirun carries variables that make a new MPI believe it belongs to that
 launcher: `MPI_Init` then aborts or hangs. Helper groups therefore start from an environment without them.
+
+Programs of the system that are started by name.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from distlfm.errors import StartError
+
+
+def cannot_start(command: Sequence[str], error: OSError) -> StartError:
+    """What is said of a program that is not there."""
+    return StartError(
+        f"{command[0]} cannot be started: {error.strerror}.",
+        "Put it on the PATH; a container must be given Slurm's commands (slurm/site.example.sh shows how).",
+    )
+
 
 # Left by an enclosing launcher: PMI and PMIx, Open MPI 4 (ORTE) and 5 (PRRTE), Hydra (MPICH, Intel), Cray PALS.
 # Of OMPI_MCA_*, only those that mpirun writes for its children; the user's own tuning stays.

@@ -25,8 +25,7 @@ from distlfm.errors import DistlfmError, UsageError
 from distlfm.report.words import CAUTION, WHY_DOUBT
 from distlfm.serve.guard import Guard
 from distlfm.serve.session import File, Session
-from distlfm.serve.sizes import MEGABYTE, too_large
-from distlfm.serve.sources import Unknown, safe_name
+from distlfm.serve.sources import MEGABYTE, Unknown, safe_name, too_large
 from distlfm.store.files import refusal, storing
 
 PAGE = {

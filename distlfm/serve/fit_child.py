@@ -2,12 +2,16 @@
 
 The folder has task.json and instance.npz; state.json says how far the work is, result.json what it gave. The process
 ends with its parent: standard input is a pipe that closes when the parent is gone.
+
+A process that ends with its parent, however that ends.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,16 +23,26 @@ from distlfm.data import read
 from distlfm.errors import DistlfmError
 from distlfm.inference.result import FitResult
 from distlfm.lfo import OperatorSchema
-from distlfm.pipeline.fit import fit
-from distlfm.pipeline.settings import FitConfig
-from distlfm.report.lfo_beside import as_answer
+from distlfm.report.operator_plots import as_answer
 from distlfm.report.plots import plot_fit
 from distlfm.report.words import direction_words, status_words
+from distlfm.runs.settings import FitConfig
 from distlfm.runtime.watching import Step, watched
 from distlfm.serve.answers import picture, written
-from distlfm.serve.parent import end_with_parent
 from distlfm.solvers.field.meshed import close_helper_groups
 from distlfm.store.files import put_quickly
+from distlfm.verbs.fit import fit
+
+
+def end_with_parent() -> None:
+    """End this process when its standard input closes: a pipe of the parent's, which the system closes with it."""
+    threading.Thread(target=_wait, daemon=True).start()
+
+
+def _wait() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
 
 TASK, INSTANCE, STATE, RESULT = "task.json", "instance.npz", "state.json", "result.json"
 STAGES = ("starting", "searching for force and parameters", "predicting on the operator's grid", "drawing")

@@ -9,14 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from distlfm.answers.asking import ask, find_checkpoint, mark
 from distlfm.errors import UsageError
+from distlfm.fleets.fit_job import safe
 from distlfm.lfo import Answer, Operator
-from distlfm.pipeline.fit_job import safe
-from distlfm.pipeline.query_ask import ask, find_checkpoint, mark
-from distlfm.serve.answers import Shown, picture, written
-from distlfm.serve.comparison import agreement, parameter_rows, plot_comparison, restored
-from distlfm.serve.fit_options import fit_options
-from distlfm.serve.fits import Fits, Running
+from distlfm.serve.answers import Shown, agreement, parameter_rows, picture, plot_comparison, restored, written
+from distlfm.serve.fits import Fits, Running, fit_options
 from distlfm.serve.settings import ServeConfig
 from distlfm.serve.sources import Library, Patients, Unknown
 from distlfm.version import __version__

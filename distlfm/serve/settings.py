@@ -10,8 +10,8 @@ from typing import Literal
 from pydantic import Field
 
 from distlfm.errors import UsageError
-from distlfm.pipeline.plugins import WithPlugins
-from distlfm.pipeline.settings import DataConfig
+from distlfm.mechanisms.plugins import WithPlugins
+from distlfm.runs.settings import DataConfig
 
 PORT = 8765
 

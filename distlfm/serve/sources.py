@@ -2,31 +2,81 @@
 
 A dropped file is read at once and deleted; its instances stay in memory until the page forgets them or the session
 ends.
+
+How much a file holds once it is unpacked, looked up before anything is unpacked into memory.
 """
 
 from __future__ import annotations
 
+import gzip
 import re
 import secrets
 import shutil
 import unicodedata
+import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from distlfm.answers.asking import check_data, renamed
 from distlfm.config import apply_overrides, build
-from distlfm.errors import DistlfmError, UsageError
+from distlfm.errors import DataError, DistlfmError, Problem, UsageError
+from distlfm.fleets.sources import for_fitting, open_source
+from distlfm.fleets.spool import Source
 from distlfm.instance import Instance
 from distlfm.lfo import OperatorSchema
-from distlfm.pipeline.query_ask import check_data, renamed
-from distlfm.pipeline.query_settings import QueryConfig
-from distlfm.pipeline.settings import DataConfig
-from distlfm.pipeline.source_base import Source
-from distlfm.pipeline.sources import for_fitting, open_source
+from distlfm.runs.settings import DataConfig, QueryConfig
 from distlfm.serve.settings import ServeConfig
-from distlfm.serve.sizes import refuse_oversized
+
+MEGABYTE = 2**20
+_STEP = 2**20
+
+
+def refuse_oversized(path: Path, name: str, limit: float) -> None:
+    """Refuse a file of more than `limit` megabytes, packed or unpacked. What cannot be looked into, readers refuse."""
+    if path.stat().st_size > limit * MEGABYTE or _unpacked(path, limit * MEGABYTE) > limit * MEGABYTE:
+        raise too_large(name, limit)
+
+
+def too_large(name: str, limit: float) -> DataError:
+    """The refusal of a file that is too large for the page."""
+    fix = "Split it, ask about it with `distlfm query`, or start `distlfm serve` with a larger max_megabytes."
+    return DataError(Problem(f"The file is larger than {limit:g} MB.", fix, name))
+
+
+def _unpacked(path: Path, limit: float) -> float:
+    """Bytes of the content, or as many as are known to be too many."""
+    name = path.name.lower()
+    try:
+        if name.endswith(".gz"):
+            return _inflated(path, limit)
+        if name.endswith(".npz"):
+            with zipfile.ZipFile(path) as archive:
+                return float(sum(one.file_size for one in archive.infolist()))
+        if name.endswith(".parquet"):
+            with pq.ParquetFile(path) as file:
+                groups = range(file.metadata.num_row_groups)
+                stored = sum(file.metadata.row_group(i).total_byte_size for i in groups)
+                # Repeated values take no room in the file, and eight bytes each once they are read.
+                return float(max(stored, 8 * file.metadata.num_rows * file.metadata.num_columns))
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, pa.ArrowException):
+        return 0.0
+    return 0.0
+
+
+def _inflated(path: Path, limit: float) -> float:
+    count = 0
+    with gzip.open(path) as file:
+        while count <= limit and (part := file.read(_STEP)):
+            count += len(part)
+    return float(count)
+
 
 MOST_FILES = 8
 """Dropped files that are held; the oldest is forgotten first."""

@@ -1,11 +1,10 @@
 """A fleet's results on the disk: a Zarr directory that several processes fill block by block."""
 
-from distlfm.store.find import find_store, is_store
+from distlfm.store.block import pack
 from distlfm.store.layout import SCHEMA, STATUSES, StoreSpec, Variable
 from distlfm.store.lock import Holder, driver_lock, holder, part_lock, turn
-from distlfm.store.markers import Marker, content_hash
-from distlfm.store.observed import pack
-from distlfm.store.progress import read_progress, write_progress
+from distlfm.store.markers import Marker, content_hash, read_progress, write_progress
+from distlfm.store.metadata import find_store, is_store
 from distlfm.store.store import Store
 
 __all__ = [

@@ -1,8 +1,12 @@
-"""Files that survive: written beside their place, flushed to the disk, then renamed; and how a full disk is told."""
+"""Files that survive: written beside their place, flushed to the disk, then renamed; and how a full disk is told.
+
+Values as JSON has them: it knows no number that is not finite, and a failed fit has some.
+"""
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import tempfile
@@ -10,6 +14,9 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from distlfm.errors import StorageError, UsageError
 
@@ -202,3 +209,18 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
     except OSError:
         return
+
+
+def finite(value: Any) -> Any:
+    """The same with None for every number that is not finite, and arrays and numbers of numpy as Python's own."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(one) for one in value]
+    return value

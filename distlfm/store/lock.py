@@ -17,10 +17,10 @@ from pydantic import ValidationError
 
 from distlfm.config import Config
 from distlfm.errors import UsageError
-from distlfm.runtime.scheduler import job_name
+from distlfm.runtime.hosts import job_name
 from distlfm.store.files import storing
-from distlfm.store.find import RUN_STORE
 from distlfm.store.markers import NO_LOCKS
+from distlfm.store.metadata import RUN_STORE
 
 FILE, PARTS, TURN = "lock", "parts", "turn"
 ATTEMPTS, PAUSE = 5, 0.05

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from distlfm.errors import UsageError
 from distlfm.store.files import flush, partial, storing
-from distlfm.store.find import RUN_STORE
+from distlfm.store.inspection import OnBlock
 from distlfm.store.layout import StoreSpec
+from distlfm.store.metadata import RUN_STORE
 from distlfm.store.store import Mesh, Store
-from distlfm.store.verify import OnBlock
 
 NAMES = ("kind", "outputs", "forces", "parameters", "parameter_kinds")
 GRID = ("steps", "times", "space", "lattice", "nodes", "draws")

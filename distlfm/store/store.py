@@ -26,15 +26,12 @@ from numpy.typing import NDArray
 from distlfm.errors import DistlfmError, StorageError, UsageError, WorkError
 from distlfm.instance import Instance
 from distlfm.optional import require
-from distlfm.store.check import checked_arrays, checked_rows, encoded_rows
-from distlfm.store.encode import Encoder, create_array, shard_name
+from distlfm.store.block import Encoder, checked_arrays, checked_rows, create_array, encoded_rows, shard_name, unpack
 from distlfm.store.files import flush, flush_tree, partial, put_all, remove, storing, unreadable
-from distlfm.store.find import find_store
 from distlfm.store.layout import STRING, StoreSpec, Variable, mesh_arrays, statics, tally, variables
 from distlfm.store.markers import FOLDER as MARKERS
 from distlfm.store.markers import Marker, claimed, finished, marker_path, publish, read_marker
-from distlfm.store.metadata import METADATA, attributes_of, consolidate, read_attributes, read_spec
-from distlfm.store.observed import unpack
+from distlfm.store.metadata import METADATA, attributes_of, consolidate, find_store, read_attributes, read_spec
 
 if TYPE_CHECKING:
     import xarray

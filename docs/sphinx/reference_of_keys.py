@@ -17,12 +17,12 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from distlfm.cli.config import every_verb
-from distlfm.federated.homes import LinkConfig, NodeConfig
-from distlfm.federated.policy import SitePolicy
+from distlfm.config.keys import Style, bounds, default, kind_of, parts, words
 from distlfm.federated.settings import SiteConfig
+from distlfm.federated.setup.homes import LinkConfig, NodeConfig
+from distlfm.federated.site.policy import SitePolicy
 from distlfm.mechanisms import known_systems
-from distlfm.pipeline.equations import describe_equation, text_of
-from distlfm.pipeline.keys import Style, bounds, default, kind_of, parts, words
+from distlfm.verbs.config import describe_equation, text_of
 
 FILES = {"site.yaml": SiteConfig, "policy.yaml": SitePolicy, "link.yaml": LinkConfig, "node.yaml": NodeConfig}
 """Settings of a federation's roles, in the folders of these."""

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from distlfm.errors import StartError, UsageError, WorkError
-from distlfm.solvers.fem.group import Group
-from distlfm.solvers.fem.starting import Settings, admit_ranks
-from distlfm.solvers.fem.wire import Message, greet_owner
+from distlfm.solvers.fem.group.owner import Group
+from distlfm.solvers.fem.group.starting import Settings, admit_ranks
+from distlfm.solvers.fem.group.wire import Message, greet_owner
 from tests.support.importing import import_environment
 
 pytestmark = pytest.mark.slow
@@ -133,7 +133,7 @@ def test_last_words_of_a_rank_that_ends_are_told(marked: Marked) -> None:
 def test_ranks_end_with_their_owner(marked: Marked, busy: bool) -> None:
     program = (
         "import sys, threading, time\n"
-        "from distlfm.solvers.fem.group import Group\n"
+        "from distlfm.solvers.fem.group.owner import Group\n"
         f"group = Group.start(2, service={SERVICE!r})\n"
         "group.call('where')\n"
         f"call = threading.Thread(target=lambda: group.call('wait_for_others', {{'seconds': 60}}))\n"
@@ -153,10 +153,10 @@ def test_ranks_end_with_their_owner(marked: Marked, busy: bool) -> None:
 
 
 def test_owner_that_forgets_to_close_leaves_nothing(marked: Marked) -> None:
-    program = f"from distlfm.solvers.fem.group import Group; Group.start(2, service={SERVICE!r}).call('where'); 1 / 0"
-    group = (
-        f"from distlfm.solvers.fem.group import Group; g = Group.start(2, service={SERVICE!r}); g.call('where'); 1/0"
+    program = (
+        f"from distlfm.solvers.fem.group.owner import Group; Group.start(2, service={SERVICE!r}).call('where'); 1 / 0"
     )
+    group = f"from distlfm.solvers.fem.group.owner import Group; g = Group.start(2, service={SERVICE!r}); g.call('where'); 1/0"
     for text in (program, group):
         done = subprocess.run([sys.executable, "-c", text], env=marked.environment, capture_output=True, check=False)
         assert b"ZeroDivisionError" in done.stderr

@@ -19,9 +19,9 @@ import pytest
 from distlfm.cluster.machine import usable_cpus
 from distlfm.config import build
 from distlfm.data import write_npz
-from distlfm.inference.field_settle import PARTITIONED
-from distlfm.pipeline.settings import SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
+from distlfm.inference.field.settings import PARTITIONED
+from distlfm.runs.settings import SimulateConfig
+from distlfm.simulation.instances import simulate_from
 from distlfm.store import Store
 from tests.support.fleet_runs import all_gone, descendants, driving, numbers, wait_for
 

@@ -15,7 +15,7 @@ import pytest
 from distlfm.cli import main
 from distlfm.data import read, write_npz
 from distlfm.store import Store
-from distlfm.store.verify import verify
+from distlfm.store.inspection import verify
 from tests.support.fleet_runs import BATCH, INSTANCES, assert_same, command, write_fleet
 
 pytestmark = pytest.mark.slow

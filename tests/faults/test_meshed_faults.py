@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from distlfm.errors import UsageError, WorkError
-from distlfm.solvers.fem.group import Group
+from distlfm.solvers.fem.group.owner import Group
 from distlfm.solvers.fem.spec import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
 from distlfm.solvers.field.engine import TimeGrid, solve
 from distlfm.solvers.field.meshed import Meshed, Solver, close_helper_groups, helper_group, meshed

@@ -15,7 +15,7 @@ import pytest
 
 from distlfm.errors import StorageError, UsageError
 from distlfm.store import Store, driver_lock, holder, write_progress
-from distlfm.store.verify import verify
+from distlfm.store.inspection import verify
 from tests.support.importing import import_environment
 from tests.support.store_factories import fill, make_block, make_spec, make_store
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distlfm.pipeline.train import train
+from distlfm.verbs.train import train
 from tests.support.fleet_runs import all_gone, descendants, driving
 from tests.support.train_runs import (
     assert_close_run,
@@ -114,8 +114,8 @@ def rank_of(driver: int, number: int) -> int:
     for pid in descendants(driver):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         if (
-            b"distlfm.cluster.ddp_rank" in words
-            and words[words.index(b"distlfm.cluster.ddp_rank") + 1] == b"%d" % number
+            b"distlfm.cluster.ranks.spawn" in words
+            and words[words.index(b"distlfm.cluster.ranks.spawn") + 1] == b"%d" % number
         ):
             return pid
     raise AssertionError("there is no such rank")

@@ -13,10 +13,9 @@ import pytest
 
 from distlfm.config import load
 from distlfm.errors import UsageError
-from distlfm.pipeline.train import train
-from distlfm.pipeline.train_settings import TrainConfig
-from distlfm.pipeline.tune import tune
-from distlfm.pipeline.tune_settings import SearchConfig
+from distlfm.training.settings import SearchConfig, TrainConfig
+from distlfm.verbs.train import train
+from distlfm.verbs.tune import tune
 from tests.support.fleet_runs import Driver, all_gone, driving
 from tests.support.train_runs import command, files, told, write_training
 

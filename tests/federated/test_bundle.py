@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from flwr.supercore.run import Run, RunNotRunningException
 
-from distlfm.federated import bundle
 from distlfm.federated.audit import AuditLog, verify
-from distlfm.federated.supernode import APP, BundleCheck
+from distlfm.federated.link import bundle
+from distlfm.federated.link.supernode import APP, BundleCheck
 from distlfm.version import __version__
 from tests.support.small_disks import disk, enlarge, mounts
 

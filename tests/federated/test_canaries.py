@@ -11,12 +11,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from distlfm.federated import client_app
-from distlfm.federated.local_grid import LocalGrid
 from distlfm.federated.rounds import ask, run_rounds
-from distlfm.federated.secure_grid import SecureGrid
+from distlfm.federated.secure.grid import SecureGrid
 from distlfm.federated.settings import ProgrammeConfig
-from distlfm.federated.simulate_sites import nodes_of
-from distlfm.federated.site_work import Site, codec_of
+from distlfm.federated.simulation.grid import LocalGrid
+from distlfm.federated.simulation.sites import nodes_of
+from distlfm.federated.site.work import Site, codec_of
 from distlfm.lfo import Operator
 from distlfm.store import Store
 from tests.support.secure_sites import spellings

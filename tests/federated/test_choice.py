@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from distlfm.federated.codec import weights_digest
-from distlfm.federated.compare import Comparison, Scores, gain_share, tuned_alone
 from distlfm.federated.rounds import run_rounds
-from distlfm.federated.secure_grid import SecureGrid
-from distlfm.federated.simulate import gain_words
-from distlfm.federated.site_work import BASE, OWN, codec_of, open_operator, own_checkpoint
+from distlfm.federated.secure.grid import SecureGrid
+from distlfm.federated.simulation.compare import Comparison, Scores, gain_share, tuned_alone
+from distlfm.federated.simulation.run import gain_words
+from distlfm.federated.site.work import BASE, OWN, codec_of, open_operator, own_checkpoint
 from distlfm.lfo import Operator
 from tests.support.site_toy import make_federation, make_grid, make_programme
 
@@ -66,7 +66,7 @@ def test_a_site_says_in_its_log_that_an_update_is_no_good_for_its_patients(
     for task, lines in ((make_programme(task={"lr": 0.01}).task, 0), (make_programme(task=HARM).task, 1)):
         vector = codec_of(operator.model, task).encode(operator.model.state_dict())
         caplog.clear()
-        with caplog.at_level(logging.WARNING, "distlfm.federated.site_work"):
+        with caplog.at_level(logging.WARNING, "distlfm.federated.site.work"):
             sites["east"].train(vector, task)
         told = [record.getMessage() for record in caplog.records if "worse than the first operator" in record.message]
         assert len(told) == lines

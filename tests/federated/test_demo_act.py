@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from distlfm.config import dump
-from distlfm.federated import demo_act
-from distlfm.federated.picture import draw
-from distlfm.federated.simulate import PICTURE
-from distlfm.federated.simulate_settings import read_config
-from distlfm.pipeline.run_files import REPORT
-from distlfm.pipeline.versions import versions
-from distlfm.report.federation_page import federation_page
+from distlfm.federated.settings import read_config
+from distlfm.federated.simulation import run as demo_act
+from distlfm.federated.simulation.run import PICTURE
+from distlfm.report.federation import draw, federation_page
+from distlfm.runs import REPORT
+from distlfm.runs.folder import versions
 from distlfm.runtime.reporting import Silent
 
 SITES = ("hall2018", "azt1d", "hupa", "bigideas")

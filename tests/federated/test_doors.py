@@ -16,18 +16,18 @@ from flwr.supercore.error import FlowerError
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResultStatus
 
 from distlfm.errors import StorageError, UsageError
-from distlfm.federated import refusal_log, superlink
-from distlfm.federated.audit import AuditLog, verify
-from distlfm.federated.authn import TokenPlugin, digests_now, make_token, token_digest
-from distlfm.federated.control import Connection, Control, connection_of
-from distlfm.federated.homes import Home, LinkConfig, LinkHome, check_name, refuse_unless_loopback
-from distlfm.federated.link import programs
-from distlfm.federated.processes import environment
-from distlfm.federated.provision import make_link
-from distlfm.federated.refusal_log import RefusalLog
-from distlfm.federated.roster import read_roster
-from distlfm.federated.run import plain
-from distlfm.federated.tasks import ForkingExecutor
+from distlfm.federated import audit as refusal_log
+from distlfm.federated.audit import AuditLog, RefusalLog, verify
+from distlfm.federated.link import superlink
+from distlfm.federated.link.authn import TokenPlugin, digests_now, make_token, token_digest
+from distlfm.federated.link.control import Connection, Control, connection_of
+from distlfm.federated.link.processes import environment
+from distlfm.federated.link.run import plain
+from distlfm.federated.link.service import programs
+from distlfm.federated.link.tasks import ForkingExecutor
+from distlfm.federated.setup.enrolment import read_roster
+from distlfm.federated.setup.homes import Home, LinkConfig, LinkHome, check_name, refuse_unless_loopback
+from distlfm.federated.setup.provision import make_link
 
 
 def let_in(token: str | None, digests: dict[str, str]) -> tuple[str | None, int]:

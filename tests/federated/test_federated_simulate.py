@@ -14,8 +14,8 @@ import yaml
 from distlfm.config import build
 from distlfm.errors import UsageError
 from distlfm.federated.audit import verify
-from distlfm.federated.simulate import simulate
-from distlfm.federated.simulate_settings import FederatedConfig, read_config
+from distlfm.federated.settings import FederatedConfig, read_config
+from distlfm.federated.simulation.run import simulate
 from distlfm.lfo import Operator
 from distlfm.runtime.reporting import Silent
 

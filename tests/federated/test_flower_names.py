@@ -13,9 +13,9 @@ from flwr.superlink.config_loader import SuperLinkLifespanConfig
 from flwr.superlink.main import create_app
 from flwr.supernode import fleet_http_connection, start_client_internal
 
-from distlfm.federated import flower
+from distlfm.federated.link import flower
+from distlfm.federated.link.tasks import ForkingExecutor
 from distlfm.federated.refused import Reason
-from distlfm.federated.tasks import ForkingExecutor
 
 USED = [
     ("flwr.supercore.retry.http_retry", "MAX_RETRY_DELAY"),

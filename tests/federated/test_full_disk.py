@@ -13,20 +13,21 @@ import httpx
 import pytest
 
 from distlfm.errors import StorageError, UsageError, WorkError
-from distlfm.federated import control, processes, simulate, status, superlink
 from distlfm.federated.audit import AuditLog, verify
-from distlfm.federated.control import Connection, Control
-from distlfm.federated.gate import ALLOWED, DISK_FULL, Disk, Gate
-from distlfm.federated.homes import Home, LinkHome
-from distlfm.federated.ledger import Ledger
-from distlfm.federated.link import only_one
-from distlfm.federated.local_grid import TO_SERVER
-from distlfm.federated.processes import NOT_LOGGED, Program, Supervisor
+from distlfm.federated.link import control, processes, status, superlink
+from distlfm.federated.link.control import Connection, Control
+from distlfm.federated.link.gate import ALLOWED, DISK_FULL, Disk, Gate
+from distlfm.federated.link.processes import NOT_LOGGED, Program, Supervisor
+from distlfm.federated.link.service import only_one
 from distlfm.federated.refused import Reason
-from distlfm.federated.roster import Roster, write_roster
-from distlfm.federated.secure_grid import SecureGrid
-from distlfm.federated.secure_mod import MASK, UNMASK
-from distlfm.federated.simulate_settings import read_config
+from distlfm.federated.secure.grid import SecureGrid
+from distlfm.federated.secure.mod import MASK, UNMASK
+from distlfm.federated.settings import read_config
+from distlfm.federated.setup.enrolment import Roster, write_roster
+from distlfm.federated.setup.homes import Home, LinkHome
+from distlfm.federated.simulation import run as simulate
+from distlfm.federated.simulation.grid import TO_SERVER
+from distlfm.federated.site.ledger import Ledger
 from distlfm.runtime.reporting import Silent, reporter_for
 from tests.support.secure_sites import ask, local_grid, make_sites, request
 from tests.support.site_toy import make_federation, make_programme

@@ -14,9 +14,9 @@ from flwr.proto.fab_pb2 import Fab
 from flwr.superlink.main import create_app
 from test_bundle import FOREIGN
 
-from distlfm.federated import bundle
-from distlfm.federated.gate import ALLOWED, MOST_START_BYTES, RUNTIME, START_RUN, Gate
-from distlfm.federated.superlink import addresses_of
+from distlfm.federated.link import bundle
+from distlfm.federated.link.gate import ALLOWED, MOST_START_BYTES, RUNTIME, START_RUN, Gate
+from distlfm.federated.link.superlink import addresses_of
 
 NAMED = {"programme": "{}", "run-name": "one"}
 

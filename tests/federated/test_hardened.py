@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 
 from distlfm.config import dump
-from distlfm.federated import privacy
-from distlfm.federated.accountant import epsilon, rdp
 from distlfm.federated.audit import verify
 from distlfm.federated.codec import Codec, Vector
-from distlfm.federated.ledger import Ledger
-from distlfm.federated.policy import POLICY, load_policy
 from distlfm.federated.rounds import run_rounds
-from distlfm.federated.secure_grid import SecureGrid
+from distlfm.federated.secure.grid import SecureGrid
 from distlfm.federated.settings import PrivacyConfig, ProgrammeConfig
-from distlfm.federated.site_work import LEDGER, Site, codec_of
+from distlfm.federated.site import privacy
+from distlfm.federated.site.ledger import Ledger, epsilon, rdp
+from distlfm.federated.site.policy import POLICY, load_policy
+from distlfm.federated.site.work import LEDGER, Site, codec_of
 from distlfm.lfo import Operator
 from tests.support.site_toy import make_federation, make_grid, make_programme
 

@@ -21,13 +21,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from distlfm.federated.audit import verify
 from distlfm.federated.client_app import app
 from distlfm.federated.codec import weights_digest
-from distlfm.federated.local_grid import LocalGrid
 from distlfm.federated.refused import Reason
-from distlfm.federated.secure_grid import SecureGrid
-from distlfm.federated.secure_mod import RECORD, STAGE
+from distlfm.federated.secure.grid import SecureGrid
+from distlfm.federated.secure.mod import RECORD, STAGE
 from distlfm.federated.settings import RoundTask
-from distlfm.federated.simulate_sites import nodes_of
-from distlfm.federated.site_work import LOCAL, LOCAL_KIND, OWN, Site, codec_of
+from distlfm.federated.simulation.grid import LocalGrid
+from distlfm.federated.simulation.sites import nodes_of
+from distlfm.federated.site.work import LOCAL, LOCAL_KIND, OWN, Site, codec_of
 from distlfm.lfo import FourierOperator, Operator, save_checkpoint
 from tests.support.site_toy import make_federation
 

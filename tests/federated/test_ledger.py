@@ -13,8 +13,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from distlfm.errors import WorkError
-from distlfm.federated.accountant import ORDERS, epsilon, noise_for, rdp
-from distlfm.federated.ledger import BudgetSpent, Ledger
+from distlfm.federated.site.ledger import ORDERS, BudgetSpent, Ledger, epsilon, noise_for, rdp
 
 
 def test_the_divergence_is_the_published_one() -> None:

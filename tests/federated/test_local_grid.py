@@ -12,9 +12,9 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
-from distlfm.federated.local_grid import LocalGrid
-from distlfm.federated.secure_mod import secure_mod
-from distlfm.federated.secure_records import request_digest
+from distlfm.federated.secure.mod import secure_mod
+from distlfm.federated.secure.records import request_digest
+from distlfm.federated.simulation.grid import LocalGrid
 from tests.support.secure_sites import local_grid, make_sites, request
 
 

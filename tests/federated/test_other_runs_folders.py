@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from distlfm.cli import main
-from distlfm.federated import run as run_module
-from distlfm.federated.run import RunResult
+from distlfm.federated.link import run as run_module
+from distlfm.federated.link.run import RunResult
 from distlfm.lfo import save_checkpoint
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "federated" / "glucose.yaml"

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from distlfm.errors import UsageError
-from distlfm.federated.adapter import Adapter, Tail, adapter_names
 from distlfm.federated.codec import Codec
-from distlfm.federated.privacy import (
+from distlfm.federated.settings import PrivacyConfig, RoundTask
+from distlfm.federated.site.privacy import (
     PatientGradients,
     clipped,
     noisy_mean,
@@ -19,8 +19,7 @@ from distlfm.federated.privacy import (
     private_update,
     tune_privately,
 )
-from distlfm.federated.settings import PrivacyConfig, RoundTask
-from distlfm.federated.tune import Objective
+from distlfm.federated.site.tuning import Adapter, Objective, Tail, adapter_names
 from tests.support.lfo_toy import make_store
 from tests.support.site_toy import make_batch, make_operator
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from distlfm.federated.homes import Home
-from distlfm.federated.processes import environment
+from distlfm.federated.link.processes import environment
+from distlfm.federated.setup.homes import Home
 from tests.support.fleet_runs import alive, all_gone
 from tests.support.importing import import_environment
 from tests.support.real_sites import wait_until

@@ -13,18 +13,15 @@ from cryptography import x509
 
 from distlfm.cli import main
 from distlfm.errors import UsageError
-from distlfm.federated import certificates
-from distlfm.federated import link as link_program
-from distlfm.federated.authn import read_digests, read_token, token_digest
-from distlfm.federated.certificates import certificate_end
-from distlfm.federated.enrolment import enrol, missing, peers_fingerprint, pin, revoke
-from distlfm.federated.homes import LinkConfig, LinkHome, SiteHome, check_secret
-from distlfm.federated.identity import load_signing_key
-from distlfm.federated.policy import load_policy
-from distlfm.federated.provision import add_site, make_link, make_local, make_site, renew
-from distlfm.federated.roster import read_roster
-from distlfm.federated.secagg.keys import public_hex
-from distlfm.federated.tokens import add_token, drop_token
+from distlfm.federated.link import service as link_program
+from distlfm.federated.link.authn import add_token, drop_token, read_digests, read_token, token_digest
+from distlfm.federated.secure.keys import public_hex
+from distlfm.federated.setup import identity as certificates
+from distlfm.federated.setup.enrolment import enrol, missing, peers_fingerprint, pin, read_roster, revoke
+from distlfm.federated.setup.homes import LinkConfig, LinkHome, SiteHome, check_secret
+from distlfm.federated.setup.identity import certificate_end, load_signing_key
+from distlfm.federated.setup.provision import add_site, make_link, make_local, make_site, renew
+from distlfm.federated.site.policy import load_policy
 from distlfm.runtime.reporting import Silent
 
 SITES = ("north", "south", "west")

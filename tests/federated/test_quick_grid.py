@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from distlfm.federated import flower
-from distlfm.federated.quick_grid import QuickGrid
+from distlfm.federated.link import flower
+from distlfm.federated.link.flower import QuickGrid
 
 DEAD = "dead"
 

@@ -23,14 +23,14 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from distlfm.errors import UsageError, WorkError
-from distlfm.federated.control import Control, connection_of
-from distlfm.federated.enrolment import revoke
-from distlfm.federated.gate import RUNTIME
-from distlfm.federated.homes import LinkConfig, LinkHome, SiteHome
-from distlfm.federated.provision import make_link, make_local
+from distlfm.federated.link.control import Control, connection_of
+from distlfm.federated.link.gate import RUNTIME
+from distlfm.federated.link.supernode import node_keys
 from distlfm.federated.settings import ProgrammeConfig
-from distlfm.federated.site import check_link
-from distlfm.federated.supernode import node_keys
+from distlfm.federated.setup.enrolment import revoke
+from distlfm.federated.setup.homes import LinkConfig, LinkHome, SiteHome
+from distlfm.federated.setup.provision import make_link, make_local
+from distlfm.federated.site.service import check_link
 from distlfm.runtime.reporting import Silent
 from tests.support.fleet_runs import Driver, all_gone
 from tests.support.foreign_bundle import start_foreign

@@ -18,9 +18,9 @@ import torch
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from distlfm.federated.enrolment import revoke
-from distlfm.federated.processes import environment
-from distlfm.federated.site_work import open_operator
+from distlfm.federated.link.processes import environment
+from distlfm.federated.setup.enrolment import revoke
+from distlfm.federated.site.work import open_operator
 from tests.support.federation_guide import documented, shown
 from tests.support.fleet_runs import all_gone, driving
 from tests.support.foreign_bundle import start_foreign
@@ -95,7 +95,7 @@ def test_every_site_has_a_copy_of_its_own_of_the_runs_model(federation: Federati
 
 def test_no_token_or_key_stands_on_a_command_line(federation: Federation, first: dict[str, Any]) -> None:
     shown = b"\n".join(first["commands"])
-    assert shown.count(b"distlfm.federated.tasks") >= 5
+    assert shown.count(b"distlfm.federated.link.tasks") >= 5
     assert b"token" not in shown
     for secret in (federation.link.admin_token, *(home.secret for home in federation.sites.values())):
         assert secret.read_bytes() not in shown
@@ -222,7 +222,7 @@ def test_a_hostile_link_cannot_bring_code_to_a_site(federation: Federation) -> N
     home, port = federation.link, federation.link.config().port
     around = environment(home, DISTLFM_LINK_HOME=str(home.path))
     server = [sys.executable, str(HOSTILE), str(home.path)]
-    tasks = [sys.executable, "-m", "distlfm.federated.tasks", "link", str(home.path), f"127.0.0.1:{port}"]
+    tasks = [sys.executable, "-m", "distlfm.federated.link.tasks", "link", str(home.path), f"127.0.0.1:{port}"]
     null = subprocess.DEVNULL
     with contextlib.ExitStack() as stack:
         for command in (server, tasks):

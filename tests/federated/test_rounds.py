@@ -18,20 +18,19 @@ from flwr.serverapp.strategy import FedAvg
 
 from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog, verify
-from distlfm.federated.compare import joined
-from distlfm.federated.figures import LABELLED
 from distlfm.federated.refused import Reason
 from distlfm.federated.rounds import State, ask, run_rounds
-from distlfm.federated.secagg.messages import Fields
-from distlfm.federated.secure_grid import SecureGrid
-from distlfm.federated.secure_mod import BODY, RECORD
+from distlfm.federated.secure.grid import SecureGrid
+from distlfm.federated.secure.messages import Fields
+from distlfm.federated.secure.mod import BODY, RECORD
 from distlfm.federated.server_app import is_no_count, perform, programme_of, words
 from distlfm.federated.server_app import main as server_main
 from distlfm.federated.settings import PrivacyConfig, ProgrammeConfig
-from distlfm.federated.site_work import Site, codec_of, open_operator
+from distlfm.federated.setup.provision import policy_text
+from distlfm.federated.simulation.compare import joined
+from distlfm.federated.site.tuning import LABELLED, tune
+from distlfm.federated.site.work import Site, codec_of, open_operator
 from distlfm.federated.strategy import TooFewSites, wait_for_sites
-from distlfm.federated.templates import policy_text
-from distlfm.federated.tune import tune
 from distlfm.lfo import Operator
 from distlfm.version import __version__
 from tests.support.site_toy import make_federation, make_grid, make_programme

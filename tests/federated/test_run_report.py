@@ -13,9 +13,9 @@ import pytest
 
 from distlfm.cli.federated import in_words
 from distlfm.errors import WorkError
-from distlfm.federated import run
-from distlfm.federated.control import Connection, Control
-from distlfm.federated.run import RunResult, write_run
+from distlfm.federated.link import run
+from distlfm.federated.link.control import Connection, Control
+from distlfm.federated.link.run import RunResult, write_run
 from distlfm.federated.settings import ProgrammeConfig
 from distlfm.runtime.reporting import reporter_for
 

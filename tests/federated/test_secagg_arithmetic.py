@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from distlfm.federated.secagg.keys import BadKey, agree, mask, new_secret, public_of, seal, unseal
-from distlfm.federated.secagg.ring import OutOfRange, decode, encode, limit_of
-from distlfm.federated.secagg.rules import threshold_of
-from distlfm.federated.secagg.shamir import PRIME, join, split
+from distlfm.federated.secure.keys import BadKey, agree, mask, new_secret, public_of, seal, unseal
+from distlfm.federated.secure.ring import OutOfRange, decode, encode, limit_of
+from distlfm.federated.secure.rules import threshold_of
+from distlfm.federated.secure.shamir import PRIME, join, split
 
 
 def test_the_field_is_a_prime_field_larger_than_every_secret() -> None:

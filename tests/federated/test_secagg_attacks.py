@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import numpy as np
 from scipy import stats
 
-from distlfm.federated.secagg import member
-from distlfm.federated.secagg.keys import derive, mask
-from distlfm.federated.secagg.member import SELF_MASK, pair_mask
-from distlfm.federated.secagg.messages import Reveal
-from distlfm.federated.secagg.ring import Words, encode
-from distlfm.federated.secagg.shamir import join
+from distlfm.federated.secure import member
+from distlfm.federated.secure.keys import derive, mask
+from distlfm.federated.secure.member import SELF_MASK, pair_mask
+from distlfm.federated.secure.messages import Reveal
+from distlfm.federated.secure.ring import Words, encode
+from distlfm.federated.secure.shamir import join
 from tests.support.cohorts import NAMES, Exchange, members
 
 WINDOW = 2**11

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from distlfm.federated.refused import Reason
-from distlfm.federated.secagg.keys import sign
-from distlfm.federated.secagg.member import CONSENT
-from distlfm.federated.secagg.messages import Consents, Delivery, Survivors, agreement
+from distlfm.federated.secure.keys import sign
+from distlfm.federated.secure.member import CONSENT
+from distlfm.federated.secure.messages import Consents, Delivery, Survivors, agreement
 from tests.support.cohorts import NAMES, Exchange, adverts_of, members, refused, roster_of, small_words
 
 

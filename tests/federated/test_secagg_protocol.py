@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distlfm.federated.secagg.gatherer import SumFailed
-from distlfm.federated.secagg.messages import Reveal
+from distlfm.federated.secure.gatherer import SumFailed
+from distlfm.federated.secure.messages import Reveal
 from tests.support.cohorts import NAMES, Exchange, members, small_words
 
 STAGES = ("advertise", "share", "mask", "consent", "reveal")

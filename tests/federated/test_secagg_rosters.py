@@ -6,11 +6,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from distlfm.federated.refused import Reason
-from distlfm.federated.secagg import member
-from distlfm.federated.secagg.gatherer import Gatherer
-from distlfm.federated.secagg.keys import new_secret, public_of, sign
-from distlfm.federated.secagg.messages import Advert, Call, Roster
-from distlfm.federated.secagg.rules import Rules
+from distlfm.federated.secure import member
+from distlfm.federated.secure.gatherer import Gatherer
+from distlfm.federated.secure.keys import new_secret, public_of, sign
+from distlfm.federated.secure.messages import Advert, Call, Roster
+from distlfm.federated.secure.rules import Rules
 from tests.support.cohorts import NAMES, REQUEST, RUN, adverts_of, members, refused, roster_of
 
 

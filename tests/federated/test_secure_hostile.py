@@ -13,15 +13,15 @@ import yaml
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from distlfm.federated.identity import load_signing_key
-from distlfm.federated.local_grid import Hook, LocalGrid
-from distlfm.federated.policy import load_policy
 from distlfm.federated.refused import Reason
-from distlfm.federated.secagg import member
-from distlfm.federated.secagg.keys import new_secret, public_of
-from distlfm.federated.secagg.messages import Advert, Call, Consents, Survivors, canonical
-from distlfm.federated.secure_grid import SecureGrid
-from distlfm.federated.secure_mod import BODY, RECORD, secure_mod
+from distlfm.federated.secure import member
+from distlfm.federated.secure.grid import SecureGrid
+from distlfm.federated.secure.keys import new_secret, public_of
+from distlfm.federated.secure.messages import Advert, Call, Consents, Survivors, canonical
+from distlfm.federated.secure.mod import BODY, RECORD, secure_mod
+from distlfm.federated.setup.identity import load_signing_key
+from distlfm.federated.simulation.grid import Hook, LocalGrid
+from distlfm.federated.site.policy import load_policy
 from tests.support.secure_sites import (
     NAMES,
     answering,

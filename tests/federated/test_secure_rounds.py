@@ -14,11 +14,10 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
 
 from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog, verify
-from distlfm.federated.local_grid import LocalGrid
-from distlfm.federated.secure_exchange import Patience
-from distlfm.federated.secure_grid import SecureGrid
-from distlfm.federated.secure_mod import secure_mod
-from distlfm.federated.secure_records import request_digest
+from distlfm.federated.secure.grid import Patience, SecureGrid
+from distlfm.federated.secure.mod import secure_mod
+from distlfm.federated.secure.records import request_digest
+from distlfm.federated.simulation.grid import LocalGrid
 from tests.support.secure_sites import (
     COUNTS,
     LOSSES,

@@ -15,12 +15,12 @@ from flwr.clientapp import ClientApp
 
 from distlfm.errors import UsageError
 from distlfm.federated.audit import verify
-from distlfm.federated.ledger import BudgetSpent
-from distlfm.federated.local_grid import LocalGrid
-from distlfm.federated.policy import load_policy
 from distlfm.federated.refused import Reason
-from distlfm.federated.secure_grid import SecureGrid
-from distlfm.federated.secure_mod import secure_mod
+from distlfm.federated.secure.grid import SecureGrid
+from distlfm.federated.secure.mod import secure_mod
+from distlfm.federated.simulation.grid import LocalGrid
+from distlfm.federated.site.ledger import BudgetSpent
+from distlfm.federated.site.policy import load_policy
 from tests.support.secure_sites import (
     NAMES,
     answering,

@@ -11,9 +11,9 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 
 from distlfm.federated.audit import verify
-from distlfm.federated.local_grid import LocalGrid
-from distlfm.federated.secure_grid import SecureGrid
-from distlfm.federated.secure_mod import secure_mod
+from distlfm.federated.secure.grid import SecureGrid
+from distlfm.federated.secure.mod import secure_mod
+from distlfm.federated.simulation.grid import LocalGrid
 from tests.support.secure_sites import (
     COUNTS,
     LOSSES,

@@ -8,9 +8,18 @@ import math
 import numpy as np
 import pytest
 
-from distlfm.federated.compare import Comparison, Scores, of_others, standard_error
-from distlfm.federated.simulate import counted
-from distlfm.federated.simulate_summary import _advantage, _elsewhere, _errors, _means, _own
+from distlfm.federated.simulation.compare import (
+    Comparison,
+    Scores,
+    _advantage,
+    _elsewhere,
+    _errors,
+    _means,
+    _own,
+    of_others,
+    standard_error,
+)
+from distlfm.federated.simulation.run import counted
 from distlfm.runtime.reporting import Plain
 
 SITES = ["north", "south"]

@@ -10,20 +10,19 @@ import numpy as np
 import pytest
 
 from distlfm.errors import OtherWork, UsageError
-from distlfm.federated import site_data
-from distlfm.federated.demo_act import NOISE, mechanism
 from distlfm.federated.settings import RoundTask, SiteConfig
-from distlfm.federated.site_data import fit_config, records
-from distlfm.federated.site_work import Site, codec_of, write_site
+from distlfm.federated.simulation.run import NOISE, mechanism
+from distlfm.federated.site import data as site_data
+from distlfm.federated.site.data import fit_config, records
+from distlfm.federated.site.work import Site, codec_of, write_site
 from distlfm.instance import Instance
 from distlfm.lfo import Calibration, Examples, FourierOperator, Operator, OperatorConfig
-from distlfm.lfo.normalise import set_normal
-from distlfm.pipeline.fit import FitRun
-from distlfm.pipeline.generate import generate
-from distlfm.pipeline.generate_settings import GenerateConfig
-from distlfm.pipeline.rundir import ELSEWHERE
-from distlfm.pipeline.settings import DataConfig, FitConfig
+from distlfm.lfo.inputs import set_normal
+from distlfm.runs.folder import ELSEWHERE
+from distlfm.runs.settings import DataConfig, FitConfig, GenerateConfig
 from distlfm.runtime.reporting import Plain, Silent
+from distlfm.verbs.fit import FitRun
+from distlfm.verbs.generate import generate
 
 POINTS, WINDOW = 25, 240.0
 FORCE = {"priors": {"lengthscale": {"kind": "lognormal", "median": 40, "spread": 0.5}}}

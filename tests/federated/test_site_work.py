@@ -12,11 +12,11 @@ import torch
 
 from distlfm.errors import OtherWork, UsageError
 from distlfm.federated.codec import Vector, weights_digest
-from distlfm.federated.cohort import Cohort
-from distlfm.federated.ledger import BudgetSpent
 from distlfm.federated.settings import PrivacyConfig, RoundTask, SiteConfig
-from distlfm.federated.site_work import LOCAL, OWN, Site, codec_of, open_operator, own_checkpoint, write_site
-from distlfm.federated.tune import descend, tune
+from distlfm.federated.site.cohort import Cohort
+from distlfm.federated.site.ledger import BudgetSpent
+from distlfm.federated.site.tuning import descend, tune
+from distlfm.federated.site.work import LOCAL, OWN, Site, codec_of, open_operator, own_checkpoint, write_site
 from distlfm.lfo import Operator
 from tests.support.lfo_toy import make_store
 from tests.support.site_toy import make_batch, make_federation, make_operator

@@ -11,12 +11,12 @@ import pytest
 
 from distlfm.cli import main
 from distlfm.errors import UsageError
-from distlfm.federated import status as status_module
-from distlfm.federated.authn import TokenError, make_token, read_token
-from distlfm.federated.homes import LinkConfig, LinkHome
-from distlfm.federated.link import only_one
-from distlfm.federated.provision import make_link
-from distlfm.federated.status import status
+from distlfm.federated.link import status as status_module
+from distlfm.federated.link.authn import TokenError, make_token, read_token
+from distlfm.federated.link.service import only_one
+from distlfm.federated.link.status import status
+from distlfm.federated.setup.homes import LinkConfig, LinkHome
+from distlfm.federated.setup.provision import make_link
 
 MAKE = "distlfm federated provision token"
 

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from distlfm.cli import main
-from distlfm.federated.homes import LinkHome, SiteHome
-from distlfm.federated.identity import fingerprint
-from distlfm.federated.policy import load_policy
+from distlfm.federated.setup.homes import LinkHome, SiteHome
+from distlfm.federated.setup.identity import fingerprint
+from distlfm.federated.site.policy import load_policy
 from distlfm.lfo import save_checkpoint
 from distlfm.store import Store
 from tests.support.store_factories import fill, make_spec
@@ -85,7 +85,7 @@ def test_a_token_that_cannot_be_noted_is_not_left_behind(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "tokens.json")
 
     with monkeypatch.context() as patched:
-        patched.setattr("distlfm.federated.tokens.put_all", full)
+        patched.setattr("distlfm.federated.link.authn.put_all", full)
         assert call("provision", "token", local / "link", "anna") == 1
     assert "Free space; then the same command goes on" in capsys.readouterr().err
     assert call("provision", "token", local / "link", "anna") == 0

@@ -19,9 +19,9 @@ from pydantic import BaseModel
 from sphinx.util.inventory import InventoryFile
 
 from distlfm.cli.config import every_verb
-from distlfm.federated.homes import LinkConfig, NodeConfig
-from distlfm.federated.policy import SitePolicy
 from distlfm.federated.settings import SiteConfig
+from distlfm.federated.setup.homes import LinkConfig, NodeConfig
+from distlfm.federated.site.policy import SitePolicy
 from distlfm.mechanisms import build_system, known_systems
 from tests.support.cli_verbs import verbs
 

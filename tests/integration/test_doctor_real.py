@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from distlfm.pipeline.doctor import PROBES, Check, run_checks
+from distlfm.doctor.checks import PROBES, Check, run_checks
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,10 +13,18 @@ import pytest
 import torch
 
 from distlfm.errors import MissingExtra, UsageError
-from distlfm.solvers.fem.group import Group
-from distlfm.solvers.fem.packing import unpack_csr, unpack_operators
-from distlfm.solvers.fem.partitioned_client import LinearSolverConfig, PartitionedSolver
-from distlfm.solvers.fem.spec import BoundaryConfig, Csr, EquationRef, MeshConfig, Operators, ProblemSpec
+from distlfm.solvers.fem.group.client import LinearSolverConfig, PartitionedSolver
+from distlfm.solvers.fem.group.owner import Group
+from distlfm.solvers.fem.spec import (
+    BoundaryConfig,
+    Csr,
+    EquationRef,
+    MeshConfig,
+    Operators,
+    ProblemSpec,
+    unpack_csr,
+    unpack_operators,
+)
 from tests.support.importing import import_environment
 
 pytestmark = pytest.mark.slow

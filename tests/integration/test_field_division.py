@@ -13,11 +13,11 @@ import torch
 
 from distlfm.config import build
 from distlfm.equations.problem import EquationRef, MeshConfig, ProblemSpec
-from distlfm.inference.field_settle import Extent, FieldOptions, num_ranks, open_field, settle_extent
+from distlfm.fleets.fit_job import model_with
+from distlfm.inference.field.settings import Extent, FieldOptions, num_ranks, open_field, settle_extent
 from distlfm.inference.model import Model
-from distlfm.pipeline.fit_job import model_with
-from distlfm.pipeline.settings import FitConfig
-from distlfm.solvers.fem.partitioned_client import LinearSolverConfig
+from distlfm.runs.settings import FitConfig
+from distlfm.solvers.fem.group.client import LinearSolverConfig
 from distlfm.solvers.field.meshed import close_helper_groups, meshed
 from distlfm.solvers.field.remote import PetscEngine
 from distlfm.solvers.field.tangent import form_at

@@ -13,16 +13,16 @@ import yaml
 from distlfm.config import build
 from distlfm.data import write_npz
 from distlfm.errors import UsageError
+from distlfm.fleets.fit_job import model_of
 from distlfm.inference.archive import load as load_fit
 from distlfm.inference.archive import save as save_fit
-from distlfm.inference.field_settle import settle
+from distlfm.inference.field.settings import settle
 from distlfm.inference.fit import fit_instances
 from distlfm.instance import Instance
-from distlfm.pipeline.demo import FIELD as MODEL
-from distlfm.pipeline.fit import FitRun, fit
-from distlfm.pipeline.fit_job import model_of
-from distlfm.pipeline.settings import FitConfig, SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
+from distlfm.runs.settings import FitConfig, SimulateConfig
+from distlfm.simulation.instances import simulate_from
+from distlfm.verbs.demo import FIELD as MODEL
+from distlfm.verbs.fit import FitRun, fit
 
 pytestmark = pytest.mark.slow
 

@@ -11,15 +11,15 @@ import pytest
 
 from distlfm.config import build
 from distlfm.errors import UsageError
-from distlfm.inference import field_laplace
+from distlfm.fleets.fit_job import model_of
 from distlfm.inference.archive import load, save
+from distlfm.inference.field import laplace as field_laplace
+from distlfm.inference.findings.scores import figures
 from distlfm.inference.fit import InferenceConfig, fit_instances
-from distlfm.inference.metrics import figures
 from distlfm.inference.result import FitResult
 from distlfm.instance import Instance
-from distlfm.pipeline.fit_job import model_of
-from distlfm.pipeline.settings import FitConfig, SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
+from distlfm.runs.settings import FitConfig, SimulateConfig
+from distlfm.simulation.instances import simulate_from
 
 pytestmark = pytest.mark.slow
 

@@ -14,16 +14,15 @@ from distlfm.cli import main
 from distlfm.config import build
 from distlfm.data import read, write_npz
 from distlfm.errors import UsageError
+from distlfm.fleets.fit_job import model_with
+from distlfm.fleets.fit_plan import batch_size
 from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.survey import Survey
-from distlfm.pipeline.fit import FitRun, fit
-from distlfm.pipeline.fit_job import model_with
-from distlfm.pipeline.fit_plan import batch_size
-from distlfm.pipeline.generate import generate, resume_generate
-from distlfm.pipeline.generate_settings import GenerateConfig
-from distlfm.pipeline.settings import FitConfig
+from distlfm.runs.settings import FitConfig, GenerateConfig
 from distlfm.store import Store
 from distlfm.store.merge import merge
+from distlfm.verbs.fit import FitRun, fit
+from distlfm.verbs.generate import generate, resume_generate
 from tests.support.fleet_runs import CONFIG, numbers, write_fleet
 
 pytestmark = pytest.mark.slow

@@ -17,18 +17,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distlfm.cluster.pool import BlockDone, BlockRetried, Event, RowsSetAside, Started, WorkerLost
-from distlfm.cluster.ray_knock import knock
-from distlfm.cluster.ray_pool import RayPool
-from distlfm.cluster.ray_session import RaySession, ray_session
-from distlfm.cluster.serial import SerialPool
+from distlfm.cluster.blocks.pool import BlockDone, BlockRetried, Event, RowsSetAside, Started, WorkerLost
+from distlfm.cluster.blocks.serial import SerialPool
+from distlfm.cluster.ray.knock import knock
+from distlfm.cluster.ray.pool import RayPool
+from distlfm.cluster.ray.session import RaySession, ray_session
 from distlfm.config import build
 from distlfm.errors import StorageError, UsageError, WorkError
-from distlfm.pipeline.generate import open_store
-from distlfm.pipeline.generate_job import GenerateJob
-from distlfm.pipeline.generate_settings import GenerateConfig
+from distlfm.runs.settings import GenerateConfig
 from distlfm.runtime.signals import Stop
-from distlfm.store.verify import verify
+from distlfm.store.inspection import verify
+from distlfm.verbs.generate import GenerateJob, open_store
 from tests.support.importing import import_environment
 from tests.support.pool_toy import ToyJob, results
 
@@ -203,8 +202,8 @@ JOIN = """
 import sys
 from pathlib import Path
 from tests.support.pool_toy import ToyJob, results
-from distlfm.cluster.ray_pool import RayPool
-from distlfm.cluster.ray_session import ray_session
+from distlfm.cluster.ray.pool import RayPool
+from distlfm.cluster.ray.session import ray_session
 from distlfm.runtime.signals import Stop
 for address in (sys.argv[1], "auto"):
     with ray_session(address) as session:

@@ -24,7 +24,7 @@ import yaml
 
 from distlfm.cli.app import app
 from distlfm.config import build
-from distlfm.pipeline.settings import FitConfig
+from distlfm.runs.settings import FitConfig
 
 PROJECT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(sys.executable).parent

@@ -21,8 +21,8 @@ from selenium.webdriver.support.ui import Select
 
 from distlfm.data import write_npz
 from distlfm.errors import DataError
-from distlfm.pipeline.settings import DataConfig
-from distlfm.pipeline.sources import read_instances
+from distlfm.fleets.sources import read_instances
+from distlfm.runs.settings import DataConfig
 from distlfm.store import Store
 from tests.support.fleet_runs import all_gone, descendants
 from tests.support.query_factories import fresh_genes
@@ -371,7 +371,7 @@ def test_a_fit_ends_with_a_server_that_is_killed() -> None:
 
 CHILD = """
 import time
-from distlfm.serve.parent import end_with_parent
+from distlfm.serve.fit_child import end_with_parent
 end_with_parent()
 print("up", flush=True)
 time.sleep(600)

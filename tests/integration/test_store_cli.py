@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from distlfm.cli import main
-from distlfm.pipeline.settings import SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
+from distlfm.runs.settings import SimulateConfig
+from distlfm.simulation.instances import simulate_from
 from distlfm.store import STATUSES, Store, StoreSpec, pack
 
 PROJECT = Path(__file__).resolve().parents[2]

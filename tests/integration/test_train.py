@@ -12,9 +12,9 @@ from distlfm.cli import main
 from distlfm.config import load
 from distlfm.errors import UsageError
 from distlfm.lfo import Operator
-from distlfm.pipeline.train import open_run, resume_train, train
-from distlfm.pipeline.train_settings import TrainConfig
 from distlfm.store import driver_lock
+from distlfm.training.settings import TrainConfig
+from distlfm.verbs.train import open_run, resume_train, train
 from tests.support.train_runs import FILES, TRAIN, assert_same_run, files, told, write_training
 
 SMALL = ("loop.epochs=2",)

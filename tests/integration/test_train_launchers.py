@@ -15,9 +15,9 @@ import pytest
 
 from distlfm.config import load
 from distlfm.lfo import split
-from distlfm.pipeline.train import train
-from distlfm.pipeline.train_settings import TrainConfig
-from distlfm.pipeline.train_work import open_examples
+from distlfm.training.settings import TrainConfig
+from distlfm.training.work import open_examples
+from distlfm.verbs.train import train
 from tests.support.fleet_runs import all_gone, descendants, driving
 from tests.support.train_runs import (
     CLOSE,

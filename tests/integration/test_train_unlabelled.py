@@ -15,13 +15,13 @@ from distlfm.config import load
 from distlfm.data import write_npz
 from distlfm.errors import UsageError
 from distlfm.lfo import Examples, Operator, SplitConfig, split
-from distlfm.lfo.observed import Observed
-from distlfm.lfo.score import standing
-from distlfm.pipeline.evaluate import evaluate
-from distlfm.pipeline.train import train
-from distlfm.pipeline.train_settings import TrainConfig
-from distlfm.pipeline.train_work import open_examples
+from distlfm.lfo.grid import Observed
+from distlfm.lfo.loss import standing
 from distlfm.store import Store
+from distlfm.training.settings import TrainConfig
+from distlfm.training.work import open_examples
+from distlfm.verbs.evaluate import evaluate
+from distlfm.verbs.train import train
 from tests.support.train_runs import assert_same_run, write_training
 
 PROJECT = Path(__file__).resolve().parents[2]

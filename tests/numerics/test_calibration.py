@@ -17,7 +17,7 @@ from distlfm.inference.result import FitResult, predict
 from distlfm.instance import FloatArray, Instance
 from distlfm.mechanisms import build_mechanism
 from distlfm.mechanisms.priors import LogNormal
-from distlfm.pipeline.simulate import simulate
+from distlfm.simulation.instances import simulate
 
 NUM_INSTANCES = 96
 PROBES = np.linspace(0.8, 7.2, 5)

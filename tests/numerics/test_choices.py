@@ -14,20 +14,20 @@ from distlfm.config import build
 from distlfm.errors import UsageError
 from distlfm.inference.archive import load, save
 from distlfm.inference.collapsed import Starts
-from distlfm.inference.evidence import best_matched_mode
+from distlfm.inference.findings.scores import figures
 from distlfm.inference.fit import InferenceConfig, fit_instances
-from distlfm.inference.forward import Forward
-from distlfm.inference.metrics import figures
 from distlfm.inference.model import Model
 from distlfm.inference.observations import collate
 from distlfm.inference.optimise import OptimiserConfig
-from distlfm.inference.preestimate import PreestimateConfig
+from distlfm.inference.series.evidence import best_matched_mode
+from distlfm.inference.series.forward import Forward
+from distlfm.inference.series.preestimate import PreestimateConfig
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_mechanism
-from distlfm.pipeline.demo import MODEL
-from distlfm.pipeline.settings import SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
+from distlfm.runs.settings import SimulateConfig
+from distlfm.simulation.instances import simulate_from
 from distlfm.solvers.base import SolverConfig
+from distlfm.verbs.demo import MODEL
 
 NAMES = ["output_0", "output_1"]
 

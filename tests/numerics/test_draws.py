@@ -10,9 +10,9 @@ from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.model import Model
 from distlfm.inference.result import FitResult
 from distlfm.mechanisms import build_mechanism
-from distlfm.pipeline.demo import MODEL
-from distlfm.pipeline.settings import SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
+from distlfm.runs.settings import SimulateConfig
+from distlfm.simulation.instances import simulate_from
+from distlfm.verbs.demo import MODEL
 
 TIMES = np.linspace(0, 13, 14)
 

@@ -9,9 +9,9 @@ from distlfm.config import build
 from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.model import Model
 from distlfm.mechanisms import build_mechanism
-from distlfm.pipeline.demo import MODEL
-from distlfm.pipeline.settings import SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
+from distlfm.runs.settings import SimulateConfig
+from distlfm.simulation.instances import simulate_from
+from distlfm.verbs.demo import MODEL
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from distlfm.solvers.fem.spec import split
 from distlfm.solvers.field.dense import DenseEngine
 from distlfm.solvers.field.engine import Engine, TimeGrid, solve
 from distlfm.solvers.field.sparse import SparseEngine
-from distlfm.solvers.field.system import split
 from tests.support.field_problems import line
 
 NAMES = ("sensitivity", "decay", "diffusion", "velocity_0")

@@ -12,19 +12,18 @@ import torch
 from torch import Tensor
 
 from distlfm.config import build
-from distlfm.inference.field import FieldGaussian
-from distlfm.inference.field_basis import Inducing
-from distlfm.inference.field_map import FieldMap
-from distlfm.inference.field_signs import MOST_GROUPS, groups_of, largest_in, pulses_of
+from distlfm.inference.field.map import MOST_GROUPS, FieldMap, groups_of, largest_in, pulses_of
+from distlfm.inference.field.marginal import FieldGaussian
+from distlfm.inference.field.points import Inducing
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.observations import collate
 from distlfm.inference.whitened import log_low_rank
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_system
+from distlfm.solvers.fem.spec import split
 from distlfm.solvers.field.engine import TimeGrid, solve
 from distlfm.solvers.field.reduced import ReducedEngine, find_shapes
 from distlfm.solvers.field.sparse import SparseEngine
-from distlfm.solvers.field.system import split
 from tests.support.field_problems import Line, line
 
 NAMES = ("sensitivity", "decay", "diffusion")

@@ -12,22 +12,22 @@ import torch
 from distlfm.config import build, read_yaml
 from distlfm.equations.problem import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
 from distlfm.errors import UsageError
+from distlfm.fleets.fit_job import model_of
 from distlfm.inference.archive import load, save
 from distlfm.inference.collapsed import Starts
-from distlfm.inference.field_linearised import LinearisedField, Point, shown_by, solve_at
-from distlfm.inference.field_search import find_point
-from distlfm.inference.field_settle import build_map, settle
-from distlfm.inference.field_slopes import match_slopes
+from distlfm.inference.field.linearised import LinearisedField, Point, shown_by, solve_at
+from distlfm.inference.field.search import find_point
+from distlfm.inference.field.settings import build_map, settle
+from distlfm.inference.field.slopes import match_slopes
+from distlfm.inference.findings.scores import figures
 from distlfm.inference.fit import InferenceConfig, fit_instances
-from distlfm.inference.metrics import figures
 from distlfm.inference.model import Model
 from distlfm.inference.observations import collate
 from distlfm.inference.optimise import OptimiserConfig, Status
 from distlfm.instance import Instance
-from distlfm.pipeline.fit_job import model_of
-from distlfm.pipeline.settings import FitConfig, SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
+from distlfm.runs.settings import FitConfig, SimulateConfig
 from distlfm.runtime.watching import watched
+from distlfm.simulation.instances import simulate_from
 from distlfm.solvers.field.engine import TimeGrid, solve
 from distlfm.solvers.field.meshed import Meshed, meshed
 from distlfm.solvers.field.tangent import Tangent, Watched, trajectory

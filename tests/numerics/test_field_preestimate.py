@@ -13,17 +13,17 @@ from torch import Tensor
 
 from distlfm.config import build, read_yaml
 from distlfm.errors import UsageError
+from distlfm.fleets.fit_job import model_of
 from distlfm.inference.archive import load, save
-from distlfm.inference.field_settle import build_map, settle
-from distlfm.inference.field_surface import Surface
+from distlfm.inference.field.settings import build_map, settle
+from distlfm.inference.field.surface import Surface
+from distlfm.inference.findings.scores import figures
 from distlfm.inference.fit import InferenceConfig, fit_instances
-from distlfm.inference.metrics import figures
 from distlfm.inference.model import Model
 from distlfm.inference.observations import collate
 from distlfm.instance import Instance, Truth
-from distlfm.pipeline.fit_job import model_of
-from distlfm.pipeline.settings import FitConfig, SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
+from distlfm.runs.settings import FitConfig, SimulateConfig
+from distlfm.simulation.instances import simulate_from
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,8 @@ from distlfm.gp.kernels import KernelConfig
 from distlfm.inference.archive import load as load_fit
 from distlfm.inference.archive import save
 from distlfm.inference.collapsed import Starts, best_of_starts
+from distlfm.inference.findings.scores import figures
 from distlfm.inference.fit import fit_instances, seed_of
-from distlfm.inference.metrics import figures
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.optimise import OptimiserConfig
 from distlfm.inference.result import FitResult

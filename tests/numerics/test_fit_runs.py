@@ -16,15 +16,15 @@ import pytest
 from distlfm.cli import main
 from distlfm.config import load
 from distlfm.errors import UsageError, WorkError
+from distlfm.fleets import fit_job
 from distlfm.inference import archive
 from distlfm.inference.archive import load as load_fit
 from distlfm.inference.fit import fit_instances
 from distlfm.inference.model import LikelihoodConfig
 from distlfm.inference.result import FitResult, Prediction
 from distlfm.mechanisms.priors import LogNormal
-from distlfm.pipeline import fit_job
-from distlfm.pipeline.fit import fit
-from distlfm.pipeline.settings import FitConfig
+from distlfm.runs.settings import FitConfig
+from distlfm.verbs.fit import fit
 from tests.support.fit_toy import GENES, MECHANISM, make_instances, quick
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "fit"

@@ -14,12 +14,11 @@ from scipy.stats import kstest
 
 from distlfm.config import build
 from distlfm.gp.kernels import FunctionalKernel, KernelConfig
-from distlfm.pipeline import simulate_field
-from distlfm.pipeline.generate_block import Arrays, generate_block, store_spec
-from distlfm.pipeline.generate_draws import FieldDraws, open_draws
-from distlfm.pipeline.generate_paths import circle_root, draw_paths
-from distlfm.pipeline.generate_settings import GenerateConfig
-from distlfm.pipeline.generate_stepping import ByEngine, Modal, OneByOne, stepper_of
+from distlfm.runs.settings import GenerateConfig
+from distlfm.simulation import fields as simulate_field
+from distlfm.simulation.block import Arrays, FieldDraws, generate_block, open_draws, store_spec
+from distlfm.simulation.series import circle_root, draw_paths
+from distlfm.solvers.field.dense import ByEngine, Modal, OneByOne, stepper_of
 from distlfm.solvers.field.engine import TimeGrid
 from distlfm.store import STATUSES
 from tests.support.field_problems import Line, line

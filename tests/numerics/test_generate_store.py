@@ -10,14 +10,12 @@ import pytest
 
 from distlfm.config import build
 from distlfm.errors import UsageError, WorkError
-from distlfm.pipeline import generate_trajectories
-from distlfm.pipeline.generate import generate, resume_generate
-from distlfm.pipeline.generate_block import generate_block, store_spec
-from distlfm.pipeline.generate_draws import open_draws
-from distlfm.pipeline.generate_job import GenerateJob
-from distlfm.pipeline.generate_settings import GenerateConfig
+from distlfm.runs.settings import GenerateConfig
+from distlfm.simulation import series as generate_trajectories
+from distlfm.simulation.block import generate_block, open_draws, store_spec
 from distlfm.solvers.field.meshed import close_helper_groups
 from distlfm.store import STATUSES, Store
+from distlfm.verbs.generate import GenerateJob, generate, resume_generate
 from tests.support.generate_toy import genes, made, shipped
 
 

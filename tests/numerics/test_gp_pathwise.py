@@ -16,15 +16,7 @@ from distlfm.errors import UsageError
 from distlfm.gp.inducing import place_on_box
 from distlfm.gp.kernels import FunctionalKernel, KernelConfig
 from distlfm.gp.linalg import solve_samples
-from distlfm.gp.pathwise import (
-    Domain,
-    Draw,
-    ForcePrior,
-    draw_posterior,
-    draw_prior,
-    instance_noise,
-    make_base_noise,
-)
+from distlfm.gp.pathwise import Domain, Draw, ForcePrior, draw_posterior, draw_prior, instance_noise, make_base_noise
 
 RBF, PERIODIC = KernelConfig(kind="rbf"), KernelConfig(kind="periodic")
 CASES: dict[str, tuple[KernelConfig | Kernel, int, int, float]] = {

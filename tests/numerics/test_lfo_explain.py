@@ -7,8 +7,8 @@ import math
 import torch
 
 from distlfm.lfo import GridDim, OperatorConfig, OperatorSchema
-from distlfm.lfo.explain import explain
 from distlfm.lfo.model import FourierOperator, Prediction
+from distlfm.lfo.novelty import explain
 from distlfm.lfo.physics import Forward
 
 GENES = ("a", "b", "c", "d")

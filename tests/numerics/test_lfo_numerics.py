@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from distlfm.lfo import Batch, GridDim, OperatorConfig, OperatorSchema, calibrate, coverage
-from distlfm.lfo.derivatives import UNIT, local_fit, spline
 from distlfm.lfo.grid import fill, to_grid
 from distlfm.lfo.heads import eliminated
 from distlfm.lfo.loss import gaussian
 from distlfm.lfo.model import FourierOperator, Normal, Prediction
 from distlfm.lfo.physics import Forward
+from distlfm.lfo.spectral import UNIT, local_fit, spline
 
 
 def schema(*sizes: int, parameters: int = 2, outputs: int = 2) -> OperatorSchema:

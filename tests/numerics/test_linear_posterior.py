@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from distlfm.gp.kernels import KernelConfig
-from distlfm.inference.linear import LinearGaussian, Quadrature
 from distlfm.inference.marginal import GaussianMarginal, Moments
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.observations import Observations, collate
+from distlfm.inference.series.linear import LinearGaussian, Quadrature, output_variance
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_mechanism
 from distlfm.mechanisms.parameters import Values
 from distlfm.mechanisms.transcription import Transcription, TranscriptionConfig
 from distlfm.solvers.linear import extract, panels, probe, response
-from distlfm.solvers.linear_variance import output_variance
 
 PARTS = ("force_mean", "force_var", "output_mean", "output_var")
 TOLERANCE = 1e-8

@@ -14,7 +14,7 @@ from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.mechanisms import Mechanism, MechanismConfig, Parameter, Values, build_mechanism
 from distlfm.mechanisms.parameters import ParameterSpace
 from distlfm.mechanisms.priors import LogNormal
-from distlfm.pipeline.simulate import simulate
+from distlfm.simulation.instances import simulate
 from distlfm.solvers.linear import Linearity, extract, probe
 
 AFFINE_DIAGONAL = Linearity(affine=True, diagonal=True)

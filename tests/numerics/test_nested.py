@@ -11,21 +11,20 @@ import torch
 
 from distlfm.config import build
 from distlfm.errors import UsageError
-from distlfm.inference import nested
 from distlfm.inference.archive import load, save
+from distlfm.inference.findings.scores import figures
 from distlfm.inference.fit import InferenceConfig, fit_instances
-from distlfm.inference.forward import Forward
-from distlfm.inference.layers import Layers
-from distlfm.inference.linear import LinearGaussian, Quadrature
-from distlfm.inference.metrics import figures
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.observations import collate
-from distlfm.inference.solved import SolvedPosterior
+from distlfm.inference.series import nested
+from distlfm.inference.series.forward import Forward, SolvedPosterior
+from distlfm.inference.series.layers import Layers
+from distlfm.inference.series.linear import LinearGaussian, Quadrature
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_mechanism
 from distlfm.mechanisms.priors import LogNormal
-from distlfm.pipeline.settings import FitConfig
-from distlfm.pipeline.simulate import simulate
+from distlfm.runs.settings import FitConfig
+from distlfm.simulation.instances import simulate
 from distlfm.solvers.base import SolverConfig
 from distlfm.solvers.linear import probe
 

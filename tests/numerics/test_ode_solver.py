@@ -13,10 +13,9 @@ from torchdiffeq import odeint
 
 from distlfm.errors import UsageError
 from distlfm.mechanisms import Mechanism, ParameterSpace, build_mechanism
-from distlfm.solvers.base import FixedMethod, SolverConfig
+from distlfm.solvers.base import FixedMethod, Problem, SolverConfig, reads_state
 from distlfm.solvers.linear import extract, panels, probe, propagate, response
 from distlfm.solvers.ode import MIN_STEPS, RULES, check_step, choose_steps, solve
-from distlfm.solvers.problem import Problem, reads_state
 
 FREQUENCY = 1.3
 

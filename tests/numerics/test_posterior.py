@@ -11,15 +11,15 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from distlfm.inference.estimates import weighted_quantile
+from distlfm.inference.base import Mixture
+from distlfm.inference.findings.estimates import weighted_quantile
 from distlfm.inference.fit import InferenceConfig, fit_instances
-from distlfm.inference.mixture import Mixture
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.posterior import ParameterPosterior, PosteriorConfig, infer
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_mechanism
 from distlfm.mechanisms.priors import LogNormal
-from distlfm.pipeline.simulate import simulate
+from distlfm.simulation.instances import simulate
 
 SHAPES = torch.tensor([0.6, 1.0, 3.0], dtype=torch.float64)
 """A log-gamma variable is the more skewed, the smaller its shape; each row is three independent ones and a turn."""

@@ -11,21 +11,20 @@ import pytest
 import torch
 
 from distlfm.config import build
-from distlfm.data.splines import natural_splines, noise_level
 from distlfm.errors import UsageError
 from distlfm.inference.archive import load, save
-from distlfm.inference.evidence import matched_mode
+from distlfm.inference.findings.scores import q2
 from distlfm.inference.fit import InferenceConfig, fit_instances
-from distlfm.inference.forward import Forward
-from distlfm.inference.interpolant import by_processes, by_splines
-from distlfm.inference.metrics import q2
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import OptimiserConfig, Status
-from distlfm.inference.preestimate import PreestimateConfig, all_observed, fit_preestimate, matched_start
+from distlfm.inference.series.evidence import matched_mode
+from distlfm.inference.series.forward import Forward
+from distlfm.inference.series.interpolant import by_processes, by_splines, natural_splines, noise_level
+from distlfm.inference.series.preestimate import PreestimateConfig, all_observed, fit_preestimate, matched_start
 from distlfm.instance import FloatArray, Instance
 from distlfm.mechanisms import build_mechanism
-from distlfm.pipeline.simulate import simulate
+from distlfm.simulation.instances import simulate
 from distlfm.solvers.base import SolverConfig
 
 GENES = ("a", "b", "c")

@@ -15,7 +15,7 @@ from distlfm.gp.kernels import KernelConfig
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.instance import FloatArray, Instance
 from distlfm.mechanisms import build_mechanism
-from distlfm.pipeline.simulate import BLOCK, simulate
+from distlfm.simulation.instances import BLOCK, simulate
 
 TIMES = [0.0, 0.5, 2.0, 3.0, 5.0, 8.0]
 

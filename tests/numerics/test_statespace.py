@@ -8,14 +8,14 @@ import torch
 from distlfm.config import build
 from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig, fit_instances
-from distlfm.inference.linear import LinearGaussian, Quadrature
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.observations import Observations
-from distlfm.inference.statespace import LONG, StateSpace, supports
+from distlfm.inference.series.linear import LinearGaussian, Quadrature
+from distlfm.inference.series.statespace import LONG, StateSpace, supports
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_mechanism
-from distlfm.pipeline.settings import SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
+from distlfm.runs.settings import SimulateConfig
+from distlfm.simulation.instances import simulate_from
 from distlfm.solvers.linear import probe
 
 ROWS = torch.arange(3)

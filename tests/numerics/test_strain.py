@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from distlfm.config import build
+from distlfm.fleets.fit_job import model_of
+from distlfm.inference.findings.estimates import strain
 from distlfm.inference.fit import fit_instances
-from distlfm.inference.strain import strain
-from distlfm.pipeline.fit_job import model_of
-from distlfm.pipeline.settings import FitConfig, SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
+from distlfm.runs.settings import FitConfig, SimulateConfig
+from distlfm.simulation.instances import simulate_from
 
 MODEL = {"mechanism": {"kind": "transcription", "fixed": {"sensitivity": {"output_0": 1.0}}}}
 

@@ -10,17 +10,17 @@ import pytest
 import scipy.stats
 import torch
 
+from distlfm.inference.findings.scores import figures
 from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.likelihood import log_likelihood, positive_rate
-from distlfm.inference.linear import LinearGaussian, Quadrature
-from distlfm.inference.metrics import figures
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.observations import collate
 from distlfm.inference.result import FitResult
+from distlfm.inference.series.linear import LinearGaussian, Quadrature
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_mechanism
 from distlfm.mechanisms.priors import LogNormal
-from distlfm.pipeline.simulate import simulate
+from distlfm.simulation.instances import simulate
 from distlfm.solvers.linear import probe
 
 GENES = ("a", "b")

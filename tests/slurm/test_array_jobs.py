@@ -13,8 +13,8 @@ import pytest
 
 from distlfm.cli import main
 from distlfm.errors import UsageError
-from distlfm.pipeline.status import status
 from distlfm.store import Store, driver_lock
+from distlfm.verbs.status import status
 from tests.support.fleet_runs import assert_same, command
 from tests.support.slurm_jobs import BLOCKS, FLEET, Job, Queue
 

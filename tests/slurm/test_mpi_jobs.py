@@ -12,8 +12,8 @@ import pytest
 from distlfm.cli import main
 from distlfm.config import build
 from distlfm.data import write_npz
-from distlfm.pipeline.settings import SimulateConfig
-from distlfm.pipeline.simulate import simulate_from
+from distlfm.runs.settings import SimulateConfig
+from distlfm.simulation.instances import simulate_from
 from distlfm.store import Store
 from tests.support.divided import MECHANISM, judged
 from tests.support.fleet_runs import numbers

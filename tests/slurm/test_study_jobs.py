@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from distlfm.config import build, load
-from distlfm.pipeline.generate import generate
-from distlfm.pipeline.generate_settings import GenerateConfig
-from distlfm.pipeline.train import open_run
-from distlfm.pipeline.train_settings import TrainConfig
+from distlfm.runs.settings import GenerateConfig
 from distlfm.store import Store
-from distlfm.store.verify import verify
+from distlfm.store.inspection import verify
+from distlfm.training.settings import TrainConfig
+from distlfm.verbs.generate import generate
+from distlfm.verbs.train import open_run
 from tests.support.fleet_runs import numbers
 from tests.support.importing import ROOT
 from tests.support.slurm_jobs import QUICK, SMALL, Job, Queue

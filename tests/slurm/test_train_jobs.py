@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from distlfm.pipeline.train import train
-from distlfm.pipeline.train_log import read_metrics
+from distlfm.training.log import read_metrics
+from distlfm.verbs.train import train
 from tests.support.slurm_jobs import Job, Queue, wait_until
 from tests.support.train_runs import assert_close_run, told, write_training
 

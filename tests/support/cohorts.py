@@ -11,13 +11,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from distlfm.federated.refused import Reason, Refused
-from distlfm.federated.secagg import member
-from distlfm.federated.secagg.gatherer import Gatherer
-from distlfm.federated.secagg.keys import public_hex
-from distlfm.federated.secagg.member import MemberState
-from distlfm.federated.secagg.messages import Advert, Boxes, Consent, Consents, Delivery, Reveal, Roster, Survivors
-from distlfm.federated.secagg.ring import Words
-from distlfm.federated.secagg.rules import Rules, threshold_of
+from distlfm.federated.secure import member
+from distlfm.federated.secure.gatherer import Gatherer
+from distlfm.federated.secure.keys import public_hex
+from distlfm.federated.secure.member import MemberState
+from distlfm.federated.secure.messages import Advert, Boxes, Consent, Consents, Delivery, Reveal, Roster, Survivors
+from distlfm.federated.secure.ring import Words
+from distlfm.federated.secure.rules import Rules, threshold_of
 
 RUN, PURPOSE, REQUEST = "7", "train", "ab" * 32
 NAMES = ("east", "north", "south", "west")

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from distlfm.fleets.fit_job import FitWorker
 from distlfm.mechanisms import build_system
 from distlfm.mechanisms.field import FieldMechanism
-from distlfm.pipeline.fit_job import FitWorker
-from distlfm.solvers.fem.group import Group
-from distlfm.solvers.fem.partitioned_client import PartitionedSolver
+from distlfm.solvers.fem.group.client import PartitionedSolver
+from distlfm.solvers.fem.group.owner import Group
 
 OUT = "DIVIDED"
 """Environment variable of the file that gets them."""

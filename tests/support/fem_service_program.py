@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from distlfm.errors import UsageError
-from distlfm.solvers.fem.service import VERBS
+from distlfm.solvers.fem.group.service import VERBS
 
 SPEC = {
     "equation": {"module": "distlfm.equations.fisher_kpp", "name": "FisherKpp"},

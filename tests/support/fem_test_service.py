@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distlfm.errors import UsageError
-from distlfm.solvers.fem.partitioned_service import VERBS as PARTITIONED
+from distlfm.solvers.fem.group.partitioned_service import VERBS as PARTITIONED
 
 Answer = tuple[Mapping[str, Any], Mapping[str, Any]]
 
@@ -69,11 +69,10 @@ def operators(session: dict[str, Any], header: Mapping[str, Any], arrays: Mappin
     """The whole problem's operators as arrays, and the weights of some points."""
     from mpi4py import MPI
 
-    from distlfm.solvers.fem.discretise import discretise
-    from distlfm.solvers.fem.observe import interpolation
-    from distlfm.solvers.fem.operators import assemble_operators
-    from distlfm.solvers.fem.packing import pack_csr, pack_operators
-    from distlfm.solvers.fem.spec import ProblemSpec
+    from distlfm.solvers.fem.forms.discretise import discretise
+    from distlfm.solvers.fem.forms.evaluate import interpolation
+    from distlfm.solvers.fem.forms.operators import assemble_operators
+    from distlfm.solvers.fem.spec import ProblemSpec, pack_csr, pack_operators
 
     problem = discretise(ProblemSpec.model_validate(header["spec"]), MPI.COMM_WORLD)
     observe = pack_csr("observe", interpolation(problem, arrays["points"]))

@@ -9,9 +9,8 @@ import torch
 from scipy.spatial import Delaunay
 from torch import Tensor
 
-from distlfm.inference.base import Posterior, Predicted, Unknowns
-from distlfm.inference.estimates import estimates
-from distlfm.inference.mixture import Mixture
+from distlfm.inference.base import Mixture, Posterior, Predicted, Unknowns
+from distlfm.inference.findings.estimates import estimates
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.observations import collate
 from distlfm.inference.result import FitResult, Prediction

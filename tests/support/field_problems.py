@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import scipy.sparse as sp
 
-from distlfm.solvers.fem.spec import Csr, FloatArray, Operators
+from distlfm.solvers.fem.spec import Csr, FloatArray, Operators, split
 from distlfm.solvers.field.dense import DenseEngine
-from distlfm.solvers.field.discretised import Discretised
-from distlfm.solvers.field.system import split
+from distlfm.solvers.field.meshed import Discretised
 
 
 def csr(matrix: FloatArray) -> Csr:

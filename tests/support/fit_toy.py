@@ -11,7 +11,7 @@ from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_mechanism
-from distlfm.pipeline.simulate import simulate
+from distlfm.simulation.instances import simulate
 
 GENES = ("a", "b", "c")
 MECHANISM = {"kind": "transcription", "outputs": GENES, "fixed": {"sensitivity": {"a": 1.0}}}

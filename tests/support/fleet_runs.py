@@ -20,8 +20,8 @@ from distlfm.data import write_npz
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.mechanisms import build_system
 from distlfm.mechanisms.priors import LogNormal
-from distlfm.pipeline.settings import FitConfig
-from distlfm.pipeline.simulate import simulate
+from distlfm.runs.settings import FitConfig
+from distlfm.simulation.instances import simulate
 from distlfm.store import Store
 
 INSTANCES, BATCH = 40, 4
@@ -167,7 +167,7 @@ def numbers(out: Path) -> dict[str, Any]:
 
 def assert_same(out: Path, reference: Path, count: int = INSTANCES) -> None:
     """A run has every instance once, whole by checksum, and the reference's numbers to the last bit."""
-    from distlfm.store.verify import verify
+    from distlfm.store.inspection import verify
 
     assert verify(Store.open(out)).flaws == []
     found, wanted = numbers(out), numbers(reference)

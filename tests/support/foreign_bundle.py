@@ -13,9 +13,9 @@ from flwr.proto.control_pb2 import StartRunRequest
 from flwr.proto.fab_pb2 import Fab
 from flwr.supercore.control import ControlHttpClient
 
-from distlfm.federated import bundle
-from distlfm.federated.homes import LinkHome
+from distlfm.federated.link import bundle
 from distlfm.federated.settings import ProgrammeConfig
+from distlfm.federated.setup.homes import LinkHome
 
 
 def foreign_fab() -> bytes:

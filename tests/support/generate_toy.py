@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from distlfm.config import build, load
-from distlfm.pipeline.generate_block import Arrays, generate_block, store_spec
-from distlfm.pipeline.generate_draws import open_draws
-from distlfm.pipeline.generate_settings import GenerateConfig
+from distlfm.runs.settings import GenerateConfig
+from distlfm.simulation.block import Arrays, generate_block, open_draws, store_spec
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "generate"
 

@@ -9,7 +9,7 @@ import json
 import sys
 from typing import Any
 
-from distlfm.solvers.fem.adjoint import import_adjoint
+from distlfm.solvers.fem.forms.adjoint import import_adjoint
 
 NUM_CELLS, NUM_STEPS, STEP = 8, 4, 0.05
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from distlfm.federated import superlink
+from distlfm.federated.link import superlink
 
 
 class Open:

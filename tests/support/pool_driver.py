@@ -11,8 +11,8 @@ import signal
 import sys
 from pathlib import Path
 
-from distlfm.cluster.ray_pool import RayPool
-from distlfm.cluster.ray_session import ray_session
+from distlfm.cluster.ray.pool import RayPool
+from distlfm.cluster.ray.session import ray_session
 from distlfm.errors import WorkError
 from distlfm.runtime.signals import Stop
 from tests.support.pool_toy import ToyJob

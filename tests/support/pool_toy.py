@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distlfm.cluster.job import Job, Past, Worker
+from distlfm.cluster.blocks.job import Job, Past, Worker
 from distlfm.errors import StartError, StorageError, UsageError, WorkError
 
 ERRORS = {

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from distlfm.lfo import Examples, LoopConfig, Operator, OperatorConfig, SplitConfig, Training, TrainSettings, finish
-from distlfm.pipeline.generate import generate
 from distlfm.store import Store
+from distlfm.verbs.generate import generate
 
 PROJECT = Path(__file__).resolve().parents[2]
 LINE = ("num_outputs=2", "points=21", "instances=160")

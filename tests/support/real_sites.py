@@ -16,14 +16,14 @@ from typing import Any
 from distlfm.config import build
 from distlfm.errors import WorkError
 from distlfm.federated.audit import verify
-from distlfm.federated.control import Control, connection_of
-from distlfm.federated.homes import LinkConfig, LinkHome, SiteHome
-from distlfm.federated.provision import make_local
-from distlfm.federated.run import RunResult, run_programme
+from distlfm.federated.link.control import Control, connection_of
+from distlfm.federated.link.run import RunResult, run_programme
 from distlfm.federated.settings import ProgrammeConfig
-from distlfm.pipeline.generate import generate
-from distlfm.pipeline.generate_settings import GenerateConfig
-from distlfm.pipeline.train import train
+from distlfm.federated.setup.homes import LinkConfig, LinkHome, SiteHome
+from distlfm.federated.setup.provision import make_local
+from distlfm.runs.settings import GenerateConfig
+from distlfm.verbs.generate import generate
+from distlfm.verbs.train import train
 from tests.support.federation_guide import documented
 from tests.support.fleet_runs import Driver, all_gone, descendants
 

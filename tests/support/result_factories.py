@@ -10,16 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distlfm.inference.base import Posterior, Predicted, Unknowns
-from distlfm.inference.estimates import Direction, Estimate
-from distlfm.inference.mixture import Mixture
+from distlfm.inference.base import Mixture, Posterior, Predicted, Unknowns
+from distlfm.inference.findings.estimates import Direction, Estimate
+from distlfm.inference.findings.scores import Tally, words_of
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.observations import collate
 from distlfm.inference.result import Band, FitResult, Prediction
-from distlfm.inference.tally import Tally, words_of
 from distlfm.instance import FloatArray, Instance, Truth
 from distlfm.mechanisms import build_mechanism
-from distlfm.report.fit_report import fit_page
+from distlfm.report.fit_page import fit_page
 
 END = 12.0
 

@@ -15,9 +15,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from distlfm.federated.audit import verify
-from distlfm.federated.local_grid import Hook, LocalGrid
-from distlfm.federated.secagg.keys import public_hex
-from distlfm.federated.secure_mod import BODY, RECORD, STAGE, secure_mod
+from distlfm.federated.secure.keys import public_hex
+from distlfm.federated.secure.mod import BODY, RECORD, STAGE, secure_mod
+from distlfm.federated.simulation.grid import Hook, LocalGrid
 
 NAMES = ("east", "north", "south", "west")
 COUNTS = {"east": 37.0, "north": 18.0, "south": 53.0, "west": 29.0}

@@ -14,7 +14,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-from distlfm.serve.scratch import PREFIX
+from distlfm.serve.server import PREFIX
 from distlfm.store import Store
 from tests.support.query_factories import fresh_genes, genes
 

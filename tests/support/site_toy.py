@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from distlfm.federated.client_app import app
-from distlfm.federated.local_grid import Hook, LocalGrid
 from distlfm.federated.settings import PrivacyConfig, ProgrammeConfig, SiteConfig
-from distlfm.federated.simulate_sites import nodes_of, pin_all
-from distlfm.federated.site_work import Site, write_site
+from distlfm.federated.simulation.grid import Hook, LocalGrid
+from distlfm.federated.simulation.sites import nodes_of, pin_all
+from distlfm.federated.site.work import Site, write_site
 from distlfm.lfo import Batch, Calibration, Examples, FourierOperator, Operator, OperatorConfig
-from distlfm.lfo.normalise import set_normal
+from distlfm.lfo.inputs import set_normal
 from distlfm.store import Store
 from tests.support.lfo_toy import make_store
 

@@ -14,9 +14,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from distlfm.fleets.fit_job import FitWorker
 from distlfm.lfo import Ranks
-from distlfm.pipeline.fit_job import FitWorker
-from distlfm.pipeline.train_work import TrainWork
+from distlfm.training.work import TrainWork
 
 PACE = Path(os.environ["SLOWLY"])
 OWN = PACE.with_name(f"{PACE.name}.{os.environ.get('SLURM_ARRAY_TASK_ID', '')}")

@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from distlfm.federated.homes import Home
-from distlfm.federated.processes import Program, Supervisor, end_with_supervisor
+from distlfm.federated.link.processes import Program, Supervisor, end_with_supervisor
+from distlfm.federated.setup.homes import Home
 from distlfm.runtime.reporting import reporter_for
 from distlfm.runtime.signals import Stop
 

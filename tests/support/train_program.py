@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from distlfm.errors import DistlfmError
-from distlfm.pipeline.train import train
-from distlfm.pipeline.tune import tune
 from distlfm.runtime.reporting import reporter_for
+from distlfm.verbs.train import train
+from distlfm.verbs.tune import tune
 
 
 def main(verb: str, config: str, *overrides: str) -> int:

@@ -12,9 +12,9 @@ import torch
 
 from distlfm.config import build
 from distlfm.lfo.checkpoint import TRAINING, load_checkpoint
-from distlfm.pipeline.generate import generate
-from distlfm.pipeline.generate_settings import GenerateConfig
-from distlfm.pipeline.train_log import read_metrics
+from distlfm.runs.settings import GenerateConfig
+from distlfm.training.log import read_metrics
+from distlfm.verbs.generate import generate
 from tests.support.fleet_runs import Driver
 
 PROGRAM = Path(__file__).with_name("train_program.py")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from distlfm.cluster.failure import Failure, death
-from distlfm.cluster.job import Past
-from distlfm.cluster.ledger import RETURNS, Ledger
-from distlfm.cluster.pool import BlockDone, Event, RowsSetAside
-from distlfm.cluster.rescue import Attempt, Rescue, Run
-from distlfm.cluster.serial import SerialPool
+from distlfm.cluster.blocks.failure import Failure, death
+from distlfm.cluster.blocks.job import Past
+from distlfm.cluster.blocks.ledger import RETURNS, Ledger
+from distlfm.cluster.blocks.pool import BlockDone, Event, RowsSetAside
+from distlfm.cluster.blocks.rescue import Attempt, Rescue, Run
+from distlfm.cluster.blocks.serial import SerialPool
 from distlfm.errors import UsageError, WorkError
 from distlfm.runtime.signals import Stop
 from tests.support.pool_toy import ToyJob, results

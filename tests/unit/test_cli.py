@@ -189,7 +189,7 @@ def test_failed_work_is_exit_code_1_with_a_sentence(
     def fail() -> None:
         raise WorkError("All 3 fits failed.", "Loosen the priors.")
 
-    monkeypatch.setattr("distlfm.data.describe.list_datasets", fail)
+    monkeypatch.setattr("distlfm.data.catalog.list_datasets", fail)
     assert main(["data", "ls"]) == 1
     assert capsys.readouterr().err == "distlfm: All 3 fits failed. Loosen the priors.\n"
 
@@ -200,7 +200,7 @@ def test_missing_extra_is_exit_code_1_with_the_install_line(
     def fail() -> None:
         raise MissingExtra("ray is not installed.", 'Install it with: pip install "distlfm[ray]"')
 
-    monkeypatch.setattr("distlfm.data.describe.list_datasets", fail)
+    monkeypatch.setattr("distlfm.data.catalog.list_datasets", fail)
     assert main(["data", "ls"]) == 1
     assert 'pip install "distlfm[ray]"' in capsys.readouterr().err
 
@@ -211,7 +211,7 @@ def test_unexpected_failure_is_one_sentence_and_debug_shows_the_traceback(
     def fail() -> None:
         raise ZeroDivisionError("nothing to divide by")
 
-    monkeypatch.setattr("distlfm.data.describe.list_datasets", fail)
+    monkeypatch.setattr("distlfm.data.catalog.list_datasets", fail)
     assert main(["data", "ls"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("distlfm: Unexpected ZeroDivisionError: nothing to divide by.")
@@ -241,7 +241,7 @@ def test_interruption_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("distlfm.data.describe.list_datasets", interrupt)
+    monkeypatch.setattr("distlfm.data.catalog.list_datasets", interrupt)
     assert main(["data", "ls"]) == 130
     assert "Traceback" not in capsys.readouterr().err
 
@@ -349,7 +349,7 @@ def test_verbosity_sets_which_log_lines_are_seen(
             logging.getLogger("distlfm.somewhere").log(level, "heard")
         return []
 
-    monkeypatch.setattr("distlfm.data.describe.list_datasets", talk)
+    monkeypatch.setattr("distlfm.data.catalog.list_datasets", talk)
     assert main([*flags, "data", "ls", "--json"]) == 0
     shown = capsys.readouterr()
     assert re.findall(r"^(\w+) distlfm\.somewhere: heard$", shown.err, re.MULTILINE) == expected
@@ -363,7 +363,7 @@ def test_warnings_of_libraries_are_log_lines(
         warnings.warn("old habits", FutureWarning, stacklevel=1)
         return []
 
-    monkeypatch.setattr("distlfm.data.describe.list_datasets", warn)
+    monkeypatch.setattr("distlfm.data.catalog.list_datasets", warn)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         assert main(["data", "ls", "--json"]) == 0
@@ -373,11 +373,11 @@ def test_warnings_of_libraries_are_log_lines(
 def test_doctor_fails_on_a_broken_part_and_not_on_a_missing_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from distlfm.pipeline.doctor import Check
+    from distlfm.doctor.checks import Check
 
     for status, code in (("ok", 0), ("missing", 0), ("broken", 1)):
         found = [Check("part", status, "seen", "mend it")]  # type: ignore[arg-type]
-        monkeypatch.setattr("distlfm.pipeline.doctor.run_checks", lambda *_, found=found, **__: found)
+        monkeypatch.setattr("distlfm.doctor.checks.run_checks", lambda *_, found=found, **__: found)
         assert main(["doctor"]) == code
         assert status in capsys.readouterr().out
 

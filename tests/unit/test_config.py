@@ -13,9 +13,9 @@ from pydantic import Field, ValidationError
 
 from distlfm.config import Config, apply_overrides, build, dotted_keys, dump, fingerprint, load, nearest, read_yaml
 from distlfm.errors import UsageError
-from distlfm.federated.verbs import VERBS as FEDERATED
-from distlfm.pipeline.verbs import VERBS as MAIN
-from distlfm.pipeline.verbs import load_any, schema_of
+from distlfm.federated.settings import VERBS as FEDERATED
+from distlfm.verbs.config import VERBS as MAIN
+from distlfm.verbs.config import load_any, schema_of
 
 VERBS = {**MAIN, **FEDERATED}
 PROJECT = Path(__file__).resolve().parents[2]

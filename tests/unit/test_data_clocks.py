@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distlfm.data.clocks import Clocks
+from distlfm.data.doubts import Clocks
 from distlfm.errors import Problem
 from distlfm.instance import Instance
 

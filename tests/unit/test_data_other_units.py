@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distlfm.data.fleet import Comparison, _odd_ones
+from distlfm.data.doubts import Comparison, _odd_ones
 from distlfm.errors import Problem
 from distlfm.instance import Instance
 

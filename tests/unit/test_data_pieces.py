@@ -24,7 +24,7 @@ GENES = ColumnMap(time="t", values=("level",), output="gene", instance="cell")
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distlfm.data.pieces.LARGE", 1)
+    monkeypatch.setattr("distlfm.data.reading.LARGE", 1)
     for reader in ("csv", "parquet"):
         monkeypatch.setattr(f"distlfm.data.{reader}.CHUNK", 7)
 

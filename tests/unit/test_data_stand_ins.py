@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from distlfm.data import ColumnMap, examine
-from distlfm.data.stand_ins import StandIns
+from distlfm.data.doubts import StandIns
 from distlfm.errors import Doubt, Problem
 from distlfm.instance import Instance
 

@@ -8,8 +8,8 @@ import pytest
 
 from distlfm.config import build
 from distlfm.errors import UsageError
-from distlfm.pipeline.settings import DataConfig, FitConfig
-from distlfm.pipeline.sources import read_instances
+from distlfm.fleets.sources import read_instances
+from distlfm.runs.settings import DataConfig, FitConfig
 
 
 def test_units_of_a_config_are_told_with_every_instance(tmp_path: Path) -> None:

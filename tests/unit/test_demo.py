@@ -13,17 +13,16 @@ import pytest
 from distlfm.cli import main
 from distlfm.config import build
 from distlfm.errors import Stopped, WorkError
-from distlfm.federated import demo_act
+from distlfm.federated.simulation import run as demo_act
 from distlfm.instance import Instance, Truth
-from distlfm.pipeline import demo
-from distlfm.pipeline.demo_play import Act, play, write_index
-from distlfm.pipeline.generate import generate
-from distlfm.pipeline.generate_settings import GenerateConfig
-from distlfm.report.demo_figures import gradient_figure, simulated_figure
-from distlfm.report.demo_page import Played, Showing
+from distlfm.report.demo import Played, Showing, gradient_figure, simulated_figure
 from distlfm.report.page import Figure
+from distlfm.runs.settings import GenerateConfig
 from distlfm.runtime.reporting import reporter_for
 from distlfm.store import Store
+from distlfm.verbs import demo
+from distlfm.verbs.demo import Act, play, write_index
+from distlfm.verbs.generate import generate
 from tests.support.small_disks import disk, enlarge, mounts
 
 DOT = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"><circle r="1"/></svg>'

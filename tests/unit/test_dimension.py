@@ -17,7 +17,7 @@ from distlfm.mechanisms import Mechanism, Parameter, build_system
 from distlfm.mechanisms.base import MechanismConfig, zero_state
 from distlfm.mechanisms.parameters import Values
 from distlfm.mechanisms.priors import LogNormal
-from distlfm.report.units import force_unit, parameter_units
+from distlfm.report.words import force_unit, parameter_units
 from tests.support.result_factories import make_page, make_result
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -17,12 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from distlfm.doctor.checks import PROBES, Check, run_checks, to_json, to_rows
+from distlfm.doctor.probe import Finding
+from distlfm.doctor.system import free_space, race_replacements
 from distlfm.errors import UsageError
 from distlfm.optional import install_line
-from distlfm.pipeline.doctor import PROBES, Check, run_checks, to_json, to_rows
-from distlfm.pipeline.probes.answer import Finding
-from distlfm.pipeline.probes.disk import free_space
-from distlfm.pipeline.probes.rename import race_replacements
 
 
 def only_check(name: str, directory: Path, time_limit: float | None = None, **changes: str) -> Check:
@@ -168,7 +167,7 @@ def test_interrupt_ends_the_probes_too(tmp_path: Path) -> None:
     )
     call = f"from pathlib import Path\nrun_checks(Path({str(tmp_path)!r}), only=['gpytorch'])"
     doctor = subprocess.Popen(
-        [sys.executable, "-c", f"from distlfm.pipeline.doctor import run_checks\n{call}"],
+        [sys.executable, "-c", f"from distlfm.doctor.checks import run_checks\n{call}"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         stderr=subprocess.PIPE,
         text=True,
@@ -237,7 +236,7 @@ def test_machine_without_loopback_has_broken_ports(tmp_path: Path) -> None:
     if subprocess.run([*apart, "true"], capture_output=True).returncode != 0:
         pytest.skip("network namespaces are not allowed here")
     call = f"print(to_json(run_checks(Path({str(tmp_path)!r}), only=['ports'])))"
-    program = f"from pathlib import Path\nfrom distlfm.pipeline.doctor import run_checks, to_json\n{call}"
+    program = f"from pathlib import Path\nfrom distlfm.doctor.checks import run_checks, to_json\n{call}"
     finished = subprocess.run([*apart, sys.executable, "-c", program], capture_output=True, text=True, check=True)
     (check,) = json.loads(finished.stdout)
     assert (check["status"], check["fix"]) == ("broken", "ip link set lo up")

@@ -7,7 +7,7 @@ import torch
 
 from distlfm.config import apply_overrides, build
 from distlfm.errors import UsageError
-from distlfm.inference.field_settle import _short_lengths
+from distlfm.inference.field.settings import _short_lengths
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.mechanisms import build_system
 

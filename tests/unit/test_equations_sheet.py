@@ -16,8 +16,8 @@ from distlfm.config import build
 from distlfm.equations import EQUATIONS
 from distlfm.mechanisms import REGISTRY, known_systems
 from distlfm.mechanisms.priors import Prior
-from distlfm.pipeline.equations import describe_equation, list_equations
-from distlfm.pipeline.settings import FitConfig
+from distlfm.runs.settings import FitConfig
+from distlfm.verbs.config import describe_equation, list_equations
 
 SHIPPED = sorted(kind for kind, one in {**EQUATIONS, **REGISTRY}.items() if one.__module__.startswith("distlfm."))
 FITTED = ("cascade", "glucose", "linear_ode", "transcription")

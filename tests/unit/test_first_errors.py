@@ -21,13 +21,13 @@ import torch
 
 from distlfm.cli import main
 from distlfm.cli.fit import tell
-from distlfm.inference.tally import Tally
+from distlfm.inference.findings.scores import Tally
 from distlfm.lfo.schema import SCHEMA
 from distlfm.optional import install_line
-from distlfm.pipeline.fit import FitRun
-from distlfm.pipeline.settings import FitConfig
+from distlfm.runs.settings import FitConfig
 from distlfm.runtime.reporting import reporter_for
 from distlfm.store import Store
+from distlfm.verbs.fit import FitRun
 from tests.support.cli_verbs import verbs as all_verbs
 from tests.support.query_factories import genes
 from tests.support.result_factories import make_result, make_rows

@@ -17,7 +17,7 @@ import matplotlib.font_manager  # noqa: F401 - its list of fonts is made by who 
 import pytest
 
 from distlfm.cli import main
-from distlfm.federated.processes import Supervisor
+from distlfm.federated.link.processes import Supervisor
 from distlfm.serve import server
 from tests.support.cli_verbs import verbs as all_verbs
 from tests.support.small_disks import disk, enlarge, mounts

@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 
-from distlfm.cluster.share import Share
+from distlfm.cluster.blocks.ledger import Share
 from distlfm.config import load
 from distlfm.data import read, write_npz
 from distlfm.errors import UsageError
-from distlfm.pipeline import fit_part as fit_part_module
-from distlfm.pipeline.fit import fit
-from distlfm.pipeline.fit_part import fit_part
-from distlfm.pipeline.fleet import Fleet
-from distlfm.pipeline.settings import DataConfig, FitConfig
-from distlfm.pipeline.status import status
+from distlfm.fleets.driver import Fleet
+from distlfm.runs.settings import DataConfig, FitConfig
 from distlfm.store import Store, driver_lock, holder, part_lock
+from distlfm.verbs import fit as fit_part_module
+from distlfm.verbs.fit import fit, fit_part
+from distlfm.verbs.status import status
 from tests.support.fleet_runs import assert_same, write_fleet
 
 INSTANCES = 10

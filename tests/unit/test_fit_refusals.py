@@ -16,7 +16,7 @@ from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_system
-from distlfm.pipeline.settings import FitConfig
+from distlfm.runs.settings import FitConfig
 
 FIELD: dict[str, Any] = {"mechanism": {"kind": "reaction_diffusion"}}
 GENES: dict[str, Any] = {"mechanism": {"kind": "transcription"}}

@@ -16,15 +16,16 @@ import pytest
 
 from distlfm.config import build
 from distlfm.errors import Stopped, StorageError, UsageError
+from distlfm.fleets import fit_plan
+from distlfm.fleets.driver import Fleet, _pool, told_how_to_go_on
 from distlfm.inference.archive import load
-from distlfm.pipeline import fit as fit_module
-from distlfm.pipeline import fit_plan, rundir
-from distlfm.pipeline.fit import FitRun, fit, resume
-from distlfm.pipeline.fleet import Fleet, _pool, told_how_to_go_on
-from distlfm.pipeline.settings import FitConfig, WorkConfig
-from distlfm.pipeline.status import status
+from distlfm.runs import folder as rundir
+from distlfm.runs.settings import FitConfig, WorkConfig
 from distlfm.runtime.reporting import Plain, Silent
 from distlfm.runtime.signals import SIGNALS
+from distlfm.verbs import fit as fit_module
+from distlfm.verbs.fit import FitRun, fit, resume
+from distlfm.verbs.status import status
 from tests.support.fleet_runs import CONFIG, events, write_fleet
 
 pytestmark = pytest.mark.slow
@@ -146,8 +147,8 @@ def test_a_driver_keeps_no_mesh_open_while_ray_works(monkeypatch: pytest.MonkeyP
         assert closed
         raise UsageError("no Ray here")
 
-    monkeypatch.setattr("distlfm.pipeline.fleet.close_helper_groups", lambda: closed.append(True))
-    monkeypatch.setattr("distlfm.cluster.ray_session.ray_session", session)
+    monkeypatch.setattr("distlfm.fleets.driver.close_helper_groups", lambda: closed.append(True))
+    monkeypatch.setattr("distlfm.cluster.ray.session.ray_session", session)
     nothing: Any = None
     fleet = Fleet("fit", nothing, nothing, "", tmp_path)
     with pytest.raises(UsageError, match="no Ray"), _pool(fleet, 4, WorkConfig(executor="ray"), Silent()):

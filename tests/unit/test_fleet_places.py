@@ -15,18 +15,18 @@ import pytest
 from distlfm.config import build
 from distlfm.data import read, write_npz
 from distlfm.errors import StorageError, UsageError
+from distlfm.fleets import sources, spool
 from distlfm.instance import Instance, Truth
-from distlfm.pipeline import generate_block, sources, spool
-from distlfm.pipeline.fit import FitRun, fit, resume
-from distlfm.pipeline.generate import generate, resume_generate
-from distlfm.pipeline.generate_draws import Truths
-from distlfm.pipeline.generate_settings import GenerateConfig
-from distlfm.pipeline.settings import DataConfig, FitConfig
-from distlfm.pipeline.status import status
+from distlfm.runs.settings import DataConfig, FitConfig, GenerateConfig
 from distlfm.runtime.reporting import Plain, Reporter
+from distlfm.simulation import block as generate_block
+from distlfm.simulation.block import Truths
 from distlfm.store import Store, driver_lock
-from distlfm.store.describe import summarise
+from distlfm.store.inspection import summarise
 from distlfm.store.merge import merge
+from distlfm.verbs.fit import FitRun, fit, resume
+from distlfm.verbs.generate import generate, resume_generate
+from distlfm.verbs.status import status
 from tests.support.fleet_runs import CONFIG, events, numbers, write_fleet
 
 pytestmark = pytest.mark.slow

@@ -12,12 +12,12 @@ import pytest
 from distlfm.config import build
 from distlfm.data import read
 from distlfm.errors import UsageError
-from distlfm.inference import tally
+from distlfm.fleets import fit_job
+from distlfm.inference.findings import scores as tally
 from distlfm.inference.result import FitResult
 from distlfm.instance import Instance
-from distlfm.pipeline import fit_job
-from distlfm.pipeline.fit import FitRun, fit
-from distlfm.pipeline.settings import FitConfig
+from distlfm.runs.settings import FitConfig
+from distlfm.verbs.fit import FitRun, fit
 from tests.support.fleet_runs import CONFIG, write_fleet
 
 pytestmark = pytest.mark.slow

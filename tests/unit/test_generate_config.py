@@ -10,10 +10,9 @@ import yaml
 
 from distlfm.config import build, dump, fingerprint, load
 from distlfm.errors import UsageError
-from distlfm.pipeline.generate import generate
-from distlfm.pipeline.generate_block import store_spec
-from distlfm.pipeline.generate_draws import open_draws
-from distlfm.pipeline.generate_settings import GenerateConfig
+from distlfm.runs.settings import GenerateConfig
+from distlfm.simulation.block import open_draws, store_spec
+from distlfm.verbs.generate import generate
 
 SHIPPED = sorted((Path(__file__).parents[2] / "configs" / "generate").glob("*.yaml"))
 GENES = {"mechanism": {"kind": "transcription"}, "num_outputs": 2, "instances": 4, "points": 12}

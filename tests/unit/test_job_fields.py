@@ -7,9 +7,9 @@ from dataclasses import fields
 
 import pytest
 
-from distlfm.cluster.job import Job
-from distlfm.pipeline.fit_job import FitJob
-from distlfm.pipeline.generate_job import GenerateJob
+from distlfm.cluster.blocks.job import Job
+from distlfm.fleets.fit_job import FitJob
+from distlfm.verbs.generate import GenerateJob
 
 
 @pytest.mark.parametrize("job", [FitJob, GenerateJob])

@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
-from distlfm.cluster import ray_session
-from distlfm.cluster.pool import GRACE_SECONDS
-from distlfm.cluster.ray_hosts import Site, start_command
-from distlfm.cluster.ray_node import Orders, Up, environment_of
-from distlfm.cluster.ray_node import arguments as ray_arguments
-from distlfm.cluster.slurm import Allocation
+from distlfm.cluster.blocks.pool import GRACE_SECONDS
+from distlfm.cluster.ray import session as ray_session
+from distlfm.cluster.ray.hosts import Site, start_command
+from distlfm.cluster.ray.node import Orders, Up, environment_of
+from distlfm.cluster.ray.node import arguments as ray_arguments
+from distlfm.cluster.slurm.allocation import Allocation
 from distlfm.errors import UsageError
 from distlfm.launch import ddp, mpi_group, preempt, ray_cluster
 from distlfm.launch.ddp import rank_environment, step_command
 from distlfm.launch.preempt import work_environment
 from distlfm.launch.ray_cluster import site_of
-from distlfm.runtime.network import LOOPBACK, free_port, interface_address, own_address
+from distlfm.runtime.hosts import LOOPBACK, free_port, interface_address, own_address
 
 ALLOCATION = Allocation("17", 17, ("n1", "n2"), tasks=2)
 PLAIN = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "DISTLFM_"))}
@@ -191,7 +191,7 @@ def program(folder: Path, name: str, body: str) -> None:
 def test_a_node_of_ray_is_told_what_it_may_use_and_shares_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_CPUS_ON_NODE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("distlfm.cluster.ray_node.object_store_bytes", lambda: 100 * 2**20)
+    monkeypatch.setattr("distlfm.cluster.ray.node.object_store_bytes", lambda: 100 * 2**20)
     up = Up("n1", "10.0.0.1:20017", 4, 1, "/tmp/a")
 
     def told(**environment: str) -> list[str]:
@@ -264,7 +264,7 @@ def test_a_node_is_started_by_srun_in_a_job_by_ssh_elsewhere_and_directly_here()
     assert "--nodelist=n2" in by_srun
     by_ssh = start_command("elsewhere", "ssh", site)
     assert by_ssh[:4] == ["ssh", "-o", "BatchMode=yes", "elsewhere"]
-    assert "'/some where/python' -m distlfm.cluster.ray_node" in by_ssh[4]
+    assert "'/some where/python' -m distlfm.cluster.ray.node" in by_ssh[4]
     assert start_command(socket.gethostname(), "ssh", site)[0] == "/some where/python"
 
 

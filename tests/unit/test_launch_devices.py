@@ -7,8 +7,8 @@ import warnings
 import pytest
 import torch
 
-from distlfm.cluster.ddp import device_of
-from distlfm.cluster.ranks import Place
+from distlfm.cluster.ranks.group import device_of
+from distlfm.cluster.ranks.place import Place
 from distlfm.errors import DistlfmWarning
 
 GPUS, PER_TASK = {"SLURM_GPUS_ON_NODE": "4"}, {"SLURM_GPUS_PER_TASK": "1"}

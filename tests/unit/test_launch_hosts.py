@@ -60,7 +60,7 @@ def test_a_fit_over_a_list_of_hosts_has_the_numbers_of_one_process_and_leaves_no
     assert re.search(r"Ray: 2 workers on the cluster at \S+ \(2 nodes, 2 CPUs\)", driver.text), driver.text
     [called] = (tmp_path / "ssh.called").read_text().splitlines()
     assert called.startswith("-o BatchMode=yes elsewhere env -C ")
-    assert called.endswith(" -m distlfm.cluster.ray_node"), "its token goes another way"
+    assert called.endswith(" -m distlfm.cluster.ray.node"), "its token goes another way"
     assert list(surroundings.iterdir()) == []
     subprocess.run(command(tmp_path, tmp_path / "calm", "--executor", "serial"), check=True, capture_output=True)
     assert_same(tmp_path / "run", tmp_path / "calm", INSTANCES)

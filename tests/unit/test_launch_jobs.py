@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from distlfm.cli import main
-from distlfm.cluster.share import Share
-from distlfm.cluster.slurm import Allocation
+from distlfm.cluster.blocks.ledger import Share
+from distlfm.cluster.slurm.allocation import Allocation
+from distlfm.cluster.slurm.jobs import add_note, jobs_folder, notes_of
 from distlfm.errors import UsageError, WorkError
+from distlfm.fleets.fit_job import FitWorker
 from distlfm.launch import chain as program
 from distlfm.launch.chain import chain, links, note_of
-from distlfm.launch.noted import note_job, run_of
-from distlfm.launch.preempt import accounted_for, launch
-from distlfm.pipeline.fit_job import FitWorker
-from distlfm.pipeline.submit_jobs import add_note, jobs_folder, notes_of
+from distlfm.launch.preempt import accounted_for, launch, note_job, run_of
 from tests.support.fleet_runs import command as fit_command
 from tests.support.fleet_runs import write_fleet
 from tests.support.slurm_stand_ins import called, command, users_folder
@@ -61,7 +60,7 @@ def test_a_fit_of_which_one_instance_failed_counts_as_done_when_all_are_accounte
     assert (code_of(str(run)), code_of(""), code_of(str(tmp_path / "none"))) == (0, 1, 1)
 
 
-FAILING = """from distlfm.pipeline.fit_job import FitWorker
+FAILING = """from distlfm.fleets.fit_job import FitWorker
 _run = FitWorker.run
 def run(self, block, left_out):
     return _run(self, block, {0: "of no use", **left_out} if block == 0 else left_out)

@@ -13,9 +13,9 @@ from distlfm.errors import UsageError
 from distlfm.lfo import AugmentConfig, Examples, LoopConfig, OperatorConfig, SplitConfig, Training, TrainSettings
 from distlfm.lfo.physics import Forward, solves
 from distlfm.lfo.schema import OperatorSchema
-from distlfm.pipeline.fit import fit
-from distlfm.pipeline.generate import generate
 from distlfm.store import Store, find_store
+from distlfm.verbs.fit import fit
+from distlfm.verbs.generate import generate
 from tests.support.lfo_toy import make_store
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -102,7 +102,7 @@ def test_other_priors_unknown_units_and_a_store_without_a_config_mix(toy: Store)
 
 
 def test_recombined_instances_without_new_noise_are_observed_as_they_are_labelled(tmp_path: Path) -> None:
-    from distlfm.lfo.augment import Augmentation
+    from distlfm.lfo.inputs import Augmentation
 
     examples = Examples([make_store(tmp_path / "store", count=32, points=65)])
     batch = examples.batch(range(32))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from scipy.interpolate import CubicSpline
 
+from distlfm.answers.export import described
 from distlfm.errors import UsageError
 from distlfm.instance import Instance
 from distlfm.lfo import (
@@ -27,14 +28,13 @@ from distlfm.lfo import (
     save_checkpoint,
 )
 from distlfm.lfo.dataset import fingerprint
-from distlfm.lfo.derivatives import spline
 from distlfm.lfo.novelty import Novelty, features
 from distlfm.lfo.schema import SCHEMA, OperatorSchema
-from distlfm.pipeline.evaluate import evaluate
-from distlfm.pipeline.query import query
-from distlfm.pipeline.query_export import described
+from distlfm.lfo.spectral import spline
 from distlfm.runtime.reporting import Plain
 from distlfm.store import Store
+from distlfm.verbs.evaluate import evaluate
+from distlfm.verbs.query import query
 from tests.support.lfo_toy import make_store
 
 SMALL = OperatorConfig(layers=2, width=12, modes=4, points=17, head=16, pooled=6, regressions=2, regressors=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from distlfm.lfo import GridDim
-from distlfm.lfo.resample import Resampler
+from distlfm.lfo.grid import Resampler
 from distlfm.store import StoreSpec
 
 TIME = GridDim(name="time", size=41, start=0.0, stop=4.0)

@@ -32,10 +32,9 @@ from distlfm.lfo import (
     split,
 )
 from distlfm.lfo.checkpoint import TRAINING
-from distlfm.lfo.loss import losses
-from distlfm.lfo.score import force_q2
-from distlfm.pipeline.tune_settings import FIGURES
+from distlfm.lfo.loss import force_q2, losses
 from distlfm.store import Store
+from distlfm.training.settings import FIGURES
 from tests.support.lfo_toy import make_plane, make_store
 
 SMALL = OperatorConfig(layers=2, width=8, modes=4, points=17, head=16, pooled=6, regressions=2, regressors=3)

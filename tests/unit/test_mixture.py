@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from distlfm.inference.mixture import AT_ONCE, Mixture
+from distlfm.inference.base import AT_ONCE, Mixture
 
 
 def test_quantiles_of_many_points_are_those_of_each_point_alone() -> None:

@@ -10,7 +10,7 @@ import pytest
 from distlfm.errors import UsageError, WorkError
 from distlfm.runtime import environment as module
 from distlfm.runtime.environment import scrubbed_mpi_environment
-from distlfm.solvers.fem.launcher import Plan, plan_launch, reachable_address
+from distlfm.solvers.fem.group.launcher import Plan, plan_launch, reachable_address
 
 UNDER_A_LAUNCHER = {
     "HOME": "/home/someone",

@@ -10,10 +10,10 @@ import pytest
 
 from distlfm import fit
 from distlfm.config import build
-from distlfm.inference.negative_values import Negatives
+from distlfm.inference.findings.expectations import Negatives
 from distlfm.instance import Instance, Truth
 from distlfm.mechanisms import build_system
-from distlfm.pipeline.settings import FitConfig
+from distlfm.runs.settings import FitConfig
 
 TIMES = np.arange(4.0)
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from distlfm.answers.export import described
 from distlfm.cli import main
 from distlfm.config import build
 from distlfm.dimension import same_unit
 from distlfm.errors import UsageError
 from distlfm.lfo import Examples, Operator
-from distlfm.pipeline.evaluate import evaluate
-from distlfm.pipeline.query import query
-from distlfm.pipeline.query_export import described
-from distlfm.pipeline.train_settings import TrainConfig
-from distlfm.pipeline.train_start import read_observed
 from distlfm.store import Store
+from distlfm.training.settings import TrainConfig
+from distlfm.training.start import read_observed
+from distlfm.verbs.evaluate import evaluate
+from distlfm.verbs.query import query
 from tests.support.query_factories import genes, operator_of
 from tests.support.serve_client import drop, served
 

@@ -11,15 +11,14 @@ import yaml
 
 from distlfm.config import build
 from distlfm.errors import UsageError
-from distlfm.pipeline import submit_check
-from distlfm.pipeline.evaluate import evaluate
-from distlfm.pipeline.query import query
-from distlfm.pipeline.submit_check import Setting
-from distlfm.pipeline.train import train
-from distlfm.pipeline.train_settings import TrainConfig
-from distlfm.pipeline.tune import tune
-from distlfm.pipeline.tune_settings import TuneConfig
 from distlfm.store import Store
+from distlfm.training.settings import TrainConfig, TuneConfig
+from distlfm.verbs import submit as submit_check
+from distlfm.verbs.evaluate import evaluate
+from distlfm.verbs.query import query
+from distlfm.verbs.submit import Setting
+from distlfm.verbs.train import train
+from distlfm.verbs.tune import tune
 from tests.support import lfo_toy
 from tests.support.query_factories import fresh_genes, genes
 
@@ -145,7 +144,7 @@ def test_the_report_of_an_evaluation_is_gone_if_the_next_one_cannot_draw_its_own
     def full(*_: object) -> None:
         raise OSError("full")
 
-    monkeypatch.setattr("distlfm.pipeline.evaluate.evaluation_page", full)
+    monkeypatch.setattr("distlfm.verbs.evaluate.evaluation_page", full)
     with pytest.raises(OSError, match="full"):
         evaluate(genes()[0], fresh_genes(), [f"run.dir={out}", "limit=2"])
     assert not (out / "report.html").exists()

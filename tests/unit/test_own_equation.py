@@ -10,7 +10,7 @@ from distlfm.config import build
 from distlfm.equations import EQUATIONS, Equation, positive, register_equation
 from distlfm.errors import UsageError
 from distlfm.mechanisms import REGISTRY, register
-from distlfm.pipeline.settings import FitConfig
+from distlfm.runs.settings import FitConfig
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from distlfm.mechanisms import (
     zero_state,
 )
 from distlfm.mechanisms.priors import LogNormal
-from distlfm.pipeline.settings import FitConfig
+from distlfm.runs.settings import FitConfig
 from distlfm.solvers.linear import probe
 
 RATE = LogNormal(median=0.4, spread=0.5)

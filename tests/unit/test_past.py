@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from distlfm.pipeline.past import past_of
+from distlfm.fleets.driver import past_of
 from distlfm.store import STATUSES, Store
 from tests.support.store_factories import make_block, make_spec
 

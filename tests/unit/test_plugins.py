@@ -11,7 +11,7 @@ import pytest
 from distlfm.config import build, load, read_yaml
 from distlfm.errors import UsageError
 from distlfm.mechanisms import REGISTRY
-from distlfm.pipeline.settings import FitConfig
+from distlfm.runs.settings import FitConfig
 
 LEAK = """
 from distlfm.mechanisms import Mechanism, Parameter, register
@@ -89,10 +89,10 @@ def forget() -> None:
 @pytest.fixture
 def operator(folder: Path) -> Path:
     """The run of an operator of the plugin's equation; the store it learned from is beside it."""
-    from distlfm.pipeline.generate import generate
-    from distlfm.pipeline.generate_settings import GenerateConfig
-    from distlfm.pipeline.train import train
-    from distlfm.pipeline.train_settings import TrainConfig
+    from distlfm.runs.settings import GenerateConfig
+    from distlfm.training.settings import TrainConfig
+    from distlfm.verbs.generate import generate
+    from distlfm.verbs.train import train
 
     (folder / "leaky_test_plugin.py").write_text(LEAK)
     mechanism = {"kind": "leaky_test_tank", "outputs": ["level"]}
@@ -161,8 +161,8 @@ def test_verbs_with_a_config_take_plugins_from_the_command_line_too(folder: Path
 
 def test_plugins_of_a_sweep_are_those_of_its_trainings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from distlfm.cli import main
-    from distlfm.pipeline import tune
-    from distlfm.pipeline.tune_settings import TuneConfig
+    from distlfm.training.settings import TuneConfig
+    from distlfm.verbs import tune
 
     (folder / "leaky_test_plugin.py").write_text(LEAK)
     found: list[TuneConfig] = []
@@ -176,8 +176,8 @@ def test_plugins_of_a_sweep_are_those_of_its_trainings(folder: Path, monkeypatch
 
 def test_a_worker_that_was_sent_its_config_imports_the_plugins(operator: Path) -> None:
     from distlfm.lfo import Alone
-    from distlfm.pipeline.train_settings import TrainConfig
-    from distlfm.pipeline.train_work import TrainWork
+    from distlfm.training.settings import TrainConfig
+    from distlfm.training.work import TrainWork
 
     config = load(TrainConfig, operator / "config.yaml", ["run.dir=other"]).resolved()
     sent = pickle.dumps(TrainWork(config))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distlfm.data.prepare import scaled, windows
+from distlfm.fleets.sources import scaled, windows
 from distlfm.instance import Instance, Truth
 
 

@@ -11,10 +11,9 @@ import pytest
 
 from distlfm.cli import main
 from distlfm.config import build
+from distlfm.inference.findings.expectations import length_notice, prior_notice
 from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
-from distlfm.inference.prior_times import prior_notice
-from distlfm.inference.series_length import length_notice
 from distlfm.inference.survey import survey
 from distlfm.instance import FloatArray, Instance
 from distlfm.mechanisms import build_system

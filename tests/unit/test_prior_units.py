@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from distlfm.cli import main
-from distlfm.inference.prior_units import units_notice
+from distlfm.inference.findings.expectations import units_notice
 from distlfm.mechanisms import build_system
 
 CONFIG = """\

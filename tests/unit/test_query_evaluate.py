@@ -14,13 +14,12 @@ import yaml
 from distlfm.errors import UsageError
 from distlfm.lfo import split
 from distlfm.lfo.settings import SplitConfig
-from distlfm.pipeline.evaluate import evaluate, with_answers
-from distlfm.pipeline.evaluate_fine import fresh, resolutions, thinned
-from distlfm.pipeline.evaluate_training import report_training
-from distlfm.pipeline.generate import generate
-from distlfm.pipeline.query import query
-from distlfm.pipeline.train_log import read_metrics
 from distlfm.store import STATUSES, Store, content_hash
+from distlfm.training.log import read_metrics
+from distlfm.verbs.evaluate import evaluate, fresh, resolutions, thinned, with_answers
+from distlfm.verbs.generate import generate
+from distlfm.verbs.query import query
+from distlfm.verbs.train import report_training
 from tests.support import lfo_toy
 from tests.support.query_factories import PROJECT, field, fresh_genes, genes, operator_of
 

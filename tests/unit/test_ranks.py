@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlfm.cluster.ranks import Place, find_place, first_host
+from distlfm.cluster.ranks.place import Place, find_place, first_host
 from distlfm.errors import UsageError
 
 TORCHRUN = {

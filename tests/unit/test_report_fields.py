@@ -15,16 +15,14 @@ from matplotlib.figure import Figure, SubFigure
 
 from distlfm.config import build
 from distlfm.errors import UsageError
-from distlfm.inference.residuals import residuals
+from distlfm.inference.findings.residuals import residuals
 from distlfm.inference.result import Band, FitResult, Prediction
 from distlfm.instance import BoolArray, FloatArray
 from distlfm.mechanisms.field import FieldConfig
-from distlfm.report.field_checks import plot_mesh, plot_residuals
-from distlfm.report.field_profiles import plot_parameters, plot_profiles
-from distlfm.report.field_section import field_figures
+from distlfm.report.field_maps import plot_field
+from distlfm.report.field_section import field_figures, plot_mesh, plot_parameters, plot_profiles, plot_residuals
 from distlfm.report.field_view import MAX_COMPARED, Cloud, FieldView
-from distlfm.report.fields import plot_field
-from distlfm.report.fit_report import MAX_MAPPED
+from distlfm.report.fit_page import MAX_MAPPED
 from distlfm.report.words import assumed_words
 from tests.support.field_factories import make_field
 from tests.support.result_factories import make_page, make_result

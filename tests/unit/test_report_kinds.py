@@ -17,15 +17,21 @@ from matplotlib.figure import Figure as Drawing
 from test_report_lfo import made
 
 import distlfm
-from distlfm.federated.picture import draw
-from distlfm.inference.tally import Tally
+from distlfm.inference.findings.scores import Tally
 from distlfm.report import style
-from distlfm.report.demo_page import Played, Showing, demo_page
-from distlfm.report.federation_page import federation_page
-from distlfm.report.lfo_page import Example, Scores, evaluation_page, query_page, training_page
+from distlfm.report.demo import Played, Showing, demo_page
+from distlfm.report.federation import draw, federation_page, rounds_page
+from distlfm.report.operator_page import (
+    Example,
+    Scores,
+    Tried,
+    evaluation_page,
+    plot_trials,
+    query_page,
+    training_page,
+    tune_page,
+)
 from distlfm.report.page import Provenance
-from distlfm.report.rounds_page import rounds_page
-from distlfm.report.tune_page import Tried, plot_trials, tune_page
 from distlfm.report.words import CAUTION, WHY_DOUBT
 from distlfm.serve.app import page_file
 from tests.support.result_factories import make_page, make_result

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from distlfm.inference.tally import Tally
+from distlfm.inference.findings.scores import Tally
 from distlfm.instance import Instance, Truth
 from distlfm.lfo import Answer, Estimate, GridDim, OperatorSchema
-from distlfm.report.lfo_beside import plot_beside
-from distlfm.report.lfo_curves import plot_calibration, plot_learning, plot_resolutions, plot_scores
-from distlfm.report.lfo_fields import true_map
-from distlfm.report.lfo_page import Example, query_page
-from distlfm.report.lfo_plots import plot_answer, save_figure
+from distlfm.report.operator_curves import plot_calibration, plot_learning, plot_resolutions, plot_scores
+from distlfm.report.operator_page import Example, query_page
+from distlfm.report.operator_plots import plot_answer, plot_beside, save_figure, true_map
 
 BANDS = ("mean", "sd", "lower68", "upper68", "lower95", "upper95")
 SHAPES = {1: (12,), 2: (6, 5), 3: (6, 5, 4), 4: (4, 3, 3, 3)}

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from distlfm.errors import StorageError
-from distlfm.inference.estimates import Direction
+from distlfm.inference.findings.estimates import Direction
+from distlfm.inference.findings.scores import MAX_ROWS, NUM_BEST, NUM_SLOWEST, NUM_WORST, Tally
 from distlfm.inference.result import FitResult
-from distlfm.inference.tally import MAX_ROWS, NUM_BEST, NUM_SLOWEST, NUM_WORST, Tally
 from distlfm.mechanisms import Parameter
 from distlfm.mechanisms.priors import LogNormal
-from distlfm.report.fit_report import fit_page, pictured
+from distlfm.report.fit_page import fit_page, pictured
 from distlfm.report.page import Figure, Provenance, Section, Table, cell_text, embed, render_page, write_page
 from distlfm.report.plots import plot_trace
 from distlfm.report.words import direction_words, directions_words, given_words

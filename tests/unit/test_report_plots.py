@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from distlfm.errors import UsageError
+from distlfm.inference.findings.scores import Tally
 from distlfm.inference.observations import collate
-from distlfm.inference.tally import Tally
 from distlfm.report.curves import MAX_PANELS
 from distlfm.report.forest import grouped
 from distlfm.report.plots import plot_fit, plot_overview, plot_phase, plot_trace

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distlfm.cluster.failure import Failure, death, failure_of
-from distlfm.cluster.pool import BlockDone, BlockRetried, Event, RowsSetAside, Started
-from distlfm.cluster.rescue import START_TRIES, WHOLE_TRIES, Action, Attempt, Phase, Rescue, Run
-from distlfm.cluster.serial import SerialPool
+from distlfm.cluster.blocks.failure import Failure, death, failure_of
+from distlfm.cluster.blocks.pool import BlockDone, BlockRetried, Event, RowsSetAside, Started
+from distlfm.cluster.blocks.rescue import START_TRIES, WHOLE_TRIES, Action, Attempt, Phase, Rescue, Run
+from distlfm.cluster.blocks.serial import SerialPool
 from distlfm.errors import (
     DataError,
     DistlfmError,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from distlfm.inference.residuals import Structure, residuals, structure
+from distlfm.inference.findings.residuals import Structure, residuals, structure
 from distlfm.inference.result import FitResult, Prediction
 from distlfm.instance import FloatArray
 from tests.support.field_factories import NOISE, make_field

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlfm.cluster.rates import Rates, kind_of
-from distlfm.cluster.schedule import Schedule
+from distlfm.cluster.blocks.ledger import Rates, Schedule, kind_of
 
 
 def taken(schedule: Schedule) -> list[int]:

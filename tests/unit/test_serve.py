@@ -15,13 +15,13 @@ import pytest
 
 from distlfm.data import write_npz
 from distlfm.errors import DataError
+from distlfm.fleets.sources import read_instances
 from distlfm.instance import Instance
-from distlfm.pipeline.query import query
-from distlfm.pipeline.settings import DataConfig
-from distlfm.pipeline.sources import read_instances
+from distlfm.runs.settings import DataConfig
 from distlfm.serve.app import PAGE, page_file
 from distlfm.serve.sources import MOST_FILES, safe_name
 from distlfm.store import Store
+from distlfm.verbs.query import query
 from tests.support.query_factories import fresh_genes, genes, operator_of
 from tests.support.serve_client import TestClient, drop, first_answer, served
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from distlfm.answers.tables import as_data
 from distlfm.config import build
 from distlfm.data import write_npz
 from distlfm.inference.fit import InferenceConfig
@@ -20,15 +21,12 @@ from distlfm.inference.model import LikelihoodConfig
 from distlfm.inference.optimise import OptimiserConfig, minimise
 from distlfm.instance import Instance
 from distlfm.mechanisms import REGISTRY
-from distlfm.pipeline.plugins import import_plugins
-from distlfm.pipeline.query_tables import as_data
-from distlfm.pipeline.settings import FitConfig
+from distlfm.mechanisms.plugins import import_plugins
+from distlfm.runs.settings import FitConfig
 from distlfm.runtime.watching import watched
-from distlfm.serve.answers import Shown, in_words
-from distlfm.serve.comparison import agreement, parameter_rows, plot_comparison, restored
+from distlfm.serve.answers import Shown, agreement, in_words, parameter_rows, plot_comparison, restored
 from distlfm.serve.fit_child import INSTANCE, RESULT, STATE, TASK, Steps, work
-from distlfm.serve.fit_options import FitOptions, fit_options
-from distlfm.serve.fits import Running
+from distlfm.serve.fits import FitOptions, Running, fit_options
 from distlfm.store import Store
 from tests.support.query_factories import field, fresh_genes, genes, operator_of
 

@@ -17,15 +17,13 @@ from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.model import ForceConfig, LikelihoodConfig
 from distlfm.lfo import Examples, LoopConfig, Operator, OperatorConfig, Training, TrainSettings, finish
 from distlfm.mechanisms.priors import LogNormal, Uniform
-from distlfm.pipeline.generate import generate
-from distlfm.pipeline.generate_settings import GenerateConfig
-from distlfm.pipeline.settings import FitConfig
-from distlfm.serve import fit_options as options_module
+from distlfm.runs.settings import FitConfig, GenerateConfig
+from distlfm.serve import fits as options_module
 from distlfm.serve.answers import Shown
 from distlfm.serve.fit_child import INSTANCE, TASK
-from distlfm.serve.fit_options import FitOptions, fit_options
-from distlfm.serve.fits import Fits
+from distlfm.serve.fits import FitOptions, Fits, fit_options
 from distlfm.store import Store
+from distlfm.verbs.generate import generate
 from tests.support.query_factories import LINE, field, fresh_genes, genes, operator_of
 from tests.support.serve_client import first_answer, served
 

@@ -20,13 +20,11 @@ import pytest
 from distlfm.cli.app import main
 from distlfm.config import build
 from distlfm.errors import DataError, UsageError
-from distlfm.serve.guard import HEADERS, Guard
-from distlfm.serve.scratch import PREFIX, scratch_folder, sweep
-from distlfm.serve.server import open_port, page_address
+from distlfm.serve.guard import HEADERS, Guard, open_token
+from distlfm.serve.server import PREFIX, open_port, page_address, scratch_folder, sweep
 from distlfm.serve.session import Session
 from distlfm.serve.settings import ServeConfig, check_exposure
-from distlfm.serve.sizes import refuse_oversized
-from distlfm.serve.token import open_token
+from distlfm.serve.sources import refuse_oversized
 from tests.support.query_factories import genes
 from tests.support.serve_client import drop, served
 

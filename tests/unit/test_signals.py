@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from distlfm.cluster.pool import BlockDone
-from distlfm.cluster.serial import SerialPool
+from distlfm.cluster.blocks.pool import BlockDone
+from distlfm.cluster.blocks.serial import SerialPool
 from distlfm.runtime.signals import SIGNALS, BrokenOff, Stop
 from tests.support.pool_toy import ToyJob, results
 

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from distlfm.cluster import slurm_watch
-from distlfm.cluster.share import Share, share_of
-from distlfm.cluster.slurm import FIRST_PORT, PORTS, array_share, find_allocation
-from distlfm.cluster.slurm_watch import job_facts
+from distlfm.cluster.blocks.ledger import Share, share_of
+from distlfm.cluster.slurm import allocation as slurm_watch
+from distlfm.cluster.slurm.allocation import FIRST_PORT, PORTS, array_share, find_allocation, job_facts
 from distlfm.errors import UsageError
 from distlfm.runtime.hosts import expand_hosts
 

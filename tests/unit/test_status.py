@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from distlfm.cli import main
-from distlfm.pipeline.status import status
 from distlfm.store import Holder, Store, driver_lock, part_lock, write_progress
+from distlfm.verbs.status import status
 from tests.support.store_factories import make_block, make_spec
 
 

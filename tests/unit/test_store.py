@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from distlfm.errors import DistlfmError, StorageError, UsageError, WorkError
 from distlfm.inference.optimise import Status
 from distlfm.store import SCHEMA, STATUSES, Store, find_store, is_store, read_progress, write_progress
-from distlfm.store.encode import chunk_rows
+from distlfm.store.block import chunk_rows
 from distlfm.store.layout import Variable
 from tests.support.store_factories import MESH, NODES, SQUARE, fill, make_block, make_spec, make_store
 

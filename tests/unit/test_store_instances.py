@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from distlfm.errors import UsageError
 from distlfm.instance import Instance
 from distlfm.store import STATUSES, Store, StoreSpec, pack
-from distlfm.store.observed import unpack
+from distlfm.store.block import unpack
 from tests.support.store_factories import NODES, SQUARE, make_block, make_spec, make_store
 
 

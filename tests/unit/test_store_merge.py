@@ -10,8 +10,8 @@ import pytest
 
 from distlfm.errors import UsageError
 from distlfm.store import Store
+from distlfm.store.inspection import verify
 from distlfm.store.merge import Merge, merge
-from distlfm.store.verify import verify
 from tests.support.store_factories import MESH, SQUARE, make_spec, make_store
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from distlfm.store import Store
-from distlfm.store.describe import stores_at, summarise
-from distlfm.store.verify import Flaw, verify
+from distlfm.store.inspection import Flaw, stores_at, summarise, verify
 from tests.support.store_factories import NODES, SQUARE, fill, make_block, make_store
 
 

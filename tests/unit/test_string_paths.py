@@ -11,12 +11,12 @@ import distlfm
 from distlfm.config import load
 from distlfm.data import read, write_npz
 from distlfm.lfo import Operator
-from distlfm.pipeline.fit import resume
-from distlfm.pipeline.generate_settings import GenerateConfig
-from distlfm.pipeline.train import open_run, resume_train
+from distlfm.runs.settings import GenerateConfig
 from distlfm.store import Store, find_store, is_store
-from distlfm.store.describe import summarise
 from distlfm.store.export import export
+from distlfm.store.inspection import summarise
+from distlfm.verbs.fit import resume
+from distlfm.verbs.train import open_run, resume_train
 
 GENERATE = "verb: generate\nmechanism: {kind: transcription}\ninstances: 4\npoints: 11\nnum_outputs: 2\n"
 FIT = "verb: fit\nmechanism: {kind: transcription}\nrun: {executor: serial}\n"

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from distlfm.cli import main
-from distlfm.pipeline.generate import generate
-from distlfm.pipeline.submit_jobs import notes_of
+from distlfm.cluster.slurm.jobs import notes_of
 from distlfm.store.lock import driver_lock
+from distlfm.verbs.generate import generate
 from tests.support.slurm_stand_ins import DATA, HOUR, OUT, SITE, called, command, dry, refused, users_folder
 
 PROJECT = Path(__file__).resolve().parents[2]

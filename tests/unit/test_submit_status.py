@@ -12,10 +12,10 @@ import pytest
 
 from distlfm.cli import main
 from distlfm.config import dump, load
-from distlfm.pipeline.generate import generate
-from distlfm.pipeline.train import train
-from distlfm.pipeline.tune import Ledger
-from distlfm.pipeline.tune_settings import TuneConfig
+from distlfm.training.settings import TuneConfig
+from distlfm.verbs.generate import generate
+from distlfm.verbs.train import train
+from distlfm.verbs.tune import Ledger
 from tests.support.lfo_toy import make_store
 from tests.support.slurm_stand_ins import DATA, HOUR, OUT, called, command, users_folder
 
@@ -115,7 +115,7 @@ def test_a_folder_without_run_and_jobs_has_no_status(folder: Path, capsys: pytes
 
 
 def test_looking_at_a_run_loads_nothing_that_computes() -> None:
-    program = "import sys, distlfm.pipeline.status; print({'torch', 'ray', 'matplotlib'} & set(sys.modules))"
+    program = "import sys, distlfm.verbs.status; print({'torch', 'ray', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

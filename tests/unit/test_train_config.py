@@ -12,17 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from distlfm.cluster.ranks import Place
+from distlfm.cluster.ranks.place import Place
 from distlfm.config import build, load
 from distlfm.errors import Stopped, UsageError, WorkError
 from distlfm.lfo import Alone, Training
-from distlfm.pipeline.train import launcher_for
-from distlfm.pipeline.train_log import Follower, Progress, RunLog, read_metrics
-from distlfm.pipeline.train_settings import TrainConfig, TrainRunConfig
-from distlfm.pipeline.train_work import together
-from distlfm.pipeline.tune_settings import TuneConfig
-from distlfm.pipeline.tune_trials import trial_name
 from distlfm.runtime.reporting import Plain, Silent
+from distlfm.training.log import Follower, Progress, RunLog, read_metrics
+from distlfm.training.settings import TrainConfig, TrainRunConfig, TuneConfig
+from distlfm.training.trials import trial_name
+from distlfm.training.work import together
+from distlfm.verbs.train import launcher_for
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RANKS = Place(0, 2, 0, 2, "torchrun", "env://")

@@ -11,12 +11,11 @@ import pytest
 from distlfm.config import build
 from distlfm.errors import UsageError
 from distlfm.lfo import dataset
-from distlfm.pipeline.generate import generate
-from distlfm.pipeline.generate_settings import GenerateConfig
-from distlfm.pipeline.train_settings import TrainConfig
-from distlfm.pipeline.tune import TrialWork, tune
-from distlfm.pipeline.tune_data import shared_examples
-from distlfm.pipeline.tune_settings import TuneConfig
+from distlfm.runs.settings import GenerateConfig
+from distlfm.training.settings import TrainConfig, TuneConfig
+from distlfm.training.trials import shared_examples
+from distlfm.verbs.generate import generate
+from distlfm.verbs.tune import TrialWork, tune
 
 
 @pytest.fixture(scope="module")

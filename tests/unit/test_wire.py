@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from distlfm.solvers.fem import wire
-from distlfm.solvers.fem.wire import Channel, Message, PeerGone, Refused, WireError
+from distlfm.solvers.fem.group import wire
+from distlfm.solvers.fem.group.wire import Channel, Message, PeerGone, Refused, WireError
 
 Ends = tuple[Channel, Channel]
 

@@ -1,4 +1,7 @@
-"""A field on a mesh that FEniCS made: the helper group assembles once, and the engine follows from the mesh's size."""
+"""A field on a mesh that FEniCS made: the helper group assembles once, and the engine follows from the mesh's size.
+
+A field on a mesh, ready to be solved: nodes, an engine, and the operator that looks at the field anywhere.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,53 @@ import gc
 import hashlib
 import itertools
 import weakref
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from distlfm.errors import UsageError
-from distlfm.solvers.fem.group import Group
-from distlfm.solvers.fem.packing import unpack_csr, unpack_operators
-from distlfm.solvers.fem.partitioned_client import LinearSolverConfig, PartitionedSolver
-from distlfm.solvers.fem.spec import Csr, FloatArray, MeshConfig, ProblemSpec
+from distlfm.solvers.fem.group.client import LinearSolverConfig, PartitionedSolver
+from distlfm.solvers.fem.group.owner import Group
+from distlfm.solvers.fem.spec import (
+    Csr,
+    FloatArray,
+    IntArray,
+    MeshConfig,
+    ProblemSpec,
+    split,
+    unpack_csr,
+    unpack_operators,
+)
 from distlfm.solvers.field.dense import DenseEngine
-from distlfm.solvers.field.discretised import Discretised
 from distlfm.solvers.field.engine import Engine
 from distlfm.solvers.field.remote import Held, PetscEngine, TapedEngine
 from distlfm.solvers.field.sparse import SparseEngine
-from distlfm.solvers.field.system import split
+
+
+class Discretised(ABC):
+    """nodes: [J, d]; cells: [C, d + 1]; affine: whether the equation is linear in state and force."""
+
+    nodes: FloatArray
+    cells: IntArray
+    engine: Engine
+    affine: bool
+    reason: str
+
+    @abstractmethod
+    def weights(self, places: FloatArray) -> Csr:
+        """The operator [O, J] that takes nodal values to places [O, d]."""
+
+    def observe(self, places: FloatArray) -> Tensor:
+        """`weights` as a tensor: sparse where the mesh is not small."""
+        found = self.weights(places)
+        rows = np.repeat(np.arange(found.shape[0]), np.diff(found.indptr))
+        index = torch.from_numpy(np.stack([rows, found.indices]))
+        tensor = torch.sparse_coo_tensor(index, torch.from_numpy(found.data), found.shape, check_invariants=True)
+        return tensor.coalesce()
+
 
 DENSE_NODES = 250
 """Up to so many nodes a product with a dense matrix beats a sparse solve, and many parameter values share it."""

@@ -16,11 +16,10 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from distlfm.solvers.fem.spec import FloatArray
+from distlfm.solvers.fem.spec import FloatArray, System
 from distlfm.solvers.field.dense import DenseEngine
 from distlfm.solvers.field.engine import Engine, Sensitivities, TimeGrid
 from distlfm.solvers.field.sparse import SparseEngine
-from distlfm.solvers.field.system import System
 
 SKETCH = 120
 """Random combinations kept of the solutions of one parameter value."""

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from distlfm.errors import DistlfmError, UsageError
-from distlfm.solvers.fem.group import Group
-from distlfm.solvers.fem.packing import pack_csr
-from distlfm.solvers.fem.partitioned_client import PartitionedSolver, RunId
-from distlfm.solvers.fem.spec import Csr
+from distlfm.solvers.fem.group.client import PartitionedSolver, RunId
+from distlfm.solvers.fem.group.owner import Group
+from distlfm.solvers.fem.spec import Csr, pack_csr
 from distlfm.solvers.field.engine import Engine, Sensitivities, TimeGrid
 
 

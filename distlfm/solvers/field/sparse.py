@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import splu
 from torch import Tensor
 
-from distlfm.solvers.fem.spec import FloatArray
+from distlfm.solvers.fem.spec import FloatArray, System
 from distlfm.solvers.field.engine import Engine, Sensitivities, TimeGrid
-from distlfm.solvers.field.system import System
 
 KEPT = 8
 """Factors kept: the gradient asks for the one of the value just solved, and a line search comes back."""

@@ -1,0 +1,67 @@
+"""What the options before the verb set: how much is said, and whether a failure shows its traceback.
+
+The option `--plugin`, of every verb that may need an equation of the user's own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from distlfm.runtime.reporting import Reporter, reporter_for
+
+
+@dataclass
+class State:
+    """Options that hold for every verb."""
+
+    debug: bool = False
+    quiet: bool = False
+
+    @property
+    def reporter(self) -> Reporter:
+        return reporter_for(sys.stdout, quiet=self.quiet)
+
+
+STATE = State()
+
+
+def start(verbose: int, quiet: bool, debug: bool) -> None:
+    """Take the global options and set the log level: warnings, then -v for information, -vv for everything."""
+    STATE.debug, STATE.quiet = debug, quiet
+    level = logging.ERROR if quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True)
+    logging.captureWarnings(True)
+    # Without a home that it can write to, matplotlib says so at length, and works.
+    logging.getLogger("matplotlib").setLevel(logging.NOTSET if verbose else logging.ERROR)
+
+
+def group(summary: str) -> typer.Typer:
+    """A Typer group with the house settings."""
+    return typer.Typer(
+        help=summary,
+        no_args_is_help=True,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="MODULE",
+        help="A module with an equation of your own, or its file; may be given again.",
+    ),
+]
+
+
+def plugins_override(names: list[str] | None, key: str = "plugins") -> list[str]:
+    """The option as an override of the config."""
+    return [f"{key}={json.dumps(names)}"] if names else []

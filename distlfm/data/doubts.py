@@ -1,0 +1,345 @@
+"""What only shows when instances are compared: other units, other outputs, the same name twice.
+
+Times that are dates in disguise: numbers that a clock counts from a far-off day, in a unit that nobody chose.
+
+Numbers that are often written where nothing was observed, such as -9999: a fit would take them for values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distlfm.errors import Doubt, Problem
+from distlfm.instance import FloatArray, Instance
+
+YEARS_OF_SECONDS = (631152000.0, 2208988800.0)
+"""Unix seconds of 1990 and 2040: the years in which observations are looked for."""
+
+SHORT = 0.05
+"""A series is a clock's only if it spans less than this share of what the clock shows: two years of seconds."""
+
+SHORT_DAYS, LONGEST_GAP = 0.01, 1.0
+"""For days: a year, with most gaps of a day or less. A late part of a long series in minutes looks much the same."""
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """low, high: what it shows from 1990 to 2040. to_hours: what makes hours of it."""
+
+    name: str
+    low: float
+    high: float
+    to_hours: str
+
+    def shows(self, times: FloatArray) -> bool:
+        first, last = times[0], times[-1]
+        return bool(self.low <= first and last <= self.high and last - first < SHORT * first)
+
+
+class _Days(_Clock):
+    def shows(self, times: FloatArray) -> bool:
+        brief = times[-1] - times[0] < SHORT_DAYS * times[0]
+        return bool(super().shows(times) and brief and np.median(np.diff(np.unique(times))) <= LONGEST_GAP)
+
+
+class _Digits(_Clock):
+    """Year, month and day as one number."""
+
+    def shows(self, times: FloatArray) -> bool:
+        month, day = times // 100 % 100, times % 100
+        real = (times % 1 == 0) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
+        return super().shows(times) and bool(real.all())
+
+
+def _unix(unit: str, ticks: float) -> _Clock:
+    low, high = YEARS_OF_SECONDS
+    return _Clock(f"Unix {unit}, counted from 1970", low * ticks, high * ticks, f"divide by {3600 * ticks:.15g}")
+
+
+CLOCKS = (
+    _unix("seconds", 1.0),
+    _unix("milliseconds", 1e3),
+    _unix("microseconds", 1e6),
+    _unix("nanoseconds", 1e9),
+    _Days("day numbers of Excel, counted from 1900", 32874.0, 51136.0, "multiply by 24"),
+    _Days("day numbers of Matlab, counted from the year 0", 726834.0, 745097.0, "multiply by 24"),
+    _Digits("dates written as one number", 19900101.0, 20400101.0, ""),
+)
+
+
+@dataclass
+class _FoundClock:
+    """first: the first instance with such times, and `time` its first one."""
+
+    first: str
+    time: float
+    count: int = 0
+
+
+class Clocks:
+    """Looks for such times while instances go by one at a time."""
+
+    def __init__(self) -> None:
+        self._found: dict[_Clock, _FoundClock] = {}
+
+    def add(self, instance: Instance) -> None:
+        """Take note of one more."""
+        for clock in CLOCKS:
+            if clock.shows(instance.times):
+                found = self._found.setdefault(clock, _FoundClock(instance.id, float(instance.times[0])))
+                found.count += 1
+
+    def notices(self, file: str) -> list[Problem]:
+        """One for each clock."""
+        return [_clock_notice(file, clock, found) for clock, found in self._found.items()]
+
+
+def _clock_notice(file: str, clock: _Clock, found: _FoundClock) -> Doubt:
+    single = found.count == 1
+    first = f"{found.time:.15g} is the first" + ("" if single else f" of {found.first!r}")
+    fix = "Write how many days or hours they are after each instance's first one."
+    if clock.to_hours:
+        fix = f"Subtract each instance's first time, and {clock.to_hours} to have hours."
+    return Doubt(
+        f"Times{'' if single else f' of {found.count} instances'} look like {clock.name}: {first}. They were read as "
+        "they are, as numbers in the unit of your priors.",
+        fix,
+        file,
+        instance=found.first if single else None,
+    )
+
+
+_NINES = (999.0, 999.9, 999.99, 9999.0, 9999.9, 9999.99, 99999.0, 999999.0, 9999999.0)
+_HUGE = (1e20, 1e30, 1e31, 1e36, 1e37, 9.969209968386869e36, float(np.finfo(np.float32).max), 1.7976931348623157e308)
+_WRITTEN = (
+    *(-99.0, -99.9, -99.99, -32768.0, -2147483648.0),
+    *(sign * number for sign in (1.0, -1.0) for number in (*_NINES, *_HUGE)),
+)
+_ROUNDED = [float(np.float32(number)) for number in _WRITTEN if abs(number) < 1e38]
+STAND_INS: FloatArray = np.unique([*_WRITTEN, *_ROUNDED])
+"""As programs and tables write them, in double and in single precision."""
+
+FAR, FAR_ONCE = 1.0, 3.0
+"""A stand-in is further from all other values of its output than so many times their range; alone, than FAR_ONCE."""
+
+
+@dataclass
+class _FoundStandIn:
+    """A number that may be a stand-in: how often, in how many instances, and in which first."""
+
+    first: str
+    count: int = 0
+    instances: int = 0
+
+
+@dataclass
+class _Column:
+    """What was seen of one output, or of the times. low, high: of all numbers but `found`, which may be stand-ins."""
+
+    low: float = np.inf
+    high: float = -np.inf
+    found: dict[float, _FoundStandIn] = field(default_factory=dict)
+
+    def suspects(self) -> dict[float, _FoundStandIn]:
+        """Which are far from the values, or the only negative ones and there more than once."""
+        if self.low > self.high:
+            return {}
+        return {number: self.found[number] for number in sorted(self.found) if self._far(number)}
+
+    def _far(self, number: float) -> bool:
+        repeated = self.found[number].count > 1
+        if repeated and number < 0 <= self.low:
+            return True
+        outside = max(self.low - number, number - self.high)
+        far = (FAR if repeated else FAR_ONCE) * (self.high - self.low)
+        return outside > max(far, abs(self.low), abs(self.high))  # 999 is not far from many a 1000
+
+    def add(self, instance: str, values: FloatArray) -> None:
+        """Take note of more values [n]."""
+        above = STAND_INS[np.searchsorted(STAND_INS[:-1], values)]
+        possible = above == values
+        self.low = min(self.low, float(values.min(initial=np.inf, where=~possible)))
+        self.high = max(self.high, float(values.max(initial=-np.inf, where=~possible)))
+        if possible.any():
+            for number, count in zip(*np.unique(values[possible], return_counts=True), strict=True):
+                found = self.found.setdefault(float(number), _FoundStandIn(instance))
+                found.count += int(count)
+                found.instances += 1
+
+
+class StandIns:
+    """Looks for stand-ins while instances go by one at a time."""
+
+    def __init__(self) -> None:
+        self._times = _Column()
+        self._outputs: dict[str, _Column] = {}
+
+    def add(self, instance: Instance) -> None:
+        """Take note of one more."""
+        self._times.add(instance.id, instance.times)
+        for output, values, mask in zip(instance.outputs, instance.values, instance.mask, strict=True):
+            self._outputs.setdefault(output, _Column()).add(instance.id, values[mask])
+
+    def notices(self, file: str) -> list[Problem]:
+        """One for each stand-in of the times and of each output."""
+        return [
+            _stand_in_notice(file, output, number, found)
+            for output, seen in ((None, self._times), *self._outputs.items())
+            for number, found in seen.suspects().items()
+        ]
+
+
+def _stand_in_notice(file: str, output: str | None, number: float, found: _FoundStandIn) -> Doubt:
+    single = found.instances == 1
+    kind, fix = "value", "Leave the cell empty where nothing was observed."
+    if output is None:
+        kind, fix = "time", "Remove the rows whose time is not known."
+    those = f"1 {kind} is" if found.count == 1 else f"{found.count} {kind}s are"
+    where = "" if single else f", in {found.instances} instances of which {found.first!r} is the first"
+    return Doubt(
+        f"{those} {number:.7g} and apart from all others{where}: such a number mostly means that nothing is known, "
+        f"and it was read as a {kind}.",
+        fix,
+        file,
+        column=output,
+        instance=found.first if single else None,
+    )
+
+
+UNIT_RATIO = 300.0
+"""Values this many times larger or smaller than the other instances' suggest another unit (milli against whole)."""
+
+ODD_RATIO = 8.0
+"""Where the other instances are alike, so many times suggest another unit too (mmol/L of glucose against mg/dL: 18)."""
+
+ODD_DEVIATIONS = 8.0
+"""They are alike if the difference is more than so many median absolute deviations of their logarithms."""
+
+ODD_GAP = 5.0
+"""Between an odd one and the usual sizes nothing lies for this factor; sizes that differ by nature lie all the way."""
+
+FEWEST_OTHERS = 5
+"""Of fewer instances nobody can say how much they differ by nature."""
+
+LARGEST_EXPONENT = 700.0
+"""Beyond it a float overflows; the ratio is only printed."""
+
+
+class PartlyObserved:
+    """Outputs that some instances of a table have and others lack; often a name is misspelt."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._having: dict[str, int] = {}
+
+    def add(self, instances: Sequence[Instance]) -> None:
+        """Take note of more instances of the same table."""
+        self._count += len(instances)
+        for instance in instances:
+            for output, mask in zip(instance.outputs, instance.mask, strict=True):
+                self._having[output] = self._having.get(output, 0) + bool(mask.any())
+
+    def notices(self, file: str) -> list[Problem]:
+        """One for each such output."""
+        return [
+            Problem(
+                f"The output {output!r} has values in {having} of {self._count} instances.",
+                "Check how its name is written, if it should be in all.",
+                file,
+            )
+            for output, having in self._having.items()
+            if having < self._count and self._count > 1
+        ]
+
+
+class Comparison:
+    """What instances have in common, kept while they go by one at a time."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, dict[str, float]] = {}
+        self._first: tuple[str, tuple[str, ...]] | None = None
+        self._odd: tuple[str, tuple[str, ...]] | None = None
+
+    def add(self, instance: Instance) -> None:
+        """Take note of one more."""
+        for output, values, mask in zip(instance.outputs, instance.values, instance.mask, strict=True):
+            size = float(np.median(np.abs(values[mask]))) if mask.any() else 0.0
+            if size > 0:
+                self._sizes.setdefault(output, {})[instance.id] = size
+        self._first = self._first or (instance.id, instance.outputs)
+        if self._odd is None and instance.outputs != self._first[1]:
+            self._odd = (instance.id, instance.outputs)
+
+    def notices(self, file: str) -> list[Problem]:
+        """One if instances differ in outputs or their order, and one for each whose values look like another unit's."""
+        return [*self._other_outputs(file), *self._other_units(file)]
+
+    def _other_outputs(self, file: str) -> list[Problem]:
+        if self._odd is None or self._first is None:
+            return []
+        what = f"Outputs are {list(self._odd[1])} here and {list(self._first[1])} in {self._first[0]!r}."
+        return [Problem(what, "Set columns.expected_outputs to fix names and order.", file, instance=self._odd[0])]
+
+    def _other_units(self, file: str) -> list[Problem]:
+        notices = []
+        for output, by_instance in self._sizes.items():
+            logs = np.log(list(by_instance.values()))
+            # Of two, each is compared with the other; of more, the one that is off hardly moves the median.
+            usual = logs[::-1] if len(logs) == 2 else np.full(len(logs), np.median(logs))
+            suspect = (np.abs(logs - usual) > np.log(UNIT_RATIO)) | _odd_ones(logs)
+            for name, difference, is_suspect in zip(by_instance, (logs - usual).tolist(), suspect, strict=True):
+                if is_suspect:
+                    ratio = f"{np.exp(min(abs(difference), LARGEST_EXPONENT)):.3g}"
+                    times = f"{ratio} times {'larger' if difference > 0 else 'smaller'}"
+                    notices.append(
+                        Problem(
+                            f"Values of {output!r} are {times} than the other instances'.",
+                            "Check the unit: mend the values if this instance is in another one.",
+                            file,
+                            column=output,
+                            instance=name,
+                        )
+                    )
+        return notices
+
+
+def _odd_ones(logs: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which of these logarithms of sizes [B] are far from the others', as measured by how those differ."""
+    if len(logs) <= FEWEST_OTHERS:
+        return np.zeros(len(logs), dtype=bool)
+    centres = _medians_of_others(logs)
+    spreads = np.empty_like(centres)
+    for centre in np.unique(centres):  # three at most: without one, the median is its neighbour or between two
+        here = centres == centre
+        spreads[here] = _medians_of_others(np.abs(logs - centre))[here]
+    distances = np.abs(logs - centres)
+    # A rounding of the logarithms must not decide on exactly so many times.
+    far = (distances >= np.log(ODD_RATIO) - 1e-9) & (distances > ODD_DEVIATIONS * spreads)
+    odd: NDArray[np.bool_] = far & (_widest_gaps(logs) >= np.log(ODD_GAP))
+    return odd
+
+
+def _widest_gaps(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """For each of B numbers the widest gap between two neighbours on the way to it from the middle [B]."""
+    order = np.argsort(numbers, kind="stable")
+    gaps = np.diff(numbers[order])
+    lower, upper = (len(numbers) - 1) // 2, len(numbers) // 2
+    widest = np.zeros(len(numbers))
+    widest[order[upper + 1 :]] = np.maximum.accumulate(gaps[upper:])
+    widest[order[:lower]] = np.maximum.accumulate(gaps[:lower][::-1])[::-1]
+    return widest
+
+
+def _medians_of_others(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """For each of B numbers the median of all others [B], by one sorting."""
+    order = np.argsort(numbers, kind="stable")
+    rank = np.empty(len(numbers), dtype=np.intp)
+    rank[order] = np.arange(len(numbers))
+    ordered = numbers[order]
+    below, above = (len(numbers) - 2) // 2, (len(numbers) - 1) // 2
+    middle: NDArray[np.float64] = (ordered[below + (below >= rank)] + ordered[above + (above >= rank)]) / 2
+    return middle

@@ -1,0 +1,258 @@
+"""A large file, read a part at a time, so that a fleet in it need not fit in memory.
+
+A table is read twice: first to see that the rows of each instance lie together and that every row is whole, then for
+the numbers. A table of which that is not true is left to the reader of whole tables, which can say where it is wrong.
+
+A folder of files, each read by the reader of its ending; a file that cannot be read is set aside.
+
+An instance keeps its own id if that is the file's name, and else has the file's name before it: `site_a/001`.
+
+The public way to read: a file or a folder, whatever its format.
+"""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from distlfm.data.assemble import assemble_rows
+from distlfm.data.base import (
+    ColumnMap,
+    ReadReport,
+    Table,
+    Unreadable,
+    chunks_for,
+    infer_columns,
+    known_suffixes,
+    reader_for,
+    stem_of,
+    steps_for,
+    suffix_of,
+)
+from distlfm.data.doubts import Clocks, Comparison, PartlyObserved, StandIns
+from distlfm.errors import DataError, DistlfmWarning, Problem
+from distlfm.instance import Instance
+
+LARGE = 4 * 2**20
+"""Bytes of a file from which on it is read in pieces."""
+
+Chunks = Callable[[], Iterator[Table]]
+
+
+def file_reports(path: Path, columns: ColumnMap | None = None) -> Iterator[ReadReport]:
+    """The reports of one file: a single one, or one a piece where it is large."""
+    chunks, steps = chunks_for(path), steps_for(path)
+    if steps is not None and path.stat().st_size >= LARGE:
+        yield from steps(path)
+        return
+    plan = None
+    if chunks is not None and path.stat().st_size >= LARGE:
+        plan = _plan(lambda: chunks(path), columns)
+    if plan is None:
+        yield reader_for(path)(path, columns)
+    else:
+        try:
+            yield from _reports(plan, stem_of(path))
+        except Unreadable as error:
+            what = "The file could be read a moment ago, and cannot be read now."
+            raise DataError(Problem(what, "Leave it alone while it is read, and try again.", str(path))) from error
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A table that can be read in pieces. columns: the map, with the outputs of the whole table."""
+
+    chunks: Chunks
+    columns: ColumnMap
+    instance: str
+    notices: tuple[Problem, ...]
+
+
+def _plan(chunks: Chunks, columns: ColumnMap | None) -> _Plan | None:
+    notices: tuple[Problem, ...] = ()
+    closed: set[str] = set()
+    outputs: dict[str, None] = {}
+    last = ""
+    try:
+        for chunk in chunks():
+            if columns is None:
+                columns, notice = infer_columns(chunk)
+                notices = (notice,)
+            named = {name for _, name in columns.roles()}
+            if columns.instance is None or columns.where or chunk.ragged or not named <= set(chunk.names):
+                return None
+            for label in filter(None, chunk.labels(columns.instance)):
+                if label != last:
+                    closed.add(last)
+                    last = label
+                    if label in closed:
+                        return None
+            if columns.output is not None:
+                outputs |= dict.fromkeys(filter(None, chunk.labels(columns.output)))
+    except (Unreadable, DataError):
+        return None
+    if columns is None or columns.instance is None:
+        return None
+    instance = columns.instance
+    if outputs and not columns.expected_outputs:
+        columns = columns.model_copy(update={"expected_outputs": tuple(outputs)})
+    return _Plan(chunks, columns, instance, notices)
+
+
+def _reports(plan: _Plan, default_id: str) -> Iterator[ReadReport]:
+    partly, file = PartlyObserved(), ""
+    yield ReadReport(notices=list(plan.notices))
+    for table in _whole_instances(plan.chunks(), plan.instance):
+        file = table.file
+        report = assemble_rows(table, plan.columns, default_id)
+        partly.add(report.instances)
+        yield report
+    yield ReadReport(notices=partly.notices(file))
+
+
+def _whole_instances(chunks: Iterator[Table], instance: str) -> Iterator[Table]:
+    """The same rows, cut where an instance begins."""
+    rest: Table | None = None
+    for chunk in chunks:
+        table = chunk if rest is None else rest.followed_by(chunk)
+        cut = _last_start(table.labels(instance))
+        if cut:
+            yield table.part(0, cut)
+        rest = table.part(cut, len(table))
+    if rest is not None and len(rest):
+        yield rest
+
+
+def _last_start(labels: Sequence[str]) -> int:
+    """Where the last run of equal labels begins."""
+    return max((index + 1 for index, (left, right) in enumerate(pairwise(labels)) if left != right), default=0)
+
+
+MOST_NAMED = 3
+"""Entries of a folder that are named in a notice; of others the number is told."""
+
+
+def iter_directory(path: Path, columns: ColumnMap | None = None) -> Iterator[ReadReport]:
+    """One report a file, so that a large folder need not fit in memory."""
+    entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    files = [entry for entry in entries if entry.is_file() and suffix_of(entry) is not None]
+    left = [entry for entry in entries if entry not in files]
+    folders = [entry for entry in left if entry.is_dir()]
+    if not files:
+        inside = f" Folders inside it are not opened: give one of them, such as {folders[0]}." if folders else ""
+        raise DataError(
+            Problem(
+                f"The folder has no file that can be read ({len(entries)} other entries).",
+                f"Put files in it that end in one of: {', '.join(known_suffixes())}.{inside}",
+                str(path),
+            )
+        )
+    if left:
+        yield ReadReport(notices=[_left_notice(path, left, folders)])
+    seen: dict[str, Path] = {}
+    said: set[str] = set()
+    for file in files:
+        try:
+            for report in file_reports(file, columns):
+                # What is said of whole files, such as the guess of the columns, is said once and not a thousand times.
+                report.notices = [item for item in report.notices if item.instance is not None or item.what not in said]
+                said |= {item.what for item in report.notices}
+                yield _named_by_file(report, file, seen)
+        except DataError as error:
+            yield ReadReport(set_aside=[error.problem])
+
+
+def _left_notice(path: Path, left: list[Path], folders: list[Path]) -> Problem:
+    """What of a folder was not read, and what to do if data are in it."""
+    names = [f"{entry.name} (a folder)" if entry in folders else entry.name for entry in left]
+    listed = ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if names[MOST_NAMED:] else "")
+    fixes = []
+    if len(left) > len(folders):
+        fixes.append(f"Only files that end in {', '.join(known_suffixes())} are: save other data as .csv.")
+    if folders:
+        fixes.append("Folders inside are not opened: move data out of them, or fit each folder on its own.")
+    fixes.append("If this is no data, all is well.")
+    return Problem(f"{listed} {'was' if len(left) == 1 else 'were'} not read.", " ".join(fixes), str(path))
+
+
+def _named_by_file(report: ReadReport, file: Path, seen: dict[str, Path]) -> ReadReport:
+    stem = stem_of(file)
+
+    def full(name: str) -> str:
+        return name if name == stem else f"{stem}/{name}"
+
+    def renamed(problem: Problem) -> Problem:
+        return problem if problem.instance is None else replace(problem, instance=full(problem.instance))
+
+    named = ReadReport([], [renamed(item) for item in report.set_aside], [renamed(item) for item in report.notices])
+    for instance in report.instances:
+        name = full(instance.id)
+        if name in seen:
+            what = f"The instance is already there, from {seen[name].name}."
+            named.set_aside.append(Problem(what, "Give each file its own name.", str(file), instance=name))
+        else:
+            seen[name] = file
+            named.instances.append(replace(instance, id=name))
+    return named
+
+
+def read(path: str | Path, columns: ColumnMap | None = None) -> ReadReport:
+    """Read the instances of a file or folder.
+
+    A bad instance is set aside in the report and the others go on. Raises DataError if the file cannot be read at all,
+    or if no instance of it can be used.
+    """
+    report = examine(path, columns)
+    if not report.instances:
+        first = report.set_aside[0]
+        others = len(report.set_aside) - 1
+        more = f" (There are {others} more problems.)" if others else ""
+        raise DataError(replace(first, what=first.what + more))
+    return report
+
+
+def examine(path: str | Path, columns: ColumnMap | None = None) -> ReadReport:
+    """As `read`, but a report without any usable instance is an answer too."""
+    report = ReadReport()
+    for part in iter_reports(path, columns):
+        report.instances += part.instances
+        report.set_aside += part.set_aside
+        report.notices += part.notices
+    return report
+
+
+def iter_reports(path: str | Path, columns: ColumnMap | None = None) -> Iterator[ReadReport]:
+    """One report a file, or a piece of a large one, so that not all need fit in memory; the last tells of all."""
+    path = _existing(Path(path))
+    something = False
+    watchers = (Comparison(), StandIns(), Clocks())
+    for report in iter_directory(path, columns) if path.is_dir() else file_reports(path, columns):
+        for instance in report.instances:
+            for watcher in watchers:
+                watcher.add(instance)
+        something = something or bool(report.instances or report.set_aside)
+        yield report
+    if not something:
+        raise DataError(Problem("There is no instance in it.", "Give at least one with two times.", str(path)))
+    yield ReadReport(notices=[notice for watcher in watchers for notice in watcher.notices(str(path))])
+
+
+def iter_instances(path: str | Path, columns: ColumnMap | None = None) -> Iterator[Instance]:
+    """Instances one by one, holding one file at a time; each that is set aside is a DistlfmWarning."""
+    for report in iter_reports(path, columns):
+        for problem in report.set_aside:
+            warnings.warn(str(problem), DistlfmWarning, stacklevel=2)
+        yield from report.instances
+
+
+def _existing(path: Path) -> Path:
+    if path.exists():
+        return path
+    beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    fix = f"Did you mean {near[0]!r}?" if near else "Check the path."
+    raise DataError(Problem("There is no such file or folder.", fix, str(path)))

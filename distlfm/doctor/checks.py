@@ -1,0 +1,244 @@
+"""`distlfm doctor`: what works on this machine, what is missing or broken, and the command that mends it.
+
+Every question is asked by a probe in a process of its own, under a time limit, so that neither a library that crashes
+or hangs on import nor a lost file system takes the doctor with it. Nothing that a probe started survives it.
+
+Run a command for a limited time, and leave nothing of it behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from distlfm.doctor.probe import Status
+from distlfm.errors import UsageError
+from distlfm.optional import SYSTEM_PACKAGES, install_line
+from distlfm.runtime.environment import scrubbed_mpi_environment
+
+POLL_SECONDS = 0.05
+GRACE_SECONDS = 3.0  # between asking and killing; Ray and mpirun need about one to end their children
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended; `returncode` is None where the time limit or a stop ended it."""
+
+    returncode: int | None
+    stdout: str
+    stderr: str
+
+
+def run_bounded(
+    command: Sequence[str], environment: Mapping[str, str], time_limit: float, stop: threading.Event
+) -> Ended:
+    """Run `command` in a session of its own until it ends, `time_limit` seconds pass, or `stop` is set.
+
+    Whatever of that session is still alive then is ended too. Output goes through files, not pipes: a child that
+    outlives the command would hold a pipe open.
+    """
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + time_limit
+        try:
+            while process.poll() is None and time.monotonic() < deadline and not stop.is_set():
+                time.sleep(POLL_SECONDS)
+            returncode = process.poll()
+        finally:
+            _end_session(process)
+        texts = []
+        for stream in (stdout, stderr):
+            stream.seek(0)
+            texts.append(stream.read().decode(errors="replace"))
+    return Ended(returncode, *texts)
+
+
+def _end_session(process: subprocess.Popen[bytes]) -> None:
+    """End all processes of the session that `process` leads: first asked, then killed."""
+    for which, patience in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
+        for member in _session_members(process):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(member, which)
+        deadline = time.monotonic() + patience
+        while _session_members(process) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
+
+def _session_members(process: subprocess.Popen[bytes]) -> list[int]:
+    """Process ids in the session of `process`, itself among them while it runs. Without /proc, only itself."""
+    members = [] if process.poll() is not None else [process.pid]
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getsid(int(entry.name)) == process.pid and int(entry.name) != process.pid:
+                members.append(int(entry.name))
+    return members
+
+
+NUM_WORKERS = 2
+ANOTHER_DIRECTORY = (
+    "distlfm doctor --dir DIR, with a DIR you may write to, on a local disk or a POSIX network file system"
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor's answer. `fix` is the command that helps; empty where all is well."""
+
+    name: str
+    status: Status
+    detail: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A question: the module in `distlfm.doctor` that asks it, and the fix unless the probe knows a better."""
+
+    name: str
+    module: str
+    fix: str
+    time_limit: float = 60.0
+    starts_processes: bool = False
+    uses_mpi: bool = False
+    asks_directory: bool = False
+
+
+PROBES = (
+    Probe("torch", "torch_cpu", "pip install --force-reinstall torch"),
+    Probe("cuda", "cuda", "apt-get install --only-upgrade nvidia-driver"),
+    Probe("gpytorch", "gpytorch_kernel", "pip install --force-reinstall gpytorch"),
+    Probe("torchdiffeq", "torchdiffeq_step", "pip install --force-reinstall torchdiffeq"),
+    # The first time, forms are compiled.
+    Probe("fenics", "fenics", SYSTEM_PACKAGES["fem"], 120.0, starts_processes=True, uses_mpi=True),
+    Probe("dolfin-adjoint", "adjoint", install_line("fem"), 120.0, starts_processes=True, uses_mpi=True),
+    Probe("petsc", "petsc", "apt-get install python3-petsc4py", starts_processes=True, uses_mpi=True),
+    Probe("mpi", "mpi_launch", "apt-get install openmpi-bin python3-mpi4py", starts_processes=True, uses_mpi=True),
+    Probe("ray", "ray_start", install_line("ray"), starts_processes=True),
+    Probe("slurm", "slurm", "apt-get install slurm-wlm"),
+    Probe("flower", "flower", install_line("federated")),
+    Probe("page", "page", install_line("serve")),
+    Probe("zarr", "zarr_write", ANOTHER_DIRECTORY, asks_directory=True),
+    Probe("rename", "rename", ANOTHER_DIRECTORY, asks_directory=True),
+    Probe("disk", "disk", ANOTHER_DIRECTORY, asks_directory=True),
+    Probe("ports", "ports", "ip link set lo up"),
+    Probe("open-files", "open_files", "ulimit -n 4096"),
+)
+
+
+def run_checks(
+    directory: Path,
+    *,
+    quick: bool = False,
+    only: Collection[str] | None = None,
+    time_limit: float | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> list[Check]:
+    """Ask every probe, and answer in the order of `PROBES`.
+
+    `directory`: where results shall go; its speed, renames and space are tried. `quick` leaves out what starts MPI or
+    Ray. `only` keeps the probes of these names. `time_limit` in seconds replaces each probe's own. `environment` is
+    what the probes see, by default that of this process.
+    """
+    chosen = _choose(quick, only)
+    base = dict(os.environ if environment is None else environment)
+    stop = threading.Event()
+    with _scratch_directory() as scratch, ThreadPoolExecutor(NUM_WORKERS) as pool:
+        base["TMPDIR"] = str(scratch)
+        limited = [probe if time_limit is None else replace(probe, time_limit=time_limit) for probe in chosen]
+        # The long ones first, so that no worker ends alone.
+        queue = sorted(limited, key=lambda probe: not probe.starts_processes)
+        try:  # from the first submission on: it may be interrupted before the second
+            answers = {probe.name: pool.submit(_ask, probe, directory, base, stop) for probe in queue}
+            return [answers[probe.name].result() for probe in chosen]
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def to_json(checks: Sequence[Check]) -> str:
+    """The answer for programs: a list of objects with `name`, `status`, `detail` and `fix`."""
+    return json.dumps([asdict(check) for check in checks], indent=2)
+
+
+def to_rows(checks: Sequence[Check]) -> list[tuple[str, str, str, str]]:
+    """The answer for a table: name, status, detail, fix."""
+    return [(check.name, check.status, check.detail, check.fix) for check in checks]
+
+
+def _choose(quick: bool, only: Collection[str] | None) -> list[Probe]:
+    known = [probe.name for probe in PROBES]
+    unknown = sorted(set(only or ()) - set(known))
+    if unknown:
+        raise UsageError(f"No check is called {', '.join(unknown)}.", f"There are: {', '.join(known)}.")
+    return [
+        probe for probe in PROBES if (only is None or probe.name in only) and not (quick and probe.starts_processes)
+    ]
+
+
+def _ask(probe: Probe, directory: Path, base: Mapping[str, str], stop: threading.Event) -> Check:
+    """Run one probe, and turn whatever happens into a line."""
+    # -P: a file of the working directory must not be taken for a library.
+    command = [sys.executable, "-P", "-m", f"distlfm.doctor.{probe.module}"]
+    if probe.asks_directory:
+        command.append(str(directory.absolute()))
+    environment = scrubbed_mpi_environment(base) if probe.uses_mpi else base
+    try:
+        ended = run_bounded(command, environment, probe.time_limit, stop)
+    except OSError as error:
+        return Check(probe.name, "broken", f"the probe did not start: {error}", probe.fix)
+    return _conclude(probe, ended)
+
+
+def _conclude(probe: Probe, ended: Ended) -> Check:
+    if ended.returncode is None:
+        return Check(probe.name, "broken", f"no answer within {probe.time_limit:g} s", probe.fix)
+    found = _last_answer(ended.stdout)
+    if ended.returncode != 0 or found is None:
+        return Check(probe.name, "broken", _last_error(ended.returncode, ended.stderr), probe.fix)
+    if found.status != "ok" and not found.fix:
+        found = replace(found, fix=probe.fix)
+    return replace(found, name=probe.name)
+
+
+def _last_answer(stdout: str) -> Check | None:
+    """The probe's line; native libraries may have written around it."""
+    for line in reversed(stdout.splitlines()):
+        if line.startswith('{"status": '):
+            return Check(name="", **json.loads(line))
+    return None
+
+
+def _last_error(returncode: int, stderr: str) -> str:
+    if returncode < 0:
+        return f"ended by {signal.Signals(-returncode).name}"
+    lines = [line.strip() for line in stderr.splitlines() if any(letter.isalnum() for letter in line)]
+    return lines[-1] if lines else f"ended with exit code {returncode}"
+
+
+@contextmanager
+def _scratch_directory() -> Iterator[Path]:
+    """A temporary directory for all probes. Its path is short where that is possible, as Ray's sockets lie in it."""
+    short = Path("/tmp")  # noqa: S108 - the directory made in it is private
+    parent = short if os.access(short, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="dl", dir=parent, ignore_cleanup_errors=True) as name:
+        yield Path(name)

@@ -1,0 +1,1 @@
+"""Inference for fields: partial differential equations on a mesh."""

@@ -1,0 +1,181 @@
+"""Fit fields of nonlinear equations by linearising again and again: Gauss–Newton in function space.
+
+Around a trajectory the outputs are linear in force, initial state and coefficients, and the force is integrated out as
+in a linear field. The mode of that model's unknowns, with the force's mean given them, is where the equation is solved
+and linearised next. When the outputs stay, the model around the last point is the answer: a Laplace approximation,
+whose intervals hold as far as the equation is nearly linear in the force within them. Unknown coefficients are followed
+further, by linearisations on both sides of them (`field_curved.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from distlfm.errors import UsageError
+from distlfm.inference.base import Fit, Unknowns
+from distlfm.inference.collapsed import CollapsedPosterior, Starts
+from distlfm.inference.field.fit import LOST, MOVED, Needs, refined, warned
+from distlfm.inference.field.linearised import Point, gradient_bytes, shown_by, solve_at
+from distlfm.inference.field.map import FieldMap
+from distlfm.inference.field.search import Search, find_point
+from distlfm.inference.field.settings import FieldOptions, FieldSettings, build_map, shown_points
+from distlfm.inference.field.slopes import match_slopes
+from distlfm.inference.model import Model
+from distlfm.inference.observations import Observations, collate
+from distlfm.inference.optimise import OptimiserConfig, Status
+from distlfm.inference.posterior import PosteriorConfig, infer
+from distlfm.inference.result import FitResult, results_of
+from distlfm.inference.whitened import noise_of
+from distlfm.instance import Instance
+from distlfm.runtime.watching import during, stepped
+
+METHOD = "laplace"
+
+RIDGE = 1e-8
+"""Keeps numbers that no inducing point tells of at zero when a force is carried over."""
+
+QUICK = OptimiserConfig(iterations=40, rounds=1, gradient=1e-2, change=1e-4, distance=0.3)
+"""A start need not be exact."""
+
+ADVICE = (
+    "The equation could not be solved where the fit begins: take smaller time steps (mechanism.step), or narrower "
+    "priors of the coefficients and of the initial state."
+)
+
+
+def fit_nonlinear_fields(
+    model: Model,
+    instances: Sequence[Instance],
+    settings: FieldSettings,
+    seeds: Sequence[int],
+    optimiser: OptimiserConfig,
+    posterior: PosteriorConfig,
+    options: FieldOptions,
+    starts: Starts,
+    *,
+    matched: bool = True,
+) -> list[FitResult]:
+    """Fit instances one after the other. matched: whether the search begins where slopes of a surface match best."""
+    how = (optimiser, posterior, options.refinements, starts)
+    results = []
+    for number, (instance, seed) in enumerate(zip(instances, seeds, strict=True), 1):
+        with during("instance", number, len(instances)):
+            results.append(_fit_one(model, instance, settings, seed, *how, matched=matched))
+    return results
+
+
+def _fit_one(
+    model: Model,
+    instance: Instance,
+    settings: FieldSettings,
+    seed: int,
+    optimiser: OptimiserConfig,
+    posterior: PosteriorConfig,
+    refinements: int,
+    starts: Starts,
+    *,
+    matched: bool,
+) -> FitResult:
+    """Fit one instance, refined until its answer no longer changes."""
+    began = time.perf_counter()
+    data = collate([instance.blind()], model.system.outputs)
+    stepped("mesh")
+    field_map = build_map(model, settings)
+    _check_memory(field_map, data)
+    start = None
+    if matched:
+        with during("matching slopes"):
+            start = match_slopes(model, data, field_map, seed, QUICK, starts).point()
+    search = find_point(model, data, field_map, start, seed, optimiser, starts, settings)
+    needs, lost = _needs(search, settings), search.status == Status.DIVERGED
+    stated = Needs.MESH if model.field.field.mesh.size is not None else Needs(0)
+    while needs & ~stated and refinements and not lost:
+        refinements -= 1
+        finer = refined(settings, needs & ~stated)
+        finer_map = build_map(model, finer)
+        if gradient_bytes(finer_map, data) > memory_bytes():
+            break
+        settings, field_map = finer, finer_map
+        start = carried(search.marginal.map, search.marginal.point, field_map)
+        with during("refined"):
+            search = find_point(model, data, field_map, start, seed, optimiser, starts, settings)
+        needs, lost = _needs(search, settings), search.status == Status.DIVERGED
+    own = search.marginal
+
+    def objective(z: Tensor, rows: Tensor) -> Tensor:
+        return -own.log_joint(z, rows)
+
+    found = infer(objective, search.best.z, [seed], PosteriorConfig(method="point") if lost else posterior)
+    fit = Fit(
+        posterior=CollapsedPosterior(METHOD, own, found.draws, Unknowns(found.proposals, found.weights)),
+        bound=-search.best.value,
+        status=torch.tensor([int(search.status)]),
+        iterations=torch.tensor([search.linearisations]),
+        effective=found.effective,
+        trace=-search.best.trace,
+    )
+    (result,) = results_of(fit, [instance], shown_points(field_map, settings, 1), time.perf_counter() - began)
+    return replace(result, advice=ADVICE) if lost else warned(result, needs)
+
+
+def memory_bytes() -> int:
+    """This machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _check_memory(field_map: FieldMap, data: Observations) -> None:
+    needed, there = gradient_bytes(field_map, data), memory_bytes()
+    if needed > there:
+        points, steps, nodes = data.times.shape[1], field_map.grid.steps, len(field_map.nodes)
+        raise UsageError(
+            f"To linearise {points} observations of a field with {nodes} nodes and {steps} steps takes about "
+            f"{needed / 1e9:.1f} GB, and this machine has {there / 1e9:.1f}.",
+            "Take larger cells (mechanism.mesh.size), longer steps (mechanism.step), or a part of the data "
+            "(data.fraction).",
+        )
+
+
+@torch.no_grad()
+def _needs(search: Search, settings: FieldSettings) -> Needs:
+    """Whatever moves an output by a good part of the noise if refined."""
+    own = search.marginal
+    if search.status == Status.DIVERGED:
+        return Needs(0)
+    noise = noise_of(own.model, own.model.space.unpack(own.point.z), own.observations).sqrt()
+
+    def moves(finer: FieldSettings | None) -> bool:
+        if finer is None:
+            return False
+        stepped("check of steps and mesh")
+        other = build_map(own.model, finer)
+        solved = solve_at(other, carried(own.map, own.point, other))
+        away = (shown_by(other.places(own.observations.points), solved) - own.reached).abs() / noise
+        return bool(torch.where(own.observations.mask[:, 0], away, 0.0).max() > MOVED)
+
+    needs = Needs(0)
+    if bool((own.lost_share(own.point.z, torch.arange(1)) > LOST).any()):
+        needs |= Needs.POINTS
+    if moves(settings.finer_steps()):
+        needs |= Needs.STEPS
+    return needs | Needs.MESH if moves(settings.finer_mesh()) else needs
+
+
+@torch.no_grad()
+def carried(old: FieldMap, point: Point, new: FieldMap) -> Point:
+    """The same force on other inducing points: that which agrees with it there."""
+    if torch.equal(old.inducing.times, new.inducing.times) and torch.equal(old.inducing.places, new.inducing.places):
+        return point
+    values = old.model.space.unpack(point.z)
+    times, places = new.inducing.times, new.inducing.places
+    where = torch.cat([times.repeat(len(places)).unsqueeze(-1), places.repeat_interleave(len(times), 0)], -1)
+    force = old.force_columns(values, where.unsqueeze(0))[0] @ point.w.unsqueeze(-1)
+    columns = new.force_columns(values, where.unsqueeze(0))[0]
+    ridge = RIDGE * columns.square().sum((-2, -1)) / columns.shape[-1]
+    precision = columns.mT @ columns + ridge * torch.eye(columns.shape[-1], dtype=columns.dtype)
+    return Point(point.z, torch.linalg.solve(precision, columns.mT @ force).squeeze(-1))

@@ -1,0 +1,1 @@
+"""Inference for ordinary differential equations."""

@@ -1,0 +1,310 @@
+"""From a whitened vector of everything unknown to the force as a function and the outputs, through the solver.
+
+The vector w = (z, v) holds the parameters z and the whitened inducing values v of the forces; a priori w ~ N(0, I).
+Shapes: `S` samples, `B` instances, `n` parameters, `L` forces, `M` inducing points, `W = n + L·M`.
+
+Draws of parameters and inducing values, each with its own force and trajectory.
+
+The posterior of every fit whose answer goes through the solver, and what there is to say of the solver's steps.
+Shapes: `S` draws, `B` instances, `A` of them, `W` unknowns, `L` forces, `P` outputs, `Q` query times.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from distlfm.gp.inducing import default_num_inducing, place_on_points, place_on_times
+from distlfm.gp.pathwise import Domain, Draw, ForcePrior, draw_posterior, make_base_noise
+from distlfm.inference.base import Mixture, Posterior, Predicted, Unknowns
+from distlfm.inference.collapsed import enumerate_chunks
+from distlfm.inference.likelihood import log_likelihood
+from distlfm.inference.model import Model
+from distlfm.inference.observations import Observations
+from distlfm.mechanisms.parameters import Values
+from distlfm.runtime.watching import stepped
+from distlfm.solvers.base import SolverConfig
+from distlfm.solvers.ode import RULES, check_step, choose_steps, solve
+
+MAX_INDUCING = 48
+STATE_INDUCING = 36
+BOX_MARGIN = 0.25
+"""A force that takes the state as input is modelled this much beyond the observed states, relative to their range."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """values: each [S, A, K]; outputs: [S, A, P, T]; force, as people are shown it: [S, A, L, T]; ok: [S, A]."""
+
+    values: Values
+    outputs: Tensor
+    force: Tensor
+    ok: Tensor
+
+
+class Forward:
+    """The forward model of B instances."""
+
+    def __init__(
+        self, model: Model, observations: Observations, solver: SolverConfig, num_inducing: int | None = None
+    ) -> None:
+        self.model, self.observations = model, observations
+        self.prior = ForcePrior(model.kernels)
+        self.state_driven = _takes_state(model)
+        observed = observations.mask.any(-2)
+        if self.state_driven:
+            points = observations.values.mT
+            self.num_inducing = num_inducing or choose_num_inducing(model, observations)
+            low, high = _range(points, observations.mask.all(-2))
+            margin = BOX_MARGIN * (high - low).clamp_min(1e-9)
+            self.domain = Domain(low - margin, high + margin)
+            self.inducing = place_on_points(points, observations.mask.all(-2), num_inducing=self.num_inducing)
+        else:
+            self.num_inducing = num_inducing or choose_num_inducing(model, observations)
+            # Twice the span: a draw asked beyond the data must be the one that was fitted.
+            first, last = observations.times[:, :1], observations.times[:, -1:]
+            self.domain = Domain(first, last + (last - first))
+            self.inducing = place_on_times(observations.times, observed, num_inducing=self.num_inducing)
+        steps = solver.steps or choose_steps(observations.times, observations.mask, adaptive=solver.method not in RULES)
+        self.solver = solver.model_copy(update={"steps": steps})
+
+    def with_steps(self, steps: int) -> Forward:
+        """The same with another number of solver steps."""
+        other = copy.copy(self)
+        other.solver = self.solver.model_copy(update={"steps": steps})
+        return other
+
+    def with_inducing(self, inducing: Tensor) -> Forward:
+        """The same with inducing points at other places, [B, M, d]."""
+        other = copy.copy(self)
+        other.inducing = inducing
+        return other
+
+    @torch.no_grad()
+    def step_error(self, w: Tensor, rows: Tensor) -> Tensor:
+        """How much halving the solver's steps changes the outputs at w [A, W], relative to their size, [A]."""
+        values, draw = self.forces(w, rows, None)
+        return check_step(self.model.mechanism, draw, values, self.observations.times[rows], self.solver)
+
+    @property
+    def size(self) -> int:
+        """W."""
+        return self.model.space.num_free + len(self.model.kernels) * self.num_inducing
+
+    def split(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """w [..., W] → z [..., n] and v [..., L, M]."""
+        num_free = self.model.space.num_free
+        return w[..., :num_free], w[..., num_free:].unflatten(-1, (len(self.model.kernels), self.num_inducing))
+
+    def forces(
+        self, w: Tensor, rows: Tensor, noise: Tensor | None, domain: Domain | None = None
+    ) -> tuple[Values, Draw]:
+        """Parameters and forces of w [A, W], one draw for each row; noise: [A, L, 2, R] of what the inducing values
+
+        leave open, or None for its mean.
+        """
+        z, v = self.split(w)
+        values = self.model.space.unpack(z)
+        if noise is None:
+            noise = w.new_zeros(len(w), len(self.model.kernels), 2, 4)
+        whole = domain or self.domain
+        where = Domain(whole.lower[rows], whole.upper[rows])
+        hyper = self.model.hyper(values)
+        draw = draw_posterior(self.prior, hyper, where, noise[None], self.inducing[rows], v[None])
+        return values, draw
+
+    def run(self, w: Tensor, rows: Tensor, noise: Tensor | None = None, times: Tensor | None = None) -> Outcome:
+        """Solve forward from w [S, A, W] for the instances `rows` [A]; noise: [S, A, L, 2, R].
+
+        Outputs are at the observed times, or at `times` [A, T].
+        """
+        num_samples, num_rows = w.shape[:2]
+        every = rows.repeat(num_samples)
+        at = (self.observations.times[rows] if times is None else times).repeat(num_samples, 1)
+        domain = None
+        if times is not None and not self.state_driven:
+            upper = torch.maximum(self.domain.upper, _scatter_last(times, rows, self.domain.upper))
+            domain = Domain(self.domain.lower, upper)
+        values, draw = self.forces(w.flatten(0, 1), every, None if noise is None else noise.flatten(0, 1), domain)
+        settings = self.solver
+        if times is not None:
+            observed = self.observations.times[every]
+            span = (at[:, -1] - at[:, 0]) / (observed[:, -1] - observed[:, 0]).clamp_min(1e-300)
+            longer = max(1.0, float(span.max()))
+            assert settings.steps is not None
+            settings = settings.model_copy(update={"steps": int(settings.steps * longer + 0.999)})
+        mechanism, shape = self.model.mechanism, (num_samples, num_rows)
+        found = solve(mechanism, draw, values, at, settings)
+        states = found.states[0]
+        rows_of = {name: value.unsqueeze(-2) for name, value in values.items()}
+        force = draw(mechanism.force_input(at, states)[None])[0]
+        return Outcome(
+            {name: value.unflatten(0, shape) for name, value in values.items()},
+            mechanism.observe(states, rows_of).mT.unflatten(0, shape),
+            mechanism.act(force.mT, rows_of).mT.unflatten(0, shape),
+            (found.ok[0] & draw.ok).unflatten(0, shape),
+        )
+
+    def respond(self, z: Tensor, v: Tensor, rows: Tensor) -> tuple[Values, Tensor, Tensor]:
+        """Parameters of z [A, n], outputs [S, A, P, T] at the observed times, and [S, A] whether the solve went well.
+
+        v: [S, A, L, M], several forces for the same z, whose kernel is evaluated once for all of them.
+        """
+        values = self.model.space.unpack(z)
+        where = Domain(self.domain.lower[rows], self.domain.upper[rows])
+        noise = z.new_zeros(1, len(z), len(self.model.kernels), 2, 4)
+        draw = draw_posterior(self.prior, self.model.hyper(values), where, noise, self.inducing[rows], v)
+        found = solve(self.model.mechanism, draw, values, self.observations.times[rows], self.solver)
+        outputs = self.model.mechanism.observe(
+            found.states, {name: value.unsqueeze(-2) for name, value in values.items()}
+        )
+        return values, outputs.mT, found.ok & draw.ok
+
+    def log_likelihood(self, w: Tensor, rows: Tensor, noise: Tensor | None = None) -> Tensor:
+        """log p(y | w) [S, A] of the instances `rows` at w [S, A, W]; −∞ where the solve failed."""
+        outcome = self.run(w, rows, noise)
+        data = self.observations.rows(rows)
+        density = log_likelihood(self.model, outcome.values, outcome.outputs, data)
+        return torch.where(outcome.ok & torch.isfinite(density), density, -torch.inf)
+
+
+def choose_num_inducing(model: Model, observations: Observations) -> int:
+    """Twice as many points as times: what they leave open must be smaller than what the data can tell."""
+    if _takes_state(model):
+        return STATE_INDUCING
+    return min(MAX_INDUCING, 2 * default_num_inducing(observations.times, observations.mask.any(-2)))
+
+
+def _takes_state(model: Model) -> bool:
+    t = torch.zeros(())
+    y = torch.arange(1.0, 1.0 + model.mechanism.num_states)
+    return not torch.equal(model.mechanism.force_input(t, y), t.unsqueeze(-1))
+
+
+def _range(points: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    low = torch.where(mask.unsqueeze(-1), points, torch.inf).amin(-2)
+    high = torch.where(mask.unsqueeze(-1), points, -torch.inf).amax(-2)
+    return low, high
+
+
+def _scatter_last(times: Tensor, rows: Tensor, like: Tensor) -> Tensor:
+    """The last of `times` [A, T] at the places `rows` of a tensor like [B, 1], −∞ elsewhere."""
+    last = torch.full_like(like, -torch.inf)
+    last[rows] = times[:, -1:]
+    return last
+
+
+STEP_TOLERANCE = 1e-3
+"""Largest change of an output, relative to its size, that halving the solver's steps may bring at the mode."""
+
+LIKELIHOOD_TOLERANCE = 0.2
+"""Largest change of the log-likelihood at the mode that halving the solver's steps may bring."""
+
+MAX_DOUBLINGS = 3
+
+FAILED_SHARE = 0.05
+"""Share of draws whose solve may fail without a word."""
+
+CHUNK_ROWS = 4096
+"""Trajectories solved at once when predicting."""
+
+
+class SolvedPosterior(Posterior):
+    """Draws of equal weight. features: of what the inducing values leave open of each."""
+
+    def __init__(self, method: str, forward: Forward, w: Tensor, noise_seeds: Sequence[int], features: int) -> None:
+        """w: [S, B, W]."""
+        self.method, self.forward, self.w = method, forward, w
+        self.noise_seeds, self.features = tuple(noise_seeds), features
+        self.model, self.observations = forward.model, forward.observations
+
+    def unknowns(self) -> Unknowns:
+        z, _ = self.forward.split(self.w)
+        return Unknowns(z, torch.full(z.shape[:2], 1 / len(z), dtype=z.dtype))
+
+    def draw(self, rows: Tensor, times: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+        found = self.predict(rows, times)
+        order = torch.randperm(len(self.w), generator=torch.Generator().manual_seed(seed))
+        chosen = order[torch.arange(count) % len(order)]
+        return found.force.means[chosen], found.outputs.means[chosen]
+
+    def predict(self, rows: Tensor, times: Tensor) -> Predicted:
+        num_forces = len(self.model.kernels)
+        chunk = max(1, CHUNK_ROWS // len(self.w))
+        force, outputs = [], []
+        for start, some in enumerate_chunks(rows, chunk):
+            stepped("prediction", start, len(rows))
+            seeds = [self.noise_seeds[int(i)] for i in some]
+            noise = make_base_noise(seeds, len(self.w), num_forces, self.features)
+            at = times[start : start + chunk]
+            first = self.observations.times[some, :1]
+            outcome = self.forward.run(self.w[:, some], some, noise, torch.cat([first, at], -1))
+            sound = _sound(outcome.ok)
+            outputs.append(_pick(outcome.outputs[..., 1:], sound))
+            force.append(_pick(outcome.force[..., 1:], sound))
+        shown, seen = torch.cat(force, 1), torch.cat(outputs, 1)
+        return Predicted(Mixture(shown, torch.zeros_like(shown)), Mixture(seen, torch.zeros_like(seen)))
+
+    def solved(self) -> Tensor:
+        """Which draws of which instances can be solved up to the last observation, [S, B]."""
+        every = torch.arange(len(self.observations))
+        chunk = max(1, CHUNK_ROWS // len(self.w))
+        parts = [self.forward.run(self.w[:, some], some).ok for _, some in enumerate_chunks(every, chunk)]
+        return torch.cat(parts, 1)
+
+    def state(self) -> dict[str, Tensor]:
+        return {
+            "w": self.w.movedim(0, 1),
+            "seeds": torch.tensor(self.noise_seeds),
+            "inducing": self.forward.inducing,
+        }
+
+
+def _sound(ok: Tensor) -> Tensor:
+    """Draws [S, A] to take in place of each: itself where its solve went well, else one of those that did."""
+    order = torch.argsort(~ok, dim=0, stable=True)
+    count = ok.sum(0).clamp_min(1)
+    return order.gather(0, torch.arange(len(ok)).unsqueeze(-1) % count)
+
+
+def _pick(values: Tensor, draws: Tensor) -> Tensor:
+    """values [S, A, ...] at the draws [S, A]."""
+    return values[draws, torch.arange(draws.shape[1])]
+
+
+@torch.no_grad()
+def too_coarse(forward: Forward, w: Tensor) -> Tensor:
+    """Whether [B] the solver's steps are too long at the modes w [B, W]; shorter ones do not help what diverges."""
+    rows = torch.arange(len(w))
+    error = forward.step_error(w, rows)
+    assert forward.solver.steps is not None
+    finer = forward.with_steps(2 * forward.solver.steps)
+    change = (finer.log_likelihood(w[None], rows) - forward.log_likelihood(w[None], rows))[0].abs()
+    long = (error > STEP_TOLERANCE) | (change > LIKELIHOOD_TOLERANCE)
+    return long & torch.isfinite(error) & torch.isfinite(change)
+
+
+@torch.no_grad()
+def notices_of(posterior: SolvedPosterior, mode: Tensor) -> tuple[str, ...]:
+    """What there is to say of each instance whose mode is [B, W]: steps that stayed too long, draws that failed."""
+    forward = posterior.forward
+    coarse, failed = too_coarse(forward, mode), 1 - posterior.solved().to(mode).mean(0)
+    found = []
+    for b in range(len(mode)):
+        words = []
+        if bool(coarse[b]):
+            words.append(
+                f"{forward.solver.steps} solver steps are too few, and no more were tried: the answer is off by more "
+                "than the tolerance. Set inference.variational.solver.steps, or solver.method=dopri5."
+            )
+        if float(failed[b]) > FAILED_SHARE:
+            words.append(
+                f"{100 * float(failed[b]):.0f} % of the posterior's draws could not be solved, and others stand in for "
+                "them: bands are too narrow. Narrow the priors."
+            )
+        found.append(" ".join(words))
+    return tuple(found)

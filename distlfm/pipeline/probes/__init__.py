@@ -1,4 +1,0 @@
-"""What `distlfm doctor` runs, each in a process of its own: one question about this machine a file.
-
-A probe is started as `python -m distlfm.pipeline.probes.<name>`; see `answer` for how it replies.
-"""

@@ -1,0 +1,207 @@
+"""A weak form and its first derivatives at given states: what a linearised trajectory, or matched slopes, are made of.
+
+A Crank–Nicolson step of any form has no other derivatives than these: `M (y' − y) / dt = ½ F(y', f') + ½ F(y, f)`. So
+they are assembled once at each time, and whoever asked does all sweeps forward and backward by linear algebra.
+
+Values of a field at points anywhere in the domain: a sparse matrix from nodes to points.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from distlfm.errors import UsageError
+from distlfm.solvers.fem.forms.adjoint import import_adjoint
+from distlfm.solvers.fem.forms.collective import concatenated
+from distlfm.solvers.fem.forms.discretise import Discretisation
+from distlfm.solvers.fem.spec import Csr, FloatArray, IntArray
+
+# Of the domain's extent: a point this far outside counts as on the boundary.
+OUTSIDE_TOLERANCE = 1e-8
+# Weights smaller than this are what rounding left of zero: a point on a vertex has that vertex alone.
+NEGLIGIBLE_WEIGHT = 1e-12
+
+
+@dataclass(frozen=True)
+class PointWeights:
+    """The points that this rank owns, as triplets: point number, global number of the node, weight."""
+
+    points: IntArray
+    nodes: IntArray
+    weights: FloatArray
+
+
+def own_point_weights(d: Discretisation, points: FloatArray) -> PointWeights:
+    """Weights of the points [O, d], given alike on every rank, that this rank owns. Collective.
+
+    A point belongs to the lowest rank with a cell that contains it.
+    """
+    points = _checked(d, points)
+    cells, distances = _locate(d, points)
+    all_distances = np.array(d.comm.allgather(distances)).reshape(d.comm.size, len(points))
+    outside = np.flatnonzero(all_distances.min(axis=0) > OUTSIDE_TOLERANCE * d.domain.extent)
+    if outside.size:
+        place = ", ".join(f"{value:.6g}" for value in points[outside[0]])
+        bounds = " × ".join(
+            f"[{low:.6g}, {high:.6g}]" for low, high in zip(d.domain.lower, d.domain.upper, strict=True)
+        )
+        raise UsageError(
+            f"Point {outside[0]} at ({place}) is outside the domain, which lies in {bounds}; "
+            f"{outside.size} of {len(points)} are.",
+            "Forces and observations must be in the domain: enlarge the mesh, or leave them out.",
+        )
+    mine = np.flatnonzero(all_distances.argmin(axis=0) == d.comm.rank)
+    return _weights(d, points, cells, mine)
+
+
+def interpolation(d: Discretisation, points: FloatArray) -> Csr:
+    """The matrix [O, J] that takes a field in canonical order to the points [O, d], on every rank. Collective."""
+    from scipy.sparse import coo_array
+
+    own = own_point_weights(d, points)
+    rows, nodes = concatenated(d.comm, own.points), concatenated(d.comm, own.nodes)
+    weights = concatenated(d.comm, own.weights)
+    shape = (len(points), d.num_nodes)
+    found = coo_array((weights, (rows, d.canonical[nodes])), shape=shape).tocsr()
+    found.sort_indices()
+    return Csr(found.data, found.indices.astype(np.int64), found.indptr.astype(np.int64), shape)
+
+
+def _checked(d: Discretisation, points: FloatArray) -> FloatArray:
+    points = np.asarray(points, dtype=np.float64)
+    if points.ndim != 2 or points.shape[1] != d.dims:
+        raise UsageError(f"Points have the shape {points.shape}, not [O, {d.dims}].", "Give one coordinate an axis.")
+    if not np.isfinite(points).all():
+        raise UsageError("Some points are not finite.", "Leave them out.")
+    return points
+
+
+def _locate(d: Discretisation, points: FloatArray) -> tuple[IntArray, FloatArray]:
+    """The nearest of this rank's cells to each point, and the distance to it, zero inside."""
+    import dolfin
+
+    mesh = d.domain.mesh
+    tree = mesh.bounding_box_tree()
+    cells, distances = np.zeros(len(points), dtype=np.int64), np.zeros(len(points))
+    num_cells = mesh.num_cells()
+    for i, place in enumerate(points):
+        point = dolfin.Point(*place)
+        cell = tree.compute_first_entity_collision(point)
+        if cell < num_cells:
+            cells[i] = cell
+        else:
+            cells[i], distances[i] = tree.compute_closest_entity(point)
+    return cells, distances
+
+
+def _weights(d: Discretisation, points: FloatArray, cells: IntArray, mine: IntArray) -> PointWeights:
+    import dolfin
+
+    mesh, dofmap, element = d.domain.mesh, d.space.dofmap(), d.space.element()
+    to_global = np.asarray(dofmap.tabulate_local_to_global_dofs(), dtype=np.int64)
+    rows: list[Any] = [np.zeros(0, dtype=np.int64)]
+    columns: list[Any] = [np.zeros(0, dtype=np.int64)]
+    values: list[Any] = [np.zeros(0)]
+    for i in mine:
+        cell = dolfin.Cell(mesh, int(cells[i]))
+        basis = np.array(element.evaluate_basis_all(points[i], cell.get_vertex_coordinates(), cell.orientation()))
+        kept = np.flatnonzero(np.abs(basis) > NEGLIGIBLE_WEIGHT)
+        rows.append(np.full(len(kept), i, dtype=np.int64))
+        columns.append(to_global[dofmap.cell_dofs(cell.index())[kept]])
+        values.append(basis[kept])
+    return PointWeights(np.concatenate(rows), np.concatenate(columns), np.concatenate(values))
+
+
+@dataclass(frozen=True)
+class Derivatives:
+    """F(y, f; θ) in canonical order at n states. value: [n, J]; by_theta: [n, k, J].
+
+    mass: [E], by_state, by_force: [n, E], the entries of matrices [J, J] with one pattern: indices [E], indptr [J + 1].
+    Dirichlet conditions are not applied.
+    """
+
+    value: FloatArray
+    by_theta: FloatArray
+    mass: FloatArray
+    by_state: FloatArray
+    by_force: FloatArray
+    indices: IntArray
+    indptr: IntArray
+
+
+class FormDerivatives:
+    """The derivatives of one problem's form, derived and compiled once. Collective."""
+
+    def __init__(self, d: Discretisation) -> None:
+        import dolfin
+
+        self.d = d
+        with import_adjoint().stop_annotating():
+            trial = dolfin.TrialFunction(d.space)
+            self._value = dolfin.Form(d.form)
+            self._forms = tuple(dolfin.Form(dolfin.derivative(d.form, of, trial)) for of in (d.state, d.force))
+            self._by_theta = [
+                dolfin.Form(dolfin.derivative(d.form, constant, dolfin.Constant(1.0)))
+                for constant in d.coefficients.values()
+            ]
+            self._mass = dolfin.as_backend_type(dolfin.assemble(trial * d.test * dolfin.dx)).mat()
+            # Forms over interior facets have wider patterns than others: one tensor for each.
+            self._tensors = tuple(dolfin.PETScMatrix(d.comm) for _ in range(2))
+            self._keys: IntArray | None = None
+
+    def at(self, theta: FloatArray, states: FloatArray, force: FloatArray) -> Derivatives:
+        """theta: [k] in the problem's order; states, force: [n, J]."""
+        import dolfin
+
+        d = self.d
+        with import_adjoint().stop_annotating():
+            for constant, value in zip(d.coefficients.values(), theta, strict=True):
+                constant.assign(float(value))
+            keys = self._keys = self._pattern() if self._keys is None else self._keys
+            count, size = len(states), len(keys)
+            value, by_theta = np.empty((count, d.num_nodes)), np.empty((count, len(theta), d.num_nodes))
+            mass, by_state, by_force = self._on(keys, self._mass), np.empty((count, size)), np.empty((count, size))
+            for n in range(count):
+                d.scatter(d.state.vector(), states[n])
+                d.scatter(d.force.vector(), force[n])
+                value[n] = d.gather(dolfin.assemble(self._value))
+                for k, form in enumerate(self._by_theta):
+                    by_theta[n, k] = d.gather(dolfin.assemble(form))
+                for form, tensor, found in zip(self._forms, self._tensors, (by_state, by_force), strict=True):
+                    dolfin.assemble(form, tensor=tensor)
+                    found[n] = self._on(keys, tensor.mat())
+        rows, columns = np.divmod(keys, d.num_nodes)
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=d.num_nodes))]).astype(np.int64)
+        return Derivatives(value, by_theta, mass, by_state, by_force, columns.astype(np.int64), indptr)
+
+    def _pattern(self) -> IntArray:
+        """Canonical places of all entries that mass and derivatives have, in order."""
+        import dolfin
+
+        for form, tensor in zip(self._forms, self._tensors, strict=True):
+            dolfin.assemble(form, tensor=tensor)
+        parts = [self._ordered(matrix)[0] for matrix in (self._mass, *(tensor.mat() for tensor in self._tensors))]
+        return np.unique(np.concatenate(parts))
+
+    def _on(self, keys: IntArray, matrix: Any) -> FloatArray:
+        """The entries of a matrix at places `keys`, zero where it has none."""
+        own, entries = self._ordered(matrix)
+        if len(own) == len(keys):
+            return entries
+        found = np.zeros(len(keys))
+        found[np.searchsorted(keys, own)] = entries
+        return found
+
+    def _ordered(self, matrix: Any) -> tuple[IntArray, FloatArray]:
+        """Canonical places row · J + column of the entries, in order, and the entries, on every rank."""
+        d = self.d
+        indptr, indices, data = matrix.getValuesCSR()
+        first, _ = d.owned_range
+        rows = first + np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+        values, rows, columns = (concatenated(d.comm, part) for part in (data, rows, indices))
+        keys = d.canonical[rows] * d.num_nodes + d.canonical[columns]
+        order = np.argsort(keys)
+        return keys[order], values[order]

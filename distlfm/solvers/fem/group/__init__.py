@@ -1,0 +1,1 @@
+"""Helper groups: MPI ranks that hold meshes and matrices, and how the fitting process talks to them."""

@@ -1,0 +1,274 @@
+"""Is everything there that the markers promise, bit for bit? One file at a time, whatever the size of the store.
+
+What a store holds, from its metadata and markers alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distlfm.errors import DistlfmError
+from distlfm.store.layout import FAILED, Variable, grid, statics, tally
+from distlfm.store.lock import driver_of
+from distlfm.store.markers import FOLDER, Marker, finished, marker_path, read_marker
+from distlfm.store.metadata import METADATA, find_store, is_store
+from distlfm.store.store import ROWS, Store
+
+PIECE = 2**20
+"""Bytes of a file that are hashed at once."""
+
+SHOWN = 5
+"""Names that a sentence lists before it only counts."""
+
+OnBlock = Callable[[int], None]
+"""Told the number of a block that is done."""
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """Something that is not as it was written; `array` is "rows" for the rows and empty for the marker itself."""
+
+    sentence: str
+    block: int | None = None
+    array: str = ""
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+@dataclass
+class Verification:
+    """What was found. Mentions are no flaws: blocks that are still missing, and leftovers of writers that died."""
+
+    flaws: list[Flaw] = field(default_factory=list)
+    mentions: list[str] = field(default_factory=list)
+    num_blocks: int = 0
+    num_instances: int = 0
+    num_bytes: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return not self.flaws
+
+
+def verify(store: Store, on_block: OnBlock = lambda _: None) -> Verification:
+    """Read every file that a marker tells of, and compare."""
+    found = Verification()
+    found.flaws += _shared(store)
+    there = finished(store.path)
+    seen: dict[str, int] = {}
+    for block in there:
+        marker, flaws = _marker(store, block)
+        if marker is not None:
+            flaws += _files(store, marker)
+            flaws += _content(store, marker, seen) if not flaws else []
+            found.num_instances += marker.count
+            found.num_bytes += marker.bytes
+        found.num_blocks += 1
+        found.flaws += flaws
+        on_block(block)
+    missing = store.missing()
+    if missing:
+        what = f"{len(missing)} of {store.spec.num_blocks} blocks are not finished ({_some(map(str, missing))})."
+        found.mentions.append(f"{what} The command that began the store goes on with them.")
+    leftovers = sorted(_leftovers(store, set(there)))
+    if leftovers:
+        what = f"{len(leftovers)} files belong to no finished block ({_some(leftovers)})"
+        found.mentions.append(f"{what}: a writer was interrupted, and whoever writes the block replaces them.")
+    return found
+
+
+def _shared(store: Store) -> Iterator[Flaw]:
+    """The metadata of the arrays, and those that all instances share."""
+    for variable in store.variables.values():
+        reason = _metadata(store, variable)
+        if reason:
+            where = f"{variable.name}/{METADATA}"
+            yield Flaw(f"The array {variable.name}: {where} {reason}. Copy it again from its origin.", None, where)
+    for variable, expected in statics(store.spec):
+        try:
+            same = np.array_equal(store.static(variable.name), expected)
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            what = f"The array {variable.name} cannot be read ({error})."
+            yield Flaw(f"{what} Copy its folder again from its origin.", None, variable.name)
+            continue
+        if not same:
+            what = f"The array {variable.name} is not what the store was made with."
+            yield Flaw(f"{what} Copy its folder again from its origin.", None, variable.name)
+
+
+def _metadata(store: Store, variable: Variable) -> str:
+    """What is wrong with an array's own metadata; empty if nothing is."""
+    try:
+        content = json.loads((store.path / variable.name / METADATA).read_bytes())
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    except ValueError:
+        return "is not valid JSON"
+    shape = content.get("shape") if isinstance(content, dict) else None
+    return "" if shape == list(variable.shape) else f"has the shape {shape} and not {list(variable.shape)}"
+
+
+def _marker(store: Store, block: int) -> tuple[Marker | None, list[Flaw]]:
+    path = marker_path(store.path, block)
+    try:
+        marker = read_marker(store.path, block)
+    except DistlfmError as error:
+        return None, [Flaw(str(error), block)]
+    if marker is None:
+        return None, []
+    if block >= store.spec.num_blocks:
+        what = f"{path.name} in {FOLDER} tells of block {block}, and the store has {store.spec.num_blocks}."
+        return None, [Flaw(f"{what} Remove it.", block)]
+    where = store.block_range(block)
+    promised = {path.relative_to(store.path).as_posix() for path in store.block_files(block)}
+    if (marker.block, marker.first, marker.count) != (block, where.start, len(where)):
+        what = f"its marker tells of instances {marker.first} to {marker.first + marker.count - 1}"
+        return marker, [_flaw(store, block, "", f"{what}, and they are {where.start} to {where.stop - 1}")]
+    if set(marker.checksums) != promised:
+        odd = _some(sorted(set(marker.checksums) ^ promised))
+        return marker, [_flaw(store, block, "", f"its marker tells of other files than the store's layout ({odd})")]
+    return marker, []
+
+
+def _files(store: Store, marker: Marker) -> list[Flaw]:
+    flaws = []
+    for name, expected in marker.checksums.items():
+        array = name.partition("/")[0]
+        what = "the rows" if array == ROWS else f"the shard of {array}"
+        try:
+            same = _checksum(store.path / name) == expected
+        except FileNotFoundError:
+            flaws.append(_flaw(store, marker.block, array, f"{what} ({name}) is gone"))
+            continue
+        except OSError as error:
+            flaws.append(_flaw(store, marker.block, array, f"{what} ({name}) cannot be read ({error.strerror})"))
+            continue
+        if not same:
+            flaws.append(_flaw(store, marker.block, array, f"{what} ({name}) is damaged: its checksum differs"))
+    return flaws
+
+
+def _content(store: Store, marker: Marker, seen: dict[str, int]) -> list[Flaw]:
+    """Whether rows, names and counts fit together, in a block whose files are as they were written."""
+    block, where = marker.block, store.block_range(marker.block)
+    try:
+        names = [str(name) for name in store.read("id", where.start, where.stop)]
+        statuses = tally(store.read("status", where.start, where.stop))
+        rows = list(store.rows([block]))
+    except (DistlfmError, KeyError) as error:
+        return [_flaw(store, block, "", f"it cannot be read although its checksums are right ({error})")]
+    flaws = []
+    if len(rows) != len(where):
+        flaws.append(_flaw(store, block, ROWS, f"it has {len(rows)} rows for {len(where)} instances"))
+    other = [name for name, row in zip(names, rows, strict=False) if row.get("id", name) != name]
+    if other:
+        flaws.append(_flaw(store, block, ROWS, f"the row of {other[0]!r} tells of another instance"))
+    if statuses != marker.statuses:
+        flaws.append(_flaw(store, block, "status", f"its marker counts {marker.statuses}, and there are {statuses}"))
+    for name in names:
+        if name in seen:
+            place = "the same block" if seen[name] == block else f"block {seen[name]}"
+            flaws.append(_flaw(store, block, "id", f"the name {name!r} is in {place} too"))
+        seen[name] = block
+    return flaws
+
+
+def _flaw(store: Store, block: int, array: str, what: str) -> Flaw:
+    marker = marker_path(Path(FOLDER), block)
+    fix = f"Remove {marker} from {store.path}; then the command that made the store does the block again."
+    return Flaw(f"Block {block}: {what}. {fix}", block, array)
+
+
+def _leftovers(store: Store, there: set[int]) -> Iterator[str]:
+    """Files of blocks without a marker, and drafts that were never renamed."""
+    for folder in [*store.variables, ROWS, FOLDER]:
+        if not (store.path / folder).is_dir():
+            continue
+        for path in (store.path / folder).iterdir():
+            number = path.stem if folder == ROWS else path.name.removeprefix("c.").partition(".")[0]
+            unfinished = folder != FOLDER and number.isdecimal() and int(number) not in there
+            if unfinished or path.name.endswith(".part"):
+                yield f"{folder}/{path.name}"
+
+
+def _checksum(path: Path) -> str:
+    hashed = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            hashed.update(piece)
+    return hashed.hexdigest()
+
+
+def _some(names: Any) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
+    return ", ".join(listed[:SHOWN]) + more
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One store. done: instances of finished blocks; failed: those of them without an answer; driver: who works on it.
+
+    bytes: of the finished blocks.
+    """
+
+    path: str
+    kind: str
+    mechanism: str
+    instances: int
+    done: int
+    failed: int
+    blocks: int
+    blocks_done: int
+    dims: dict[str, int]
+    bytes: int
+    config_hash: str
+    created: str
+    driver: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarise(path: str | Path) -> Summary:
+    """Look at one store."""
+    store = Store.open(path)
+    spec, markers = store.spec, store.markers().values()
+    sizes = {"output": spec.outputs, "force": spec.forces, "parameter": spec.parameters}
+    dims = {name: len(names) for name, names in sizes.items()} | {"sample": spec.samples} | dict(grid(spec))
+    driver = driver_of(store.path)
+    return Summary(
+        path=str(path),
+        kind=spec.kind,
+        mechanism=str(spec.attributes.get("mechanism", "")),
+        instances=spec.instances,
+        done=sum(marker.count for marker in markers),
+        failed=sum(marker.statuses.get(name, 0) for marker in markers for name in FAILED),
+        blocks=spec.num_blocks,
+        blocks_done=len(markers),
+        dims=dims | ({"draw": spec.draws} if spec.draws else {}),
+        bytes=sum(marker.bytes for marker in markers),
+        config_hash=str(spec.attributes.get("config_hash", "")),
+        created=store.created,
+        driver="" if driver is None else str(driver),
+    )
+
+
+def stores_at(paths: Sequence[Path]) -> Iterator[Path]:
+    """The stores and runs among the paths, and directly in the folders among them."""
+    for path in paths:
+        if not is_store(path) and path.is_dir():
+            inside = [child for child in sorted(path.iterdir()) if not child.name.startswith(".") and is_store(child)]
+            if inside:
+                yield from inside
+                continue
+        find_store(path)
+        yield path

@@ -1,0 +1,265 @@
+"""What each rank of a training does: the loop of `distlfm.lfo`, and, on the first rank, all that is written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distlfm.cluster.machine import usable_cpus
+from distlfm.cluster.ranks.group import RankTask
+from distlfm.config import Config, dump
+from distlfm.errors import DistlfmError, OtherWork, UsageError, WorkError
+from distlfm.lfo import Examples, OperatorSchema, Ranks, Training, finish, load_checkpoint, save_checkpoint
+from distlfm.lfo.checkpoint import TRAINING
+from distlfm.mechanisms.plugins import import_plugins
+from distlfm.runs import CONFIG, OPERATOR, REPORT, SUMMARY
+from distlfm.runs.folder import begin, refuse_other_verbs
+from distlfm.runtime.threads import torch_threads
+from distlfm.store import Store, driver_lock
+from distlfm.store.files import put_quickly, remove, storing
+from distlfm.training.log import METRICS, RunLog
+from distlfm.training.settings import TrainConfig
+from distlfm.training.start import examples_after, open_start
+from distlfm.version import __version__
+
+CHECKPOINTS, LAST = "checkpoints", "last.pt"
+Line = dict[str, Any]
+Watch = Callable[[Line], None]
+
+
+def nobody(line: Line) -> None:
+    """Looks at no line."""
+    del line
+
+
+@dataclass(frozen=True)
+class TrainWork(RankTask):
+    """Train, in the folder `config.run.dir`, where the run goes on if it was begun.
+
+    examples: read already by whoever asks. watch: sees each line of metrics.jsonl, on the first rank; on_epoch: the
+    reports of all epochs, those of before too, on every rank.
+    """
+
+    config: TrainConfig
+    watch: Watch = nobody
+    on_epoch: Watch = nobody
+    examples: Examples | None = None
+
+    def __call__(self, ranks: Ranks, stop: Callable[[], bool]) -> dict[str, Any]:
+        directory = self.config.run.dir
+        assert directory is not None
+        import_plugins(self.config.plugins)  # in another process, nothing has checked the config
+        with torch_threads(self.config.run.threads or max(1, usable_cpus() // ranks.world)), _writing(directory, ranks):
+            examples = self.examples or open_examples(self.config)
+            training = Training(self.config.settings, examples.schema, examples, ranks, open_start(self.config))
+            identity = {"config": self.config.work(), "data": fingerprint_of(examples)}
+            last = directory / CHECKPOINTS / LAST
+            if last.exists():
+                training.load_state_dict(same_run(last, identity)["training"])
+            together(training)  # before the first one writes another
+            for told in training.history:
+                self.on_epoch(told)
+            scribe = _Scribe(self, training, identity, directory) if ranks.is_main else None
+            finished = _train(training, scribe, self.on_epoch, stop)
+            ranks.barrier()
+        return {"finished": finished, "step": training.step, "total": training.total_steps, "world": ranks.world}
+
+
+def together(training: Training) -> None:
+    """Refuse ranks that do not begin at the same step: some nodes do not see the checkpoint that others see."""
+    ranks, step = training.ranks, torch.tensor(float(training.step), dtype=torch.float64)
+    differs = ranks.sum(step) != ranks.world * step
+    if ranks.sum(differs.double()) > 0:  # to some the mean may seem to be their own
+        raise WorkError(
+            f"The ranks do not go on from the same checkpoint: rank {ranks.rank} is at step {training.step}.",
+            "Give a run.dir that all nodes see alike, on a shared file system.",
+        )
+
+
+def _train(training: Training, scribe: _Scribe | None, on_epoch: Watch, stop: Callable[[], bool]) -> bool:
+    ranks = training.ranks
+
+    def between() -> bool:
+        """Between two steps, when the state of the training is whole."""
+        if scribe is not None:
+            scribe.between()
+        return bool(ranks.sum(torch.tensor(float(stop()))) > 0)
+
+    def at_epoch(told: Line) -> None:
+        if scribe is not None:
+            scribe.epoch(told)
+        on_epoch(told)
+
+    if scribe is None:
+        return training.run(on_epoch=at_epoch, stop=between).finished
+    try:
+        outcome = training.run(on_step=scribe.step, on_epoch=at_epoch, stop=between)
+        scribe.save()
+        if outcome.finished:
+            scribe.finish()
+        return outcome.finished
+    finally:
+        scribe.close()
+
+
+class _Scribe:
+    """The first rank's writing: config.yaml, metrics.jsonl, checkpoints; at the end operator.pt and summary.json."""
+
+    def __init__(self, work: TrainWork, training: Training, identity: Mapping[str, Any], directory: Path) -> None:
+        self.work, self.training, self.identity, self.directory = work, training, identity, directory
+        run = work.config.run
+        self._saved_step, self._saved = training.step, time.monotonic()
+        there = all((directory / name).exists() for name in (OPERATOR, SUMMARY))
+        self._was_finished = there and training.step == training.total_steps
+        keep_config(directory, work.config)
+        self.log = RunLog(directory, training.step, run.tensorboard)
+        world = training.ranks.world
+        self._tell("start", {"step": training.step, "total": training.total_steps, "world": world})
+
+    def step(self, report: Line) -> None:
+        if report["step"] % self.work.config.run.log_every == 0 or report["step"] == self.training.total_steps:
+            self._tell("step", report)
+
+    def epoch(self, report: Line) -> None:
+        self._tell("epoch", report)
+
+    def between(self) -> None:
+        """A checkpoint, if it is time for one."""
+        if time.monotonic() - self._saved >= self.work.config.run.checkpoint_every:
+            self.save()
+
+    def save(self) -> None:
+        if self.training.step != self._saved_step:
+            content = {"training": self.training.state_dict(), "identity": dict(self.identity)}
+            save_checkpoint(self.directory / CHECKPOINTS / LAST, content, TRAINING)
+        self._saved_step, self._saved = self.training.step, time.monotonic()
+
+    def finish(self) -> None:
+        """operator.pt, then summary.json, which tells that all is there; nothing, if it was before."""
+        if self._was_finished:
+            return
+        operator = finish(self.training)
+        operator.training = {**operator.training, "plugins": list(self.work.config.plugins)}
+        operator.save(self.directory / OPERATOR)
+        told = summary_of(self.work.config, self.training, self.identity)
+        told["coverage"] = operator.training.get("coverage")
+        told["notices"] = list(operator.notices)
+        text = json.dumps(told, indent=2)
+        with storing(SUMMARY, self.directory):
+            put_quickly(self.directory / SUMMARY, f"{text}\n".encode())
+
+    def close(self) -> None:
+        self.log.close()
+
+    def _tell(self, event: str, report: Line) -> None:
+        self.log.write(event, report)
+        self.work.watch({"event": event, **report})
+
+
+def open_examples(config: TrainConfig) -> Examples:
+    """The examples of a config's stores, and of its observations."""
+    if not config.data.stores and config.data.observations is None:
+        raise UsageError("It is not said what to learn from.", "Give --data STORE, or set data.stores in the config.")
+    stores = [Store.open(path) for path in config.data.stores]
+    start = open_start(config)
+    if start is not None:
+        return examples_after(start, stores, config)
+    return Examples(stores, OperatorSchema.of(stores), config.loop.memory)
+
+
+def fingerprint_of(examples: Examples) -> str:
+    """A hash that tells whether the same instances of the same stores are learned from, wherever these lie."""
+    return hashlib.sha256("\n".join(examples.sources).encode()).hexdigest()[:16]
+
+
+def same_run(last: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a checkpoint; refused if it was begun with other settings or data, naming what differs."""
+    content = load_checkpoint(last, TRAINING)
+    elsewhere = "Give the config and data it was begun with, or another --out directory."
+    before, now = (flat(one["config"]) for one in (content["identity"], identity))
+    differing = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+    run = last.parent.parent
+    if differing:
+        key, more = differing[0], len(differing) - 1
+        others = f", and {more} more settings differ" if more else ""
+        raise OtherWork(
+            f"{run} was begun with {key}={before.get(key)!r}, and it is {now.get(key)!r} now{others}.", elsewhere
+        )
+    if content["identity"]["data"] != identity["data"]:
+        raise OtherWork(f"{run} was begun with other data.", elsewhere)
+    return content
+
+
+def summary_of(config: TrainConfig, training: Training, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """What summary.json says of a run that has ended."""
+    examples = training.step * config.loop.batch
+    return {
+        "verb": "train",
+        "title": config.title,
+        "mechanism": training.schema.mechanism.get("kind"),
+        "best": training.best,
+        "last": training.history[-1] if training.history else None,
+        "epochs": training.epoch,
+        "steps": training.step,
+        "seconds": training.seconds,
+        "samples_per_second": examples / max(training.seconds, 1e-9),
+        "weights": sum(one.numel() for one in training.model.parameters()),
+        "instances": {part: len(getattr(training.split, part)) for part in ("train", "validation", "calibration")},
+        "workers": training.ranks.world,
+        "device": training.ranks.device.type,
+        "data": identity["data"],
+        "versions": {"distlfm": __version__, "torch": torch.__version__, "python": platform.python_version()},
+    }
+
+
+def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested mapping with dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return found
+
+
+def keep_config(directory: Path, config: Config) -> None:
+    """The resolved config, from which the run can be resumed."""
+    with storing(CONFIG, directory):
+        put_quickly(directory / CONFIG, dump(config).encode())
+
+
+def refuse_others(directory: Path) -> None:
+    """Refuse a folder with files that a training would write over, and that are not of one."""
+    written = (METRICS, OPERATOR, SUMMARY, REPORT)
+    refuse_other_verbs(directory, "train", written, begun=f"{CHECKPOINTS}/{LAST}")
+
+
+def clear_drafts(directory: Path) -> None:
+    """Remove what killed writers had not finished. Whoever holds the run's lock is the only writer, on any host."""
+    for draft in [*directory.glob(".*.part"), *(directory / CHECKPOINTS).glob(".*.part")]:
+        remove(draft)
+
+
+@contextmanager
+def _writing(directory: Path, ranks: Ranks) -> Iterator[None]:
+    """The first rank has the right to write, or no rank begins."""
+    refusal: DistlfmError | None = None
+    with ExitStack() as stack:
+        if ranks.is_main:
+            try:
+                refuse_others(directory)
+                begin(directory, CHECKPOINTS)
+                stack.enter_context(driver_lock(directory, "train"))
+                clear_drafts(directory)
+            except DistlfmError as error:
+                refusal = error
+        if ranks.sum(torch.tensor(float(refusal is not None))) > 0:
+            raise refusal or WorkError("The first rank could not begin.", "It says why.")
+        yield

@@ -1,0 +1,331 @@
+"""`distlfm evaluate`: how good an operator is on a store whose answers are known, drawn from priors or fitted.
+
+Super-resolution: fresh instances on a grid twice as fine as the trained one, answered on both grids.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distlfm.answers.asking import ask, find_checkpoint, mark, origin
+from distlfm.answers.figures import Calibration, Draws, failed_answer, novelty_of, row_of, true_elements
+from distlfm.config import apply_overrides, build, dump, fingerprint, read_yaml
+from distlfm.errors import DistlfmError, UsageError
+from distlfm.inference.findings.scores import Figures, Tally
+from distlfm.instance import Instance
+from distlfm.lfo import Answer, Operator, split
+from distlfm.lfo.dataset import kept_rows
+from distlfm.lfo.finish import lineage
+from distlfm.lfo.schema import check_store_units
+from distlfm.lfo.settings import SplitConfig
+from distlfm.report.operator_page import Example, Resolutions, Scores, evaluation_page
+from distlfm.runs import CONFIG, REPORT, SUMMARY
+from distlfm.runs.folder import begin, forget_report, refuse_other_verbs, versions, write_config, write_summary
+from distlfm.runs.settings import AskConfig, EvaluateConfig, GenerateConfig, SamplingConfig
+from distlfm.runtime.reporting import Reporter, Silent
+from distlfm.runtime.threads import torch_threads
+from distlfm.store import Store, find_store
+from distlfm.store.block import unpack
+from distlfm.verbs.generate import generate
+from distlfm.verbs.query import worth_a_look
+
+COUNT = 2
+"""Instances that are drawn anew."""
+
+FRESH = 715_517
+"""Added to the seed of the store, so that no instance is one that was learned from."""
+
+
+def resolutions(operator: Operator, store: Store, count: int = COUNT) -> list[Resolutions]:
+    """Fresh instances of a generated store's config, asked on the trained grid and on one twice as fine.
+
+    Nothing for a fitted store. Raises a DistlfmError where the config cannot be drawn from here (a plugin that is not
+    there, say).
+    """
+    if store.spec.kind != "generate":
+        return []
+    fine = fresh(store.spec.attributes.get("config", {}), operator, count)
+    return [_both(operator, one) for one in fine]
+
+
+def fresh(config: dict[str, object], operator: Operator, count: int) -> list[Instance]:
+    """Instances observed at every point of a grid with half the trained step."""
+    dims = operator.schema.dims
+    with tempfile.TemporaryDirectory(prefix="distlfm-fine-") as folder:
+        given = build(GenerateConfig, {**config, "run": {"dir": str(Path(folder) / "fine.zarr"), "executor": "serial"}})
+        places = 2 * dims[1].size - 1 if len(dims) > 1 else given.places
+        changed = {
+            "instances": count,
+            "seed": given.seed + FRESH,
+            "points": 2 * dims[0].size - 1,
+            "places": places,
+            "sampling": SamplingConfig(),
+            "missing": 0.0,
+            "gaps": None,
+        }
+        return generate(given.model_copy(update=changed)).instances()
+
+
+def thinned(instance: Instance) -> Instance:
+    """Every second point of an even grid, in each of its dimensions; the truth stays whole."""
+    if instance.positions is None:
+        return instance.thinned(2)
+    axes = [instance.times, *instance.positions.T]
+    places = [np.unique(np.round(axis, 9), return_inverse=True)[1].ravel() for axis in axes]
+    keep = np.all([place % 2 == 0 for place in places], axis=0)
+    return replace(
+        instance,
+        times=instance.times[keep],
+        values=instance.values[:, keep],
+        mask=instance.mask[:, keep],
+        positions=instance.positions[keep],
+        variance=None if instance.variance is None else instance.variance[:, keep],
+    )
+
+
+def _both(operator: Operator, fine: Instance) -> Resolutions:
+    coarse = thinned(fine)
+    answers = operator(coarse.blind()), operator(fine.blind())
+    rows = [row_of(answer, one, operator.schema, 0.0) for answer, one in zip(answers, (coarse, fine), strict=True)]
+    sizes = ["×".join(map(str, answer.shape)) for answer in answers]
+    figures = {f"force Q² at {size}": row["latent_q2"] for size, row in zip(sizes, rows, strict=True)}
+    figures["largest change of a parameter"] = change(*answers)
+    return Resolutions(fine, answers, figures)
+
+
+def change(first: Answer, second: Answer) -> float | None:
+    """The largest difference of two answers' parameters, relative to the first."""
+    pairs = zip(first.parameters, second.parameters, strict=True)
+    return max((abs(b.mean - a.mean) / max(abs(a.mean), 1e-12) for a, b in pairs), default=None)
+
+
+SINGLES = 20
+"""Instances that are answered one by one, for the time that one takes."""
+
+SHOWN = 3
+"""Examples on a page: the worst, the median and the best."""
+
+
+@dataclass
+class Evaluation:
+    """Scores of an operator on instances whose answers are known; `rows` in the order of the store."""
+
+    config: EvaluateConfig
+    operator: Operator
+    checkpoint: str
+    what: str
+    tally: Tally = field(default_factory=Tally)
+    rows: list[Figures] = field(default_factory=list)
+    calibration: Calibration = field(default_factory=Calibration)
+    speed: dict[str, float] = field(default_factory=dict)
+    examples: list[Example] = field(default_factory=list)
+    fine: list[Resolutions] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+    @property
+    def overall(self) -> dict[str, Any]:
+        """What summary.json says besides the instances: as a query's, with calibration, spread and speed."""
+        mean, worst = self.tally.overall()
+        scores = self.tally.column("latent_q2")
+        scores = scores[np.isfinite(scores)]
+        at = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+        spread = np.quantile(scores, at).tolist() if len(scores) else [None] * len(at)
+        return {
+            "what": self.what,
+            "count": self.tally.count,
+            "mean": mean,
+            "worst": worst,
+            "latent_q2_quantiles": {f"{share:g}": value for share, value in zip(at, spread, strict=True)},
+            "calibration": self.calibration.curve(),
+            "novelty": novelty_of(list(self.rows)),
+            "speed": self.speed,
+            "super_resolution": [{"id": one.instance.id, **one.figures} for one in self.fine],
+            "notices": self.notices,
+            "failures": self.tally.failures,
+            "set_aside": self.tally.set_aside,
+            "checkpoint": self.checkpoint,
+            "config_hash": fingerprint(self.config.work()),
+            "versions": versions(),
+        }
+
+    @property
+    def scores(self) -> Scores:
+        """What a page shows."""
+        return Scores(self.tally, self.rows, self.calibration.curve(), self.overall, self.what)
+
+
+def evaluate(
+    checkpoint: str | Path | EvaluateConfig,
+    store: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    reporter: Reporter | None = None,
+) -> Evaluation:
+    """Scores of an operator on a store. With `run.dir`, summary.json and report.html are written there."""
+    if isinstance(checkpoint, EvaluateConfig):
+        config = checkpoint
+    else:
+        content = {"checkpoint": str(checkpoint), "store": str(store)}
+        config = build(EvaluateConfig, apply_overrides(content, overrides), source="evaluate")
+    if config.run.dir is not None:
+        refuse_other_verbs(config.run.dir, config.verb, (SUMMARY, REPORT))
+        begin(config.run.dir)
+    found = scored(config, reporter or Silent())
+    if reporter is not None:
+        for notice in found.operator.notices:
+            reporter.warn(notice)
+    if config.run.dir is not None:
+        forget_report(config.run.dir)
+        write_config(config.run.dir, config)
+        write_summary(config.run.dir, found.rows, found.overall)
+        told = origin(found.operator, found.checkpoint, found.overall["config_hash"])
+        page = config.run.dir / REPORT
+        evaluation_page(page, found.scores, found.examples, found.fine, found.operator.schema, dump(config), told)
+    return found
+
+
+def scored(config: EvaluateConfig, reporter: Reporter) -> Evaluation:
+    """The scores alone, and the examples that are worth a look."""
+    path = find_checkpoint(config.checkpoint)
+    operator, store = Operator.load(path), Store.open(find_store(config.store))
+    _check(operator, store)
+    chosen, which = _chosen(config, path, operator, store)
+    fitted = store.spec.kind != "generate"
+    reference = "the fit of each instance, and bands with draws from its posterior" if fitted else "the truth"
+    what = f"{len(chosen)} instances of {config.store.name} ({which}), compared with {reference}."
+    found = Evaluation(config, operator, mark(path), what, notices=list(operator.notices))
+    with torch_threads(config.run.threads), reporter.task("evaluate", len(chosen)) as task:
+        seconds = 0.0
+        draws = Draws(operator, store) if fitted else None
+        for piece in _pieces(store, chosen, config.run):
+            for one in ask(operator, piece):
+                if one.answer is None:
+                    found.rows.append(failed_answer(one.instance.id, one.reason))
+                else:
+                    drawn = None if draws is None else draws.of(one.instance)
+                    found.rows.append(row_of(one.answer, one.instance, operator.schema, one.seconds, drawn))
+                    found.calibration.add(operator, one.answer, drawn or one.instance)
+                found.tally.add(found.rows[-1])
+                seconds += one.seconds
+            task.advance(len(piece))
+        found.speed = {
+            "instances_per_second": found.tally.count / max(seconds, 1e-9),
+            **_single(operator, store, chosen),
+        }
+        found.examples = _examples(found, store, chosen, config.run)
+        try:
+            found.fine = resolutions(operator, store)
+        except DistlfmError as error:  # the scores stand without it
+            found.notices.append(f"Super-resolution was left out: {error}")
+            reporter.warn(found.notices[-1])
+    return found
+
+
+def _check(operator: Operator, store: Store) -> None:
+    """Refuse a store of something else."""
+    schema, spec = operator.schema, store.spec
+    axes = tuple(dim.name for dim in schema.dims[1:])
+    for what, here, there in (("outputs", spec.outputs, schema.outputs), ("forces", spec.forces, schema.forces)):
+        if set(here) != set(there):
+            raise UsageError(
+                f"The {what} of {store.path} are {', '.join(here)}, and those of the operator {', '.join(there)}.",
+                "Give a store of the mechanism that the operator was trained on.",
+            )
+    if spec.space != axes:
+        raise UsageError(
+            f"{store.path} has {len(spec.space)} space dimensions, and the operator {len(axes)}.",
+            "Give a store of the mechanism that the operator was trained on.",
+        )
+    check_store_units(schema, store)
+
+
+def with_answers(store: Store, start: int, stop: int) -> list[Instance]:
+    """Instances of a store; of a fitted one, the fits' means stand for the truth."""
+    if store.spec.kind == "generate":
+        return store.instances(start, stop)
+    names = ["id", *(name for name in store.variables if name.startswith("observed"))]
+    names += ["solution_mean", "force_mean", "params_mean", *(["time"] if store.spec.times is None else [])]
+    return unpack(store.spec, {name: store.read(name, start, stop) for name in names})
+
+
+def trained_on(operator: Operator, checkpoint: Path, store: Store) -> bool:
+    """Whether an operator learned from a store, from fits of it, or from what it holds fits of.
+
+    It keeps hashes of what it learned from, and the config beside it may tell the place.
+    """
+    if {*lineage(store)} & {*operator.training.get("stores", [])}:
+        return True
+    config = checkpoint.parent / CONFIG
+    if not config.is_file():
+        return False
+    given = read_yaml(config).get("data", {}).get("stores", [])
+    for path in map(Path, given):
+        if path.resolve() == store.path.resolve() or find_or_none(path) == store.path.resolve():
+            return True
+    return False
+
+
+def find_or_none(path: Path) -> Path | None:
+    """The store that a path means, if there is one."""
+    try:
+        return find_store(path).resolve()
+    except UsageError:
+        return None
+
+
+def _chosen(config: EvaluateConfig, checkpoint: Path, operator: Operator, store: Store) -> tuple[list[int], str]:
+    """Rows to look at, and in words which these are."""
+    rows = kept_rows(store)
+    which = "all of them"
+    if config.part == "held_out" and trained_on(operator, checkpoint, store):
+        settings = SplitConfig.model_validate(operator.training["settings"]["split"])
+        ids = store.read("id")[rows]
+        rows = rows[split([str(name) for name in ids], settings).validation]
+        which = "its validation split, as the operator was trained on the others"
+    if not len(rows):
+        raise UsageError(
+            f"Nothing of {store.path} is left to evaluate on.", "Give a store with more instances, or part=all."
+        )
+    if config.limit is not None and len(rows) > config.limit:
+        rows = rows[np.linspace(0, len(rows) - 1, config.limit).astype(int)]
+    return [int(row) for row in rows], which
+
+
+def _pieces(store: Store, rows: Sequence[int], run: AskConfig) -> Iterator[list[Instance]]:
+    """The instances of some rows, read in stretches."""
+    wanted, ids = set(rows), store.read("id")
+    size = max(run.batch, store.spec.block)
+    for start in range(0, store.spec.instances, size):
+        stop = min(start + size, store.spec.instances)
+        names = {str(ids[row]) for row in range(start, stop) if row in wanted}
+        if names:
+            yield [one for one in with_answers(store, start, stop) if one.id in names]
+
+
+def _single(operator: Operator, store: Store, rows: Sequence[int]) -> dict[str, float]:
+    """How long one answer takes, when asked alone."""
+    seconds = []
+    for one in with_answers(store, rows[0], min(rows[0] + SINGLES, store.spec.instances)):
+        since = time.perf_counter()
+        operator(one.blind())
+        seconds.append(time.perf_counter() - since)
+    return {"seconds_for_one": float(np.median(seconds))} if seconds else {}
+
+
+def _examples(found: Evaluation, store: Store, rows: Sequence[int], run: AskConfig) -> list[Example]:
+    chosen = {found.rows[i]["id"]: (i, place) for i, place in worth_a_look(found.rows, SHOWN, unlike=0).items()}
+    shown, ids = [], store.read("id")
+    for piece in _pieces(store, [row for row in rows if str(ids[row]) in chosen], run):
+        for one in ask(found.operator, piece):
+            i, place = chosen[one.instance.id]
+            assert one.answer is not None
+            true = true_elements(one.instance, found.operator.schema)
+            shown.append(Example(one.instance, one.answer, found.rows[i], place, true))
+    order = ("worst", "median", "best")
+    return sorted(shown, key=lambda one: order.index(one.place) if one.place in order else len(order))

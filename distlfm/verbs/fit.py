@@ -1,0 +1,243 @@
+"""`distlfm fit`: read instances, infer their forces in blocks, write a run directory.
+
+`distlfm fit --part I/N`: one share of a run's blocks, while others do theirs, on any machine that shares its folder.
+
+Nobody is over them: each has a lock on its part, and whoever finds no block missing at its end concludes the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from distlfm.cluster.blocks.ledger import Share
+from distlfm.config import fingerprint, load
+from distlfm.errors import Problem, UsageError, WorkError
+from distlfm.fleets.driver import run_blocks, told_how_to_go_on
+from distlfm.fleets.fit_plan import Prepared, command_for, make_plan, open_folder, prepare
+from distlfm.fleets.sources import for_fitting
+from distlfm.inference.archive import SavedFits
+from distlfm.inference.findings.scores import Figures, Tally, figures_of, row_of
+from distlfm.inference.fit import fit_instances
+from distlfm.inference.result import FitResult
+from distlfm.instance import Instance
+from distlfm.runs import CONFIG, REPORT
+from distlfm.runs.folder import versions, write_page, write_summary
+from distlfm.runs.settings import FitConfig
+from distlfm.runtime.reporting import Reporter, Silent
+from distlfm.runtime.threads import torch_threads
+from distlfm.runtime.watching import during, watched
+from distlfm.store import Store, driver_lock, part_lock, turn
+from distlfm.store.metadata import RUN_STORE
+
+
+@dataclass
+class FitRun:
+    """What a fit gave. `set_aside` could not be read; `tally` has the scores; `notices` hold for all answers.
+
+    results are in the order of the data. With `run.dir` one is read from its file each time it is asked for, and of a
+    large fleet only some were kept (`run.keep`); without, all are in memory.
+    """
+
+    config: FitConfig
+    results: Sequence[FitResult] = ()
+    set_aside: list[Problem] = field(default_factory=list)
+    store: Store | None = None
+    tally: Tally = field(default_factory=Tally)
+    held_rows: list[Figures] = field(default_factory=list)
+    notices: Sequence[str] = ()
+
+    def rows(self) -> Iterator[Figures]:
+        """What is known of each instance, in the order of the data."""
+        return iter(self.held_rows) if self.store is None else self.store.rows()
+
+    @property
+    def figures(self) -> list[Figures]:
+        """The scores of each instance."""
+        return [figures_of(row) for row in self.rows()]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """All figures, as in summary.json."""
+        return {"instances": self.figures, **self.overall}
+
+    @property
+    def overall(self) -> dict[str, Any]:
+        """What summary.json says besides the instances."""
+        return {
+            **self.tally.told(),
+            "notices": list(self.notices),
+            "config_hash": fingerprint(self.config.work()),
+            "versions": versions(),
+        }
+
+
+def fit(
+    config: FitConfig | Path | str,
+    data: Sequence[Instance] | Path | str | None = None,
+    overrides: Sequence[str] = (),
+    reporter: Reporter | None = None,
+) -> FitRun:
+    """Infer the forces of all instances. `data` stands in for the config's: instances, or a path to them.
+
+    With `run.dir` set, the run directory is written: config.yaml, store.zarr/, fits/, summary.json, report.html. A run
+    that was stopped goes on where it was. Without, all is done in this process and kept in memory.
+    """
+    reporter = reporter or Silent()
+    if not isinstance(config, FitConfig):
+        config = load(FitConfig, Path(config), overrides)
+    if isinstance(data, Path | str):
+        config = config.model_copy(update={"data": config.data.model_copy(update={"path": Path(data)})})
+        data = None
+    if config.run.dir is None:
+        run = _fit_here(config, data, reporter)
+    else:
+        run = _fit_in(config.run.dir, config.located(), data, reporter)
+    if run.tally.failed == run.tally.count:
+        first = next(run.rows())
+        raise WorkError(f"All {run.tally.count} fits failed.", str(first["advice"]))
+    return run
+
+
+def _fit_here(config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> FitRun:
+    plan = make_plan(config, data, None, reporter)
+    run = FitRun(config, set_aside=plan.set_aside, tally=Tally(set_aside=map(str, plan.set_aside)))
+    run.notices = plan.notices
+    results: list[FitResult] = []
+    with reporter.task("fit", plan.source.count) as task, watched(task.tell), torch_threads(config.run.threads):
+        for block in plan.source.pieces(plan.block):
+            chosen = [for_fitting(instance, config.data) for instance in block]
+            results += fit_instances(plan.model, chosen, plan.options, config.run.seed)
+            for result in results[-len(block) :]:
+                with during("scores"):
+                    run.held_rows.append(row_of(result))
+                run.tally.add(run.held_rows[-1])
+            task.advance(len(block), f"{run.tally.failed} failed" if run.tally.failed else "")
+    run.results = results
+    return run
+
+
+def _fit_in(directory: Path, config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> FitRun:
+    directory = open_folder(directory, config)
+    again = command_for(directory, data is not None)
+    with driver_lock(directory, "fit"), told_how_to_go_on(directory / RUN_STORE, again):
+        work = prepare(directory, config, data, reporter)
+        run_blocks(work.fleet, config.run, reporter)
+        return conclude(work, reporter)
+
+
+def conclude(work: Prepared, reporter: Reporter) -> FitRun:
+    """Summary and page of a run whose blocks are all there."""
+    plan, directory, config = work.plan, work.directory, work.config
+    run = FitRun(config, set_aside=plan.set_aside, store=work.store, tally=Tally(set_aside=map(str, plan.set_aside)))
+    run.notices = plan.notices
+    paths = []
+    for row in run.rows():
+        run.tally.add(row)
+        if row.get("kept"):
+            paths.append(directory / row["kept"])
+    run.results = SavedFits(paths)
+    write_summary(directory, run.rows(), run.overall)
+    kept = _Kept(directory, run.tally.kept)
+    while True:
+        try:
+            write_page(directory, run.tally, kept, config, run.overall)
+            break
+        except _Lost as lost:  # the store has its numbers; only its picture is missing
+            reporter.warn(f"{lost.name} is not drawn in the report: {lost}")
+            kept.leave_out(lost.name)
+    plan.tidy()
+    return run
+
+
+class _Lost(Exception):
+    """A saved fit that cannot be read."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(why)
+        self.name = name
+
+
+class _Kept(Mapping[str, FitResult]):
+    """Saved fits by the id of their instance, read when they are asked for."""
+
+    def __init__(self, directory: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
+        self._directory, self._rows = directory, dict(rows)
+
+    def leave_out(self, name: str) -> None:
+        """Forget one."""
+        del self._rows[name]
+
+    def __getitem__(self, name: str) -> FitResult:
+        try:
+            return SavedFits([self._directory / self._rows[name]["kept"]])[0]
+        except UsageError as error:
+            raise _Lost(name, str(error)) from error
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def resume(directory: Path | str, overrides: Sequence[str] = (), reporter: Reporter | None = None) -> FitRun:
+    """Go on with a run that was stopped, from the config that it keeps, wherever it lies now."""
+    path = Path(directory) / CONFIG
+    if not path.is_file():
+        raise UsageError(f"{directory} is no run: it has no config.yaml.", "Give the --out folder of `distlfm fit`.")
+    config = load(FitConfig, path, overrides)
+    if config.data.path is None and config.data.dataset is None:
+        raise UsageError(
+            f"{directory} was begun by a Python program with instances in memory, which a run does not keep.",
+            "Call `fit` again with the same config and instances: it goes on where it was.",
+        )
+    here = config.run.model_copy(update={"dir": Path(directory)})
+    return fit(config.model_copy(update={"run": here}), reporter=reporter)
+
+
+@dataclass(frozen=True)
+class PartRun:
+    """A part that is done. count, failed: its own instances; left: those that others have still to do.
+
+    run: the whole, if this part was the last and has concluded it.
+    """
+
+    share: Share
+    count: int
+    failed: int
+    left: int
+    run: FitRun | None = None
+
+
+def fit_part(
+    config: FitConfig | Path | str, share: Share, overrides: Sequence[str] = (), reporter: Reporter | None = None
+) -> PartRun:
+    """Do the blocks of a share that are missing. Raises Stopped if a signal ended it before."""
+    reporter = reporter or Silent()
+    if not isinstance(config, FitConfig):
+        config = load(FitConfig, Path(config), overrides)
+    if config.run.dir is None:
+        raise UsageError("A part of a run needs the folder of the run.", "Give --out DIR, the same for all parts.")
+    directory, config = config.run.dir, config.located()
+    directory = open_folder(directory, config)
+    again = command_for(directory, share=share)
+    with part_lock(directory, str(share)), told_how_to_go_on(directory / RUN_STORE, again):
+        with turn(directory):
+            work = prepare(directory, config, None, reporter)
+        fleet = replace(work.fleet, share=share, command=again)
+        run_blocks(fleet, config.run, reporter)
+        with turn(directory):
+            missing = work.store.missing()
+            run = None
+            if not missing and not (directory / REPORT).is_file():
+                run = conclude(work, reporter)
+            elif not missing:  # another part was the last; our copy of the data may have come after it
+                work.plan.tidy()
+        left = sum(len(work.store.block_range(block)) for block in missing)
+        return PartRun(share, fleet.total, fleet.failed(), left, run)

@@ -1,0 +1,258 @@
+"""`distlfm train`: an operator learned from stores, by one process or by many.
+
+The page of a training run: how it learned, and how it does on the instances it was not trained on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distlfm.answers.asking import mark, origin
+from distlfm.cluster.machine import usable_cpus
+from distlfm.cluster.ranks.group import joined
+from distlfm.cluster.ranks.place import Place, find_place
+from distlfm.config import load, read_yaml
+from distlfm.errors import Stopped, UsageError
+from distlfm.lfo import Operator
+from distlfm.report.operator_page import training_page
+from distlfm.runs import CONFIG, OPERATOR, REPORT, SUMMARY
+from distlfm.runs.settings import EvaluateConfig
+from distlfm.runtime.reporting import Reporter, Silent
+from distlfm.runtime.signals import Stop
+from distlfm.store.lock import holder
+from distlfm.training.log import METRICS, Follower, read_metrics, shown
+from distlfm.training.settings import TrainConfig, TrainRunConfig
+from distlfm.training.start import tell_observed
+from distlfm.training.work import CHECKPOINTS, LAST, TrainWork, refuse_others
+from distlfm.verbs.evaluate import find_or_none, scored
+
+TRIES, PAUSE = 5, 0.2
+SCRATCH = ".ray"
+"""What Ray Train writes for itself; removed at the end."""
+
+
+@dataclass
+class TrainRun:
+    """A training that has ended. directory: of the run; None if nothing was to be kept on the disk.
+
+    is_main: whether this process is the one that speaks for all ranks.
+    """
+
+    config: TrainConfig
+    directory: Path | None
+    summary: dict[str, Any]
+    is_main: bool = True
+    held: Operator | None = field(default=None, repr=False)
+    metrics: list[dict[str, Any]] = field(default_factory=list, repr=False)
+
+    @cached_property
+    def operator(self) -> Operator:
+        """What was learned."""
+        if self.held is not None:
+            return self.held
+        assert self.directory is not None
+        return Operator.load(self.directory / OPERATOR)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """A report an epoch."""
+        return [line for line in self.metrics if line["event"] == "epoch"]
+
+
+def train(
+    config: TrainConfig | Path | str, overrides: Sequence[str] = (), reporter: Reporter | None = None
+) -> TrainRun:
+    """Learn an operator. With `run.dir` the same call goes on with a run that was stopped or killed.
+
+    The folder has config.yaml, metrics.jsonl, tensorboard/, checkpoints/last.pt (all that is needed to go on), and in
+    the end operator.pt (best weights, calibrated), summary.json and report.html. Raises Stopped if a signal ended it.
+    """
+    if not isinstance(config, TrainConfig):
+        config = load(TrainConfig, Path(config), overrides)
+    config, reporter = config.resolved(), reporter or Silent()
+    place = find_place(os.environ)
+    launcher = launcher_for(config.run, place)
+    if config.run.dir is None:
+        if launcher != "inline":
+            raise UsageError(f"It is not said where the run of {launcher} goes.", "Give --out DIR, or set run.dir.")
+        return _in_memory(config, reporter)
+    found = _train_in(config.run.dir, config, place, launcher, reporter)
+    if found.is_main:
+        pass  # MOVED  # which imports matplotlib: ranks need it not
+
+        report_training(config.run.dir, reporter)
+    return found
+
+
+def _train_in(directory: Path, config: TrainConfig, place: Place, launcher: str, reporter: Reporter) -> TrainRun:
+    if place.world == 1:  # of several ranks, the others would wait for this one
+        refuse_others(directory)
+        _free(directory)
+    if place.rank == 0:
+        tell_observed(config, reporter)
+    with Stop() as stop:
+        report = LAUNCHERS[launcher](config, place, stop, reporter if place.rank == 0 else Silent())
+    if not report["finished"]:
+        again = f"distlfm train {directory / CONFIG}"
+        raise Stopped(stop.signal or signal.SIGTERM, f"after {report['step']} of {report['total']} steps", again)
+    found = open_run(directory, config, is_main=place.rank == 0)
+    for notice in found.operator.notices if found.is_main else ():
+        reporter.warn(notice)
+    return found
+
+
+def open_run(directory: Path | str, config: TrainConfig | None = None, *, is_main: bool = True) -> TrainRun:
+    """A run that has ended, from its folder."""
+    path = Path(directory)
+    if not (path / OPERATOR).is_file() or not (path / SUMMARY).is_file():
+        raise UsageError(f"{path} holds no finished training.", "Give the --out folder of `distlfm train`.")
+    summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+    config = config or load(TrainConfig, path / CONFIG)
+    return TrainRun(config, path, summary, is_main, metrics=read_metrics(path / METRICS))
+
+
+def resume_train(directory: Path | str, overrides: Sequence[str] = (), reporter: Reporter | None = None) -> TrainRun:
+    """Go on with a run from the config that it keeps; `overrides` say who computes."""
+    path = Path(directory)
+    if not (path / CHECKPOINTS / LAST).is_file() and not (path / CONFIG).is_file():
+        raise UsageError(f"{path} is no training run.", "Give the --out folder of `distlfm train`.")
+    return train(path / CONFIG, [*overrides, f"run.dir={json.dumps(str(path))}"], reporter)
+
+
+def launcher_for(run: TrainRunConfig, place: Place) -> str:
+    """Who computes: `inline`, the ranks that the `environment` tells of, processes to `spawn`, or `ray`."""
+    if place.world > 1:
+        if run.launcher not in ("auto", "ddp"):
+            raise UsageError(
+                f"{place.launcher} has started {place.world} processes, and run.launcher is {run.launcher}.",
+                f"Leave run.launcher out, or start one process without {place.launcher}.",
+            )
+        return "environment"
+    if run.launcher in ("ray", "inline"):
+        return run.launcher
+    if run.launcher == "auto" and run.address is not None:
+        return "ray"
+    return "spawn" if run.launcher == "ddp" or (run.workers or 1) > 1 else "inline"
+
+
+def _inline(config: TrainConfig, place: Place, stop: Stop, reporter: Reporter) -> dict[str, Any]:
+    with shown(reporter) as progress, joined(place) as ranks:
+        return TrainWork(config, watch=progress.see)(ranks, lambda: stop.requested)
+
+
+def _spawned(config: TrainConfig, place: Place, stop: Stop, reporter: Reporter) -> dict[str, Any]:
+    from distlfm.cluster.ranks.spawn import spawn
+
+    del place
+    workers = config.run.workers or (torch.cuda.device_count() if torch.cuda.is_available() else usable_cpus())
+    threads = config.run.threads or max(1, usable_cpus() // workers)
+    reporter.say(f"{workers} processes on this machine, {threads} thread{'s' if threads > 1 else ''} each")
+    assert config.run.dir is not None
+    with shown(reporter) as progress:
+        follower = Follower(config.run.dir, progress)
+        return spawn(TrainWork(with_threads(config, threads)), workers, threads, stop, follower.look)
+
+
+def _by_ray(config: TrainConfig, place: Place, stop: Stop, reporter: Reporter) -> dict[str, Any]:
+    from distlfm.cluster.ray.session import ray_session
+    from distlfm.cluster.ray.train import RayTraining
+
+    del place
+    assert config.run.dir is not None
+    with ray_session(config.run.address) as session, shown(reporter) as progress:
+        nodes = session.node_cpus()
+        workers = config.run.workers or max(1, len(nodes))
+        threads = config.run.threads or max(1, sum(nodes.values()) // workers)
+        reporter.say(f"Ray Train: {workers} workers of {threads} CPUs on {session.words}")
+        follower = Follower(config.run.dir, progress)
+        training = RayTraining(session, workers, threads, config.run.dir / SCRATCH)
+        return training.run(TrainWork(with_threads(config, threads)), stop, reporter.warn, follower.look)
+
+
+LAUNCHERS: dict[str, Callable[[TrainConfig, Place, Stop, Reporter], dict[str, Any]]] = {
+    "inline": _inline,
+    "environment": _inline,
+    "spawn": _spawned,
+    "ray": _by_ray,
+}
+
+
+def with_threads(config: TrainConfig, threads: int) -> TrainConfig:
+    """The config with so many threads a worker."""
+    return config.model_copy(update={"run": config.run.model_copy(update={"threads": threads})})
+
+
+def _free(directory: Path) -> None:
+    """Refuse a folder that another process writes to; one that was just killed may take a moment to be gone."""
+    for _ in range(TRIES):
+        first = holder(directory)
+        if first is None:
+            return
+        time.sleep(PAUSE)
+    raise UsageError(f"{directory} is in use: {first}.", "Wait until it has finished, or stop it.")
+
+
+def _in_memory(config: TrainConfig, reporter: Reporter) -> TrainRun:
+    """A run of which nothing is kept but what is returned."""
+    with tempfile.TemporaryDirectory(prefix="distlfm-train-") as folder:
+        run = config.run.model_copy(update={"dir": Path(folder), "tensorboard": False, "checkpoint_every": 1e9})
+        inside = config.model_copy(update={"run": run})
+        found = _train_in(Path(folder), inside, find_place(os.environ), "inline", reporter)
+        return replace(found, config=config, directory=None, held=found.operator)
+
+
+MOST = 1000
+"""Instances of the validation split that the page looks at."""
+
+
+def report_training(run: Path | str, reporter: Reporter | None = None) -> Path:
+    """Write report.html of a finished training run. Scores need the first of its stores; without it there are none."""
+    folder = Path(run)
+    if not (folder / OPERATOR).is_file():
+        raise UsageError(f"{folder} is no finished training run: it has no {OPERATOR}.", "Finish it first.")
+    operator = Operator.load(folder / OPERATOR)
+    content = read_yaml(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    stores = [Path(path) for path in content.get("data", {}).get("stores", [])]
+    found = None
+    if stores and find_or_none(stores[0]) is not None:
+        config = EvaluateConfig(checkpoint=folder, store=stores[0], limit=MOST)
+        try:
+            found = scored(config, reporter or Silent())
+        except UsageError:  # no validation split
+            found = None
+    work = json.dumps(operator.training.get("settings"), sort_keys=True)
+    told = origin(operator, mark(folder / OPERATOR), hashlib.sha256(work.encode()).hexdigest()[:16])
+    told |= _told(operator.training)
+    text = (folder / CONFIG).read_text(encoding="utf-8") if (folder / CONFIG).is_file() else ""
+    return training_page(
+        folder / REPORT,
+        read_metrics(folder / METRICS),
+        None if found is None else found.scores,
+        [] if found is None else found.examples,
+        [] if found is None else found.fine,
+        operator.schema,
+        text,
+        told,
+        operator.notices,
+    )
+
+
+def _told(training: Any) -> dict[str, Any]:
+    """What the checkpoint tells of its training, in a few numbers."""
+    found = {"steps": training.get("step"), "seconds": training.get("seconds")}
+    found |= {f"instances: {part}": count for part, count in training.get("instances", {}).items()}
+    coverage = training.get("coverage") or {}
+    found |= {f"coverage of {name.replace('_', ', ')} %": value for name, value in coverage.items()}
+    return {name: value for name, value in found.items() if value is not None}

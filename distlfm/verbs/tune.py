@@ -1,0 +1,279 @@
+"""`distlfm tune`: trainings with different settings, of which the best becomes a config of `distlfm train`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distlfm.cluster.ranks.group import joined
+from distlfm.cluster.ranks.place import Place
+from distlfm.cluster.ray.sweep import TIME, Plan, Report, SweepTask, SweepWatch, Values, sweep
+from distlfm.config import dump, load
+from distlfm.errors import DistlfmError, Stopped, UsageError, WorkError
+from distlfm.lfo import Examples, split
+from distlfm.optional import require
+from distlfm.report.operator_page import Tried
+from distlfm.runs import CONFIG, REPORT
+from distlfm.runs.folder import begin, refuse_other_verbs
+from distlfm.runtime.reporting import Reporter, Silent, Task
+from distlfm.runtime.signals import Stop
+from distlfm.store import driver_lock
+from distlfm.store.files import put_all, storing
+from distlfm.training.log import METRICS, read_metrics
+from distlfm.training.settings import VALIDATION, TrainConfig, TuneConfig
+from distlfm.training.trials import FAILED, FINISHED, STOPPED, Trial, ranked, report_sweep, shared_examples, trial_name
+from distlfm.training.work import TrainWork, flat, keep_config, open_examples
+
+TRIALS, TABLE, BEST, FOLDER, SCRATCH = "trials.json", "trials.csv", "best.yaml", "trials", ".ray"
+WORST = 1e30
+"""The metric of a trial that failed, for a search that takes numbers only."""
+
+
+@dataclass
+class TuneRun:
+    """A sweep that has ended; `best` is the config of its best trial."""
+
+    config: TuneConfig
+    directory: Path
+    trials: list[Trial] = field(default_factory=list)
+
+    @property
+    def winner(self) -> Trial:
+        return ranked(self.trials, self.config.search.mode)[0]
+
+    @property
+    def best(self) -> TrainConfig:
+        return self.config.trial(self.winner.values)
+
+
+@dataclass(frozen=True)
+class TrialWork(SweepTask):
+    """Trains with some values in a folder of their own, where a trial that was broken off goes on.
+
+    ended: names of trials that only tell what they reported before.
+    """
+
+    config: TuneConfig
+    directory: Path
+    ended: frozenset[str] = frozenset()
+
+    def __call__(self, values: Values, report: Report, shared: Examples) -> None:
+        name, metric, told = trial_name(values), self.config.search.metric, -1
+
+        def tell(line: Mapping[str, Any]) -> None:
+            nonlocal told
+            if line.get(metric) is not None and line["epoch"] > told:
+                told = line["epoch"]
+                report({metric: float(line[metric]), TIME: told + 1})
+
+        folder = self.directory / FOLDER / name
+        if name in self.ended:
+            for line in read_metrics(folder / METRICS):
+                if line["event"] == "epoch":
+                    tell(line)
+            return
+        run = {"dir": str(folder), "threads": self.config.run.threads, "launcher": "inline"}
+        config = self.config.trial(values, run | {"checkpoint_every": self.config.run.checkpoint_every})
+        try:
+            with joined(Place()) as ranks:
+                TrainWork(config, on_epoch=tell, examples=shared)(ranks, lambda: False)
+        except DistlfmError as error:
+            worst = WORST if self.config.search.mode == "min" else -WORST
+            report({metric: worst, TIME: told + 2, "failure": str(error)})
+
+
+def tune(config: TuneConfig | Path | str, overrides: Sequence[str] = (), reporter: Reporter | None = None) -> TuneRun:
+    """Search for settings. The same call again goes on with a sweep that was stopped or killed.
+
+    The folder has config.yaml, trials.json and trials.csv, trials/NAME/ (a run of `distlfm train` each), report.html,
+    and best.yaml, a config for `distlfm train`.
+    """
+    if not isinstance(config, TuneConfig):
+        config = load(TuneConfig, Path(config), overrides)
+    if config.run.dir is None:
+        raise UsageError("It is not said where the sweep goes.", "Give --out DIR, or set run.dir in the config.")
+    directory, reporter = config.run.dir.resolve(), reporter or Silent()
+    refuse_others(directory)
+    config = config.model_copy(update={"train": config.train.resolved()})
+    refuse_unscored(config, open_examples(config.train))  # what is wrong with them is told now
+    begin(directory, FOLDER)
+    with driver_lock(directory, "tune"):
+        ledger = Ledger(config, directory)
+        ledger.resume(reporter)
+        keep_config(directory, config)
+        if len([one for one in ledger.trials if one.done]) < config.search.trials:
+            _sweep(config, directory, ledger, reporter)
+        return _conclude(config, directory, ledger, reporter)
+
+
+def refuse_others(directory: Path) -> None:
+    """Refuse a folder with files that a sweep would write over, and that are not of one."""
+    refuse_other_verbs(directory, "tune", (TRIALS, TABLE, BEST, REPORT))
+
+
+def refuse_unscored(config: TuneConfig, examples: Examples) -> None:
+    """Refuse a search by a figure that no epoch will have: few instances may all be on one side of the split."""
+    if config.search.metric.startswith(VALIDATION) and not len(split(examples.ids, config.train.split).validation):
+        raise UsageError(
+            f"None of {len(examples)} instances is in the validation split, which {config.search.metric} is about.",
+            "Give more instances, or a larger train.split.validation.",
+        )
+
+
+def _sweep(config: TuneConfig, directory: Path, ledger: Ledger, reporter: Reporter) -> None:
+    from distlfm.cluster.ray.session import ray_session
+
+    require("optuna", extra="ray")  # before a cluster is started for nothing
+    known = [one.values for one in ledger.trials]
+    ended = frozenset(one.name for one in ledger.trials if one.done)
+    plan = Plan(
+        space=config.space,
+        metric=config.search.metric,
+        mode=config.search.mode,
+        trials=config.search.trials,
+        longest=config.train.loop.epochs,
+        grace=min(config.asha.grace, config.train.loop.epochs),
+        keep=config.asha.reduction,
+        sampler=config.search.sampler,
+        seed=config.search.seed,
+        known=known,
+    )
+    with Stop() as stop, ray_session(config.run.address) as session:
+        room = sum(cpus // config.run.threads for cpus in session.node_cpus().values())
+        if not room:
+            raise UsageError(f"No node has {config.run.threads} CPUs for a trial.", "Give fewer run.threads.")
+        concurrent = min(config.run.workers or room, room, config.search.trials)
+        reporter.say(f"Ray Tune: {concurrent} trials at a time on {session.words}")
+        with reporter.task("tune", config.search.trials - len(ended)) as task:
+            ledger.task = task
+            sweep(
+                session,
+                TrialWork(config, directory, ended),
+                plan,
+                ledger,
+                stop,
+                concurrent=concurrent,
+                cpus=config.run.threads,
+                scratch=directory / SCRATCH,
+                shared=shared_examples(config.train),
+            )
+    done = len([one for one in ledger.trials if one.done])
+    if stop.requested and done < config.search.trials:
+        again = f"distlfm tune {directory / CONFIG}"
+        raise Stopped(stop.signal or signal.SIGINT, f"after {done} of {config.search.trials} trials", again)
+
+
+def _conclude(config: TuneConfig, directory: Path, ledger: Ledger, reporter: Reporter) -> TuneRun:
+    run = TuneRun(config, directory, ledger.trials)
+    if all(one.best is None for one in ledger.trials):
+        reason = next((one.failure for one in ledger.trials if one.failure), "")
+        raise WorkError(f"None of {len(ledger.trials)} trials gave a figure.", reason)
+    keys = list(config.space)
+    reporter.table("", ("trial", "status", "epochs", config.search.metric, *keys), table(run, keys))
+    winner = run.winner
+    head = f"# The best of {len(run.trials)} trials: {config.search.metric} {winner.best:.6g} at epoch {winner.at}.\n"
+    with storing(BEST, directory):
+        put_all({directory / BEST: (head + dump(run.best)).encode()})
+        tried = [Tried(one.name, one.status, one.epochs, one.best, one.values, one.failure) for one in run.trials]
+        report_sweep(directory, config, tried)
+    reporter.say(f"The best settings are in {directory / BEST}: distlfm train {directory / BEST} --out DIR")
+    return run
+
+
+class Ledger(SweepWatch):
+    """What is known of the trials, in trials.json and trials.csv."""
+
+    def __init__(self, config: TuneConfig, directory: Path) -> None:
+        self.config, self.directory = config, directory
+        self.trials: list[Trial] = []
+        self.task: Task | None = None
+        self._counted: set[str] = set()
+
+    def resume(self, reporter: Reporter) -> None:
+        """Read what an earlier call has left."""
+        path = self.directory / TRIALS
+        if not path.exists():
+            return
+        told = json.loads(path.read_text(encoding="utf-8"))
+        before, now = flat(told["config"]), flat(self.config.work())
+        differing = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+        if differing:
+            key = differing[0]
+            raise UsageError(
+                f"{self.directory} was begun with {key}={before.get(key)!r}, and it is {now.get(key)!r} now.",
+                "Give the config it was begun with, or another --out directory.",
+            )
+        self.trials = [Trial(**one) for one in told["trials"]]
+        self._counted = {one.name for one in self.trials if one.done}
+        reporter.say(f"{len(self._counted)} of {self.config.search.trials} trials are done already.")
+
+    def began(self, values: Values) -> None:
+        self._trial(values)
+        self._write()
+
+    def reported(self, values: Values, report: Mapping[str, Any]) -> None:
+        one, metric = self._trial(values), self.config.search.metric
+        if one.name in self._counted or metric not in report:
+            return
+        if report.get("failure"):
+            one.failure = str(report["failure"])
+            return
+        one.epochs, value = max(one.epochs, int(report[TIME])), float(report[metric])
+        if math.isfinite(value) and (one.best is None or (value < one.best) == (self.config.search.mode == "min")):
+            one.best, one.at = value, int(report[TIME])
+        self._write()
+
+    def ended(self, values: Values, failure: str) -> None:
+        one = self._trial(values)
+        if one.name in self._counted:
+            return
+        one.failure = one.failure or failure
+        whole = one.epochs >= self.config.trial(values).loop.epochs
+        one.status = FAILED if one.failure else FINISHED if whole else STOPPED
+        self._counted.add(one.name)
+        self._write()
+        if self.task is not None:
+            best = ranked(self.trials, self.config.search.mode)[0].best
+            self.task.advance(1, "" if best is None else f"best {self.config.search.metric} {best:.4g}")
+
+    def _trial(self, values: Values) -> Trial:
+        name = trial_name(values)
+        for one in self.trials:
+            if one.name == name:
+                return one
+        self.trials.append(Trial(name, dict(values)))
+        return self.trials[-1]
+
+    def _write(self) -> None:
+        content = {"config": self.config.work(), "trials": [asdict(one) for one in self.trials]}
+        keys = list(self.config.space)
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow(["trial", "status", "epochs", self.config.search.metric, "epoch", *keys, "failure"])
+        for one in self.trials:
+            chosen = [json.dumps(one.values[key]) for key in keys]
+            writer.writerow([one.name, one.status, one.epochs, one.best, one.at, *chosen, one.failure])
+        with storing("the trials", self.directory):
+            put_all(
+                {
+                    self.directory / TRIALS: json.dumps(content, indent=1).encode(),
+                    self.directory / TABLE: text.getvalue().encode(),
+                }
+            )
+
+
+def table(run: TuneRun, keys: Sequence[str]) -> list[list[str]]:
+    """Rows for people, the best first."""
+    rows = []
+    for one in ranked(run.trials, run.config.search.mode):
+        chosen = [f"{value:.4g}" if isinstance(value := one.values[key], float) else str(value) for key in keys]
+        best = "–" if one.best is None else f"{one.best:.5g}"
+        rows.append([one.name, one.status, str(one.epochs), best, *chosen])
+    return rows

@@ -1,0 +1,190 @@
+"""What a site remembers between messages, each of which may be handled by a new process.
+
+Files that only the owner reads, changed under one lock and replaced whole. Never a site's values: only the secrets of
+the masks while a sum is under way, which sums were answered, and what was used up today.
+
+Files that a round leaves at a site: held aside, and put in place only after the round's sum was opened.
+
+A coordinator can ask for work and then abandon the sum. What such work wrote must not change the next answer, so the
+files of a sum wait in a folder of their own, named by the run and by the sum's session, which is a hash of its roster.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import Field, ValidationError
+
+from distlfm.config import Config
+from distlfm.federated.refused import Reason, Refused
+from distlfm.federated.secure.member import MemberState
+from distlfm.store.files import flush, put_all, remove, storing
+
+FORGET_SECONDS = 24 * 3600.0
+"""Secrets of a sum that was never finished are removed after this time."""
+
+ANSWERED = 10_000
+"""So many answered requests are remembered."""
+
+
+class Usage(Config):
+    """What was used on a UTC day."""
+
+    day: str = ""
+    queries: int = 0
+    bytes: int = 0
+
+
+class Answered(Config):
+    """Requests whose sum was unmasked: digest of the request → digest of the list of sites in the sum."""
+
+    sums: dict[str, str] = Field(default_factory=dict)
+
+
+Kept = TypeVar("Kept", bound=Config)
+
+
+class Memory:
+    """The folder of a site's state."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "secagg"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else reads or changes the memory meanwhile: two processes cannot both take the same step."""
+        with storing("the site's state", self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def state(self, run: str) -> MemberState:
+        """What is known of the sum under way in a run; refused if there is none."""
+        try:
+            return MemberState.model_validate_json(self._sum(run).read_bytes())
+        except FileNotFoundError:
+            raise Refused(Reason.STAGE, "No sum is under way in this run.") from None
+        except ValidationError:
+            raise Refused(Reason.STAGE, "What was remembered of this sum cannot be read.") from None
+
+    def keep(self, run: str, state: MemberState) -> None:
+        """Replace what is known of the sum under way; the secrets that are not in `state` are gone."""
+        self._put(self._sum(run), state.model_dump_json().encode())
+
+    def forget_old(self) -> None:
+        """Remove what is left of sums that were never finished."""
+        for path in self._folder.glob("sum-*.json"):
+            if time.time() - path.stat().st_mtime > FORGET_SECONDS:
+                path.unlink(missing_ok=True)
+
+    def use(self, limit: Usage, *, queries: int = 0, bytes_: int = 0) -> None:
+        """Count what is about to be used; refused, and not counted, beyond the limits of a day."""
+        day = datetime.now(UTC).date().isoformat()
+        used = self._read(Usage, "usage.json")
+        used = used if used.day == day else Usage(day=day)
+        if queries and used.queries + queries > limit.queries:
+            raise Refused(Reason.QUERIES, f"{limit.queries} a day.")
+        if used.bytes + bytes_ > limit.bytes:
+            raise Refused(Reason.BYTES, f"{limit.bytes} a day.")
+        used = Usage(day=day, queries=used.queries + queries, bytes=used.bytes + bytes_)
+        self._put(self._folder / "usage.json", used.model_dump_json().encode())
+
+    def check_answered(self, request: str, sites: str) -> None:
+        """Refuse a request that was answered with other sites before: the difference would be what one site said."""
+        if self._read(Answered, "answered.json").sums.get(request, sites) != sites:
+            raise Refused(Reason.REPEATED, "The difference of the two sums would show single sites.")
+
+    def answer(self, request: str, sites: str) -> None:
+        """Note that a request is answered with these sites."""
+        self.check_answered(request, sites)
+        answered = self._read(Answered, "answered.json").sums
+        kept = [(known, by) for known, by in answered.items() if known != request][-(ANSWERED - 1) :]
+        self._put(
+            self._folder / "answered.json", Answered(sums=dict([*kept, (request, sites)])).model_dump_json().encode()
+        )
+
+    def _sum(self, run: str) -> Path:
+        return self._folder / f"sum-{run}.json"
+
+    def _read(self, kind: type[Kept], name: str) -> Kept:
+        try:
+            return kind.model_validate_json((self._folder / name).read_bytes())
+        except FileNotFoundError:
+            return kind()
+
+    def _put(self, path: Path, content: bytes) -> None:
+        draft = path.with_name(f".{path.name}.part")
+        with storing("the site's state", self._folder):
+            draft.unlink(missing_ok=True)
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError:
+                remove(draft)  # on a full disk it takes what little there is
+                raise
+            draft.replace(path)
+            flush(self._folder)
+
+
+FORGET_DRAFTS_SECONDS = 24 * 3600.0
+"""Files of a sum that was never opened are removed after this time, or when the same run begins another one."""
+
+_FOLDER: ContextVar[Path | None] = ContextVar("folder of drafts", default=None)
+
+
+def draft_folder() -> Path | None:
+    """Return where the app writes files that are kept if the sum is opened; None outside of a sum."""
+    return _FOLDER.get()
+
+
+class Drafts:
+    """Files of the sums under way, below the folder of a site's state."""
+
+    def __init__(self, state: Path) -> None:
+        self._folder = state / "drafts"
+
+    @contextmanager
+    def collect(self, run: str, session: str) -> Iterator[None]:
+        """Let the app write files of a sum. Those of the run's earlier sums, never opened, are removed first."""
+        self._remove_old(run)
+        folder = self._folder / f"{run}.{session}"
+        with storing("a draft", self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.mkdir(mode=0o700)
+        token = _FOLDER.set(folder)
+        try:
+            yield
+        finally:
+            _FOLDER.reset(token)
+
+    def keep(self, run: str, session: str, target: Path) -> list[str]:
+        """Move the files of an opened sum into `target` and return their names."""
+        folder = self._folder / f"{run}.{session}"
+        files = sorted(folder.iterdir()) if folder.is_dir() else []
+        if files:
+            with storing("the site's model", target):
+                target.mkdir(parents=True, exist_ok=True)
+                put_all({target / file.name: file.read_bytes() for file in files})
+        shutil.rmtree(folder, ignore_errors=True)
+        return [file.name for file in files]
+
+    def _remove_old(self, run: str) -> None:
+        for folder in self._folder.glob("*.*"):
+            if folder.name.startswith(f"{run}.") or time.time() - folder.stat().st_mtime > FORGET_DRAFTS_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,279 @@
+"""How roles come to know each other's public keys: the coordinator enrols sites, and each site pins the others.
+
+Who is enrolled is the coordinator's choice; whom a site believes is the site's own, and no message changes it.
+
+The link's list of sites: their public keys, and who was revoked. The coordinator's folder is the authority.
+
+A running link follows the file: an enrolled site is let in, and a revoked one is shut out, within a second.
+
+The files that coordinator and sites hand to each other when a federation is made. None of them is secret.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from distlfm.config import Config, Model, build
+from distlfm.errors import UsageError
+from distlfm.federated.audit import AuditLog
+from distlfm.federated.secure.keys import is_signed, public_hex
+from distlfm.federated.setup.homes import LinkConfig, LinkHome, SiteHome, check_name
+from distlfm.federated.setup.identity import check_node_public, check_signing_public, fingerprint, load_signing_key
+from distlfm.federated.site.policy import load_policy
+from distlfm.store.files import put_all, unreadable
+
+FOLLOW_SECONDS = 1.0
+
+
+class Entry(Config):
+    """A site's public keys."""
+
+    node: str
+    signing: str
+    status: Literal["active", "revoked"] = "active"
+
+    @field_validator("signing")
+    @classmethod
+    def _signing(cls, value: str) -> str:
+        return check_signing_public(value)
+
+    @field_validator("node")
+    @classmethod
+    def _node(cls, value: str) -> str:
+        check_node_public(value)
+        return value.strip()
+
+
+class Roster(Config):
+    """All sites by name."""
+
+    sites: dict[str, Entry] = Field(default_factory=dict)
+
+    @field_validator("sites")
+    @classmethod
+    def _names(cls, value: dict[str, Entry]) -> dict[str, Entry]:
+        for name in value:
+            check_name(name)
+        return value
+
+    def active(self) -> dict[str, Entry]:
+        return {name: entry for name, entry in self.sites.items() if entry.status == "active"}
+
+
+def read_roster(path: Path) -> Roster:
+    """The list in a file; an empty one if there is none yet."""
+    if not path.exists():
+        return Roster()
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except ValueError as error:
+        raise UsageError(f"Cannot read {path}: {error}.", "Put a saved copy of it back.") from None
+    return build(Roster, content, source=str(path))
+
+
+def write_roster(path: Path, roster: Roster) -> None:
+    """Replace the list, whole or not at all."""
+    put_all({path: (json.dumps(roster.model_dump(), indent=2) + "\n").encode()})
+
+
+def follow(state: Any, roster: Roster, owner: str) -> list[tuple[str, str]]:
+    """Make Flower's list of nodes the same as the roster's active sites.
+
+    state: Flower's LinkState. Gives what was changed: "let in" or "shut out", and the site's name.
+    """
+    changes: list[tuple[str, str]] = []
+    wanted = {check_node_public(entry.node): name for name, entry in roster.active().items()}
+    known = {node.public_key: node for node in state.get_node_info(owner_aids=[owner], statuses=_PRESENT)}
+    for key, node in known.items():
+        if key not in wanted:
+            state.delete_node(owner, node.node_id)
+            changes.append(("shut out", node.name))
+    for key, name in wanted.items():
+        if key not in known:
+            state.create_node(owner, name, key, 30.0, name=name)
+            changes.append(("let in", name))
+    return changes
+
+
+_PRESENT = ["registered", "online", "offline"]
+
+
+LABEL = "public keys of a site"
+"""What a site's proof is a signature of, besides its keys."""
+
+
+class Kit(Config):
+    """What a site gets from the coordinator. Nothing in it is secret."""
+
+    kind: Literal["distlfm-kit"] = "distlfm-kit"
+    federation: str
+    site: str
+    host: str
+    port: int = Field(ge=1, le=65535)
+    package: str
+    ca: str
+
+
+class PublicKeys(Config):
+    """What the coordinator gets from a site. The proof shows that the site holds the signing key."""
+
+    kind: Literal["distlfm-site"] = "distlfm-site"
+    federation: str
+    site: str
+    node: str
+    signing: str
+    proof: str
+
+    def signed(self) -> bytes:
+        return f"{self.federation}\n{self.site}\n{self.node}".encode()
+
+
+class Peers(Config):
+    """What every site gets at last: the signing keys of all."""
+
+    kind: Literal["distlfm-peers"] = "distlfm-peers"
+    federation: str
+    peers: dict[str, str]
+
+
+def write_handed(path: Path, content: Config) -> None:
+    """As JSON, whole or not at all."""
+    put_all({path: (json.dumps(content.model_dump(), indent=2) + "\n").encode()})
+
+
+def read_handed(model: type[Model], path: Path) -> Model:
+    """A file that the other side sent; it is checked like a config."""
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except ValueError as error:
+        raise UsageError(f"Cannot read {path}: {error}.", "Give the file that the other side sent.") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is no file of a federation.", "Give the file that the other side sent.")
+    return build(model, content, source=str(path))
+
+
+def enrol(path: Path, files: Sequence[Path]) -> str:
+    """Take sites' public keys into the roster, and write peers.json. Gives the fingerprint of all signing keys."""
+    home = LinkHome(path)
+    config, roster = home.config(), read_roster(home.roster)
+    sites = dict(roster.sites)
+    for file in files:
+        keys = read_handed(PublicKeys, file)
+        if keys.federation != config.federation or keys.site not in config.sites:
+            raise UsageError(
+                f"{file} is of site {keys.site!r} in {keys.federation!r}, which is not expected here.",
+                f"Expected are: {', '.join(config.sites)}.",
+            )
+        if not is_signed(check_signing_public(keys.signing), keys.proof, LABEL, keys.signed()):
+            raise UsageError(f"{file} was changed since the site wrote it.", "Ask the site for it again.")
+        entry, known = Entry(node=keys.node, signing=keys.signing), sites.get(keys.site)
+        if known is not None and known.status == "active" and known != entry:
+            raise UsageError(
+                f"Site {keys.site} is enrolled with other keys.",
+                f"If it has really made new ones: distlfm federated provision revoke {path} {keys.site}",
+            )
+        sites[keys.site] = entry
+    _distinct(sites)
+    write_roster(home.roster, roster.model_copy(update={"sites": sites}))
+    return _write_peers(home, config)
+
+
+def missing(path: Path) -> list[str]:
+    """Sites that are expected, and whose keys are not enrolled (or were revoked)."""
+    home = LinkHome(path)
+    active = read_roster(home.roster).active()
+    return [name for name in home.config().sites if name not in active]
+
+
+def revoke(path: Path, site: str) -> str:
+    """Shut a site out; a running link does so within a second. Gives the fingerprint of the keys that are left."""
+    home = LinkHome(path)
+    config, roster = home.config(), read_roster(home.roster)
+    if site not in roster.sites:
+        raise UsageError(f"There is no site {site!r}.", f"Enrolled are: {', '.join(roster.sites) or 'none'}.")
+    gone = roster.sites[site].model_copy(update={"status": "revoked"})
+    write_roster(home.roster, roster.model_copy(update={"sites": {**roster.sites, site: gone}}))
+    AuditLog(home.audit).append("revoke", "", site=site)
+    return _write_peers(home, config)
+
+
+def pin(path: Path, peers_file: Path, *, sites: Sequence[str] = (), replace: bool = False) -> dict[str, str]:
+    """Write the sites' signing keys into the policy. Gives them by site; all sites must have the same ones.
+
+    sites: who takes part, this site among them, as the site knows from others than the link; without it those that are
+    pinned already. A link that could add sites of its own would read the sum of one site among them. A key that was
+    pinned before is changed only with `replace`: a link that could change it could pose as a site.
+    """
+    home, peers = SiteHome(path), read_handed(Peers, peers_file)
+    config, policy = home.config(), load_policy(home.policy)
+    if peers.federation != config.federation:
+        raise UsageError(f"{peers_file} is of another federation, {peers.federation!r}.", "Ask for the right file.")
+    _check_expected(peers_file, set(peers.peers), set(sites) or set(policy.peers))
+    for name, key in peers.peers.items():
+        check_name(name)
+        check_signing_public(key)
+        if name == config.name and key != public_hex(load_signing_key(home.signing_key)):
+            raise UsageError(
+                f"{peers_file} has another key for this site than signing.key is.",
+                "Do not use it: somebody may be posing as this site. Tell the coordinator and the other sites.",
+            )
+        if not replace and policy.peers.get(name, key) != key:
+            raise UsageError(
+                f"{peers_file} has another key for {name} than is pinned.",
+                f"Ask {name} by telephone whether it made a new key; if so, add --replace.",
+            )
+    if config.name not in peers.peers:
+        raise UsageError(f"{peers_file} does not have this site, {config.name}.", "Ask the coordinator to enrol it.")
+    text = home.policy.read_text(encoding="utf-8")
+    lines = "".join(f"  {name}: {key!r}\n" for name, key in sorted(peers.peers.items()))
+    kept = re.split(r"^peers:", text, maxsplit=1, flags=re.MULTILINE)[0]
+    put_all({home.policy: f"{kept}peers:\n{lines}".encode()})
+    told = peers_fingerprint(peers.peers)
+    AuditLog(home.audit).append("peers pinned", "", peers=sorted(peers.peers), fingerprint=told)
+    return dict(sorted(peers.peers.items()))
+
+
+def _check_expected(file: Path, found: set[str], expected: set[str]) -> None:
+    """Refuse a list of sites that is not the one which the site has agreed to."""
+    listed = ",".join(sorted(found))
+    if not expected:
+        raise UsageError(
+            f"{file} has {len(found)} sites: {listed.replace(',', ', ')}. It is not said which ones are expected.",
+            "Ask by telephone, not the coordinator alone, whether each of them exists and takes part; then name them: "
+            "--sites a,b,c",
+        )
+    for names, what in ((found - expected, "not expected"), (expected - found, "expected, and missing")):
+        if names:
+            raise UsageError(
+                f"{file} has {len(found)} sites; {', '.join(sorted(names))}: {what}.",
+                "A site that does not exist could help to read yours. If they really changed, and the sites say so by "
+                "telephone, name all of them: --sites a,b,c",
+            )
+
+
+def peers_fingerprint(peers: Mapping[str, str]) -> str:
+    """The same at all sites, or somebody was told another key."""
+    return fingerprint("".join(f"{name} {key}\n" for name, key in sorted(peers.items())))
+
+
+def _distinct(sites: Mapping[str, Entry]) -> None:
+    for what in ("node", "signing"):
+        keys = [getattr(entry, what) for entry in sites.values()]
+        if len(set(keys)) != len(keys):
+            raise UsageError(f"Two sites have the same {what} key.", "Each site must make its own.")
+
+
+def _write_peers(home: LinkHome, config: LinkConfig) -> str:
+    peers = {name: entry.signing for name, entry in sorted(read_roster(home.roster).active().items())}
+    write_handed(home.peers, Peers(federation=config.federation, peers=peers))
+    return peers_fingerprint(peers)

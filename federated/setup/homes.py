@@ -1,0 +1,330 @@
+"""The folder of a role: where a coordinator's and a site's keys, settings, logs and state lie.
+
+Folders are readable by their owner alone (0700), and so is every secret in them (0600).
+
+Which names hosts may have: they stand in certificates, and in the addresses that sites call.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from distlfm.config import Config, dump, load
+from distlfm.errors import UsageError
+from distlfm.store.files import naming, unreadable
+
+LONGEST = 253
+LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+HOST_NAME = re.compile(rf"{LABEL}(\.{LABEL})*")
+"""By the book the underscore is no letter of such names; in those of containers it is."""
+
+
+def check_host(host: str) -> str:
+    """The name or address itself, or a refusal."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        if len(host) > LONGEST or not HOST_NAME.fullmatch(host):
+            raise UsageError(
+                f"{host!r} is no name or address of a host.",
+                "Give one such as link.example.org or 10.0.0.3, without a port: letters, digits and hyphens, up to 63 "
+                f"between dots and {LONGEST} in all; other letters in their xn-- form.",
+            ) from None
+    return host
+
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+"""Names of sites and runs: they become names of files, and stand in logs."""
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
+"""Addresses to listen on that mean all of a machine's."""
+
+
+def check_name(name: str) -> str:
+    """The name itself, or a refusal."""
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is no name of a site or run.", "Use up to 40 small letters, digits and hyphens, such as ward-3."
+        )
+    return name
+
+
+def near_address(bind: str) -> str:
+    """Where processes of this machine reach whoever listens on an address; that of all addresses is none to call."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}.get(bind, bind)  # noqa: S104
+
+
+def joined(host: str, port: int) -> str:
+    """HOST:PORT, with the brackets that an address of IPv6 needs."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def refuse_unless_loopback(host: str) -> None:
+    """Plain text never leaves the machine."""
+    if host not in LOOPBACK:
+        raise UsageError(
+            f"--insecure is for this machine alone, and the address is {host}.",
+            "Leave --insecure out: TLS and node keys are made by `distlfm federated provision`.",
+        )
+
+
+class LinkConfig(Config):
+    """link.yaml: where the coordinator listens, and under which names it is known."""
+
+    federation: str = "federation"
+    bind: str = "127.0.0.1"
+    """Address that the link listens on. The default is reached from this machine alone."""
+    host: str = "127.0.0.1"
+    """Name or address under which the sites reach it; the server's certificate holds it."""
+    port: int = Field(8443, ge=1, le=65535)
+    sites: tuple[str, ...] = ()
+
+    @field_validator("federation")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        return check_name(value)
+
+    @field_validator("bind", "host")
+    @classmethod
+    def _hosts(cls, value: str) -> str:
+        return check_host(value)
+
+
+class NodeConfig(Config):
+    """node.yaml: how a site reaches its coordinator."""
+
+    federation: str
+    name: str
+    host: str
+    port: int = Field(ge=1, le=65535)
+    runtime_port: int = Field(0, ge=0, le=65535)
+    """Port on 127.0.0.1 between the site's own processes; 0 takes a free one."""
+    heartbeat: float = Field(10.0, ge=10.0, le=1800.0)
+    """Seconds. A site that was silent for twice as long counts as lost."""
+
+    @property
+    def address(self) -> str:
+        return joined(self.host, self.port)
+
+
+@dataclass(frozen=True)
+class Home:
+    """What both roles have."""
+
+    path: Path
+
+    @property
+    def ca(self) -> Path:
+        return self.path / "ca.pem"
+
+    @property
+    def secret(self) -> Path:
+        """Shared by the processes of this role on this machine; whoever lacks it gets no task."""
+        return self.path / "superexec.secret"
+
+    @property
+    def audit(self) -> Path:
+        return self.path / "audit.jsonl"
+
+    @property
+    def state(self) -> Path:
+        return self.path / "state"
+
+    @property
+    def status(self) -> Path:
+        return self.state / "status.json"
+
+    @property
+    def flower(self) -> Path:
+        """FLWR_HOME."""
+        return self.state / "flower"
+
+    def log(self, process: str) -> Path:
+        return self.state / f"{process}.log"
+
+
+@dataclass(frozen=True)
+class LinkHome(Home):
+    """The coordinator's folder."""
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "link.yaml"
+
+    @property
+    def ca_key(self) -> Path:
+        """Signs server certificates; needed by `provision` alone, so it may be kept elsewhere afterwards."""
+        return self.path / "ca.key"
+
+    @property
+    def certificate(self) -> Path:
+        return self.path / "server.pem"
+
+    @property
+    def key(self) -> Path:
+        return self.path / "server.key"
+
+    @property
+    def tokens(self) -> Path:
+        """Digests of the admin tokens, by their holder's name."""
+        return self.path / "tokens.json"
+
+    @property
+    def admin_token(self) -> Path:
+        return self.path / "admin.token"
+
+    @property
+    def roster(self) -> Path:
+        """Public keys of the sites, and who was revoked."""
+        return self.path / "roster.json"
+
+    @property
+    def peers(self) -> Path:
+        return self.path / "peers.json"
+
+    @property
+    def kits(self) -> Path:
+        return self.path / "kits"
+
+    @property
+    def database(self) -> Path:
+        return self.state / "link.db"
+
+    @property
+    def runs(self) -> Path:
+        return self.path / "runs"
+
+    def config(self) -> LinkConfig:
+        if not self.config_file.exists():
+            raise UsageError(
+                f"{self.path} is no coordinator's folder: it has no link.yaml.",
+                "Make one: distlfm federated provision link FOLDER --sites a,b,c",
+            )
+        return load(LinkConfig, self.config_file)
+
+
+@dataclass(frozen=True)
+class SiteHome(Home):
+    """A site's folder."""
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "node.yaml"
+
+    @property
+    def node_key(self) -> Path:
+        return self.path / "node.key"
+
+    @property
+    def node_public(self) -> Path:
+        return self.path / "node.pub"
+
+    @property
+    def signing_key(self) -> Path:
+        return self.path / "signing.key"
+
+    @property
+    def policy(self) -> Path:
+        return self.path / "policy.yaml"
+
+    @property
+    def node(self) -> Path:
+        """Says which process the link has let in."""
+        return self.state / "node.json"
+
+    def config(self) -> NodeConfig:
+        if not self.config_file.exists():
+            raise UsageError(
+                f"{self.path} is no site's folder: it has no node.yaml.",
+                "Make one from the coordinator's kit: distlfm federated provision site KIT FOLDER",
+            )
+        return load(NodeConfig, self.config_file)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder that only its owner can enter; an existing one is closed to others."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.chmod(0o700)
+    except OSError as error:
+        raise UsageError(f"Cannot make the folder {path}: {error.strerror}.", "Choose another place.") from None
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Write a new file with mode 0600 from its first byte on. An existing one is never replaced."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise UsageError(
+            f"{path} is there already, and keys are not replaced.", "Choose another folder, or move the old one away."
+        ) from None
+    try:
+        with naming(path), os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:  # a part of a key is none, and would never be replaced
+        path.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def whole_or_not(path: Path) -> Iterator[None]:
+    """Take back what was made in a folder if its making is broken off, so that it can be tried again."""
+    before = set(path.iterdir()) if path.is_dir() else set()
+    is_new = not path.exists()
+    try:
+        with naming(path):
+            yield
+    except BaseException:
+        made = [path] if is_new else set(path.iterdir()) - before if path.is_dir() else []
+        for one in made:
+            with suppress(OSError):  # what cannot be taken back is told of at the next try
+                shutil.rmtree(one) if one.is_dir() else one.unlink()
+        raise
+
+
+def check_secret(path: Path) -> Path:
+    """A secret that is there and that nobody else can read, or a refusal."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise UsageError(f"There is no {path}.", "Make it with: distlfm federated provision") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if mode & 0o077:
+        raise UsageError(f"{path} can be read by others.", f"Close it: chmod 600 {path}")
+    check_readable(path)
+    return path
+
+
+def check_readable(*paths: Path) -> None:
+    """Refuse files that may not be read: a process that needs them would end, and be started, again and again."""
+    for path in paths:
+        if path.exists() and not os.access(path, os.R_OK):
+            raise unreadable(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)))
+
+
+def check_log(path: Path) -> None:
+    """Refuse to begin what could not be logged."""
+    check_readable(path)
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(
+            f"Cannot write {path}: {os.strerror(errno.EACCES)}.", "Give yourself the right to write there."
+        )
+
+
+def write_config(path: Path, config: Config) -> None:
+    """A role's settings as YAML."""
+    path.write_text(dump(config), encoding="utf-8")

@@ -1,0 +1,246 @@
+"""Making the roles: the coordinator's folder, a site's folder, and how they come to know each other's public keys.
+
+coordinator: make_link → a kit for each site          (addresses and the CA's certificate; nothing secret)
+site:        make_site → a file of public keys         (the private ones are made here and stay here)
+coordinator: enrol     → peers.json                    (every site's public signing key)
+site:        pin       → the policy names its peers    (by the names that the site expects, and whose fingerprint
+                                                        was compared by telephone)
+
+The last two are in `enrolment`.
+
+What a new site finds in its folder: a policy and settings, with a line about each choice.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from distlfm.config import dump
+from distlfm.errors import UsageError
+from distlfm.federated.audit import AuditLog
+from distlfm.federated.link.authn import add_token
+from distlfm.federated.secure.keys import sign
+from distlfm.federated.setup.enrolment import LABEL, Kit, PublicKeys, enrol, pin, read_handed, write_handed
+from distlfm.federated.setup.homes import (
+    EVERYWHERE,
+    LinkConfig,
+    LinkHome,
+    NodeConfig,
+    SiteHome,
+    check_host,
+    check_name,
+    make_folder,
+    whole_or_not,
+    write_config,
+    write_secret,
+)
+from distlfm.federated.setup.identity import (
+    load_signing_key,
+    make_certificates,
+    make_node_key,
+    make_signing_key,
+    renew_certificate,
+)
+from distlfm.store.files import put_all
+from distlfm.version import __version__
+
+POLICY = """\
+# What this site allows. It is read for every message; nobody else can change it.
+site: {site}
+# The version of distlfm that all sites agreed on.
+package: {package}
+# Kinds of message that are answered. query.* are the federation's questions; take the line away to answer none.
+allowed:
+  - train
+  - evaluate
+  - query.*
+# Fewest sites in a sum, at its start and at its end: nobody learns a sum over fewer.
+min_cohort: 3
+# Fewest patients used for an answer: those in the batches of a round's steps, those that choose for its figures.
+min_examples: 5
+# Kinds of message that all sites answer together or not at all, so that no two answers differ by one site.
+fixed_cohort:
+  - evaluate
+  - query
+# Weights that a round may tune and leave here, by name or pattern such as second.estimate.*; none by default.
+local: []
+# Longest update that leaves (its norm), and noise on it in units of that; null: as it is.
+clip: null
+noise_multiplier: 0.0
+# Privacy budget of this site's patients (differential privacy); null: masking alone.
+epsilon: null
+delta: 1.0e-5
+# Limits of a day (UTC). Figures of a model count as a question: a programme of five rounds asks for them six times.
+queries_a_day: 100
+bytes_a_day: 2000000000
+# Signing keys of all sites, written by `distlfm federated provision pin`. Keep this the last entry.
+peers: {{}}
+"""
+
+SITE = """\
+# What this site works on. No message changes it.
+name: {site}
+# Either the content of a config of `distlfm fit`, whose data section says where the patients' records are:
+#fit:
+#  verb: fit
+#  data:
+#    path: /data/patients.csv
+#    columns: {{instance: patient, time: time_min, values: glucose_mg_dl}}
+#    window: 1440
+#  mechanism: {{kind: glucose}}  # with the priors that all sites agreed on
+# or pairs that were made before:
+#store: /data/pairs.zarr
+# Share of the patients that are never learned from, but measure the model, and of those that choose between models:
+#test: 0.3
+#choose: 0.2
+# How the noise of differential privacy is made; the unit is a patient with all windows. epsilon and delta of
+# policy.yaml win over those here:
+#privacy: {{epsilon: 4.0, delta: 1.0e-5, noise: 3.85, sample: 0.5}}
+"""
+
+
+def policy_text(site: str, package: str) -> str:
+    """policy.yaml of a new site."""
+    return POLICY.format(site=site, package=package)
+
+
+def site_text(site: str) -> str:
+    """site.yaml of a new site."""
+    return SITE.format(site=site)
+
+
+SECRET_BYTES = 32
+_ALWAYS = ("127.0.0.1", "::1", "localhost")
+"""The link's own processes reach it so, whatever the sites call it."""
+
+
+def make_link(path: Path, config: LinkConfig, hosts: Sequence[str] = ()) -> list[Path]:
+    """Make a coordinator's folder. Gives the kits, one a site. hosts: further names in the certificate."""
+    names = [check_name(name) for name in config.sites]
+    if len(set(names)) != len(names) or len(names) < 3:
+        raise UsageError(
+            f"{len(set(names))} different sites are given.",
+            "A federation has three or more: with two, each could take its own share from the sum.",
+        )
+    for host in hosts:
+        check_host(host)
+    home = LinkHome(path)
+    if home.config_file.exists():
+        raise UsageError(f"{path} is a coordinator's folder already.", "Choose another one.")
+    with whole_or_not(path):
+        return _fill_link(home, config, hosts)
+
+
+def _fill_link(home: LinkHome, config: LinkConfig, hosts: Sequence[str]) -> list[Path]:
+    for folder in (home.path, home.state, home.flower, home.kits, home.runs):
+        make_folder(folder)
+    bound = () if config.bind in EVERYWHERE else (config.bind,)
+    make_certificates(home, config.federation, list(dict.fromkeys((config.host, *hosts, *bound, *_ALWAYS))))
+    write_secret(home.secret, secrets.token_bytes(SECRET_BYTES))
+    write_config(home.config_file, config)
+    add_token(home.path, "admin")
+    kits = [_write_kit(home, config, name) for name in config.sites]
+    AuditLog(home.audit).append("provisioned", "", federation=config.federation, sites=list(config.sites))
+    return kits
+
+
+def add_site(path: Path, site: str) -> Path:
+    """Expect one more site, and make its kit. For a site that is expected already, its kit is made anew."""
+    home = LinkHome(path)
+    config = home.config()
+    if check_name(site) not in config.sites:
+        config = config.model_copy(update={"sites": (*config.sites, site)})
+        put_all({home.config_file: dump(config).encode()})
+        AuditLog(home.audit).append("site expected", "", site=site)
+    return _write_kit(home, config, site)
+
+
+def renew(path: Path) -> datetime:
+    """Give the link a new server certificate, with which it serves after its next start. Gives its end."""
+    home = LinkHome(path)
+    home.config()
+    until = renew_certificate(home)
+    AuditLog(home.audit).append("certificate renewed", "", until=until.isoformat())
+    return until
+
+
+def make_site(kit_file: Path, path: Path, operator: Path | None = None) -> Path:
+    """Make a site's folder from its kit. Gives the file of public keys, to be sent to the coordinator.
+
+    operator: the checkpoint that all begin with, copied into the folder.
+    """
+    kit = read_handed(Kit, kit_file)
+    if kit.package != __version__:
+        raise UsageError(
+            f"The kit is for distlfm {kit.package}, and {__version__} is installed.",
+            f'Install that version: pip install "distlfm[federated]=={kit.package}"',
+        )
+    home = SiteHome(path)
+    if home.config_file.exists():
+        raise UsageError(f"{path} is a site's folder already.", "Choose another one.")
+    checkpoint = None if operator is None else _checked(operator)
+    with whole_or_not(path):
+        return _fill_site(home, kit, checkpoint)
+
+
+def _checked(operator: Path) -> Path:
+    """The checkpoint that a path means, if this version can read it."""
+    from distlfm.answers.asking import find_checkpoint
+    from distlfm.lfo import load_checkpoint  # whoever makes a link needs no torch
+
+    found = find_checkpoint(operator)
+    load_checkpoint(found)
+    return found
+
+
+def _fill_site(home: SiteHome, kit: Kit, operator: Path | None) -> Path:
+    path = home.path
+    for folder in (path, home.state, home.flower):
+        make_folder(folder)
+    signing, node = make_signing_key(home), make_node_key(home)
+    write_secret(home.secret, secrets.token_bytes(SECRET_BYTES))
+    home.ca.write_text(kit.ca, encoding="ascii")
+    config = NodeConfig(federation=kit.federation, name=check_name(kit.site), host=kit.host, port=kit.port)
+    write_config(home.config_file, config)
+    if not home.policy.exists():
+        home.policy.write_text(policy_text(kit.site, __version__), encoding="utf-8")
+    if not (path / "site.yaml").exists():
+        (path / "site.yaml").write_text(site_text(kit.site), encoding="utf-8")
+    if operator is not None:
+        make_folder(path / "model")
+        shutil.copyfile(operator, path / "model" / "base.pt")
+    keys = PublicKeys(federation=kit.federation, site=kit.site, node=node, signing=signing, proof="")
+    proof = sign(load_signing_key(home.signing_key), LABEL, keys.signed())
+    public = path / f"{kit.site}.public.json"
+    write_handed(public, keys.model_copy(update={"proof": proof}))
+    AuditLog(home.audit).append("provisioned", "", federation=kit.federation, signing=signing)
+    return public
+
+
+def make_local(path: Path, config: LinkConfig, operator: Path | None = None) -> tuple[LinkHome, dict[str, SiteHome]]:
+    """A whole federation on this machine, for trials: `link` and `sites/NAME`, enrolled and pinned."""
+    with whole_or_not(path):
+        kits = make_link(path / "link", config)
+        homes = {name: SiteHome(path / "sites" / name) for name in config.sites}
+        made = [make_site(kit, home.path, operator) for kit, home in zip(kits, homes.values(), strict=True)]
+        enrol(path / "link", made)
+        for home in homes.values():
+            pin(home.path, LinkHome(path / "link").peers, sites=config.sites)
+        return LinkHome(path / "link"), homes
+
+
+def _write_kit(home: LinkHome, config: LinkConfig, site: str) -> Path:
+    kit = Kit(
+        federation=config.federation,
+        site=site,
+        host=config.host,
+        port=config.port,
+        package=__version__,
+        ca=home.ca.read_text(encoding="ascii"),
+    )
+    write_handed(home.kits / f"{site}.kit.json", kit)
+    return home.kits / f"{site}.kit.json"

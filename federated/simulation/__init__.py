@@ -1,0 +1,1 @@
+"""A federation in one process, and what it is worth."""

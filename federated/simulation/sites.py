@@ -1,0 +1,128 @@
+"""The sites of a simulation: a base operator, a folder a site with its patients, keys and policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app.user_config import UserConfig
+
+from distlfm.config import apply_overrides, build, dump, read_yaml
+from distlfm.data import catalog
+from distlfm.errors import UsageError
+from distlfm.federated.secure.keys import public_hex
+from distlfm.federated.settings import FederatedConfig, SimulatedSite, SiteConfig
+from distlfm.federated.setup.homes import SiteHome
+from distlfm.federated.setup.identity import load_signing_key, make_signing_key
+from distlfm.federated.site.policy import POLICY, SitePolicy
+from distlfm.federated.site.work import Site, open_operator, write_site
+from distlfm.lfo import Operator
+from distlfm.runs import OPERATOR
+from distlfm.runtime.reporting import Reporter
+from distlfm.store.files import put_quickly
+from distlfm.verbs.generate import generate
+from distlfm.verbs.train import train
+
+PATIENTS = 24
+"""Of a generated site, if the config does not say."""
+
+QUERIES_A_DAY, BYTES_A_DAY = 10**6, 10**12
+"""A simulation is no reason to stop for a day."""
+
+
+def base_operator(config: FederatedConfig, folder: Path, reporter: Reporter) -> Operator:
+    """The operator that all begin with; what was learned of it before is kept."""
+    base = config.base
+    if base.operator is not None:
+        return open_operator(base.operator)
+    assert base.generate is not None
+    assert base.train is not None
+    store = folder / "generated.zarr"
+    generate(base.generate, [*base.generate_with, f"run.dir={store}"], reporter)
+    where = [f"data.stores=[{store}]", f"run.dir={folder / 'base'}", "run.launcher=inline", "run.tensorboard=false"]
+    if not (folder / "base" / OPERATOR).exists():
+        train(base.train, [*base.train_with, *where, f"run.threads={config.run.threads}"], reporter)
+    return open_operator(folder / "base" / OPERATOR)
+
+
+def uses_datasets(config: FederatedConfig) -> bool:
+    """Whether the sites' patients are those of reference sets."""
+    wanted = [site.dataset for site in config.sites]
+    there = set(catalog.available())
+    return config.data == "auto" and config.fit is not None and all(name in there for name in wanted)
+
+
+def make_sites(config: FederatedConfig, operator: Operator, folder: Path, reporter: Reporter) -> dict[str, Site]:
+    """Folders of all sites, with their patients fitted and each other's keys pinned."""
+    real = uses_datasets(config)
+    found: dict[str, Site] = {}
+    for number, one in enumerate(config.sites):
+        home = folder / "sites" / one.name
+        told = _fitted(config, one) if real else _generated(config, one, number, home)
+        told |= {"name": one.name, "test": config.test, "choose": config.choose, "seed": config.seed}
+        told |= {"threads": config.run.threads, "batch_seed": config.seed}
+        settings = build(SiteConfig, told).model_copy(update={"privacy": config.privacy})
+        found[one.name] = write_site(home, settings, operator)
+        if real:
+            reporter.say(f"{one.name}: its patients are fitted")
+        found[one.name].prepare(reporter)
+    budget = None if config.privacy is None else (config.privacy.epsilon, config.privacy.delta)
+    pin_all(found, config.programme.min_sites, budget)
+    return found
+
+
+def pin_all(sites: Mapping[str, Site], min_cohort: int, budget: tuple[float, float] | None = None) -> None:
+    """Make each site's signing key, and a policy that knows the keys of all."""
+    keys = {name: _key(SiteHome(site.folder)) for name, site in sites.items()}
+    epsilon, delta = budget or (None, 1e-5)
+    for name, site in sites.items():
+        policy = SitePolicy(
+            site=name,
+            peers=keys,
+            min_cohort=min_cohort,
+            min_examples=1,
+            queries_a_day=QUERIES_A_DAY,
+            bytes_a_day=BYTES_A_DAY,
+            epsilon=epsilon,
+            delta=delta,
+        )
+        put_quickly(site.folder / POLICY, dump(policy).encode())
+
+
+def nodes_of(sites: Mapping[str, Site]) -> dict[int, UserConfig]:
+    """What the nodes of a local grid are told: where their folder and policy are."""
+    return {
+        number: {"site": str(site.folder), "name": name, "policy": str(site.folder / POLICY)}
+        for number, (name, site) in enumerate(sites.items(), 1)
+    }
+
+
+def _fitted(config: FederatedConfig, site: SimulatedSite) -> dict[str, Any]:
+    assert config.fit is not None
+    chosen = [f"data.dataset={site.dataset}", "run.executor=serial", "run.keep=none", *config.fit_with]
+    content = apply_overrides(read_yaml(config.fit), chosen)
+    return {"fit": content, "windows": config.windows, "patients": config.patients}
+
+
+def _generated(config: FederatedConfig, site: SimulatedSite, number: int, home: Path) -> dict[str, Any]:
+    if config.base.generate is None:
+        raise UsageError(
+            "The sites' data are not here, and it is not said how patients are generated.",
+            f"Set {catalog.DATA_DIR_VARIABLE}, or base.generate.",
+        )
+    store = home / "generated.zarr"
+    home.mkdir(parents=True, exist_ok=True)
+    count = config.patients or PATIENTS
+    # Seeds far from the base's own, so that no site has a patient of the generated set.
+    seed = 1_000_003 * (config.seed + 1) + number
+    chosen = [f"instances={count}", f"seed={seed}", *site.generate_with, f"run.dir={store}", "run.executor=serial"]
+    generate(config.base.generate, chosen)
+    return {"store": store.name}
+
+
+def _key(home: SiteHome) -> str:
+    """The site's public signing key; made once."""
+    if home.signing_key.exists():
+        return public_hex(load_signing_key(home.signing_key))
+    return make_signing_key(home)

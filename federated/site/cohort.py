@@ -1,0 +1,133 @@
+"""Which patients take part: chosen once, and the same ever after.
+
+If a patient could join between two questions, the difference of the answers would be about that patient alone. So the
+cohort is written down when it is first used, and only whoever runs the site makes a new one, by removing the file.
+
+How far a site's patients are fitted, from its folder alone: nothing is computed, and no records are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distlfm.config import load
+from distlfm.errors import DistlfmError, OtherWork, UsageError
+from distlfm.federated.settings import SiteConfig
+from distlfm.store import STATUSES, Store, find_store, is_store
+from distlfm.store.files import put_all, storing
+from distlfm.store.layout import FAILED
+
+FITS = "fits"
+GROUP = "/"
+"""Between a patient's name and the number of a window."""
+
+
+def patient_of(name: str) -> str:
+    """The patient of a window."""
+    return name.split(GROUP)[0]
+
+
+def prepared(folder: Path) -> dict[str, Any]:
+    """fits: `done`, `begun`, `not yet`, or what is in the way; and once there are any: windows, how many of them have a
+    fit (`windows_fitted`) or could not be fitted (`windows_failed`), and of how many patients those with a fit are."""
+    try:
+        config = load(SiteConfig, folder / "site.yaml")
+        place = folder / (FITS if config.store is None else config.store)
+        if config.store is None and not is_store(place):
+            return {"fits": f"not yet: distlfm federated prepare {folder}"}
+        return _told(Store.open(find_store(place)))
+    except DistlfmError as error:  # the rest of a site's status does not hang on it
+        return {"fits": f"not known: {error}"}
+
+
+def _told(store: Store) -> dict[str, Any]:
+    marks = store.markers().values()
+    lost = [STATUSES[name] for name in FAILED]
+    fitted: list[str] = []
+    for mark in marks:
+        names, statuses = (store.read(name, mark.first, mark.first + mark.count) for name in ("id", "status"))
+        fitted += [patient_of(str(name)) for name, status in zip(names, statuses, strict=True) if status not in lost]
+    return {
+        "fits": "begun" if store.missing() else "done",
+        "windows": store.spec.instances,
+        "windows_fitted": len(fitted),
+        "windows_failed": sum(mark.count for mark in marks) - len(fitted),
+        "patients_fitted": len(set(fitted)),
+    }
+
+
+FILE = "cohort.json"
+PARTS = ("train", "choose", "test")
+
+Index = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Patients that are learned from, that choose between models, and that measure; each is one of these.
+
+    Whoever measures must not choose: the best of several models looks better than it is to those who chose it.
+    """
+
+    train: tuple[str, ...]
+    choose: tuple[str, ...]
+    test: tuple[str, ...]
+
+    @staticmethod
+    def open(folder: Path, ids: Sequence[str], choose: float, test: float, seed: int) -> Cohort:
+        """The cohort that was written down, or, the first time, one of all patients that have a window in `ids`."""
+        path = folder / FILE
+        if path.exists():
+            try:
+                told = json.loads(path.read_text(encoding="utf-8"))
+                found = Cohort(*(tuple(told[part]) for part in PARTS))
+            except (ValueError, KeyError, TypeError):
+                raise UsageError(f"{path} is damaged.", "Restore it, or remove it to choose the cohort anew.") from None
+            lost = {*found.train, *found.choose, *found.test} - {patient_of(name) for name in ids}
+            if lost:
+                raise OtherWork(
+                    f"{len(lost)} patients of the cohort have no fit any more.",
+                    f"Restore them, or remove {path} to choose the cohort anew: that is a new cohort for all budgets.",
+                )
+            return found
+        found = Cohort.draw(sorted({patient_of(name) for name in ids}), choose, test, seed)
+        text = json.dumps({part: getattr(found, part) for part in PARTS}, indent=2)
+        with storing(FILE, folder):
+            put_all({path: f"{text}\n".encode()})
+            path.chmod(0o600)
+        return found
+
+    @staticmethod
+    def draw(patients: Sequence[str], choose: float, test: float, seed: int) -> Cohort:
+        """Sort patients by a hash; the first ones measure, the next ones choose. At least one is learned from."""
+        ranked = sorted(patients, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest())
+        measure = _share(test, len(ranked), len(ranked) - 1)
+        decide = _share(choose, len(ranked), len(ranked) - measure - 1)
+        parts = ranked[measure + decide :], ranked[measure : measure + decide], ranked[:measure]
+        return Cohort(*(tuple(sorted(part)) for part in parts))
+
+    def rows(self, ids: Sequence[str], patients: Sequence[str]) -> Index:
+        """Where the windows of these patients are among `ids`."""
+        chosen = set(patients)
+        return np.flatnonzero([patient_of(name) in chosen for name in ids])
+
+
+def _share(share: float, count: int, most: int) -> int:
+    """So many of `count`; at least one if any are wanted, and at most `most`."""
+    return min(most, max(1, round(share * count))) if share else 0
+
+
+def groups(ids: Sequence[str]) -> dict[str, list[int]]:
+    """Numbers of the windows of each patient."""
+    found: dict[str, list[int]] = {}
+    for row, name in enumerate(ids):
+        found.setdefault(patient_of(name), []).append(row)
+    return found

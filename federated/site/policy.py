@@ -1,0 +1,116 @@
+"""What a site allows: one YAML file at the site, which no server can change.
+
+The checks raise Refused. Limits by the day are kept in `memory.py`, the cohort's in `secagg/member.py`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Self
+
+from flwr.app import Context
+from pydantic import Field, model_validator
+
+from distlfm.config import Config, load
+from distlfm.errors import UsageError
+from distlfm.federated.refused import Reason, Refused
+from distlfm.federated.secure.messages import SiteName
+from distlfm.federated.secure.rules import Rules
+from distlfm.version import __version__
+
+POLICY = "policy.yaml"
+
+PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Category = Annotated[str, Field(pattern=r"^(train|evaluate|query)$")]
+
+
+class SitePolicy(Config):
+    """Relative paths start at the policy's folder.
+
+    site: own name. signing_key: the site's Ed25519 key. state: folder of what the site remembers between messages.
+    audit: the site's log. peers: public signing keys by site. package: the version of distlfm that is agreed on; any
+    if null. allowed: message types, with `*` for any name. min_cohort: fewest sites at the start and at the end of a
+    sum. min_examples: fewest patients used for an answer. fixed_cohort: kinds of message that all pinned sites answer
+    together or not at all, so that no two answers differ by one site. local: patterns of weights that a task may tune
+    and leave at the site; none unless they are named here. clip: largest norm of an update.
+    noise_multiplier: noise on an update, in units of `clip`. epsilon, delta: privacy budget; none if null.
+    queries_a_day, bytes_a_day: limits by UTC day; whatever tells figures is a query, so `evaluate` is one too.
+    """
+
+    site: SiteName
+    signing_key: Path = Path("signing.key")
+    state: Path = Path("state")
+    audit: Path = Path("audit.jsonl")
+    peers: dict[SiteName, PublicKey] = Field(default_factory=dict)
+    package: str | None = None
+    allowed: tuple[str, ...] = ("train", "evaluate", "query.*")
+    min_cohort: int = Field(default=3, ge=2)
+    min_examples: int = Field(default=5, ge=1)
+    fixed_cohort: tuple[Category, ...] = ("evaluate", "query")
+    local: tuple[str, ...] = ()
+    clip: float | None = Field(default=None, gt=0)
+    noise_multiplier: float = Field(default=0.0, ge=0)
+    epsilon: float | None = Field(default=None, gt=0)
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    queries_a_day: int = Field(default=100, ge=0)
+    bytes_a_day: int = Field(default=2_000_000_000, ge=0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if len(set(self.peers.values())) != len(self.peers):
+            raise ValueError("two peers have the same key")
+        if self.noise_multiplier > 0 and self.clip is None:
+            raise ValueError("noise_multiplier counts in units of clip: set clip too")
+        return self
+
+    def rules(self) -> Rules:
+        """What the members of secure sums hold to."""
+        others = {site: key for site, key in self.peers.items() if site != self.site}
+        return Rules(self.site, others, self.min_cohort, frozenset(self.fixed_cohort))
+
+
+def load_policy(path: Path) -> SitePolicy:
+    """Read `policy.yaml`, or that of a site's folder; its paths become absolute."""
+    file = path / POLICY if path.is_dir() else path
+    policy = load(SitePolicy, file)
+    folder = file.resolve().parent
+    places = {name: folder / getattr(policy, name) for name in ("signing_key", "state", "audit")}
+    return policy.model_copy(update=places)
+
+
+def policy_of(context: Context) -> SitePolicy:
+    """The policy of the site in whose process a message is handled."""
+    path = context.node_config.get("policy")
+    if not isinstance(path, str):
+        raise UsageError("This node has no policy.", "Start it with: distlfm federated site")
+    return load_policy(Path(path))
+
+
+def check_message(policy: SitePolicy, message_type: str) -> None:
+    """Refuse kinds of message that the site does not answer."""
+    if not any(fnmatch.fnmatchcase(message_type, pattern) for pattern in policy.allowed):
+        raise Refused(Reason.MESSAGE, f"{message_type} is not among {', '.join(policy.allowed)}.")
+
+
+def check_package(policy: SitePolicy) -> None:
+    """Refuse to answer with a package that is not the agreed one."""
+    if policy.package is not None and policy.package != __version__:
+        raise Refused(Reason.PACKAGE, f"distlfm {__version__} is installed, and {policy.package} is agreed on.")
+
+
+def check_local(policy: SitePolicy, names: Sequence[str]) -> None:
+    """Refuse a task that leaves other weights at the site than the policy names.
+
+    Whoever chooses them could make a layer that differs between sites, and so tell the sites' answers apart in a sum.
+    """
+    refused = [name for name in names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in policy.local)]
+    if refused:
+        raise Refused(Reason.TASK, f"task.local has {', '.join(refused[:3])}, and the policy's `local` does not.")
+
+
+def check_examples(policy: SitePolicy, count: float) -> None:
+    """Refuse an answer with too few patients behind it."""
+    if not count >= policy.min_examples:
+        raise Refused(Reason.EXAMPLES, f"Fewer than {policy.min_examples} patients.")

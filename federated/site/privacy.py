@@ -1,0 +1,160 @@
+"""Noise that hides a patient, with all of their windows: DP-SGD, figures, and whole updates.
+
+What is added covers every real number that leaves: Fourier weights are pairs of real numbers, both of which get theirs.
+
+Shapes: `N` patients, `W` windows of the patient who has most, `D` tuned weights.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import grad, vmap
+
+from distlfm.errors import UsageError
+from distlfm.federated.settings import PrivacyConfig, RoundTask
+from distlfm.federated.site.cohort import groups
+from distlfm.federated.site.tuning import Descent, Features, Objective, Tail, Weights, all_finite, hold_back
+from distlfm.lfo import Batch, Operator
+
+Random = np.random.Generator
+
+
+def fresh_random() -> Random:
+    """A generator that nobody else can follow: noise that the asker could compute would hide nothing."""
+    return np.random.default_rng(secrets.randbits(256))
+
+
+def clipped(gradients: Tensor, clip: float) -> Tensor:
+    """Rows [N, D] shortened to at most `clip`, in double precision; a row of zeros stays.
+
+    A row that is not finite becomes one of zeros: if it spoiled the sum, all would see that one patient did so.
+    """
+    finite = torch.isfinite(gradients).all(1, keepdim=True)
+    rows = torch.where(finite, gradients, torch.zeros_like(gradients)).double()
+    length = rows.square().sum(1, keepdim=True).sqrt()
+    return rows * (clip / length.clamp_min(clip))
+
+
+def noisy_mean(gradients: Tensor, expected: float, privacy: PrivacyConfig, random: Random) -> Tensor:
+    """Clipped gradients [N, D] of the patients in a step, added up with noise, over their expected number: [D]."""
+    total = clipped(gradients, privacy.clip).sum(0)
+    noise = random.normal(0.0, privacy.noise * privacy.clip, size=total.shape)
+    return (total + torch.from_numpy(noise)) / expected
+
+
+def tune_privately(
+    operator: Operator,
+    names: Sequence[str],
+    near: Sequence[str],
+    batch: Batch,
+    task: RoundTask,
+    privacy: PrivacyConfig,
+) -> Weights:
+    """DP-SGD on an adapter's weights (Abadi et al. 2016), the records being patients; the ledger is the caller's.
+
+    Each step takes each patient with probability `privacy.sample`. No loss is told: it would not be private. Nor does
+    it fail because of the patients' data: weights that are no longer finite are left as they came.
+    """
+    if task.adapter == "none":
+        refuse_whole()
+    random = fresh_random()
+    own = dict(operator.model.named_parameters())
+    weights = {name: own[name].detach().clone().requires_grad_(True) for name in names}
+    start = {name: weights[name].detach().clone() for name in near}
+    gradients = PatientGradients(operator, batch, task)
+    descent = Descent(list(weights.values()), task)
+    expected = privacy.sample * gradients.num_patients
+    for _ in range(task.steps):
+        taken = np.flatnonzero(random.random(gradients.num_patients) < privacy.sample)
+        each = gradients({name: one.detach() for name, one in weights.items()}, taken)
+        mean = noisy_mean(each, expected, privacy, random)
+        parts = mean.float().split([one.numel() for one in weights.values()])
+        for one, part in zip(weights.values(), parts, strict=True):
+            one.grad = part.reshape(one.shape).clone()
+        hold_back(weights, start, task.mu)
+        descent.step()
+    found = {name: one.detach() for name, one in weights.items()}
+    if not all_finite(found.values()):
+        return {name: own[name].detach().clone() for name in names}
+    with torch.no_grad():
+        for name, one in found.items():
+            own[name].copy_(one)
+    return found
+
+
+def refuse_whole() -> NoReturn:
+    """Noise on all weights of a network would leave nothing of what tens of patients can teach."""
+    raise UsageError(
+        "This site tunes with differential privacy, and the whole network is asked for.",
+        "Set task.adapter to head or shift.",
+    )
+
+
+class PatientGradients:
+    """The gradient of each patient's mean loss over their windows, [N, D]; patients are padded to W windows."""
+
+    def __init__(self, operator: Operator, batch: Batch, task: RoundTask) -> None:
+        self._tail, self._objective = Tail(operator.model), Objective(operator, task)
+        self._grid = tuple(batch.values.shape[2:])
+        rows = list(groups(batch.ids).values())
+        most = max(len(one) for one in rows)
+        self.num_patients = len(rows)
+        at = torch.tensor([one + [one[0]] * (most - len(one)) for one in rows])
+        self._share = torch.tensor([[1 / len(one)] * len(one) + [0.0] * (most - len(one)) for one in rows])
+        seen = self._tail.features(batch.values, batch.mask).tensors()
+        self._seen = {name: one[at] for name, one in seen.items()}
+        self._batch = {name: tensor[at] for name, tensor in batch.tensors.items()}
+        # Tables that are made when first needed cannot be made inside of a transformation.
+        one = {name: value[0] for name, value in self._seen.items()}, {n: v[0] for n, v in self._batch.items()}
+        self._loss({}, *one, self._share[0])
+        self._each: Callable[..., dict[str, Tensor]] = vmap(grad(self._loss), in_dims=(None, 0, 0, 0))
+
+    def __call__(self, weights: Mapping[str, Tensor], patients: NDArray[np.intp]) -> Tensor:
+        """Of some patients, by number; none of them is an empty answer."""
+        size = sum(one.numel() for one in weights.values())
+        if not len(patients):
+            return torch.zeros(0, size)
+        at = torch.from_numpy(patients)
+        seen, batch = ({name: one[at] for name, one in part.items()} for part in (self._seen, self._batch))
+        found = self._each(dict(weights), seen, batch, self._share[at])
+        return torch.cat([found[name].flatten(1) for name in weights], 1)
+
+    def _loss(
+        self, weights: Mapping[str, Tensor], seen: Mapping[str, Tensor], batch: Mapping[str, Tensor], share: Tensor
+    ) -> Tensor:
+        prediction = self._tail.predict(weights, Features(**seen), self._grid)
+        windows = Batch(**batch, ids=())
+        return (self._objective(prediction, windows) * share).sum()
+
+
+def private_mean(figures: NDArray[np.float64], privacy: PrivacyConfig, random: Random | None = None) -> float:
+    """The mean of a figure over patients [N], each held within ± bound, with noise; how many they are is public."""
+    random = random or fresh_random()
+    held = np.clip(np.nan_to_num(figures), -privacy.bound, privacy.bound)
+    return float((held.sum() + random.normal(0.0, privacy.figures * privacy.bound)) / len(held))
+
+
+def private_update(
+    before: NDArray[np.float64],
+    after: NDArray[np.float64],
+    clip: float,
+    noise: float,
+    random: Random | None = None,
+) -> NDArray[np.float64]:
+    """The new weights [D], whose difference from the old ones is at most `clip` long and has noise in each number.
+
+    New weights that are not finite count as the old ones.
+    """
+    random = random or fresh_random()
+    change = after - before if np.isfinite(after).all() else np.zeros_like(before)
+    length = float(np.linalg.norm(change))
+    held = change * min(1.0, clip / length) if length > 0 else change
+    found: NDArray[np.float64] = before + held + random.normal(0.0, noise * clip, size=change.shape)
+    return found

@@ -1,0 +1,342 @@
+"""Fine-tuning at a site, without noise: some steps of a round's task from the weights that came.
+
+Shapes: `B` windows.
+
+The few weights that differential privacy can bear: the last projection of an operator, on features that are frozen.
+
+A site has tens of patients, and noise grows with the number of weights it is added to. So only the end of the network
+is tuned, and what comes before it is computed once. The tuned weights are the network's own: a checkpoint holds them
+as any other.
+
+Shapes: `B` windows, `L` forces, `K` parameters, `H` hidden channels of the last projection.
+
+How good a model is for the patients of a site: one number a patient and figure.
+
+Shapes: `B` windows, `N` patients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from distlfm.errors import WorkError
+from distlfm.federated.settings import RoundTask
+from distlfm.federated.site.cohort import groups
+from distlfm.lfo import Batch, LossConfig, Operator, Prediction
+from distlfm.lfo.heads import Found, Stage
+from distlfm.lfo.loss import force_q2, losses, reconstruction
+from distlfm.lfo.model import FourierOperator, Prediction, soft_limits
+from distlfm.lfo.operator import TOGETHER
+from distlfm.lfo.physics import Forward
+from distlfm.lfo.spectral import along, spline
+
+Adapter = Literal["none", "head", "shift"]
+"""head: the last projection and the shifts of the parameters, some two hundred weights. shift: only what is added to
+forces, parameters and their log-variances."""
+
+
+def last_stage(model: FourierOperator) -> tuple[str, Stage]:
+    """The stage whose answer is given, and its name."""
+    name = "second" if model.equation is not None else "first"
+    stage = model.get_submodule(name)
+    assert isinstance(stage, Stage)
+    return name, stage
+
+
+def adapter_names(model: FourierOperator, kind: Adapter) -> tuple[str, ...]:
+    """The weights that an adapter tunes."""
+    name, _ = last_stage(model)
+    shifts = (f"{name}.project.outer.bias", f"{name}.estimate.bias")
+    if kind == "shift":
+        return shifts
+    return (f"{name}.project.outer.weight", *shifts)
+
+
+@dataclass(frozen=True)
+class Features:
+    """All that the end of a network needs of B windows, with the adapter's weights left out.
+
+    hidden: [B, *points, H]; force: [B, L, *points], the part of the force that is not tuned; params, params_logvar:
+    [B, K] without their shifts; unit: [B, L]; summary: [B, S].
+    """
+
+    hidden: Tensor
+    force: Tensor
+    params: Tensor
+    params_logvar: Tensor
+    unit: Tensor
+    summary: Tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+class Tail:
+    """The end of a network as a function of its weights."""
+
+    def __init__(self, model: FourierOperator) -> None:
+        self.model = model
+        self.name, self.stage = last_stage(model)
+
+    @torch.no_grad()
+    def features(self, values: Tensor, mask: Tensor) -> Features:
+        """Run the frozen part; values, mask: [B, P, *grid]."""
+        seen: dict[str, Any] = {}
+
+        def keep(name: str, what: str) -> Any:
+            def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+                del module
+                seen[name] = inputs[0] if what == "input" else output
+
+            return hook
+
+        stage = self.stage
+        hooks = [
+            self.model.first.register_forward_hook(keep("first", "output")),
+            stage.project.outer.register_forward_hook(keep("hidden", "input")),
+            stage.level.register_forward_hook(keep("level", "output")),
+            stage.estimate.register_forward_hook(keep("estimate", "output")),
+        ]
+        try:
+            whole = self.model(values, mask)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        level, first = seen["level"], seen["first"]
+        assert isinstance(first, Found)
+        params, params_logvar = (seen["estimate"] - stage.estimate.bias).chunk(2, -1)
+        force = level.view(*level.shape, *(1,) * self.model.num_dims)
+        if self.name == "second":
+            force, params = first.force + force, first.params + params
+        else:
+            force = force.expand_as(first.force)
+        return Features(seen["hidden"], force, params, params_logvar, whole.unit, whole.summary)
+
+    def predict(self, weights: Mapping[str, Tensor], seen: Features, grid: tuple[int, ...]) -> Prediction:
+        """The network's prediction with these weights, by their names in the model; others are the model's own."""
+        own = self.stage.project.outer
+        weight = weights.get(f"{self.name}.project.outer.weight", own.weight)
+        bias = weights.get(f"{self.name}.project.outer.bias", own.bias)
+        shift, shift_logvar = weights.get(f"{self.name}.estimate.bias", self.stage.estimate.bias).chunk(2, -1)
+        force, logvar = (seen.hidden @ weight.T + bias).movedim(-1, 1).chunk(2, 1)
+        sd = seen.unit.view(*seen.unit.shape, *(1,) * len(grid))
+        centre = self.model.normal.force_mean.view(-1, *(1,) * len(grid))
+        return Prediction(
+            force=self._shown(seen.force + force, grid) * sd + centre,
+            force_logvar=soft_limits(self._shown(logvar, grid)) + 2 * sd.log(),
+            params=seen.params + shift,
+            params_logvar=soft_limits(seen.params_logvar + shift_logvar),
+            unit=seen.unit,
+            summary=seen.summary,
+        )
+
+    def _shown(self, v: Tensor, grid: tuple[int, ...]) -> Tensor:
+        """v [B, L, *points] on the grid of the data, as the network does it."""
+        for dim, (points, n) in enumerate(zip(self.model.points, grid, strict=True)):
+            if n != points:
+                v = along(spline(points, n, v.dtype, v.device), v, dim + 2)
+        return v
+
+
+PLAIN = LossConfig(beta=0.0)
+
+ADAM, TINY = (0.9, 0.999), 1e-8
+"""Of Kingma and Ba (2015)."""
+
+
+class NotFinite(WorkError):
+    """Tuning has led to weights that are no numbers."""
+
+
+class Objective:
+    """The loss [B] of a prediction, as a task asks for it; the operator's calibration is part of its answers."""
+
+    def __init__(self, operator: Operator, task: RoundTask) -> None:
+        self.operator, self.beta = operator, task.beta
+        self.forward = Forward(operator.schema) if task.kind == "physics" else None
+
+    def __call__(self, prediction: Prediction, batch: Batch) -> Tensor:
+        normal = self.operator.model.normal
+        if self.forward is not None:
+            return reconstruction(prediction, batch, normal, self.forward)
+        ready = self.operator.calibration.apply(prediction)
+        return losses(ready, batch, normal, PLAIN, self.beta)["total"]
+
+
+Weights = dict[str, Tensor]
+"""Tuned weights by their names in the model."""
+
+
+def tune(
+    operator: Operator,
+    names: Sequence[str],
+    near: Sequence[str],
+    batch: Batch,
+    task: RoundTask,
+    generator: torch.Generator,
+) -> tuple[Weights, Tensor]:
+    """Tune the named weights of the operator's model, in place. near: those that the proximal term holds back.
+
+    Returns the tuned weights, and which windows of the batch were used, [B] of bool.
+    """
+    model, objective = operator.model, Objective(operator, task)
+    own = dict(model.named_parameters())
+    weights = {name: own[name].requires_grad_(True) for name in names}
+    if task.adapter == "none":
+
+        def loss_of(rows: Tensor) -> Tensor:
+            part = batch.at(rows.tolist())
+            return objective(model(part.values, part.mask), part)
+    else:
+        tail = Tail(model)
+        seen, grid = tail.features(batch.values, batch.mask), tuple(batch.values.shape[2:])
+
+        def loss_of(rows: Tensor) -> Tensor:
+            some = type(seen)(**{name: one[rows] for name, one in seen.tensors().items()})
+            return objective(tail.predict(weights, some, grid), batch.at(rows.tolist()))
+
+    try:
+        used = descend(weights, near, loss_of, len(batch), task, generator)
+    finally:
+        model.requires_grad_(False)
+    return {name: one.detach() for name, one in weights.items()}, used
+
+
+def descend(
+    weights: Mapping[str, Tensor],
+    near: Sequence[str],
+    loss_of: Callable[[Tensor], Tensor],
+    count: int,
+    task: RoundTask,
+    generator: torch.Generator,
+) -> Tensor:
+    """Take the steps of a task on leaf tensors, in place. Return which of the `count` examples were used, [B]."""
+    start = {name: weights[name].detach().clone() for name in near}
+    descent = Descent(list(weights.values()), task)
+    used = torch.zeros(count, dtype=torch.bool)
+    size = min(task.batch or count, count)
+    order = torch.empty(0, dtype=torch.long)
+    for _ in range(task.steps):
+        if len(order) < size:
+            order = torch.cat([order, torch.randperm(count, generator=generator)])
+        rows, order = order[:size], order[size:]
+        used[rows] = True
+        descent.forget()
+        loss_of(rows).mean().backward()
+        hold_back(weights, start, task.mu)
+        if task.clip is not None:
+            torch.nn.utils.clip_grad_norm_(list(weights.values()), task.clip)
+        descent.step()
+    if not all_finite(weights.values()):
+        raise NotFinite("The tuned weights are not finite.", "Lower task.lr.")
+    return used
+
+
+def all_finite(weights: Iterable[Tensor]) -> bool:
+    """Whether all weights are numbers."""
+    return all(bool(torch.isfinite(one).all()) for one in weights)
+
+
+def hold_back(weights: Mapping[str, Tensor], start: Mapping[str, Tensor], mu: float) -> None:
+    """Add the gradient of mu / 2 · ‖w − w_global‖², the term of FedProx."""
+    if mu:
+        for name, origin in start.items():
+            grad = weights[name].grad
+            assert grad is not None
+            grad.add_(weights[name].detach() - origin, alpha=mu)
+
+
+class Descent:
+    """Steps of gradient descent or Adam on leaf tensors, in place; nothing of it outlives a round.
+
+    torch's own optimisers import its compiler, which takes seconds in each of a site's short-lived processes.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], task: RoundTask) -> None:
+        self.weights, self.task, self.number = list(weights), task, 0
+        self.first = [torch.zeros_like(one) for one in self.weights]
+        self.second = [torch.zeros_like(one) for one in self.weights]
+
+    def forget(self) -> None:
+        """The gradients of the last step."""
+        for one in self.weights:
+            one.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """By the gradients that the weights hold."""
+        self.number += 1
+        for one, first, second in zip(self.weights, self.first, self.second, strict=True):
+            grad = one.grad
+            assert grad is not None
+            if self.task.optimiser == "sgd":
+                one.sub_(grad, alpha=self.task.lr)
+                continue
+            first.lerp_(grad, 1 - ADAM[0])
+            second.lerp_(grad.square(), 1 - ADAM[1])
+            size = (second / (1 - ADAM[1] ** self.number)).sqrt_().add_(TINY)
+            one.addcdiv_(first, size, value=-self.task.lr / (1 - ADAM[0] ** self.number))
+
+
+LABELLED = ("loss", "force_loss", "force_q2", "coverage_95", "parameter_error")
+"""Figures for windows that were fitted."""
+
+UNLABELLED = ("reconstruction",)
+"""For any windows: what the prediction, solved forward, leaves of the observations, in units of their variance."""
+
+
+def names_of(kind: str) -> tuple[str, ...]:
+    """The figures of a kind of task; the first one is what models are chosen by, and less of it is better."""
+    return LABELLED if kind == "pairs" else UNLABELLED
+
+
+@torch.no_grad()
+def window_figures(operator: Operator, batch: Batch, names: tuple[str, ...]) -> dict[str, Tensor]:
+    """Each figure of each window, [B]. loss: the likelihood of the fit's forces and parameters; less is better."""
+    model = operator.model
+    ready = _ready(operator, batch)
+    found: dict[str, Tensor] = {}
+    if set(names) & set(LABELLED):
+        parts = losses(ready, batch, model.normal, PLAIN, 0.0)
+        found["loss"], found["force_loss"] = parts["total"], parts["force"]
+        found["force_q2"] = force_q2(ready.force, batch.force)
+        # The fit's own variance is part of what the band has to cover.
+        spread = (ready.force_logvar.exp() + torch.nan_to_num(batch.force_var)).sqrt()
+        width = torch.tensor([one.width(95) for one in operator.calibration.forces])
+        off = (ready.force - batch.force).abs() / spread
+        known = torch.isfinite(off)
+        inside = (off <= width.view(-1, *(1,) * (off.dim() - 2))) & known
+        found["coverage_95"] = inside.flatten(1).sum(-1) / known.flatten(1).sum(-1).clamp_min(1)
+        found["parameter_error"] = torch.nanmean((ready.params - model.normal.standardised(batch.params)).abs(), -1)
+    if "reconstruction" in names:
+        found["reconstruction"] = reconstruction(ready, batch, model.normal, Forward(operator.schema))
+    return {name: found[name] for name in names}
+
+
+def patient_figures(operator: Operator, batch: Batch, names: tuple[str, ...]) -> dict[str, NDArray[np.float64]]:
+    """Means over each patient's windows, [N]."""
+    of_windows = window_figures(operator, batch, names)
+    rows = list(groups(batch.ids).values())
+    return {
+        name: np.array([float(torch.nanmean(values[one].double())) for one in rows])
+        for name, values in of_windows.items()
+    }
+
+
+def means(figures: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
+    """The mean of each figure [patients]."""
+    return {name: float(np.nanmean(values)) for name, values in figures.items()}
+
+
+def _ready(operator: Operator, batch: Batch) -> Prediction:
+    """The calibrated prediction; tables that the network keeps may serve gradients later, so no inference mode."""
+    pairs = zip(batch.values.split(TOGETHER), batch.mask.split(TOGETHER), strict=True)
+    pieces = [operator.calibration.apply(operator.model(values, mask)) for values, mask in pairs]
+    return Prediction(*(torch.cat(one) for one in zip(*pieces, strict=True)))
