@@ -36,10 +36,10 @@ from distlfm.verbs.train import train
 
 RUNS = Path("runs/benchmarks/lfo")
 FIT = Path("configs/fit/glucose.yaml")
-DATA = ("equations", "gp", "inference", "mechanisms", "solvers", "pipeline/generate*.py")
+DATA = ("equations", "gp", "inference", "mechanisms", "solvers", "simulation", "verbs/generate.py")
 """What stores and fits follow from."""
 
-AFTERWARDS = {"__init__", "answer", "calibrate", "checkpoint", "explain", "finish", "lineage", "novelty", "operator"}
+AFTERWARDS = {"__init__", "answer", "calibrate", "checkpoint", "finish", "novelty", "operator"}
 """Modules of distlfm.lfo that change no weight."""
 
 TRAINING, FRESH, CALM = 61_803, 27_182, 14_142

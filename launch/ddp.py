@@ -3,7 +3,8 @@
     python -m distlfm.launch.ddp train CONFIG …
 
 In a job's batch script it starts the ranks as one step. A process that a launcher has started already finds its own
-place (`distlfm.cluster.ranks.place`) and is one rank; without Slurm and any launcher it is one process, or `--workers` many.
+place (`distlfm.cluster.ranks.place`) and is one rank; without Slurm and any launcher it is one process, or
+`--workers` many.
 """
 
 from __future__ import annotations

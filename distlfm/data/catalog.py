@@ -216,7 +216,7 @@ def _with_entry(instance: Instance, entry: Dataset) -> Instance:
 
 def list_datasets() -> list[dict[str, str]]:
     """One row for each reference set."""
-    here = set(catalog.available())
+    here = set(available())
     return [
         {
             "name": entry.name,
@@ -227,11 +227,11 @@ def list_datasets() -> list[dict[str, str]]:
             "licence": entry.licence,
             "file": entry.file,
             "columns": ", ".join(entry.columns),
-            "units": ", ".join(f"{column}: {unit}" for column, unit in entry.units.items()) or catalog.NOT_STATED,
+            "units": ", ".join(f"{column}: {unit}" for column, unit in entry.units.items()) or NOT_STATED,
             "sha256": entry.sha256,
             "note": entry.note,
         }
-        for entry in catalog.DATASETS.values()
+        for entry in DATASETS.values()
     ]
 
 

@@ -1,4 +1,1 @@
-"""What `distlfm doctor` runs, each in a process of its own: one question about this machine a file.
-
-A probe is started as `python -m distlfm.doctor.<name>`; see `answer` for how it replies.
-"""
+"""`distlfm doctor`: what works on this machine. Each question is a probe, run in a process of its own."""

@@ -2,8 +2,6 @@
 
 Every question is asked by a probe in a process of its own, under a time limit, so that neither a library that crashes
 or hangs on import nor a lost file system takes the doctor with it. Nothing that a probe started survives it.
-
-Run a command for a limited time, and leave nothing of it behind.
 """
 
 from __future__ import annotations
@@ -111,10 +109,9 @@ class Check:
 
 @dataclass(frozen=True)
 class Probe:
-    """A question: the module in `distlfm.doctor` that asks it, and the fix unless the probe knows a better."""
+    """A question, by its name in `probe.PROBES`, and the fix unless the probe knows a better one."""
 
     name: str
-    module: str
     fix: str
     time_limit: float = 60.0
     starts_processes: bool = False
@@ -123,24 +120,24 @@ class Probe:
 
 
 PROBES = (
-    Probe("torch", "torch_cpu", "pip install --force-reinstall torch"),
-    Probe("cuda", "cuda", "apt-get install --only-upgrade nvidia-driver"),
-    Probe("gpytorch", "gpytorch_kernel", "pip install --force-reinstall gpytorch"),
-    Probe("torchdiffeq", "torchdiffeq_step", "pip install --force-reinstall torchdiffeq"),
+    Probe("torch", "pip install --force-reinstall torch"),
+    Probe("cuda", "apt-get install --only-upgrade nvidia-driver"),
+    Probe("gpytorch", "pip install --force-reinstall gpytorch"),
+    Probe("torchdiffeq", "pip install --force-reinstall torchdiffeq"),
     # The first time, forms are compiled.
-    Probe("fenics", "fenics", SYSTEM_PACKAGES["fem"], 120.0, starts_processes=True, uses_mpi=True),
-    Probe("dolfin-adjoint", "adjoint", install_line("fem"), 120.0, starts_processes=True, uses_mpi=True),
-    Probe("petsc", "petsc", "apt-get install python3-petsc4py", starts_processes=True, uses_mpi=True),
-    Probe("mpi", "mpi_launch", "apt-get install openmpi-bin python3-mpi4py", starts_processes=True, uses_mpi=True),
-    Probe("ray", "ray_start", install_line("ray"), starts_processes=True),
-    Probe("slurm", "slurm", "apt-get install slurm-wlm"),
-    Probe("flower", "flower", install_line("federated")),
-    Probe("page", "page", install_line("serve")),
-    Probe("zarr", "zarr_write", ANOTHER_DIRECTORY, asks_directory=True),
-    Probe("rename", "rename", ANOTHER_DIRECTORY, asks_directory=True),
-    Probe("disk", "disk", ANOTHER_DIRECTORY, asks_directory=True),
-    Probe("ports", "ports", "ip link set lo up"),
-    Probe("open-files", "open_files", "ulimit -n 4096"),
+    Probe("fenics", SYSTEM_PACKAGES["fem"], 120.0, starts_processes=True, uses_mpi=True),
+    Probe("dolfin-adjoint", install_line("fem"), 120.0, starts_processes=True, uses_mpi=True),
+    Probe("petsc", "apt-get install python3-petsc4py", starts_processes=True, uses_mpi=True),
+    Probe("mpi", "apt-get install openmpi-bin python3-mpi4py", starts_processes=True, uses_mpi=True),
+    Probe("ray", install_line("ray"), starts_processes=True),
+    Probe("slurm", "apt-get install slurm-wlm"),
+    Probe("flower", install_line("federated")),
+    Probe("page", install_line("serve")),
+    Probe("zarr", ANOTHER_DIRECTORY, asks_directory=True),
+    Probe("rename", ANOTHER_DIRECTORY, asks_directory=True),
+    Probe("disk", ANOTHER_DIRECTORY, asks_directory=True),
+    Probe("ports", "ip link set lo up"),
+    Probe("open-files", "ulimit -n 4096"),
 )
 
 
@@ -198,7 +195,7 @@ def _choose(quick: bool, only: Collection[str] | None) -> list[Probe]:
 def _ask(probe: Probe, directory: Path, base: Mapping[str, str], stop: threading.Event) -> Check:
     """Run one probe, and turn whatever happens into a line."""
     # -P: a file of the working directory must not be taken for a library.
-    command = [sys.executable, "-P", "-m", f"distlfm.doctor.{probe.module}"]
+    command = [sys.executable, "-P", "-m", "distlfm.doctor.probe", probe.name]
     if probe.asks_directory:
         command.append(str(directory.absolute()))
     environment = scrubbed_mpi_environment(base) if probe.uses_mpi else base

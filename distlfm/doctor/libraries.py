@@ -1,17 +1,4 @@
-"""Does a private, local Ray start, answer and end?
-
-Does torch compute?
-
-Can torch use a GPU?
-
-Does GPyTorch evaluate a kernel?
-
-Does torchdiffeq solve an equation?
-
-Is Flower installed, with the programs that link and sites run?
-
-Are the parts of `distlfm serve` installed?
-"""
+"""Probes of the Python libraries: torch and its kin, Ray, Flower, and the parts of the page."""
 
 from __future__ import annotations
 
@@ -25,18 +12,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from distlfm.doctor.probe import Finding, expect, load, reply
+from distlfm.doctor.probe import Finding, expect, load
 
 
 def check_torch_cpu() -> str:
+    """Ask whether torch computes."""
     torch = load("torch")
     product = torch.ones(2, 3) @ torch.ones(3, 2)
     expect(product.sum().item() == 12.0, "a product of two matrices is wrong")
     return f"Python {platform.python_version()}, torch {torch.__version__}"
-
-
-if __name__ == "__main__":
-    reply(check_torch_cpu)
 
 
 # The default Linux build of torch brings CUDA's libraries; only the driver comes from the system.
@@ -46,6 +30,7 @@ DRIVER_SIGNS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # 
 
 
 def check_cuda() -> str:
+    """Ask whether torch can use a GPU."""
     # Looked for before torch is loaded: that takes seconds, and most machines without a GPU have none of these.
     if not any(Path(sign).exists() for sign in DRIVER_SIGNS):
         raise Finding("missing", "no NVIDIA GPU with a driver; the CPU is used", f"{INSTALL_DRIVER} && {INSTALL_TORCH}")
@@ -58,11 +43,8 @@ def check_cuda() -> str:
     return f"CUDA {torch.version.cuda}: {names}"
 
 
-if __name__ == "__main__":
-    reply(check_cuda)
-
-
 def check_gpytorch() -> str:
+    """Ask whether GPyTorch evaluates a kernel."""
     gpytorch = load("gpytorch")
     torch = load("torch")
     covariance = gpytorch.kernels.RBFKernel()(torch.zeros(1, 1)).to_dense()
@@ -70,11 +52,8 @@ def check_gpytorch() -> str:
     return f"gpytorch {gpytorch.__version__}"
 
 
-if __name__ == "__main__":
-    reply(check_gpytorch)
-
-
 def check_torchdiffeq() -> str:
+    """Ask whether torchdiffeq solves an equation."""
     torchdiffeq = load("torchdiffeq")
     torch = load("torch")
     decay = torchdiffeq.odeint(lambda _, y: -y, torch.ones(1), torch.tensor([0.0, 1.0]))
@@ -82,15 +61,12 @@ def check_torchdiffeq() -> str:
     return f"torchdiffeq {torchdiffeq.__version__}"
 
 
-if __name__ == "__main__":
-    reply(check_torchdiffeq)
-
-
 OBJECT_STORE_BYTES = 80 * 2**20  # the smallest Ray takes is 75 MiB
 ANSWER_SECONDS = 40.0
 
 
 def check_ray() -> str:
+    """Ask whether a private, local Ray starts, answers and ends."""
     os.environ.pop("RAY_ADDRESS", None)
     # Ray listens on all interfaces, and an open Ray runs anybody's code.
     os.environ |= {
@@ -119,14 +95,11 @@ def check_ray() -> str:
     return f"ray {ray.__version__}: started, answered, ended"
 
 
-if __name__ == "__main__":
-    reply(check_ray)
-
-
 PROGRAMS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr")
 
 
 def check_flower() -> str:
+    """Ask whether Flower is installed, with the programs that link and sites run."""
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     load("flwr")
     search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
@@ -137,18 +110,11 @@ def check_flower() -> str:
     return f"flwr {version} with {PROGRAMS[0]}"
 
 
-if __name__ == "__main__":
-    reply(check_flower)
-
-
 PARTS = ("starlette", "uvicorn")
 
 
 def check_page() -> str:
+    """Ask whether the parts of `distlfm serve` are installed."""
     for name in PARTS:
         load(name)
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PARTS)
-
-
-if __name__ == "__main__":
-    reply(check_page)

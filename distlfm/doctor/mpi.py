@@ -1,13 +1,4 @@
-"""Which PETSc is it, and which factorisations and preconditioners does it bring?
-
-Does dolfin compile and assemble a form?
-
-Does dolfin-adjoint differentiate a form of the installed dolfin?
-
-Does mpirun start two ranks that talk to each other?
-
-One of the two ranks that `mpi_launch` starts: sum the ranks over all, and let the first say what it saw.
-"""
+"""Probes of what starts MPI: dolfin, dolfin-adjoint, PETSc and mpirun. They import it in their own processes alone."""
 
 from __future__ import annotations
 
@@ -18,13 +9,11 @@ import subprocess
 import sys
 from types import ModuleType
 
-from mpi4py import MPI
-
-from distlfm.doctor.probe import Finding, expect, load, reply
-from distlfm.solvers.fem.forms.adjoint import import_adjoint
+from distlfm.doctor.probe import Finding, expect, load
 
 
 def check_fenics() -> str:
+    """Ask whether dolfin compiles and assembles a form."""
     dolfin = load("dolfin")
     dolfin.set_log_level(dolfin.LogLevel.ERROR)
     area = dolfin.assemble(dolfin.Constant(1.0) * dolfin.dx(dolfin.UnitSquareMesh(4, 4)))
@@ -32,11 +21,10 @@ def check_fenics() -> str:
     return f"dolfin {dolfin.__version__}"
 
 
-if __name__ == "__main__":
-    reply(check_fenics)
-
-
 def check_adjoint() -> str:
+    """Ask whether dolfin-adjoint differentiates a form of the installed dolfin."""
+    from distlfm.solvers.fem.forms.adjoint import import_adjoint
+
     adjoint = import_adjoint()
     dolfin = load("dolfin")
     dolfin.set_log_level(dolfin.LogLevel.ERROR)
@@ -49,15 +37,12 @@ def check_adjoint() -> str:
     return f"dolfin-adjoint {importlib.metadata.version('dolfin-adjoint')}"
 
 
-if __name__ == "__main__":
-    reply(check_adjoint)
-
-
 PARALLEL_FACTORISATIONS = ("mumps", "superlu_dist")
 OTHER_PACKAGES = ("hypre", "ptscotch", "suitesparse")
 
 
 def check_petsc() -> str:
+    """Ask which PETSc it is, and which factorisations and preconditioners it brings."""
     petsc = load("petsc4py.PETSc")
     version = ".".join(str(part) for part in petsc.Sys.getVersion())
     present = [name for name in PARALLEL_FACTORISATIONS + OTHER_PACKAGES if petsc.Sys.hasExternalPackage(name)]
@@ -86,19 +71,13 @@ def _factorise(petsc: ModuleType, package: str) -> None:
     expect(abs(solution.getValue(0) - 2) < 1e-12, f"{package} solves 2 x = 4 wrongly")
 
 
-if __name__ == "__main__":
-    reply(check_petsc)
-
-
-RANK_PROGRAM = "distlfm.doctor.mpi"
-
-
 def check_mpi() -> str:
+    """Ask whether mpirun starts two ranks that talk to each other."""
     launcher = shutil.which("mpirun")
     if launcher is None:
         raise Finding("missing", "mpirun is not on the PATH")
     load("mpi4py")
-    command = [launcher, "-n", "2", sys.executable, "-P", "-m", RANK_PROGRAM]
+    command = [launcher, "-n", "2", sys.executable, "-P", "-m", "distlfm.doctor.probe", "mpi-rank"]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     if finished.returncode != 0:
         raise Finding("broken", f"mpirun: {_complaint(finished.stderr)}")
@@ -116,17 +95,12 @@ def _complaint(stderr: str) -> str:
     return lines[0] if lines else "ended without a word"
 
 
-if __name__ == "__main__":
-    reply(check_mpi)
-
-
 def run_mpi_rank() -> None:
+    """Be one of the two ranks that `check_mpi` starts: sum the ranks, and let the first say what it saw."""
+    from mpi4py import MPI
+
     world = MPI.COMM_WORLD
     total = world.allreduce(world.Get_rank() + 1)
     if world.Get_rank() == 0:
         library = MPI.Get_library_version().partition(",")[0].strip()
         sys.stdout.write(f"{world.Get_size()};{total};{library}\n")
-
-
-if __name__ == "__main__":
-    run_mpi_rank()

@@ -1,6 +1,7 @@
-"""How a probe replies: one line of JSON on stdout, or a traceback that the doctor turns into `broken`.
+"""One probe as a program: `python -m distlfm.doctor.probe NAME [DIRECTORY]`, and how it replies.
 
-The directory that a probe of storage is asked about: the first argument of its command line.
+The reply is one line of JSON on stdout, or a traceback that the doctor turns into `broken`. Only the module of the
+probe that is asked for is imported: another's libraries may crash this process.
 """
 
 from __future__ import annotations
@@ -17,6 +18,30 @@ from types import ModuleType
 from typing import Literal, NoReturn
 
 from distlfm.errors import MissingExtra
+
+PROBES = {
+    "torch": "libraries.check_torch_cpu",
+    "cuda": "libraries.check_cuda",
+    "gpytorch": "libraries.check_gpytorch",
+    "torchdiffeq": "libraries.check_torchdiffeq",
+    "ray": "libraries.check_ray",
+    "flower": "libraries.check_flower",
+    "page": "libraries.check_page",
+    "fenics": "mpi.check_fenics",
+    "dolfin-adjoint": "mpi.check_adjoint",
+    "petsc": "mpi.check_petsc",
+    "mpi": "mpi.check_mpi",
+    "slurm": "system.check_slurm",
+    "zarr": "system.check_zarr",
+    "rename": "system.check_rename",
+    "disk": "system.check_disk",
+    "ports": "system.check_ports",
+    "open-files": "system.check_open_files",
+}
+"""Module and function of each probe, by the name that the doctor shows."""
+
+RANK = "mpi-rank"
+"""Not a probe, but one of the processes that the probe of mpirun starts."""
 
 Status = Literal["ok", "missing", "broken"]
 
@@ -67,8 +92,8 @@ def _leave(*_: object) -> NoReturn:
 
 
 def asked_directory() -> Path:
-    """That directory, if it is there; missing, with the command that makes it, if it could be made."""
-    directory = Path(sys.argv[1]).absolute()
+    """Return the directory of the command line; missing, with the command that makes it, if it could be made."""
+    directory = Path(sys.argv[2]).absolute()
     if directory.is_dir():
         return directory
     existing = next(parent for parent in directory.parents if parent.exists())
@@ -76,3 +101,19 @@ def asked_directory() -> Path:
         at_fault = directory if directory.exists() else existing
         raise Finding("broken", f"{at_fault} is a file, not a directory")
     raise Finding("missing", f"{directory} does not exist", f"mkdir -p {shlex.quote(str(directory))}")
+
+
+def main() -> None:
+    """Run the probe that the command line names."""
+    name = sys.argv[1]
+    module, _, function = (PROBES[name] if name != RANK else "mpi.run_mpi_rank").partition(".")
+    program = getattr(importlib.import_module(f"distlfm.doctor.{module}"), function)
+    if name == RANK:
+        program()
+    else:
+        reply(program)
+
+
+if __name__ == "__main__":
+    # Findings are raised by modules that import this one by its name, so the class must be theirs.
+    importlib.import_module("distlfm.doctor.probe").main()

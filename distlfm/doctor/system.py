@@ -1,17 +1,7 @@
-"""Does a rename over a file of a directory happen at once, for whoever reads that file meanwhile?
+"""Probes of the machine: Slurm, the directory of results, ports and open files.
 
-Blocks of a store and checkpoints are published this way. Only readers on this machine are tried: a network file system
-may still show another machine the old file for a while.
-
-Are Slurm's commands installed, and does this machine belong to a cluster?
-
-How fast does a sharded Zarr array go to a directory?
-
-Is there room in a directory?
-
-Can a program here listen on a free port of the loopback interface, and be reached?
-
-May a process open as many files as Ray and a store with many shards need?
+Blocks of a store and checkpoints are published by renames. Only readers on this machine are tried: a network file
+system may still show another machine the old file for a while.
 """
 
 from __future__ import annotations
@@ -29,9 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from distlfm.doctor.probe import Finding, asked_directory, expect, load, reply
+from distlfm.doctor.probe import Finding, asked_directory, expect, load
 
 COMMANDS = ("sinfo", "sbatch", "srun")
 # Without a configuration the commands do not even tell their version.
@@ -40,6 +28,7 @@ VERSION_SECONDS = 10.0
 
 
 def check_slurm() -> str:
+    """Ask whether Slurm's commands are installed, and whether this machine belongs to a cluster."""
     absent = [command for command in COMMANDS if shutil.which(command) is None]
     if absent:
         raise Finding("missing", f"{', '.join(absent)} not on the PATH; only `distlfm submit` needs Slurm")
@@ -68,15 +57,14 @@ def _version(command: str, configuration: str | None = None) -> str:
     return finished.stdout.strip() if finished.returncode == 0 else ""
 
 
-if __name__ == "__main__":
-    reply(check_slurm)
-
-
 NUM_SHARDS, SHARD_VALUES, CHUNKS_A_SHARD = 8, 2**20, 4
 MEGABYTE = 1e6
 
 
 def check_zarr() -> str:
+    """Ask how fast a sharded Zarr array goes to a directory."""
+    import numpy as np
+
     zarr = load("zarr")
     values = np.random.default_rng(0).standard_normal((NUM_SHARDS, SHARD_VALUES), dtype=np.float32)
     with tempfile.TemporaryDirectory(prefix=".doctor-", dir=asked_directory()) as scratch:
@@ -95,10 +83,6 @@ def check_zarr() -> str:
     return f"zarr {zarr.__version__}, {values.nbytes / MEGABYTE / seconds:.0f} MB/s written in shards"
 
 
-if __name__ == "__main__":
-    reply(check_zarr)
-
-
 FILE_BYTES = 2**16
 SECONDS = 0.5
 
@@ -113,6 +97,7 @@ class Race:
 
 
 def check_rename() -> str:
+    """Ask whether a rename over a file of a directory happens at once, for whoever reads that file meanwhile."""
     with tempfile.TemporaryDirectory(prefix=".doctor-", dir=asked_directory()) as scratch:
         race = race_replacements(Path(scratch), os.replace)
     if race.num_torn:
@@ -155,15 +140,12 @@ def _is_whole(path: Path) -> bool:
     return len(content) == FILE_BYTES and content.count(content[:1]) == FILE_BYTES
 
 
-if __name__ == "__main__":
-    reply(check_rename)
-
-
 MINIMUM_FREE_BYTES = 2**30
 GIGABYTE = 1e9
 
 
 def check_disk() -> str:
+    """Ask whether there is room in a directory."""
     return free_space(asked_directory())
 
 
@@ -176,14 +158,11 @@ def free_space(directory: Path, minimum: int = MINIMUM_FREE_BYTES) -> str:
     return words
 
 
-if __name__ == "__main__":
-    reply(check_disk)
-
-
 ANSWER_SECONDS = 5.0
 
 
 def check_ports() -> str:
+    """Ask whether a program here can listen on a free port of the loopback interface, and be reached."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(ANSWER_SECONDS)
         port = server.getsockname()[1]
@@ -195,19 +174,12 @@ def check_ports() -> str:
     return f"listened on 127.0.0.1:{port} and was reached"
 
 
-if __name__ == "__main__":
-    reply(check_ports)
-
-
 MINIMUM_OPEN_FILES = 1024
 
 
 def check_open_files() -> str:
+    """Ask whether a process may open as many files as Ray and a store with many shards need."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < MINIMUM_OPEN_FILES:
         raise Finding("broken", f"only {soft} open files a process; {MINIMUM_OPEN_FILES} are needed")
     return "unlimited" if soft == resource.RLIM_INFINITY else f"{soft} open files a process"
-
-
-if __name__ == "__main__":
-    reply(check_open_files)

@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from matplotlib.typing import FillStyleType
 
-from distlfm.report.page import Cell, Figure, Provenance, Section, Table, cell_text, embed, write_page
+from distlfm.report.page import Cell, Provenance, Section, Table, cell_text, embed, write_page
+from distlfm.report.page import Figure as PageFigure
 from distlfm.report.style import BAND68, INFERRED, MEASURED, QUIET, house, new_figure, plain
 
 MODEL_NAMES = {

@@ -33,7 +33,7 @@ from distlfm.inference.findings.estimates import Estimate
 from distlfm.inference.result import Band, FitResult
 from distlfm.instance import FloatArray, Instance
 from distlfm.lfo import Answer, GridDim, OperatorSchema
-from distlfm.lfo.answer import Estimate
+from distlfm.lfo.answer import Estimate as AnswerEstimate
 from distlfm.lfo.grid import to_grid
 from distlfm.report.curves import MAX_PANELS, WIDE_HEIGHT, Layout, draw_band
 from distlfm.report.field_maps import ERROR_MAP, LEVEL_MAP, MAP_DPI, SPREAD_MAP

@@ -32,7 +32,6 @@ from distlfm.mechanisms import (
     find_system,
     known_systems,
 )
-from distlfm.mechanisms.build import known_systems
 from distlfm.mechanisms.plugins import import_plugins
 from distlfm.mechanisms.priors import Prior
 from distlfm.runs.settings import FitConfig, GenerateConfig, SimulateConfig

@@ -103,7 +103,7 @@ class QuickGrid(HttpGrid):
             return []
         until = float("inf") if timeout is None else time.monotonic() + timeout
         if timeout is not None:
-            flower.wait_for_parts(timeout)
+            wait_for_parts(timeout)
         with ThreadPoolExecutor(len(sent)) as pool:
             return [reply for reply in pool.map(partial(self._reply, until=until), sent) if reply is not None]
 

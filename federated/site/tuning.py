@@ -32,7 +32,7 @@ from distlfm.federated.site.cohort import groups
 from distlfm.lfo import Batch, LossConfig, Operator, Prediction
 from distlfm.lfo.heads import Found, Stage
 from distlfm.lfo.loss import force_q2, losses, reconstruction
-from distlfm.lfo.model import FourierOperator, Prediction, soft_limits
+from distlfm.lfo.model import FourierOperator, soft_limits
 from distlfm.lfo.operator import TOGETHER
 from distlfm.lfo.physics import Forward
 from distlfm.lfo.spectral import along, spline

@@ -156,7 +156,8 @@ def test_owner_that_forgets_to_close_leaves_nothing(marked: Marked) -> None:
     program = (
         f"from distlfm.solvers.fem.group.owner import Group; Group.start(2, service={SERVICE!r}).call('where'); 1 / 0"
     )
-    group = f"from distlfm.solvers.fem.group.owner import Group; g = Group.start(2, service={SERVICE!r}); g.call('where'); 1/0"
+    start = f"from distlfm.solvers.fem.group.owner import Group; g = Group.start(2, service={SERVICE!r})"
+    group = f"{start}; g.call('where'); 1/0"
     for text in (program, group):
         done = subprocess.run([sys.executable, "-c", text], env=marked.environment, capture_output=True, check=False)
         assert b"ZeroDivisionError" in done.stderr

@@ -15,7 +15,7 @@ import traceback
 from types import ModuleType
 
 # These run inside an MPI program; importing one of them elsewhere initialises MPI.
-MPI_PROGRAMS = ("distlfm.doctor.", "distlfm.solvers.fem.")
+MPI_PROGRAMS = ("distlfm.solvers.fem.",)
 MPI_MODULES = ("dolfin", "petsc4py", "mpi4py", "fenics_adjoint", "dolfin_adjoint")
 
 

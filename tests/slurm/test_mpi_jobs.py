@@ -54,7 +54,7 @@ def test_a_mesh_divided_between_two_nodes_outlives_one_of_them_and_gives_the_ans
     job = queue.submit("fit_mpi", slow, *words, out, options=("--ntasks-per-node=1",))
     wait_until(queue.divided.exists, "field", job)
     for node in queue.cluster.nodes:
-        assert any("solvers.fem.rank" in line for line in queue.cluster.processes(node).values()), node
+        assert any("solvers.fem.group.rank" in line for line in queue.cluster.processes(node).values()), node
     assert "a group of 2 ranks, started by srun" in job.text
 
     queue.cluster.cut_power("n2")

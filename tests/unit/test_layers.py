@@ -48,7 +48,7 @@ def is_module(path: Path) -> bool:
 
 def test_an_import_upwards_would_be_found(tmp_path: Path) -> None:
     """The same layers, around a package that breaks them."""
-    for folder in ("distlfm/pipeline", "distlfm/gp"):
+    for folder in ("distlfm/verbs", "distlfm/gp"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "__init__.py").touch()
     (tmp_path / "distlfm" / "__init__.py").touch()

@@ -60,13 +60,6 @@ def _end_with_driver() -> None:
     os._exit(ORPHANED)
 
 
-if __name__ == "__main__":
-    # A rank whose fellows are gone may never get out of torch's own shutdown.
-    code = main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
-    sys.stderr.flush()
-    os._exit(code)
-
-
 LOOK_SECONDS = 0.05
 GRACE_SECONDS = 5.0
 """After one rank has failed, the others may finish their sentence for so long."""
@@ -166,3 +159,10 @@ def _end(ranks: list[_Rank]) -> None:
 def _weight(failure: Failure) -> int:
     """Which of several failures is the cause: what we raise on purpose, a death, and last what followed from it."""
     return {"death": 1, "other": 2}.get(failure.family, 0)
+
+
+if __name__ == "__main__":
+    # A rank whose fellows are gone may never get out of torch's own shutdown.
+    code = main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    sys.stderr.flush()
+    os._exit(code)

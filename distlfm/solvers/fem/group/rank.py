@@ -1,4 +1,4 @@
-"""One rank of a helper group: `python -m distlfm.solvers.fem.group.rank ADDRESS`, started by `distlfm.solvers.fem.group.owner`.
+"""One rank of a helper group: `python -m distlfm.solvers.fem.group.rank ADDRESS`, started by `owner`.
 
 It dials the group's owner, proves that it holds the group's secret, and serves one request after another until the
 connection ends. The verbs are those of a service: a module with `VERBS`, a mapping from names to functions of a
