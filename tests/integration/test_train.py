@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,8 @@ def test_a_run_begun_with_other_settings_is_refused_naming_the_key(
 
 def test_a_run_begun_with_other_data_is_refused_but_a_store_may_move(folder: Path, tmp_path: Path) -> None:
     other = write_training(tmp_path)
-    same = [*SMALL, f"run.dir={folder / 'calm'}"]
+    shutil.copytree(folder / "calm", tmp_path / "run")  # which keeps the place of the data that it last saw
+    same = [*SMALL, f"run.dir={tmp_path / 'run'}"]
     train(other / "train.yaml", same)  # the same instances, elsewhere
     two = json.dumps([str(folder / "store.zarr"), str(other / "store.zarr")])
     with pytest.raises(UsageError, match="other data"):
