@@ -92,7 +92,7 @@ def tell(run: QueryRun, reporter: Reporter) -> int:
     ]
     reporter.table("", ("instance", "status", "unlike training", *names[1:]), rows)
     if len(run.rows) == 1 and run.answers:
-        told = [[p.name, *(f"{x:.4g}" for x in (p.mean, p.lower95, p.upper95))] for p in run.answers[0].parameters]
+        told = [[p.name, *(f"{x:.4g}" for x in (p.mean, p.lower95, p.upper95))] for p in run.answers[0].estimates]
         reporter.table("", ("parameter", "mean", "95 % from", "to"), told)
     count = len(run.rows)
     if count > MOST_LISTED:

@@ -6,6 +6,7 @@ from distlfm.data import npz as _npz
 from distlfm.data import parquet as _parquet
 from distlfm.data.base import ColumnMap, ReadReport, reads
 from distlfm.data.catalog import CheckReport, check, list_datasets
+from distlfm.data.frames import read_frame, read_xarray
 from distlfm.data.npz import write_npz
 from distlfm.data.reading import examine, iter_instances, iter_reports, read
 
@@ -24,6 +25,8 @@ __all__ = [
     "iter_reports",
     "list_datasets",
     "read",
+    "read_frame",
+    "read_xarray",
     "reads",
     "write_npz",
 ]

@@ -18,12 +18,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, Self, final
+from typing import Annotated, Literal, Self, final, overload
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from distlfm.errors import DataError, Problem
+from distlfm.config import nearest
+from distlfm.errors import DataError, Problem, UsageError
 from distlfm.instance import BoolArray, FloatArray, Instance
 
 CHUNK = 20_000
@@ -209,9 +210,12 @@ class ColumnMap(BaseModel):
         return tuple(self.variance[value] for value in self.values)
 
 
-@dataclass
-class ReadReport:
-    """What a read gave: the usable instances, those set aside with the reason, and what was mended or guessed."""
+@dataclass(repr=False)
+class ReadReport(Sequence[Instance]):
+    """What a read gave: the usable instances, those set aside with the reason, and what was mended or guessed.
+
+    It is a sequence of the usable ones; `report["A"]` is the one with that id.
+    """
 
     instances: list[Instance] = field(default_factory=list)
     set_aside: list[Problem] = field(default_factory=list)
@@ -222,6 +226,27 @@ class ReadReport:
 
     def __len__(self) -> int:
         return len(self.instances)
+
+    @overload
+    def __getitem__(self, index: int | str) -> Instance: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Instance]: ...
+    def __getitem__(self, index: int | str | slice) -> Instance | list[Instance]:
+        if not isinstance(index, str):
+            return self.instances[index]
+        known = [one.id for one in self.instances]
+        if index not in known:
+            raise UsageError(f"There is no instance {index!r}.", nearest(index, known))
+        return self.instances[known.index(index)]
+
+    def __repr__(self) -> str:
+        ids = [repr(one.id) for one in self.instances]
+        some = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+        outputs = list(dict.fromkeys(name for one in self.instances for name in one.outputs))
+        named = ", ".join(outputs[:4]) + (f" and {len(outputs) - 4} more" if len(outputs) > 4 else "")
+        aside = f"; {len(self.set_aside)} set aside" if self.set_aside else ""
+        count = "1 instance" if len(ids) == 1 else f"{len(ids)} instances"
+        return f"<{count}: {some}, with {named}{aside}>" if ids else f"<no instance{aside}>"
 
 
 Reader = Callable[[Path, ColumnMap | None], ReadReport]

@@ -206,13 +206,27 @@ def read(path: str | Path, columns: ColumnMap | None = None) -> ReadReport:
     A bad instance is set aside in the report and the others go on. Raises DataError if the file cannot be read at all,
     or if no instance of it can be used.
     """
-    report = examine(path, columns)
+    return usable(examine(path, columns))
+
+
+def usable(report: ReadReport) -> ReadReport:
+    """Refuse a report without any usable instance, with the first problem."""
     if not report.instances:
         first = report.set_aside[0]
         others = len(report.set_aside) - 1
         more = f" (There are {others} more problems.)" if others else ""
         raise DataError(replace(first, what=first.what + more))
     return report
+
+
+def compared(report: ReadReport, file: str) -> ReadReport:
+    """The same with notices of what shows only when all instances of a table are looked at."""
+    watchers = (Comparison(), StandIns(), Clocks())
+    for instance in report.instances:
+        for watcher in watchers:
+            watcher.add(instance)
+    notices = [notice for watcher in watchers for notice in watcher.notices(file)]
+    return ReadReport(report.instances, report.set_aside, [*report.notices, *notices])
 
 
 def examine(path: str | Path, columns: ColumnMap | None = None) -> ReadReport:

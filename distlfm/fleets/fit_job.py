@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from distlfm.answer import Band
 from distlfm.cluster.blocks.job import Job, Past, Worker
 from distlfm.config import build
 from distlfm.fleets.driver import past_of
@@ -28,7 +29,7 @@ from distlfm.inference.field.settings import num_ranks, open_field, shown_axes, 
 from distlfm.inference.findings.scores import Figures, Tally, failed_row, row_of
 from distlfm.inference.fit import InferenceConfig, fit_instances, seed_of
 from distlfm.inference.model import Model
-from distlfm.inference.result import Band, FitResult
+from distlfm.inference.result import FitResult
 from distlfm.inference.survey import Survey
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_system
@@ -112,9 +113,9 @@ def _answer(spec: StoreSpec, arrays: Arrays, row: int, result: FitResult) -> Non
         arrays["time"][row] = result.grid.times
     if spec.draws:
         seed = int(arrays["seed"][row])
-        drawn = result.draws(result.grid.times, spec.draws, seed, positions=result.grid.positions).force
+        drawn = result.draws(spec.draws, seed=seed).force
         arrays["force_draws"][row] = drawn.reshape(arrays["force_draws"].shape[1:])
-    known = {estimate.name: estimate for estimate in result.parameters}
+    known = {estimate.name: estimate for estimate in result.estimates}
     arrays["params_mean"][row] = [known[name].mean for name in spec.parameters]
     arrays["params_var"][row] = [known[name].sd ** 2 for name in spec.parameters]
     arrays["elbo"][row], arrays["wall_s"][row] = result.bound, result.seconds

@@ -178,7 +178,10 @@ def open_source(config: DataConfig, data: Sequence[Instance] | None, folder: Pat
         if not whole.count:
             raise DataError(_nothing(config, intake))
         return whole, intake
-    reports = iter([ReadReport(list(data))]) if data is not None else _reports(config)
+    if data is None:
+        reports = _reports(config)
+    else:
+        reports = iter([data if isinstance(data, ReadReport) else ReadReport(list(data))])
     instances = _prepared(reports, config, intake)
     if folder is None:
         source: Source = Held(list(instances))

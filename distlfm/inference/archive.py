@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distlfm.answer import Band
 from distlfm.config import build
 from distlfm.errors import OtherWork, UsageError
 from distlfm.inference.base import Fit, Posterior
@@ -32,7 +33,7 @@ from distlfm.inference.marginal import Marginal
 from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import Status
-from distlfm.inference.result import Band, FitResult, Prediction, results_of
+from distlfm.inference.result import FitResult, Prediction, results_of
 from distlfm.inference.series.exact import AnalyticMotif
 from distlfm.inference.series.forward import Forward, SolvedPosterior
 from distlfm.inference.series.linear import LinearGaussian, Quadrature

@@ -1,6 +1,6 @@
 """The Latent Force Operator: a Fourier network that answers a new instance in milliseconds, with its uncertainty."""
 
-from distlfm.lfo.answer import Answer, Estimate
+from distlfm.lfo.answer import Estimate, OperatorAnswer
 from distlfm.lfo.calibrate import Calibration, calibrate, coverage
 from distlfm.lfo.checkpoint import load_checkpoint, save_checkpoint
 from distlfm.lfo.dataset import Batch, Examples
@@ -24,7 +24,6 @@ from distlfm.lfo.settings import (
 
 __all__ = [
     "Alone",
-    "Answer",
     "AugmentConfig",
     "Batch",
     "Calibration",
@@ -35,6 +34,7 @@ __all__ = [
     "LoopConfig",
     "LossConfig",
     "Operator",
+    "OperatorAnswer",
     "OperatorConfig",
     "OperatorSchema",
     "OptimiserConfig",

@@ -32,6 +32,7 @@ def register(kind: str) -> Callable[[type[Kind]], type[Kind]]:
         if not (isinstance(mechanism, type) and issubclass(mechanism, System)):
             name = getattr(mechanism, "__name__", repr(mechanism))
             raise UsageError(f"{name} is registered as a mechanism, and is none.", f"Write class {name}(Mechanism).")
+        mechanism.kind = kind
         REGISTRY[kind] = mechanism
         return mechanism
 

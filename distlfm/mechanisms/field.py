@@ -18,7 +18,7 @@ from distlfm.equations.problem import BoundaryConfig, EquationRef, MeshConfig, P
 from distlfm.errors import UsageError
 from distlfm.mechanisms.parameters import Parameter
 from distlfm.mechanisms.priors import LogNormal, Prior
-from distlfm.mechanisms.system import MechanismConfig, System
+from distlfm.mechanisms.system import MechanismConfig, System, by_options
 
 DIMS = {"interval": 1, "rectangle": 2, "box": 3}
 OF_PROFILE = "how many times the given profile the state at the start is"
@@ -100,6 +100,7 @@ class FieldMechanism(System):
     Options: ClassVar[type[MechanismConfig]] = FieldConfig
     equation: ClassVar[type[Equation]]
 
+    @by_options
     def __init__(self, options: FieldConfig) -> None:
         super().__init__(options)
         self.field = options
@@ -176,4 +177,5 @@ def _where(equation: type[Equation]) -> EquationRef:
 @functools.cache
 def field_of(equation: type[Equation]) -> type[FieldMechanism]:
     """The mechanism of a registered equation."""
-    return type(f"{equation.__name__}Field", (FieldMechanism,), {"equation": equation, "__doc__": equation.__doc__})
+    named = {"equation": equation, "kind": equation.kind, "__doc__": equation.__doc__}
+    return type(f"{equation.__name__}Field", (FieldMechanism,), named)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
-from distlfm.config import Config, nearest
+from distlfm.config import Config, build, nearest
 from distlfm.dimension import Dimension
 from distlfm.errors import UsageError
 from distlfm.mechanisms.parameters import Parameter
@@ -55,6 +56,18 @@ class MechanismConfig(Config):
     )
 
 
+def by_options(init: Callable[[Any, Any], None]) -> Callable[..., None]:
+    """Let a mechanism's `__init__(options)` take the options one by one: `Transcription(["p21"], fixed=…)` too."""
+
+    @wraps(init)
+    def __init__(this: System, *outputs: Any, **options: Any) -> None:
+        only = options["options"] if set(options) == {"options"} else outputs[0] if len(outputs) == 1 else None
+        init(this, only if isinstance(only, MechanismConfig) else this._options(*outputs, **options))
+
+    __init__.by_options = True  # type: ignore[attr-defined]
+    return __init__
+
+
 class System(ABC):
     """An equation with named outputs and forces. force_dimension: what forces are measured in, if that is known.
 
@@ -65,6 +78,7 @@ class System(ABC):
     """
 
     Options: ClassVar[type[MechanismConfig]] = MechanismConfig
+    kind: ClassVar[str] = ""
     force_names: tuple[str, ...] = ("force",)
     force_dimension: Dimension | None = None
     prior_units: ClassVar[Mapping[str, str]] = {}
@@ -72,9 +86,27 @@ class System(ABC):
     noise_prior: ClassVar[Prior | None] = None
     never_negative: ClassVar[bool] = False
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        own = cls.__dict__.get("__init__")
+        if own is not None and not getattr(own, "by_options", False):
+            cls.__init__ = by_options(own)  # type: ignore[method-assign]
+
+    @by_options
     def __init__(self, options: MechanismConfig) -> None:
         self.options = options
         self.outputs = tuple(options.outputs)
+
+    @classmethod
+    def _options(cls, outputs: Sequence[str] | str = (), /, **given: Any) -> MechanismConfig:
+        """The options that a call names one by one."""
+        if not cls.kind:
+            raise UsageError(f"{cls.__name__} has no name.", f'Write @register("{cls.__name__.lower()}") above it.')
+        if "outputs" in given and not outputs:
+            outputs = given.pop("outputs")
+        names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+        content = {"kind": cls.kind, **({"outputs": names} if names else {}), **given}
+        return build(cls.Options, content, source=cls.__name__)
 
     @property
     @abstractmethod

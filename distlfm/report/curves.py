@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 from matplotlib.ticker import MaxNLocator
 
-from distlfm.inference.result import Band, FitResult
+from distlfm.answer import Band
+from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray
 from distlfm.report.style import BAND68, BAND95, DASHED, INFERRED, MEASURED, QUIET, TRUTH, handles, plain, quantity
 from distlfm.report.words import force_unit, instance_row, output_names, true_force, true_output

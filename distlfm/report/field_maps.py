@@ -23,7 +23,7 @@ from matplotlib.tri import Triangulation
 from scipy.interpolate import RBFInterpolator
 from scipy.spatial import cKDTree
 
-from distlfm.inference.result import Band
+from distlfm.answer import Band
 from distlfm.instance import BoolArray, FloatArray
 from distlfm.report.field_view import COMPARABLE, NUM_SNAPSHOTS, Cloud, FieldView
 from distlfm.report.style import MEASURED, house, new_figure, plain, quantity

@@ -14,8 +14,9 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from distlfm.answer import Band
 from distlfm.inference.findings.residuals import Residuals, residuals
-from distlfm.inference.result import Band, FitResult
+from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray
 from distlfm.report.curves import draw_band
 from distlfm.report.field_maps import ERROR_MAP, MAP_DPI, plot_field, set_scales, time_title
@@ -175,7 +176,7 @@ def plot_profiles(view: FieldView) -> Figure:
 
 def plot_parameters(result: FitResult) -> Figure:
     """Parameters as a forest of intervals."""
-    groups = grouped(result.parameters)
+    groups = grouped(result.estimates)
     with house():
         figure = new_figure(forest_height(groups))
         place = figure.add_subfigure(figure.add_gridspec(1, 1)[0])
@@ -191,8 +192,8 @@ def field_figures(result: FitResult, *, mapped: bool = True) -> list[PageFigure]
         found.append(_profiles(view))
     if mapped:
         found += _checks(view)
-    if result.parameters:
-        alt = f"Instance {result.id}: intervals of {len(result.parameters)} parameters."
+    if result.estimates:
+        alt = f"Instance {result.id}: intervals of {len(result.estimates)} parameters."
         found.append(embed(plot_parameters(result), "Parameters with their intervals of 68 and 95 %.", alt))
     return found
 

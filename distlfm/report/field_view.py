@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distlfm.answer import Band
 from distlfm.errors import UsageError
-from distlfm.inference.result import Band, FitResult, Prediction
+from distlfm.inference.result import FitResult, Prediction
 from distlfm.instance import BoolArray, FloatArray
 from distlfm.report.style import quantity
 from distlfm.report.words import instance_row, output_names

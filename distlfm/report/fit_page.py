@@ -256,7 +256,7 @@ def _curves(result: FitResult) -> list[Figure]:
     )
     alt = (
         f"Instance {result.id}: {len(outputs)} outputs with data and bands against time, the inferred {forces}, and "
-        f"intervals of {len(result.parameters)} parameters."
+        f"intervals of {len(result.estimates)} parameters."
     )
     found = [embed(plot_fit(result), caption, alt)]
     if result.posterior.model.system.options.kind in PHASE_PLANES:
@@ -271,12 +271,12 @@ def _parameters(result: FitResult) -> list[Table]:
     columns = ("parameter", "kind", "unit", "mean", "68 % from", "to", "95 % from", "to", "true", "learned %")
     rows: list[list[Cell]] = []
     units = parameter_units(result)
-    for one in result.parameters[:MAX_PARAMETER_ROWS]:
+    for one in result.estimates[:MAX_PARAMETER_ROWS]:
         limits = (one.lower68, one.upper68, one.lower95, one.upper95)
         learned = round(100 * one.shrinkage) if math.isfinite(one.shrinkage) else None
         rows.append([one.name, one.kind, units.get(one.name), one.mean, *limits, true_parameter(result, one), learned])
     caption = "Parameters. “Learned” is 0 where the data say nothing beyond the prior, and 100 where they say all."
-    left_out = len(result.parameters) - len(rows)
+    left_out = len(result.estimates) - len(rows)
     if left_out:
         caption += f" {left_out} more are not listed."
     caption = f"{caption} {given_words(result.posterior.model.space.parameters, parameter_units(result))}".strip()

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from distlfm.instance import FloatArray, Instance
-from distlfm.lfo import Answer, OperatorSchema
+from distlfm.lfo import OperatorAnswer, OperatorSchema
 from distlfm.report.curves import draw_band
 from distlfm.report.operator_plots import band_of, true_curve, true_map
 from distlfm.report.style import (
@@ -98,7 +98,7 @@ def plot_calibration(curve: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def plot_resolutions(instance: Instance, answers: Sequence[Answer], schema: OperatorSchema) -> Figure:
+def plot_resolutions(instance: Instance, answers: Sequence[OperatorAnswer], schema: OperatorSchema) -> Figure:
     """One instance answered on the trained grid and on a finer one: curves, or maps at the last time."""
     with house():
         if len(answers[0].dims) == 1:
@@ -129,7 +129,7 @@ def plot_resolutions(instance: Instance, answers: Sequence[Answer], schema: Oper
     return figure
 
 
-def _draw_curve(axes: Axes, instance: Instance, answer: Answer, schema: OperatorSchema) -> None:
+def _draw_curve(axes: Axes, instance: Instance, answer: OperatorAnswer, schema: OperatorSchema) -> None:
     draw_band(axes, answer.times, band_of(answer), 0)
     axes.plot(answer.times, answer.mean[0], ".", color=INFERRED, markersize=2)
     true = true_curve(instance, 0)
@@ -140,7 +140,7 @@ def _draw_curve(axes: Axes, instance: Instance, answer: Answer, schema: Operator
     axes.yaxis.set_major_locator(MaxNLocator(4))
 
 
-def _plane(values: FloatArray, answer: Answer) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _plane(values: FloatArray, answer: OperatorAnswer) -> tuple[FloatArray, FloatArray, FloatArray]:
     """The plane that is shown of a field and its axes: time and place on a line, else the last time's middle layer."""
     if values.ndim == 2:
         return values, answer.axes[0], answer.axes[1]

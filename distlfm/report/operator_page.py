@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from distlfm.inference.findings.scores import MAX_ROWS, Tally
 from distlfm.instance import Instance
-from distlfm.lfo import Answer, OperatorSchema
+from distlfm.lfo import OperatorAnswer, OperatorSchema
 from distlfm.report.operator_curves import plot_calibration, plot_learning, plot_resolutions, plot_scores
 from distlfm.report.operator_plots import plot_answer
 from distlfm.report.page import Cell, Provenance, Section, Table, embed, write_page
@@ -47,7 +47,7 @@ class Example:
     """An instance with its answer and figures. place: why it is shown. true: known values of parameters."""
 
     instance: Instance
-    answer: Answer
+    answer: OperatorAnswer
     row: Mapping[str, Any]
     place: str = ""
     true: dict[str, float] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Resolutions:
     """One instance answered on the trained grid and on a finer one, and what changed."""
 
     instance: Instance
-    answers: tuple[Answer, Answer]
+    answers: tuple[OperatorAnswer, OperatorAnswer]
     figures: Mapping[str, Any]
 
 
@@ -231,7 +231,7 @@ def _example(one: Example, schema: OperatorSchema) -> Section:
     columns = ("parameter", "kind", "mean", "68 % from", "to", "95 % from", "to", "true")
     rows: list[list[Cell]] = [
         [p.name, p.kind, p.mean, p.lower68, p.upper68, p.lower95, p.upper95, one.true.get(p.name)]
-        for p in answer.parameters[:MAX_PARAMETER_ROWS]
+        for p in answer.estimates[:MAX_PARAMETER_ROWS]
     ]
     figure = embed(one.figure or plot_answer(one.instance, answer, schema, one.true), caption, alt)
     return Section(title, text, [figure], [Table("Parameters.", columns, rows).known()] if rows else [])

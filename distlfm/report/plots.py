@@ -54,7 +54,7 @@ def plot_fit(result: FitResult) -> Figure:
             "Plot fields in space and time as maps.",
         )
     layout = Layout(len(output_names(result)), len(result.force_names))
-    groups = grouped(result.parameters)
+    groups = grouped(result.estimates)
     with house():
         heights = [layout.height]
         if groups:

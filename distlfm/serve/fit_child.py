@@ -93,7 +93,7 @@ def told(result: FitResult) -> dict[str, Any]:
         "status": result.status,
         "words": status_words(result.status, result.advice),
         "open": [direction_words(one) for one in result.undetermined],
-        "kinds": {one.name: one.kind for one in result.parameters},
+        "kinds": {one.name: one.kind for one in result.estimates},
         "seconds": result.seconds,
     }
 

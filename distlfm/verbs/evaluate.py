@@ -20,7 +20,7 @@ from distlfm.config import apply_overrides, build, dump, fingerprint, read_yaml
 from distlfm.errors import DistlfmError, UsageError
 from distlfm.inference.findings.scores import Figures, Tally
 from distlfm.instance import Instance
-from distlfm.lfo import Answer, Operator, split
+from distlfm.lfo import Operator, OperatorAnswer, split
 from distlfm.lfo.dataset import kept_rows
 from distlfm.lfo.finish import lineage
 from distlfm.lfo.schema import check_store_units
@@ -100,9 +100,9 @@ def _both(operator: Operator, fine: Instance) -> Resolutions:
     return Resolutions(fine, answers, figures)
 
 
-def change(first: Answer, second: Answer) -> float | None:
+def change(first: OperatorAnswer, second: OperatorAnswer) -> float | None:
     """The largest difference of two answers' parameters, relative to the first."""
-    pairs = zip(first.parameters, second.parameters, strict=True)
+    pairs = zip(first.estimates, second.estimates, strict=True)
     return max((abs(b.mean - a.mean) / max(abs(a.mean), 1e-12) for a, b in pairs), default=None)
 
 

@@ -21,7 +21,7 @@ from distlfm.fleets.sources import for_fitting, open_source
 from distlfm.fleets.spool import Source
 from distlfm.inference.findings.scores import Figures, Tally
 from distlfm.instance import Instance
-from distlfm.lfo import Answer, Operator
+from distlfm.lfo import Operator, OperatorAnswer
 from distlfm.runs import REPORT
 from distlfm.runs.folder import begin, refuse_other_verbs, versions, write_config, write_summary
 from distlfm.runs.settings import QueryConfig
@@ -44,7 +44,7 @@ class QueryRun:
     checkpoint: str
     tally: Tally
     rows: list[Figures] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[OperatorAnswer] = field(default_factory=list)
 
     @property
     def overall(self) -> dict[str, Any]:

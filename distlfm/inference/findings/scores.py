@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from distlfm.answer import Band
 from distlfm.inference.findings.estimates import Direction
 from distlfm.inference.findings.residuals import structure
-from distlfm.inference.result import FAILED, Band, FitResult, Prediction
+from distlfm.inference.result import FAILED, FitResult, Prediction
 from distlfm.instance import BoolArray, FloatArray
 
 Figures = dict[str, Any]
@@ -143,7 +144,7 @@ def parameter_errors(result: FitResult, true: Mapping[str, FloatArray]) -> dict[
     space = result.posterior.model.space
     errors: dict[str, float] = {}
     for name, values in true.items():
-        estimates = [one for one in result.parameters if one.parameter == name]
+        estimates = [one for one in result.estimates if one.parameter == name]
         if not estimates:
             continue
         labels = space[name].labels
