@@ -1,7 +1,7 @@
 """One probe as a program: `python -m distlfm.doctor.probe NAME [DIRECTORY]`, and how it replies.
 
-The reply is one line of JSON on stdout, or a traceback that the doctor turns into `broken`. Only the module of the probe
-that is asked for is imported: another's libraries may crash this process.
+The reply is one line of JSON on stdout, or a traceback that the doctor turns into `broken`. Only the module of the
+probe that is asked for is imported: another's libraries may crash this process.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _leave(*_: object) -> NoReturn:
 
 
 def asked_directory() -> Path:
-    """Return the directory of the command line, if it is there; missing, with the command that makes it, if it could be made."""
+    """Return the directory of the command line; missing, with the command that makes it, if it could be made."""
     directory = Path(sys.argv[2]).absolute()
     if directory.is_dir():
         return directory

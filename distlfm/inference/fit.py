@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -43,10 +43,6 @@ from distlfm.inference.series.statespace import LONG, StateSpace, supports
 from distlfm.inference.series.variational import VariationalConfig, fit_variational
 from distlfm.instance import Instance
 from distlfm.solvers.linear import Linearity, probe
-
-if TYPE_CHECKING:
-    pass  # MOVED
-
 
 FIELD_METHODS = ("auto", "collapsed", "laplace", "preestimate")
 LINEAR_METHODS = ("collapsed", "filter", "exact")

@@ -8,7 +8,7 @@ What stores say of their equation, and whether one operator can learn from sever
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -22,9 +22,6 @@ from distlfm.mechanisms.field import FieldConfig
 from distlfm.mechanisms.system import System
 from distlfm.store import Store, StoreSpec
 from distlfm.store.layout import UNKNOWN_UNIT, unit
-
-if TYPE_CHECKING:
-    pass  # MOVED
 
 
 def check_units(schema: OperatorSchema, told: Mapping[str, str], outputs: Sequence[str]) -> None:

@@ -90,7 +90,7 @@ def train(
         return _in_memory(config, reporter)
     found = _train_in(config.run.dir, config, place, launcher, reporter)
     if found.is_main:
-        pass  # MOVED  # which imports matplotlib: ranks need it not
+        # MOVED  # which imports matplotlib: ranks need it not
 
         report_training(config.run.dir, reporter)
     return found

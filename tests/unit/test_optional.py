@@ -75,7 +75,7 @@ for name in ("ray", "optuna", "flwr", "dolfin", "petsc4py", "mpi4py", "fenics_ad
 from distlfm.cli import main
 assert main(["--version"]) == 0
 from distlfm.errors import MissingExtra
-from distlfm.solvers.fem import adjoint
+from distlfm.solvers.fem.forms import adjoint
 try:
     adjoint.import_adjoint()
 except MissingExtra as error:

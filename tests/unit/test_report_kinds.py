@@ -98,14 +98,14 @@ RUN = {
     ],
 }
 PAGES: dict[str, tuple[str, Callable[[Path], Path]]] = {
-    "fit and fleet": ("fit_report", fit),
-    "train": ("lfo_page", operator_page("train")),
-    "evaluate": ("lfo_page", operator_page("evaluate")),
-    "query": ("lfo_page", operator_page("query")),
-    "tune": ("tune_page", lambda path: tune_page(path, "validation_loss", "min", TRIALS, PROVENANCE)),
-    "federated simulate": ("federation_page", federation),
-    "federated run": ("rounds_page", lambda path: rounds_page(path, RUN, PROVENANCE)),
-    "demo": ("demo_page", lambda path: demo_page(path, [Played("act", 1.0, Showing("seen"))], PROVENANCE)),
+    "fit and fleet": ("fit_page", fit),
+    "train": ("operator_page", operator_page("train")),
+    "evaluate": ("operator_page", operator_page("evaluate")),
+    "query": ("operator_page", operator_page("query")),
+    "tune": ("operator_page", lambda path: tune_page(path, "validation_loss", "min", TRIALS, PROVENANCE)),
+    "federated simulate": ("federation", federation),
+    "federated run": ("federation", lambda path: rounds_page(path, RUN, PROVENANCE)),
+    "demo": ("demo", lambda path: demo_page(path, [Played("act", 1.0, Showing("seen"))], PROVENANCE)),
 }
 
 
