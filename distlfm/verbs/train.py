@@ -90,8 +90,6 @@ def train(
         return _in_memory(config, reporter)
     found = _train_in(config.run.dir, config, place, launcher, reporter)
     if found.is_main:
-        # MOVED  # which imports matplotlib: ranks need it not
-
         report_training(config.run.dir, reporter)
     return found
 
