@@ -19,14 +19,12 @@ from typing import Any
 
 import torch
 
-from distlfm.answers.asking import mark, origin
 from distlfm.cluster.machine import usable_cpus
 from distlfm.cluster.ranks.group import joined
 from distlfm.cluster.ranks.place import Place, find_place
 from distlfm.config import load, read_yaml
 from distlfm.errors import Stopped, UsageError
 from distlfm.lfo import Operator
-from distlfm.report.operator_page import training_page
 from distlfm.runs import CONFIG, OPERATOR, REPORT, SUMMARY
 from distlfm.runs.settings import EvaluateConfig
 from distlfm.runtime.reporting import Reporter, Silent
@@ -36,7 +34,6 @@ from distlfm.training.log import METRICS, Follower, read_metrics, shown
 from distlfm.training.settings import TrainConfig, TrainRunConfig
 from distlfm.training.start import tell_observed
 from distlfm.training.work import CHECKPOINTS, LAST, TrainWork, refuse_others
-from distlfm.verbs.evaluate import find_or_none, scored
 
 TRIES, PAUSE = 5, 0.2
 SCRATCH = ".ray"
@@ -217,6 +214,11 @@ MOST = 1000
 
 def report_training(run: Path | str, reporter: Reporter | None = None) -> Path:
     """Write report.html of a finished training run. Scores need the first of its stores; without it there are none."""
+    # Ranks import this module, and never the libraries of a report.
+    from distlfm.answers.asking import mark, origin
+    from distlfm.report.operator_page import training_page
+    from distlfm.verbs.evaluate import find_or_none, scored
+
     folder = Path(run)
     if not (folder / OPERATOR).is_file():
         raise UsageError(f"{folder} is no finished training run: it has no {OPERATOR}.", "Finish it first.")
