@@ -59,6 +59,18 @@ class RaggedRow:
     cells: Sequence[str]
 
 
+def refused(
+    what: str,
+    fix: str,
+    file: str = "",
+    row: int | None = None,
+    column: str | None = None,
+    instance: str | None = None,
+) -> DataError:
+    """The error of one problem."""
+    return DataError(Problem(what, fix, file, row, column, instance))
+
+
 class Unreadable(Exception):
     """A file that cannot be read on; the reader of whole files says why."""
 
@@ -101,9 +113,7 @@ class Table(ABC):
         ]
         there = f"The file has: {', '.join(self.names)}."
         hint = f"Did you mean {near[0]!r}? " if near else ""
-        raise DataError(
-            Problem(f"There is no column {name!r}.", f"{hint}Set columns.{key}. {there}", file=self.file, column=name)
-        )
+        raise refused(f"There is no column {name!r}.", f"{hint}Set columns.{key}. {there}", file=self.file, column=name)
 
 
 def parse_numbers(cells: Sequence[str]) -> Numbers:
@@ -278,12 +288,10 @@ def reader_for(path: Path) -> Reader:
     """The reader of a file, by its ending."""
     suffix = suffix_of(path)
     if suffix is None:
-        raise DataError(
-            Problem(
-                f"Files that end in {path.suffix!r} are not known.",
-                f"Give a file that ends in one of: {', '.join(known_suffixes())}.",
-                file=str(path),
-            )
+        raise refused(
+            f"Files that end in {path.suffix!r} are not known.",
+            f"Give a file that ends in one of: {', '.join(known_suffixes())}.",
+            file=str(path),
         )
     return _READERS[suffix]
 
@@ -336,7 +344,7 @@ def _doubt(table: Table, what: str) -> DataError:
         "`data: {columns: {time: a, values: [b, c]}}`, with data check `time=a 'values=[b, c]'`. "
         f"The file has: {', '.join(table.names)}."
     )
-    return DataError(Problem(what, fix, table.file))
+    return refused(what, fix, table.file)
 
 
 def _quoted(names: list[str]) -> str:

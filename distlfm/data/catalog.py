@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from distlfm.data.base import ColumnMap, ReadReport
+from distlfm.data.base import ColumnMap, ReadReport, refused
 from distlfm.data.reading import examine, read
-from distlfm.errors import DataError, Problem, UsageError
+from distlfm.errors import Problem, UsageError
 from distlfm.instance import Instance, Truth
 
 DATA_DIR_VARIABLE = "DISTLFM_DATA_DIR"
@@ -185,7 +185,7 @@ def path_of(name: str) -> Path:
     if folder is None or not (folder / entry.file).is_file():
         missing = f"{DATA_DIR_VARIABLE} is not set" if folder is None else f"{folder} does not hold it"
         fix = f"Get the file and set {DATA_DIR_VARIABLE} to the folder it is in. {entry.where_from()}"
-        raise DataError(Problem(f"The reference set {name!r} is not here: {missing}.", fix, entry.file))
+        raise refused(f"The reference set {name!r} is not here: {missing}.", fix, entry.file)
     return folder / entry.file
 
 

@@ -29,6 +29,7 @@ from distlfm.data.base import (
     infer_columns,
     known_suffixes,
     reader_for,
+    refused,
     stem_of,
     steps_for,
     suffix_of,
@@ -59,7 +60,7 @@ def file_reports(path: Path, columns: ColumnMap | None = None) -> Iterator[ReadR
             yield from _reports(plan, stem_of(path))
         except Unreadable as error:
             what = "The file could be read a moment ago, and cannot be read now."
-            raise DataError(Problem(what, "Leave it alone while it is read, and try again.", str(path))) from error
+            raise refused(what, "Leave it alone while it is read, and try again.", str(path)) from error
 
 
 @dataclass(frozen=True)
@@ -144,12 +145,10 @@ def iter_directory(path: Path, columns: ColumnMap | None = None) -> Iterator[Rea
     folders = [entry for entry in left if entry.is_dir()]
     if not files:
         inside = f" Folders inside it are not opened: give one of them, such as {folders[0]}." if folders else ""
-        raise DataError(
-            Problem(
-                f"The folder has no file that can be read ({len(entries)} other entries).",
-                f"Put files in it that end in one of: {', '.join(known_suffixes())}.{inside}",
-                str(path),
-            )
+        raise refused(
+            f"The folder has no file that can be read ({len(entries)} other entries).",
+            f"Put files in it that end in one of: {', '.join(known_suffixes())}.{inside}",
+            str(path),
         )
     if left:
         yield ReadReport(notices=[_left_notice(path, left, folders)])
@@ -237,7 +236,7 @@ def iter_reports(path: str | Path, columns: ColumnMap | None = None) -> Iterator
         something = something or bool(report.instances or report.set_aside)
         yield report
     if not something:
-        raise DataError(Problem("There is no instance in it.", "Give at least one with two times.", str(path)))
+        raise refused("There is no instance in it.", "Give at least one with two times.", str(path))
     yield ReadReport(notices=[notice for watcher in watchers for notice in watcher.notices(str(path))])
 
 
@@ -255,4 +254,4 @@ def _existing(path: Path) -> Path:
     beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, beside, n=1)
     fix = f"Did you mean {near[0]!r}?" if near else "Check the path."
-    raise DataError(Problem("There is no such file or folder.", fix, str(path)))
+    raise refused("There is no such file or folder.", fix, str(path))

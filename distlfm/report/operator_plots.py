@@ -38,6 +38,7 @@ from distlfm.lfo.grid import to_grid
 from distlfm.report.curves import MAX_PANELS, WIDE_HEIGHT, Layout, draw_band
 from distlfm.report.field_maps import ERROR_MAP, LEVEL_MAP, MAP_DPI, SPREAD_MAP
 from distlfm.report.forest import draw_forest, forest_height, grouped
+from distlfm.report.page import PIXELS_PER_INCH
 from distlfm.report.style import BAND95, DASHED, INFERRED, MEASURED, TRUTH, handles, house, new_figure, plain, quantity
 from distlfm.store.files import put_quickly, storing
 
@@ -109,8 +110,7 @@ def _images(answer: Answer, panels: list[Panel], labels: list[str]) -> Figure:
         figure.colorbar(
             ScalarMappable(panel.limits, panel.colours), ax=axes, label=panel.label, fraction=0.05, aspect=16
         )
-        axes.set_xlabel(labels[0])
-        axes.set_ylabel(labels[1])
+        axes.set(xlabel=labels[0], ylabel=labels[1])
     for axes in places[len(panels) :]:
         axes.remove()
     return figure
@@ -149,7 +149,6 @@ def _points(times: FloatArray, positions: FloatArray | None) -> FloatArray:
     return times[:, None] if positions is None else np.concatenate([times[:, None], positions], -1)
 
 
-PIXELS_PER_INCH = 200
 FORMATS: dict[str, dict[str, Any]] = {
     "png": {"dpi": PIXELS_PER_INCH},
     "svg": {"metadata": {"Date": None, "Creator": None}},

@@ -84,6 +84,16 @@ def refusal(error: OSError) -> StorageError | None:
     return StorageError(f"Cannot use {_named(Path(os.fsdecode(name)))}: {_reason(error)}.", fix)
 
 
+def unexpected(error: Exception, how: str) -> str:
+    """What nobody foresaw, in words: a full disk or the like, which the user can mend, or a fault of ours.
+
+    how: the option that shows where it was raised.
+    """
+    told = refusal(error) if isinstance(error, OSError) else None
+    fault = f"Unexpected {type(error).__name__}: {error}. This is a fault of distlfm; {how} shows where."
+    return fault if told is None else str(told)
+
+
 def _named(path: Path) -> Path:
     """What a draft is to become: nobody has asked for a draft."""
     draft = _DRAFT.fullmatch(path.name)

@@ -40,7 +40,7 @@ from distlfm.simulation.instances import simulate_from
 from distlfm.solvers.fem.group.client import PartitionedSolver
 from distlfm.solvers.fem.group.owner import Group
 from distlfm.store import Store
-from distlfm.store.files import refusal, storing
+from distlfm.store.files import storing, unexpected
 from distlfm.store.metadata import RUN_STORE
 from distlfm.training.settings import TrainConfig
 from distlfm.verbs.fit import fit
@@ -78,7 +78,7 @@ def play(acts: Sequence[Act], reporter: Reporter) -> list[Played]:
             failure = str(error)
         except Exception as error:  # a fault of one act is told as such, and keeps nobody from seeing the others
             _LOG.debug("an act failed", exc_info=True)
-            failure = unexpected(error)
+            failure = unexpected(error, "`distlfm -vv demo`")
         played.append(Played(act.title, time.perf_counter() - start, showing, failure))
         if showing is not None:
             reporter.say(f"      {showing.line} ({played[-1].seconds:.1f} s)")
@@ -103,14 +103,6 @@ def _showing(act: Act, reporter: Reporter) -> Showing:
 
 def _names(folder: Path) -> Iterator[str]:
     return (f"{folder.name}.before-{number}" for number in count(1))
-
-
-def unexpected(error: Exception) -> str:
-    """A failure that nobody foresaw; a full disk and its like are told by what mends them."""
-    told = refusal(error) if isinstance(error, OSError) else None
-    if told is not None:
-        return str(told)
-    return f"Unexpected {type(error).__name__}: {error}. This is a fault of distlfm; `distlfm -vv demo` shows where."
 
 
 def write_index(folder: Path, acts: Sequence[Act], played: Sequence[Played], seed: int) -> Path:

@@ -30,7 +30,6 @@ from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.store.files import put_all, storing
 
 if TYPE_CHECKING:
-    from distlfm.federated.link.control import Connection
     from distlfm.federated.settings import ProgrammeConfig
     from distlfm.verbs.query import QueryRun
 
