@@ -1,7 +1,4 @@
-"""`distlfm status`: how far a run is.
-
-`distlfm doctor`: what is installed, what is missing or broken, and the command that fixes it.
-"""
+"""`distlfm doctor` and `distlfm status`: what works on this machine, and how far a run is."""
 
 from __future__ import annotations
 

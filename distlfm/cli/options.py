@@ -1,7 +1,4 @@
-"""What the options before the verb set: how much is said, and whether a failure shows its traceback.
-
-The option `--plugin`, of every verb that may need an equation of the user's own.
-"""
+"""Options that verbs share, and what the global ones set: how much is said, and whether a failure shows its traceback."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`distlfm query` and `distlfm operator`: asking a trained operator, and taking it elsewhere.
+"""`distlfm query`, `distlfm operator` and `distlfm serve`: ask a trained operator, take it elsewhere, or show it.
 
-`distlfm serve`: a page on this machine that shows what an operator infers from a site's data.
+`serve` opens a page on this machine that shows what the operator infers from a site's data.
 """
 
 from __future__ import annotations

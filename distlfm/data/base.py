@@ -1,13 +1,11 @@
 """What a reader is: a function from a path and a column map to a report of instances and problems.
 
 A new format is a new file: write `def read_xyz(path, columns) -> ReadReport`, decorate it with `@reads(".xyz")`, and
-import it in `distlfm/data/__init__.py`.
+import it in `distlfm/data/__init__.py`. Readers of tables hand on a `Table`: named columns, the row number of each row,
+and how cells become numbers.
 
-A table as readers hand it on: named columns, the row number of each row, and how cells become numbers.
-
-A careful guess of the column map from a table's header, for tables that leave no doubt.
-
-It never guesses between two candidates, because the wrong one could be the truth that a fit must not see.
+`infer_columns` guesses the column map from a table's header, for tables that leave no doubt. It never guesses between
+two candidates, because the wrong one could be the truth that a fit must not see.
 """
 
 from __future__ import annotations

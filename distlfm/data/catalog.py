@@ -1,9 +1,8 @@
 """The reference data: what each set is, where it comes from, and how to read it.
 
-The data is not part of the package. Its folder is named by the environment variable DISTLFM_DATA_DIR, and without it
-the error says enough to find the set elsewhere.
-
-What is in the catalogue and in a file, as plain rows for whoever prints them.
+The data are not part of the package. Their folder is named by the environment variable DISTLFM_DATA_DIR, and without it
+the error says enough to find the set elsewhere. `list_datasets` and `check` describe the catalogue, and a file, as
+plain rows for whoever prints them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""A large file, read a part at a time, so that a fleet in it need not fit in memory.
+"""Read a file or a folder, whatever its format.
 
-A table is read twice: first to see that the rows of each instance lie together and that every row is whole, then for
-the numbers. A table of which that is not true is left to the reader of whole tables, which can say where it is wrong.
+A large file is read a part at a time, so that a fleet in it need not fit in memory. A table is then read twice: first
+to see that the rows of each instance lie together and that every row is whole, then for the numbers. A table of which
+that is not true is left to the reader of whole tables, which can say where it is wrong.
 
-A folder of files, each read by the reader of its ending; a file that cannot be read is set aside.
-
-An instance keeps its own id if that is the file's name, and else has the file's name before it: `site_a/001`.
-
-The public way to read: a file or a folder, whatever its format.
+In a folder, each file is read by the reader of its ending, and a file that cannot be read is set aside. An instance
+keeps its own id if that is the file's name, and else has the file's name before it: `site_a/001`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The rows of a table sorted by instance, with everything that is wrong with single rows.
 
-Gathering rows into cells: which points there are, and which cells were given more than once.
+`distinct_points` and `merge` gather rows into cells: which points there are, and which cells were given more than once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Fitting a fleet as a job of blocks: a worker reads its block, fits it in one batch, and writes it to the store.
+"""Fit a fleet as a job of blocks: a worker reads its block, fits it in one batch, and writes it to the store.
 
-Fits as a store keeps them: which grid, which parameters, and one array a variable.
+The first part is how a store keeps fits: which grid, which parameters, and one array per variable.
 
 Shapes: `b` instances of a block, `P` outputs, `L` forces, `K` parameters, `n` observation points.
 """

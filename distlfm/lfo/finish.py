@@ -1,8 +1,7 @@
 """From a training to an operator: the best weights, calibrated, with a novelty score.
 
-What a store's instances come from: whether an operator has seen them before, in this store or in another one.
-
-The priors of what an operator learned from. They are those of its answers, and a checkpoint keeps them.
+A checkpoint also keeps what the stores come from (`lineage`), which says whether an operator has seen instances before,
+in this store or in another one, and the priors of what it learned from, which are those of its answers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Whether an equation keeps its contract, tried on a few values before anything long begins.
+"""From a config's section to the equation that it describes, with its contract checked.
 
-Equations are mostly the user's own code: what it raises, and shapes that do not fit, are told with its file and line.
-
-From a config's section to the equation that it describes.
+The check tries the equation on a few values before anything long begins. Equations are mostly the user's own code: what
+it raises, and shapes that do not fit, are reported with its file and line.
 """
 
 from __future__ import annotations

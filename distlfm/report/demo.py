@@ -1,6 +1,6 @@
-"""Pictures that only a demonstration has: what was simulated, and a gradient that two processes found.
+"""The one page of a demonstration: a section per act, with what it showed, its pictures, and a way to its own report.
 
-The one page of a demonstration: a section an act, with what it showed, its pictures, and a way to its own report.
+Two pictures only a demonstration has: what was simulated, and a gradient that two processes found.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Figures that let a reader doubt the fit of a field: fitted against observed, residuals where they are, the mesh.
+"""What the page shows of one field: its figures with captions, and in words what is on them.
 
-Bands of a field: the force along a line at a few times, and the parameters.
-
-What the page shows of one field: its figures with captions, and in words what is on them.
+Bands show the force along a line at a few times, and the parameters. Other figures let a reader doubt the fit: fitted
+against observed, residuals where they are, the mesh.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Pages of an operator: of its training, of an evaluation, and of the answers to a query.
+"""Pages of an operator: of its training, of an evaluation, of the answers to a query, and of a sweep.
 
-The page of a sweep: which settings were tried, what they gave, and how the figure changes with each of them.
+The page of a sweep says which settings were tried, what they gave, and how the figure changes with each of them.
 """
 
 from __future__ import annotations

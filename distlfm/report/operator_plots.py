@@ -1,13 +1,9 @@
 """Pictures of an operator's answers: what it was given, the force it found with bands, and the parameters.
 
 Colours mean what they mean in the figures of fits: blue is inferred, black is measured, dashed vermilion is the truth.
-
-Maps of an operator's answer for a field: input, force and its deviation, and truth and error where that is known.
-
-On a line a map is an image over time and position. In more dimensions it is a row of snapshots, of the middle layer in
-space.
-
-An operator's answer and a full fit of the same instance in one picture.
+A field is shown as maps of input, force and its deviation, and of truth and error where the truth is known: on a line
+as images over time and position, in more dimensions as rows of snapshots, of the middle layer in space. `plot_beside`
+shows an operator's answer and a full fit of the same instance in one picture.
 """
 
 from __future__ import annotations

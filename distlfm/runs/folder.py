@@ -1,6 +1,6 @@
 """The folder of a run: made before the work, checked on resuming, and with summary and report at its end.
 
-What made the numbers of a run.
+`versions` says what made the numbers of a run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An operator's answer as a page needs it: numbers, tables as CSV, pictures, and in words what a picture shows.
 
-An operator's answer beside the full fit of the same instance: how far they agree, and a picture of both.
+The second part puts it beside the full fit of the same instance: how far they agree, and a picture of both.
 """
 
 from __future__ import annotations

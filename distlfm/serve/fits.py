@@ -1,6 +1,7 @@
 """Full fits in the background, one at a time, each in a process that can be cancelled and that dies with this one.
 
-With which equation, priors and noise a full fit is made, so that it answers the same question as the operator.
+`fit_options` says with which equation, priors and noise a full fit is made, so that it answers the same question as the
+operator.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Files that survive: written beside their place, flushed to the disk, then renamed; and how a full disk is told.
+"""Files that survive: written beside their place, flushed to the disk, then renamed; and how a full disk is reported.
 
-Values as JSON has them: it knows no number that is not finite, and a failed fit has some.
+`finite` gives values as JSON has them: it knows no number that is not finite, and a failed fit has some.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Is everything there that the markers promise, bit for bit? One file at a time, whatever the size of the store.
+"""Look into a store: is everything there, and what does it hold?
 
-What a store holds, from its metadata and markers alone.
+`verify` checks that all that the markers promise is there, bit for bit, one file at a time, whatever the size of the
+store. `summarise` reads metadata and markers alone.
 """
 
 from __future__ import annotations

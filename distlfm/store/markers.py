@@ -1,6 +1,7 @@
 """The small file that says: this block is there, whole, and these are its checksums. Without it, it is not there.
 
-A driver's last word on what runs: one small JSON file that is replaced whole, and may be lost without harm.
+A driver's last word on what runs is kept here too: one small JSON file that is replaced whole, and may be lost without
+harm.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Examples that many trials share: read once, and kept by Ray's object store, one copy a node.
+"""The trials of a sweep: what is known of each, which is best, and the page at the end.
 
-The trials of a sweep: what is known of each, and which is best.
-
-The page of a sweep that has ended.
+Examples that many trials share are read once, and kept by Ray's object store, one copy per node.
 """
 
 from __future__ import annotations

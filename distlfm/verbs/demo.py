@@ -1,7 +1,4 @@
-"""`make demo`: the main job end to end, one act after the other; a failed act says so and the rest goes on.
-
-How the acts of a demonstration follow on each other: a failed one says what to do, and the rest goes on.
-"""
+"""`make demo`: the main job end to end, one act after the other; a failed act says what to do, and the rest goes on."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`distlfm train`: an operator learned from stores, by one process or by many.
 
-The page of a training run: how it learned, and how it does on the instances it was not trained on.
+Its page shows how it learned, and how it does on the instances it was not trained on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Starting a round programme, and waiting for what it brings.
+"""Start a round programme or a question, and wait for what it brings.
 
-Questions: a clinician's about one patient, which never leave the site; and the federation's, as secure sums.
+A clinician's question about one patient never leaves the site (`ask_site`); the federation's are answered as secure
+sums.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The link's server: Flower's SuperLink behind our gate, with tokens for admins and keys for nodes.
 
-python -m distlfm.federated.link.superlink FOLDER [--insecure]
+    python -m distlfm.federated.link.superlink FOLDER [--insecure]
 
-Who asked the link for what, in its audit log: runs that were started and stopped, with their holder's name.
+Runs that were started and stopped are in the link's audit log, with their holder's name (`ControlEvents`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The folder of a role: where a coordinator's and a site's keys, settings, logs and state lie.
 
-Folders are readable by their owner alone (0700), and so is every secret in them (0600).
-
-Which names hosts may have: they stand in certificates, and in the addresses that sites call.
+Folders are readable by their owner alone (0700), and so is every secret in them (0600). Names of hosts are checked here
+too: they stand in certificates, and in the addresses that sites call.
 """
 
 from __future__ import annotations

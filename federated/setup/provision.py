@@ -1,4 +1,4 @@
-"""Making the roles: the coordinator's folder, a site's folder, and how they come to know each other's public keys.
+"""Make the roles: the coordinator's folder, a site's folder, and how they come to know each other's public keys.
 
 coordinator: make_link → a kit for each site          (addresses and the CA's certificate; nothing secret)
 site:        make_site → a file of public keys         (the private ones are made here and stay here)
@@ -6,9 +6,7 @@ coordinator: enrol     → peers.json                    (every site's public si
 site:        pin       → the policy names its peers    (by the names that the site expects, and whose fingerprint
                                                         was compared by telephone)
 
-The last two are in `enrolment`.
-
-What a new site finds in its folder: a policy and settings, with a line about each choice.
+The last two are in `enrolment`. A new site finds a policy and settings in its folder, with a line about each choice.
 """
 
 from __future__ import annotations

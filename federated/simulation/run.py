@@ -1,8 +1,7 @@
 """`distlfm federated simulate`: a whole federation in one process, and what it is worth.
 
-Messages are those of real sites, masks and all, through Flower's own serialisation; only the network is left out.
-
-The last act of `make demo`: four sites tune an operator on their patients, who stay home.
+Messages are those of real sites, masks and all, through Flower's own serialisation; only the network is left out. `act`
+is the last act of `make demo`: four sites tune an operator on their patients, who stay home.
 """
 
 from __future__ import annotations
