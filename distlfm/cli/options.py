@@ -1,4 +1,4 @@
-"""Options that verbs share, and what the global ones set: how much is said, and whether a failure shows its traceback."""
+"""Options that verbs share, and what the global ones set: how much is said, and whether a traceback is shown."""
 
 from __future__ import annotations
 

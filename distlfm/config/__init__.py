@@ -255,4 +255,9 @@ def dump(config: BaseModel) -> str:
 def fingerprint(config: BaseModel) -> str:
     """A hash that two configs share exactly when they ask for the same work."""
     text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
+    return digest(text)
+
+
+def digest(text: str) -> str:
+    """A short hash, by which texts are told apart in names and summaries."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -8,7 +8,7 @@ in which the posterior variance of `z` stays near 1 is one that the data do not 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, PositiveFloat, model_validator
@@ -23,13 +23,10 @@ TAIL = 7.5
 class LogNormal(Config):
     """exp of a normal: `median` is the middle, `spread` the standard deviation of the logarithm."""
 
+    positive: ClassVar[bool] = True
     kind: Literal["lognormal"] = "lognormal"
     median: PositiveFloat
     spread: PositiveFloat = 1.0
-
-    @property
-    def positive(self) -> bool:
-        return True
 
     def natural(self, z: Tensor) -> Tensor:
         return self.median * torch.exp(self.spread * z)
@@ -41,13 +38,10 @@ class LogNormal(Config):
 class Normal(Config):
     """A normal with mean and standard deviation."""
 
+    positive: ClassVar[bool] = False
     kind: Literal["normal"] = "normal"
     mean: float = 0.0
     sd: PositiveFloat = 1.0
-
-    @property
-    def positive(self) -> bool:
-        return False
 
     def natural(self, z: Tensor) -> Tensor:
         return self.mean + self.sd * z
@@ -86,12 +80,9 @@ class Uniform(Config):
 class HalfNormal(Config):
     """The absolute value of a normal with mean 0 and standard deviation `scale`."""
 
+    positive: ClassVar[bool] = True
     kind: Literal["halfnormal"] = "halfnormal"
     scale: PositiveFloat
-
-    @property
-    def positive(self) -> bool:
-        return True
 
     def natural(self, z: Tensor) -> Tensor:
         value: Tensor = -torch.special.ndtri(torch.special.ndtr(-z.clamp(-TAIL, TAIL)) / 2)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from distlfm.config import Config
+from distlfm.config import Config, digest
 from distlfm.errors import WorkError
 from distlfm.store.files import flush, partial, put_quickly, storing
 
@@ -47,7 +46,7 @@ class Marker(Config):
 def content_hash(markers: Mapping[int, Marker]) -> str:
     """A short hash of all files of some finished blocks: of what a store holds, wherever it lies."""
     told = "".join(f"{block}{json.dumps(mark.checksums, sort_keys=True)}" for block, mark in markers.items())
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    return digest(told)
 
 
 def marker_path(store: Path, block: int) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from distlfm.cluster.ray.sweep import Values
-from distlfm.config import dump
+from distlfm.config import digest, dump
 from distlfm.lfo import Examples
 from distlfm.lfo.dataset import Arrays, Cache
 from distlfm.report.operator_page import Tried, tune_page
@@ -90,7 +90,7 @@ def report_sweep(directory: Path, config: TuneConfig, tried: Sequence[Tried]) ->
         config=dump(config),
         versions=versions(),
         seed=search.seed,
-        hash=hashlib.sha256(work.encode()).hexdigest()[:16],
+        hash=digest(work),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         more={"sampler": search.sampler, "stopped early by": "asynchronous successive halving"},
     )

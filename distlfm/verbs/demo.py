@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import time
@@ -17,7 +16,7 @@ import numpy as np
 import scipy.sparse as sp
 import yaml
 
-from distlfm.config import build
+from distlfm.config import build, digest
 from distlfm.data import read, write_npz
 from distlfm.equations.problem import MeshConfig
 from distlfm.errors import DistlfmError, OtherWork, Stopped, WorkError
@@ -109,7 +108,7 @@ def write_index(folder: Path, acts: Sequence[Act], played: Sequence[Played], see
         config=settings,
         versions=versions(),
         seed=seed,
-        hash=hashlib.sha256(settings.encode()).hexdigest()[:16],
+        hash=digest(settings),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     return demo_page(folder / INDEX, played, provenance)

@@ -5,7 +5,6 @@ Its page shows how it learned, and how it does on the instances it was not train
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -23,7 +22,7 @@ from distlfm.answers.asking import mark, origin
 from distlfm.cluster.machine import usable_cpus
 from distlfm.cluster.ranks.group import joined
 from distlfm.cluster.ranks.place import Place, find_place
-from distlfm.config import load, read_yaml
+from distlfm.config import digest, load, read_yaml
 from distlfm.errors import Stopped, UsageError
 from distlfm.lfo import Operator
 from distlfm.report.operator_page import training_page
@@ -231,7 +230,7 @@ def report_training(run: Path | str, reporter: Reporter | None = None) -> Path:
         except UsageError:  # no validation split
             found = None
     work = json.dumps(operator.training.get("settings"), sort_keys=True)
-    told = origin(operator, mark(folder / OPERATOR), hashlib.sha256(work.encode()).hexdigest()[:16])
+    told = origin(operator, mark(folder / OPERATOR), digest(work))
     told |= _told(operator.training)
     text = (folder / CONFIG).read_text(encoding="utf-8") if (folder / CONFIG).is_file() else ""
     return training_page(

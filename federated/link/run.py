@@ -6,7 +6,6 @@ sums.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from distlfm.config import Config
+from distlfm.config import Config, digest
 from distlfm.errors import UsageError, WorkError
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.link.control import Connection, Control
@@ -107,7 +106,7 @@ def write_run(folder: Path, programme: Config, result: RunResult) -> Path:
     provenance = Provenance(
         config=text,
         versions=versions(),
-        hash=hashlib.sha256(text.encode()).hexdigest()[:16],
+        hash=digest(text),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         more={"run": str(result.run)},
     )

@@ -33,13 +33,12 @@ from distlfm.lfo import Operator
 from distlfm.report.demo import Showing
 from distlfm.report.federation import draw, federation_page, sites_figure
 from distlfm.runs import CONFIG, REPORT, SUMMARY
-from distlfm.runs.folder import begin, refuse_other_verbs, versions
+from distlfm.runs.folder import begin, refuse_other_verbs, versions, write_config
 from distlfm.runtime.reporting import Reporter, Silent, Task
 from distlfm.runtime.threads import torch_threads
 from distlfm.store import driver_lock
 from distlfm.store.files import put_quickly, storing
 from distlfm.store.lock import FILE as LOCK
-from distlfm.training.work import keep_config
 
 PICTURE = "sites.svg"
 RUN = 1
@@ -69,7 +68,7 @@ def simulate(
     begin(folder)
     _same_work(folder, config)
     with driver_lock(folder, "federated simulate"), torch_threads(config.run.threads):
-        keep_config(folder, config)
+        write_config(folder, config)
         operator = base_operator(config, folder, reporter)
         sites = make_sites(config, operator, folder, reporter)
         state = run_sites(config, operator, sites, folder / "rounds", reporter)
