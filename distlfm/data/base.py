@@ -58,12 +58,7 @@ class RaggedRow:
 
 
 def refused(
-    what: str,
-    fix: str,
-    file: str = "",
-    row: int | None = None,
-    column: str | None = None,
-    instance: str | None = None,
+    what: str, fix: str, file: str = "", row: int | None = None, column: str | None = None, instance: str | None = None
 ) -> DataError:
     """The error of one problem."""
     return DataError(Problem(what, fix, file, row, column, instance))

@@ -81,10 +81,7 @@ def parameter_part(model: Model) -> dict[str, Any]:
 
 
 def columns(
-    spec: StoreSpec,
-    instances: Sequence[Instance],
-    results: Sequence[FitResult | None],
-    seeds: Sequence[int],
+    spec: StoreSpec, instances: Sequence[Instance], results: Sequence[FitResult | None], seeds: Sequence[int]
 ) -> Arrays:
     """One array a variable, each [b, …]; an instance without a result has the status `failed`, and its data if there
 

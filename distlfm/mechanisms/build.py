@@ -118,10 +118,7 @@ def _place(mechanism: System, error: Exception) -> str:
 def _check(mechanism: Mechanism, method: str, given: Any, last: int, why: str) -> None:
     name, wanted = f"{type(mechanism).__name__}.{method}", f"[..., {last}]"
     if not isinstance(given, Tensor):
-        raise UsageError(
-            f"{name} gives a {type(given).__name__}, and a tensor {wanted} is needed.",
-            _made(last),
-        )
+        raise UsageError(f"{name} gives a {type(given).__name__}, and a tensor {wanted} is needed.", _made(last))
     if not _fits(given, (*LEADING, last), whole=method == "initial_state"):
         lost = given.shape == (last,)
         found = "without the leading dimensions" if lost else f"whose shape is {_shape(given)}"

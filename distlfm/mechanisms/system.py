@@ -99,9 +99,7 @@ class System(ABC):
                 raise UsageError(f"{self.options.kind} has no parameter {name!r}.", nearest(name, known))
         return [
             replace(
-                parameter,
-                prior=self.options.priors.get(parameter.name, parameter.prior),
-                fixed=self._fixed(parameter),
+                parameter, prior=self.options.priors.get(parameter.name, parameter.prior), fixed=self._fixed(parameter)
             )
             for parameter in parameters
         ]

@@ -55,12 +55,7 @@ def plot_residuals(view: FieldView, found: Residuals) -> Figure:
             across, up, c=values, s=size, cmap=ERROR_MAP, norm=limits, edgecolor=QUIET, linewidth=0.2, rasterized=True
         )
         figure.colorbar(
-            ScalarMappable(limits, ERROR_MAP),
-            ax=where,
-            label="residual / its sd",
-            extend="both",
-            pad=0.015,
-            aspect=18,
+            ScalarMappable(limits, ERROR_MAP), ax=where, label="residual / its sd", extend="both", pad=0.015, aspect=18
         )
     return figure
 

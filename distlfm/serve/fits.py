@@ -267,11 +267,7 @@ class Fits:
             put(folder / TASK, task)
         command = [sys.executable, "-m", "distlfm.serve.fit_child", str(folder)]
         process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         self._fits[key] = Running(key, shown, folder, process, time.monotonic(), options.told)
         while len(self._fits) > MOST_HELD:

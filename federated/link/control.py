@@ -15,13 +15,7 @@ from typing import Any
 import httpx
 from flwr.app.user_config import UserConfig
 from flwr.common.serde import user_config_to_proto
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListRunsRequest,
-    StartRunRequest,
-    StopRunRequest,
-    StreamLogsRequest,
-)
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, StartRunRequest, StopRunRequest, StreamLogsRequest
 from flwr.proto.fab_pb2 import Fab
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext

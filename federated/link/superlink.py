@@ -19,13 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from flwr.common.constant import (
-    ISOLATION_MODE_PROCESS,
-    NOOP_FLWR_AID,
-    TRANSPORT_TYPE_GRPC_RERE,
-    Status,
-    SubStatus,
-)
+from flwr.common.constant import ISOLATION_MODE_PROCESS, NOOP_FLWR_AID, TRANSPORT_TYPE_GRPC_RERE, Status, SubStatus
 from flwr.common.event_log_plugin import EventLogWriterPlugin
 from flwr.proto.control_pb2 import StartRunRequest, StartRunResponse, StopRunRequest
 from flwr.supercore.auth.typing import AccountInfo

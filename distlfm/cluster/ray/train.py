@@ -56,11 +56,7 @@ class RayTraining:
             )
 
     def run(
-        self,
-        task: RankTask,
-        stop: Stop,
-        warn: Callable[[str], None],
-        look: Callable[[], None] = lambda: None,
+        self, task: RankTask, stop: Stop, warn: Callable[[str], None], look: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """Let the workers do the task; gives the first one's report. look: called again and again meanwhile."""
         os.environ.update(SETTINGS)  # the session puts the environment back
