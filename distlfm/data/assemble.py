@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from distlfm.data.base import ColumnMap, ReadReport, Table, infer_columns, refused
+from distlfm.data.base import ColumnMap, ReadReport, Table, infer_columns
 from distlfm.data.doubts import PartlyObserved
 from distlfm.data.rows import IntArray, Merged, Rows, distinct_points, merge
-from distlfm.errors import DataError, Problem
+from distlfm.errors import DataError, Problem, refused
 from distlfm.instance import MIN_TIMES, FloatArray, Instance, Truth
 
 MAX_BACKWARD_FRACTION = 0.25

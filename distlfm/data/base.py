@@ -21,7 +21,7 @@ from typing import Annotated, Literal, Self, final
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from distlfm.errors import DataError, Problem
+from distlfm.errors import DataError, Problem, refused
 from distlfm.instance import BoolArray, FloatArray, Instance
 
 CHUNK = 20_000
@@ -55,13 +55,6 @@ class RaggedRow:
 
     row: int
     cells: Sequence[str]
-
-
-def refused(
-    what: str, fix: str, file: str = "", row: int | None = None, column: str | None = None, instance: str | None = None
-) -> DataError:
-    """The error of one problem."""
-    return DataError(Problem(what, fix, file, row, column, instance))
 
 
 class Unreadable(Exception):

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from distlfm.data.base import ColumnMap, ReadReport, refused
+from distlfm.data.base import ColumnMap, ReadReport
 from distlfm.data.reading import examine, read
-from distlfm.errors import Problem, UsageError
+from distlfm.errors import Problem, UsageError, refused
 from distlfm.instance import Instance, Truth
 
 DATA_DIR_VARIABLE = "DISTLFM_DATA_DIR"

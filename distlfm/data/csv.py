@@ -24,10 +24,9 @@ from distlfm.data.base import (
     Unreadable,
     parse_numbers,
     reads,
-    refused,
     stem_of,
 )
-from distlfm.errors import DataError
+from distlfm.errors import DataError, refused
 
 
 @final

@@ -29,8 +29,8 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
-from distlfm.data.base import ColumnMap, ReadReport, reads, refused, stem_of
-from distlfm.errors import DataError
+from distlfm.data.base import ColumnMap, ReadReport, reads, stem_of
+from distlfm.errors import DataError, refused
 from distlfm.instance import FloatArray, Instance, Truth
 
 Arrays = Mapping[str, NDArray[Any]]

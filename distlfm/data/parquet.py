@@ -11,18 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from distlfm.data.assemble import assemble
-from distlfm.data.base import (
-    CHUNK,
-    ColumnMap,
-    Numbers,
-    ReadReport,
-    Table,
-    Unreadable,
-    parse_numbers,
-    reads,
-    refused,
-    stem_of,
-)
+from distlfm.data.base import CHUNK, ColumnMap, Numbers, ReadReport, Table, Unreadable, parse_numbers, reads, stem_of
+from distlfm.errors import refused
 
 
 @final

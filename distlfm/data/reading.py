@@ -27,13 +27,12 @@ from distlfm.data.base import (
     infer_columns,
     known_suffixes,
     reader_for,
-    refused,
     stem_of,
     steps_for,
     suffix_of,
 )
 from distlfm.data.doubts import Clocks, Comparison, PartlyObserved, StandIns
-from distlfm.errors import DataError, DistlfmWarning, Problem
+from distlfm.errors import DataError, DistlfmWarning, Problem, refused
 from distlfm.instance import Instance
 
 LARGE = 4 * 2**20

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distlfm.data.base import ColumnMap, Numbers, Table, refused
-from distlfm.errors import Problem
+from distlfm.data.base import ColumnMap, Numbers, Table
+from distlfm.errors import Problem, refused
 from distlfm.instance import BoolArray, FloatArray
 
 IntArray = NDArray[np.int64]
