@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.memory import draft_folder
-from distlfm.federated.secure.mod import secure_mod
+from distlfm.federated.secure.mod import WEIGHT, secure_mod
 from distlfm.federated.site.policy import SitePolicy, check_examples, check_local, policy_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from distlfm.federated.site.work import Part, Site
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
-SHARED, WEIGHT = "shared", "num-examples"
+SHARED = "shared"
 FINAL = "final"
 """In a round's config: its weights are those that the run has found, to be kept and not to be answered with others."""
 

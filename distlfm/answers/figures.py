@@ -1,13 +1,10 @@
-"""How good the answers of an operator are: the figures of a fit, by the same names, and how honest its intervals are.
+"""Score the answers of an operator: the figures of a fit, by the same names, and how honest the intervals are.
+
+Where a fit stands for the truth, bands are compared with draws from its posterior (`Draws`), made point by point as for
+the calibration. An operator comes nearer to a fit's mean than the truth is to either, so bands that hold the truth as
+often as they promise hold the means of fits far more often.
 
 Shapes: `L` forces, `K` parameters, `n` points at which the truth is known.
-
-Draws from the posteriors of fits: what the bands of an operator have to hold, where a fit stands for the truth.
-
-An operator comes nearer to a fit's mean than the truth is to either: bands that hold the truth as often as they promise
-hold these means far more often. Draws are made as for the calibration, point by point.
-
-Shapes: `L` forces, `K` parameters.
 """
 
 from __future__ import annotations

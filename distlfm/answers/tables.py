@@ -1,6 +1,6 @@
-"""Answers as files: tables for a spreadsheet, and JSON with everything, written as the answers come.
+"""Write answers as files: tables for a spreadsheet, and JSON with everything, as the answers come.
 
-What an earlier query has left in a folder, and how it goes before another one's answers come.
+What an earlier query has left in the folder is removed before the answers of the next one take its place.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from distlfm.config.keys import parts
 from distlfm.errors import UsageError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -172,20 +172,10 @@ def _tags(shape: Any) -> tuple[str, ...]:
 def _below(shape: Any, part: str) -> list[Any]:
     """What may stand under a key of a model or of a mapping; unions are taken apart."""
     if _is_model(shape):
-        return list(_shapes(shape.model_fields[part].annotation)) if part in shape.model_fields else []
+        return list(parts(shape.model_fields[part].annotation)) if part in shape.model_fields else []
     if isinstance(typing.get_origin(shape), type) and issubclass(typing.get_origin(shape), Mapping):
-        return list(_shapes(typing.get_args(shape)[1]))
+        return list(parts(typing.get_args(shape)[1]))
     return []
-
-
-def _shapes(annotation: Any) -> Iterator[Any]:
-    if typing.get_origin(annotation) is typing.Annotated:
-        yield from _shapes(typing.get_args(annotation)[0])
-    elif typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        for part in typing.get_args(annotation):
-            yield from _shapes(part)
-    else:
-        yield annotation
 
 
 def _sentence(item: dict[str, Any], found: _Place, known: list[str]) -> str:
@@ -248,17 +238,9 @@ def dotted_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Every key that a model takes, nested ones with dots."""
     for name, info in model.model_fields.items():
         yield prefix + name
-        for nested in _models_in(info.annotation):
+        for nested in filter(_is_model, parts(info.annotation)):
             if prefix.count(".") < 5:  # a kernel may hold kernels
                 yield from dotted_keys(nested, f"{prefix}{name}.")
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    elif typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated):
-        for part in typing.get_args(annotation):
-            yield from _models_in(part)
 
 
 def dump(config: BaseModel) -> str:
@@ -273,4 +255,9 @@ def dump(config: BaseModel) -> str:
 def fingerprint(config: BaseModel) -> str:
     """A hash that two configs share exactly when they ask for the same work."""
     text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
+    return digest(text)
+
+
+def digest(text: str) -> str:
+    """A short hash, by which texts are told apart in names and summaries."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]

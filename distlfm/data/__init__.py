@@ -4,8 +4,8 @@ from distlfm.data import catalog
 from distlfm.data import csv as _csv
 from distlfm.data import npz as _npz
 from distlfm.data import parquet as _parquet
-from distlfm.data.base import ColumnMap, ReadReport, reads
-from distlfm.data.catalog import CheckReport, check, list_datasets
+from distlfm.data.base import ColumnMap, ReadReport
+from distlfm.data.catalog import check, list_datasets
 from distlfm.data.frames import read_frame, read_xarray
 from distlfm.data.npz import write_npz
 from distlfm.data.reading import examine, iter_instances, iter_reports, read
@@ -14,8 +14,6 @@ from distlfm.data.reading import examine, iter_instances, iter_reports, read
 READERS = (_csv.read_csv, _npz.read_npz, _parquet.read_parquet)
 
 __all__ = [
-    "READERS",
-    "CheckReport",
     "ColumnMap",
     "ReadReport",
     "catalog",
@@ -27,6 +25,5 @@ __all__ = [
     "read",
     "read_frame",
     "read_xarray",
-    "reads",
     "write_npz",
 ]

@@ -1,13 +1,11 @@
 """What a reader is: a function from a path and a column map to a report of instances and problems.
 
 A new format is a new file: write `def read_xyz(path, columns) -> ReadReport`, decorate it with `@reads(".xyz")`, and
-import it in `distlfm/data/__init__.py`.
+import it in `distlfm/data/__init__.py`. Readers of tables hand on a `Table`: named columns, the row number of each row,
+and how cells become numbers.
 
-A table as readers hand it on: named columns, the row number of each row, and how cells become numbers.
-
-A careful guess of the column map from a table's header, for tables that leave no doubt.
-
-It never guesses between two candidates, because the wrong one could be the truth that a fit must not see.
+`infer_columns` guesses the column map from a table's header, for tables that leave no doubt. It never guesses between
+two candidates, because the wrong one could be the truth that a fit must not see.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from distlfm.config import nearest
-from distlfm.errors import DataError, Problem, UsageError
+from distlfm.errors import DataError, Problem, UsageError, refused
 from distlfm.instance import BoolArray, FloatArray, Instance
 
 CHUNK = 20_000
@@ -102,9 +100,7 @@ class Table(ABC):
         ]
         there = f"The file has: {', '.join(self.names)}."
         hint = f"Did you mean {near[0]!r}? " if near else ""
-        raise DataError(
-            Problem(f"There is no column {name!r}.", f"{hint}Set columns.{key}. {there}", file=self.file, column=name)
-        )
+        raise refused(f"There is no column {name!r}.", f"{hint}Set columns.{key}. {there}", file=self.file, column=name)
 
 
 def parse_numbers(cells: Sequence[str]) -> Numbers:
@@ -303,12 +299,10 @@ def reader_for(path: Path) -> Reader:
     """The reader of a file, by its ending."""
     suffix = suffix_of(path)
     if suffix is None:
-        raise DataError(
-            Problem(
-                f"Files that end in {path.suffix!r} are not known.",
-                f"Give a file that ends in one of: {', '.join(known_suffixes())}.",
-                file=str(path),
-            )
+        raise refused(
+            f"Files that end in {path.suffix!r} are not known.",
+            f"Give a file that ends in one of: {', '.join(known_suffixes())}.",
+            file=str(path),
         )
     return _READERS[suffix]
 
@@ -361,7 +355,7 @@ def _doubt(table: Table, what: str) -> DataError:
         "`data: {columns: {time: a, values: [b, c]}}`, with data check `time=a 'values=[b, c]'`. "
         f"The file has: {', '.join(table.names)}."
     )
-    return DataError(Problem(what, fix, table.file))
+    return refused(what, fix, table.file)
 
 
 def _quoted(names: list[str]) -> str:

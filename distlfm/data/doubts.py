@@ -1,8 +1,8 @@
-"""What only shows when instances are compared: other units, other outputs, the same name twice.
+"""What looks wrong in data that can be read, noticed while instances pass by.
 
-Times that are dates in disguise: numbers that a clock counts from a far-off day, in a unit that nobody chose.
-
-Numbers that are often written where nothing was observed, such as -9999: a fit would take them for values.
+`Clocks`: times that are dates in disguise, numbers that a clock counts from a far-off day in a unit that nobody chose.
+`StandIns`: numbers that are often written where nothing was observed, such as -9999, which a fit would take for values.
+`PartlyObserved` and `Comparison`: what only shows when instances are compared, such as other units or other outputs.
 """
 
 from __future__ import annotations

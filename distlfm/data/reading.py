@@ -1,13 +1,11 @@
-"""A large file, read a part at a time, so that a fleet in it need not fit in memory.
+"""Read a file or a folder, whatever its format.
 
-A table is read twice: first to see that the rows of each instance lie together and that every row is whole, then for
-the numbers. A table of which that is not true is left to the reader of whole tables, which can say where it is wrong.
+A large file is read a part at a time, so that a fleet in it need not fit in memory. A table is then read twice: first
+to see that the rows of each instance lie together and that every row is whole, then for the numbers. A table of which
+that is not true is left to the reader of whole tables, which can say where it is wrong.
 
-A folder of files, each read by the reader of its ending; a file that cannot be read is set aside.
-
-An instance keeps its own id if that is the file's name, and else has the file's name before it: `site_a/001`.
-
-The public way to read: a file or a folder, whatever its format.
+In a folder, each file is read by the reader of its ending, and a file that cannot be read is set aside. An instance
+keeps its own id if that is the file's name, and else has the file's name before it: `site_a/001`.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from distlfm.data.base import (
     suffix_of,
 )
 from distlfm.data.doubts import Clocks, Comparison, PartlyObserved, StandIns
-from distlfm.errors import DataError, DistlfmWarning, Problem
+from distlfm.errors import DataError, DistlfmWarning, Problem, refused
 from distlfm.instance import Instance
 
 LARGE = 4 * 2**20
@@ -59,7 +57,7 @@ def file_reports(path: Path, columns: ColumnMap | None = None) -> Iterator[ReadR
             yield from _reports(plan, stem_of(path))
         except Unreadable as error:
             what = "The file could be read a moment ago, and cannot be read now."
-            raise DataError(Problem(what, "Leave it alone while it is read, and try again.", str(path))) from error
+            raise refused(what, "Leave it alone while it is read, and try again.", str(path)) from error
 
 
 @dataclass(frozen=True)
@@ -144,12 +142,10 @@ def iter_directory(path: Path, columns: ColumnMap | None = None) -> Iterator[Rea
     folders = [entry for entry in left if entry.is_dir()]
     if not files:
         inside = f" Folders inside it are not opened: give one of them, such as {folders[0]}." if folders else ""
-        raise DataError(
-            Problem(
-                f"The folder has no file that can be read ({len(entries)} other entries).",
-                f"Put files in it that end in one of: {', '.join(known_suffixes())}.{inside}",
-                str(path),
-            )
+        raise refused(
+            f"The folder has no file that can be read ({len(entries)} other entries).",
+            f"Put files in it that end in one of: {', '.join(known_suffixes())}.{inside}",
+            str(path),
         )
     if left:
         yield ReadReport(notices=[_left_notice(path, left, folders)])
@@ -251,7 +247,7 @@ def iter_reports(path: str | Path, columns: ColumnMap | None = None) -> Iterator
         something = something or bool(report.instances or report.set_aside)
         yield report
     if not something:
-        raise DataError(Problem("There is no instance in it.", "Give at least one with two times.", str(path)))
+        raise refused("There is no instance in it.", "Give at least one with two times.", str(path))
     yield ReadReport(notices=[notice for watcher in watchers for notice in watcher.notices(str(path))])
 
 
@@ -269,4 +265,4 @@ def _existing(path: Path) -> Path:
     beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, beside, n=1)
     fix = f"Did you mean {near[0]!r}?" if near else "Check the path."
-    raise DataError(Problem("There is no such file or folder.", fix, str(path)))
+    raise refused("There is no such file or folder.", fix, str(path))

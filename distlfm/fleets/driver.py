@@ -1,6 +1,6 @@
-"""Blocks of a job, worked off by whoever is there, with progress for people and for machines.
+"""Work off the blocks of a job by whoever is there, with progress for people and for machines.
 
-What the markers of a store tell those who go on with it.
+`past_of` is what the markers of a store say to those who go on with it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Fitting a fleet as a job of blocks: a worker reads its block, fits it in one batch, and writes it to the store.
+"""Fit a fleet as a job of blocks: a worker reads its block, fits it in one batch, and writes it to the store.
 
-Fits as a store keeps them: which grid, which parameters, and one array a variable.
+The first part is how a store keeps fits: which grid, which parameters, and one array per variable.
 
 Shapes: `b` instances of a block, `P` outputs, `L` forces, `K` parameters, `n` observation points.
 """
@@ -38,7 +38,7 @@ from distlfm.runtime.watching import during
 from distlfm.solvers.field.meshed import SPARSE_NODES, close_helper_groups
 from distlfm.store import STATUSES, Store, StoreSpec, pack
 from distlfm.store.block import misfit
-from distlfm.store.layout import variables
+from distlfm.store.layout import FAILED, variables
 
 AXES = ("x", "y", "z")
 
@@ -82,10 +82,7 @@ def parameter_part(model: Model) -> dict[str, Any]:
 
 
 def columns(
-    spec: StoreSpec,
-    instances: Sequence[Instance],
-    results: Sequence[FitResult | None],
-    seeds: Sequence[int],
+    spec: StoreSpec, instances: Sequence[Instance], results: Sequence[FitResult | None], seeds: Sequence[int]
 ) -> Arrays:
     """One array a variable, each [b, …]; an instance without a result has the status `failed`, and its data if there
 
@@ -201,7 +198,7 @@ class FitWorker(Worker):
         arrays = columns(self.job.store.spec, chosen, results, self._seeds(chosen))
         marker = self.job.store.write_block(block, arrays, figures, seconds, kept)
         written = time.perf_counter() - fitted_at
-        failed = sum(marker.statuses.get(status, 0) for status in ("diverged", "failed"))
+        failed = sum(marker.statuses.get(status, 0) for status in FAILED)
         return {"count": len(chosen), "failed": failed, "seconds": seconds, "write_s": written}
 
     def attempt(self, block: int, rows: Sequence[int]) -> None:

@@ -1,8 +1,7 @@
 """Where a fit's instances come from, a few at a time: a store, or files that were read once and put aside in pieces.
 
-Workers open what they need themselves; nobody ever holds the whole fleet.
-
-Instances made ready for a fit: cut into windows, and put into units of their own size.
+Workers open what they need themselves; nobody ever holds the whole fleet. Instances are made ready for a fit here: cut
+into windows, and put into units of their own size.
 """
 
 from __future__ import annotations

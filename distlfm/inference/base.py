@@ -1,6 +1,6 @@
 """The contract of a posterior: whatever the method, it predicts force and outputs anywhere, as mixtures over draws.
 
-Predictions as mixtures of Gaussians, one component a draw of the parameters: means, variances and quantiles.
+Predictions are mixtures of Gaussians, one component per draw of the parameters: means, variances and quantiles.
 
 Shapes: `S` draws, then any.
 """

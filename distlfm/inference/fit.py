@@ -1,9 +1,8 @@
 """Fit a batch of instances with the method that suits the mechanism.
 
-What is refused of a fit before anything is computed: methods that do not suit the model, options without effect.
-
-All of it follows from the model and the options alone, so a config is refused when it is read, and a model made in
-Python when it is fitted.
+Methods that do not suit the model, and options without effect, are refused before anything is computed. All of it
+follows from the model and the options alone, so a config is refused when it is read, and a model made in Python when it
+is fitted.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from distlfm.lfo.calibrate import Calibration, calibrate, coverage
 from distlfm.lfo.checkpoint import load_checkpoint, save_checkpoint
 from distlfm.lfo.dataset import Batch, Examples
 from distlfm.lfo.finish import finish
-from distlfm.lfo.loop import Outcome, Training
+from distlfm.lfo.loop import Training
 from distlfm.lfo.model import FourierOperator, Prediction
 from distlfm.lfo.operator import Operator
 from distlfm.lfo.ranks import Alone, Ranks
@@ -16,7 +16,6 @@ from distlfm.lfo.settings import (
     LossConfig,
     OperatorConfig,
     OptimiserConfig,
-    Split,
     SplitConfig,
     TrainSettings,
     split,
@@ -38,10 +37,8 @@ __all__ = [
     "OperatorConfig",
     "OperatorSchema",
     "OptimiserConfig",
-    "Outcome",
     "Prediction",
     "Ranks",
-    "Split",
     "SplitConfig",
     "TrainSettings",
     "Training",

@@ -1,8 +1,7 @@
 """What an operator takes and gives: names, grid and units, made from the stores that it learns from.
 
-Whether data are measured in what an operator was trained in: its numbers mean nothing in other units.
-
-What stores say of their equation, and whether one operator can learn from several of them.
+Checks that one operator can learn from several stores, by what they say of their equation, and that data are measured
+in what the operator was trained in: its numbers mean nothing in other units.
 """
 
 from __future__ import annotations

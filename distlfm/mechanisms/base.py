@@ -1,8 +1,8 @@
 """The contract of an equation: a vector field, its named parameters, where it starts, and what is observed.
 
-Shapes: leading dimensions `…` are free; `D` states, `P` observed outputs, `L` forces, `K` elements of a parameter.
+`register` makes an equation known by the name that a config gives it.
 
-Which equations there are, by the name that a config gives them.
+Shapes: leading dimensions `…` are free; `D` states, `P` observed outputs, `L` forces, `K` elements of a parameter.
 """
 
 from __future__ import annotations

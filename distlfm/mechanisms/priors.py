@@ -8,7 +8,7 @@ in which the posterior variance of `z` stays near 1 is one that the data do not 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import torch
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
@@ -58,6 +58,7 @@ def by_position(prior: type[Written]) -> type[Written]:
 class LogNormal(Config):
     """exp of a normal: `median` is the middle, `spread` the standard deviation of the logarithm."""
 
+    positive: ClassVar[bool] = True
     kind: Literal["lognormal"] = "lognormal"
     median: PositiveFloat
     spread: PositiveFloat = 1.0
@@ -65,10 +66,6 @@ class LogNormal(Config):
     if TYPE_CHECKING:
 
         def __init__(self, median: float, spread: float = 1.0, *, kind: Literal["lognormal"] = "lognormal") -> None: ...
-
-    @property
-    def positive(self) -> bool:
-        return True
 
     def natural(self, z: Tensor) -> Tensor:
         return self.median * torch.exp(self.spread * z)
@@ -81,6 +78,7 @@ class LogNormal(Config):
 class Normal(Config):
     """A normal with mean and standard deviation."""
 
+    positive: ClassVar[bool] = False
     kind: Literal["normal"] = "normal"
     mean: float = 0.0
     sd: PositiveFloat = 1.0
@@ -88,10 +86,6 @@ class Normal(Config):
     if TYPE_CHECKING:
 
         def __init__(self, mean: float = 0.0, sd: float = 1.0, *, kind: Literal["normal"] = "normal") -> None: ...
-
-    @property
-    def positive(self) -> bool:
-        return False
 
     def natural(self, z: Tensor) -> Tensor:
         return self.mean + self.sd * z
@@ -136,16 +130,13 @@ class Uniform(Config):
 class HalfNormal(Config):
     """The absolute value of a normal with mean 0 and standard deviation `scale`."""
 
+    positive: ClassVar[bool] = True
     kind: Literal["halfnormal"] = "halfnormal"
     scale: PositiveFloat
 
     if TYPE_CHECKING:
 
         def __init__(self, scale: float, *, kind: Literal["halfnormal"] = "halfnormal") -> None: ...
-
-    @property
-    def positive(self) -> bool:
-        return True
 
     def natural(self, z: Tensor) -> Tensor:
         value: Tensor = -torch.special.ndtri(torch.special.ndtr(-z.clamp(-TAIL, TAIL)) / 2)

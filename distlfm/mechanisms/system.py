@@ -1,6 +1,6 @@
 """What every equation is to inference, ordinary or partial: outputs, forces, and unknowns with their priors.
 
-Values that a config says are known: a number for all elements of a parameter, or one for each by its name.
+A config may say that values are known: a number for all elements of a parameter, or one for each by its name.
 """
 
 from __future__ import annotations
@@ -131,9 +131,7 @@ class System(ABC):
                 raise UsageError(f"{self.options.kind} has no parameter {name!r}.", nearest(name, known))
         return [
             replace(
-                parameter,
-                prior=self.options.priors.get(parameter.name, parameter.prior),
-                fixed=self._fixed(parameter),
+                parameter, prior=self.options.priors.get(parameter.name, parameter.prior), fixed=self._fixed(parameter)
             )
             for parameter in parameters
         ]

@@ -89,10 +89,7 @@ def plot_calibration(curve: Mapping[str, Any]) -> Figure:
         for name, colour, mark in (("force", INFERRED, "o"), ("parameters", MEASURED, "s")):
             if curve[name] is not None:
                 axes.plot(levels, curve[name], mark, linestyle="-", color=colour, markersize=3, label=name)
-        axes.set_xlabel("central interval")
-        axes.set_ylabel("share of the truth inside")
-        axes.set_xlim(0, 1)
-        axes.set_ylim(0, 1)
+        axes.set(xlabel="central interval", ylabel="share of the truth inside", xlim=(0, 1), ylim=(0, 1))
         axes.set_aspect("equal")
         axes.legend(loc="upper left")
     return figure
@@ -159,8 +156,7 @@ def _draw_line(axes: Axes, lines: Sequence[Line], key: str, colour: str, label: 
 
 
 def _histogram(axes: Axes, values: FloatArray, edges: FloatArray, label: str) -> None:
-    axes.set_xlabel(label)
-    axes.set_ylabel("instances")
+    axes.set(xlabel=label, ylabel="instances")
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.xaxis.set_major_locator(MaxNLocator(4))
     if not len(values):

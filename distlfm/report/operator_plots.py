@@ -1,13 +1,9 @@
 """Pictures of an operator's answers: what it was given, the force it found with bands, and the parameters.
 
 Colours mean what they mean in the figures of fits: blue is inferred, black is measured, dashed vermilion is the truth.
-
-Maps of an operator's answer for a field: input, force and its deviation, and truth and error where that is known.
-
-On a line a map is an image over time and position. In more dimensions it is a row of snapshots, of the middle layer in
-space.
-
-An operator's answer and a full fit of the same instance in one picture.
+A field is shown as maps of input, force and its deviation, and of truth and error where the truth is known: on a line
+as images over time and position, in more dimensions as rows of snapshots, of the middle layer in space. `plot_beside`
+shows an operator's answer and a full fit of the same instance in one picture.
 """
 
 from __future__ import annotations
@@ -39,6 +35,7 @@ from distlfm.lfo.grid import to_grid
 from distlfm.report.curves import MAX_PANELS, WIDE_HEIGHT, Layout, draw_band
 from distlfm.report.field_maps import ERROR_MAP, LEVEL_MAP, MAP_DPI, SPREAD_MAP
 from distlfm.report.forest import draw_forest, forest_height, grouped
+from distlfm.report.page import PIXELS_PER_INCH
 from distlfm.report.style import BAND95, DASHED, INFERRED, MEASURED, TRUTH, handles, house, new_figure, plain, quantity
 from distlfm.store.files import put_quickly, storing
 
@@ -110,8 +107,7 @@ def _images(answer: OperatorAnswer, panels: list[Panel], labels: list[str]) -> F
         figure.colorbar(
             ScalarMappable(panel.limits, panel.colours), ax=axes, label=panel.label, fraction=0.05, aspect=16
         )
-        axes.set_xlabel(labels[0])
-        axes.set_ylabel(labels[1])
+        axes.set(xlabel=labels[0], ylabel=labels[1])
     for axes in places[len(panels) :]:
         axes.remove()
     return figure
@@ -150,7 +146,6 @@ def _points(times: FloatArray, positions: FloatArray | None) -> FloatArray:
     return times[:, None] if positions is None else np.concatenate([times[:, None], positions], -1)
 
 
-PIXELS_PER_INCH = 200
 FORMATS: dict[str, dict[str, Any]] = {
     "png": {"dpi": PIXELS_PER_INCH},
     "svg": {"metadata": {"Date": None, "Creator": None}},

@@ -1,9 +1,4 @@
-"""The configs of the verbs, made of the components' own option models.
-
-The config of `distlfm generate`: what is drawn, on which grid, and what is seen of it.
-
-The configs of `distlfm query` and `distlfm evaluate`.
-"""
+"""The configs of fits, simulations, queries and evaluations, made of the components' own option models."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """An operator's answer as a page needs it: numbers, tables as CSV, pictures, and in words what a picture shows.
 
-An operator's answer beside the full fit of the same instance: how far they agree, and a picture of both.
+The second part puts it beside the full fit of the same instance: how far they agree, and a picture of both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from distlfm.answers.tables import COLUMNS, Tables
 from distlfm.instance import FloatArray, Instance
 from distlfm.lfo import OperatorAnswer, OperatorSchema
 from distlfm.lfo.answer import Estimate
-from distlfm.report.operator_plots import PIXELS_PER_INCH, plot_answer, plot_beside
+from distlfm.report.operator_plots import FORMATS, plot_answer, plot_beside
 from distlfm.report.style import house
 
 CURVES = (
@@ -59,10 +59,7 @@ def picture(figure: Figure, form: str) -> bytes:
     """A figure as svg or png; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     with house():
-        if form == "svg":
-            figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-        else:
-            figure.savefig(buffer, format="png", dpi=PIXELS_PER_INCH)
+        figure.savefig(buffer, format=form, **FORMATS[form])
     return buffer.getvalue()
 
 

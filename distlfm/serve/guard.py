@@ -2,8 +2,7 @@
 
 A page elsewhere in the same browser could try to reach this one: by a name that it lets point to 127.0.0.1 (DNS
 rebinding), by forms and images. So a name in `Host` must be one of ours, and a request of another origin is refused.
-
-The token that a browser must show: in a file that its owner alone can read, never on a command line.
+The token that a browser must show is in a file that its owner alone can read, never on a command line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The attributes of a store's Zarr group, and the way back from them to what the store was made from.
-
-Where the store is that a path means.
-"""
+"""The attributes of a store's Zarr group, the way back to what the store was made from, and where a store is."""
 
 from __future__ import annotations
 

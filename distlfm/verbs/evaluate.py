@@ -1,6 +1,6 @@
 """`distlfm evaluate`: how good an operator is on a store whose answers are known, drawn from priors or fitted.
 
-Super-resolution: fresh instances on a grid twice as fine as the trained one, answered on both grids.
+Super-resolution is measured on fresh instances on a grid twice as fine as the trained one, answered on both grids.
 """
 
 from __future__ import annotations

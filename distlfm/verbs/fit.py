@@ -1,8 +1,8 @@
 """`distlfm fit`: read instances, infer their forces in blocks, write a run directory.
 
-`distlfm fit --part I/N`: one share of a run's blocks, while others do theirs, on any machine that shares its folder.
-
-Nobody is over them: each has a lock on its part, and whoever finds no block missing at its end concludes the run.
+With `--part I/N` (`fit_part`) it does one share of a run's blocks, while others do theirs, on any machine that shares
+its folder. Nobody is over them: each has a lock on its part, and whoever finds no block missing at its end concludes
+the run.
 """
 
 from __future__ import annotations

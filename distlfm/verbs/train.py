@@ -1,11 +1,10 @@
 """`distlfm train`: an operator learned from stores, by one process or by many.
 
-The page of a training run: how it learned, and how it does on the instances it was not trained on.
+Its page shows how it learned, and how it does on the instances it was not trained on.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -22,7 +21,7 @@ import torch
 from distlfm.cluster.machine import usable_cpus
 from distlfm.cluster.ranks.group import joined
 from distlfm.cluster.ranks.place import Place, find_place
-from distlfm.config import load, read_yaml
+from distlfm.config import digest, load, read_yaml
 from distlfm.errors import Stopped, UsageError
 from distlfm.lfo import Operator
 from distlfm.runs import CONFIG, OPERATOR, REPORT, SUMMARY
@@ -233,7 +232,7 @@ def report_training(run: Path | str, reporter: Reporter | None = None) -> Path:
         except UsageError:  # no validation split
             found = None
     work = json.dumps(operator.training.get("settings"), sort_keys=True)
-    told = origin(operator, mark(folder / OPERATOR), hashlib.sha256(work.encode()).hexdigest()[:16])
+    told = origin(operator, mark(folder / OPERATOR), digest(work))
     told |= _told(operator.training)
     text = (folder / CONFIG).read_text(encoding="utf-8") if (folder / CONFIG).is_file() else ""
     return training_page(

@@ -1,8 +1,7 @@
 """Who may start runs: holders of an admin token. The link keeps digests of tokens, never the tokens.
 
-Flower's own link asks nobody: whoever reached its port could start runs. This plugin is put into it instead.
-
-Admin tokens of a coordinator's folder: made, handed over in a file, and taken back.
+Flower's own link asks nobody: whoever reached its port could start runs. `TokenPlugin` is put into it instead. Tokens
+are made in the coordinator's folder, handed over in a file, and taken back by dropping their digest.
 """
 
 from __future__ import annotations

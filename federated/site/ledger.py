@@ -2,11 +2,10 @@
 
 A line is on the disk before the work that it pays for begins, so that a crash can only have paid too much.
 
-How much privacy is spent: Rényi differential privacy of the sampled Gaussian mechanism.
-
-Each record is in a step with probability `rate`, independently; the sum has noise of `noise` times a record's largest
-contribution. Steps add up in each order (Mironov 2017; Mironov, Talwar and Zhang 2019), and the best order is turned
-into (ε, δ) as in Canonne, Kamath and Steinke (2020).
+Privacy is counted as Rényi differential privacy of the sampled Gaussian mechanism. Each record is in a step with
+probability `rate`, independently; the sum has noise of `noise` times a record's largest contribution. Steps add up in
+each order (Mironov 2017; Mironov, Talwar and Zhang 2019), and the best order is turned into (ε, δ) as in Canonne,
+Kamath and Steinke (2020).
 """
 
 from __future__ import annotations

@@ -50,12 +50,7 @@ def noisy_mean(gradients: Tensor, expected: float, privacy: PrivacyConfig, rando
 
 
 def tune_privately(
-    operator: Operator,
-    names: Sequence[str],
-    near: Sequence[str],
-    batch: Batch,
-    task: RoundTask,
-    privacy: PrivacyConfig,
+    operator: Operator, names: Sequence[str], near: Sequence[str], batch: Batch, task: RoundTask, privacy: PrivacyConfig
 ) -> Weights:
     """DP-SGD on an adapter's weights (Abadi et al. 2016), the records being patients; the ledger is the caller's.
 
@@ -142,11 +137,7 @@ def private_mean(figures: NDArray[np.float64], privacy: PrivacyConfig, random: R
 
 
 def private_update(
-    before: NDArray[np.float64],
-    after: NDArray[np.float64],
-    clip: float,
-    noise: float,
-    random: Random | None = None,
+    before: NDArray[np.float64], after: NDArray[np.float64], clip: float, noise: float, random: Random | None = None
 ) -> NDArray[np.float64]:
     """The new weights [D], whose difference from the old ones is at most `clip` long and has noise in each number.
 

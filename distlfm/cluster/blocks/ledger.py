@@ -1,13 +1,10 @@
-"""Who has which block, and what is known of it: the part that all pools share. It knows of no process.
+"""Decide who has which block, and what is known of it: the part that all pools share. It knows of no process.
 
-One share of a job's blocks, for those who work beside each other without a driver over them.
-
-Seconds that blocks of a size take, learned from those that are done.
-
-Which block comes next, and how long the rest will take.
-
-The block that costs most goes first: with several workers, the long ones then don't stick out at the end. What a block
-costs is measured: a first guess only says which blocks are alike.
+`Ledger` hands out blocks and takes back what became of them. `Schedule` says which block comes next and how long the
+rest will take: the block that costs most goes first, because with several workers the long ones then do not stick out
+at the end. Costs are measured: `Rates` learns the seconds of a size from blocks that are done, and a first guess only
+says which blocks are alike. `Share` is one part of a job's blocks, for those who work beside each other without a
+driver over them.
 """
 
 from __future__ import annotations

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from distlfm.errors import UsageError
-from distlfm.runtime.hosts import expand_hosts
+from distlfm.runtime.hosts import LOOPBACK, expand_hosts
 
-LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORTS = 15000, 5000
 """Ports below those that systems give out by themselves; which one, follows from the job's number."""
 

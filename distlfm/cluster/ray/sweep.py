@@ -1,9 +1,8 @@
 """Many trials by Ray Tune: Optuna says what is tried next, and ASHA ends early what does worse than others did by then.
 
-Nothing of Ray Tune's own state is kept: whoever calls keeps what trials have reported. To go on, the known trials are
-tried again first, and tell their past reports at once; so the search and the scheduler learn all that they knew.
-
-What a sweep may choose from, as a config says it.
+The ranges at the top are what a sweep may choose from, as a config says it. Nothing of Ray Tune's own state is kept:
+whoever calls keeps what trials have reported. To go on, the known trials are tried again first, and report their past
+at once; so the search and the scheduler learn all that they knew.
 """
 
 from __future__ import annotations

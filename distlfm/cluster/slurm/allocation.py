@@ -1,10 +1,9 @@
-"""What is done when a job has lost a node.
+"""The allocation of a Slurm job, as its environment says, and what is done when the job has lost a node.
 
-`--no-kill` lets a job outlive any of its nodes, even the one with its batch script: Slurm would then keep the others
-until the walltime ends, and nobody would work on them. So those that are left look after the job, and one queues it
-again as soon as Slurm has given the first node up.
-
-The allocation of a Slurm job, as its environment tells: which nodes, how many tasks, the how-many-th attempt.
+An allocation has nodes, tasks, and the number of times that the job was begun. `--no-kill` lets a job outlive any of
+its nodes, even the one with its batch script: Slurm would then keep the others until the walltime ends, and nobody
+would work on them. So those that are left look after the job, and one queues it again as soon as Slurm has given the
+first node up.
 """
 
 from __future__ import annotations

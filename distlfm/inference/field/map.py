@@ -4,15 +4,11 @@ The force is `√variance · Σ (space column × time column) · w` plus what th
 normal. A linear equation with constant coefficients answers a pulse at any time alike, so only the space columns go
 through the solver, once, and the time columns are convolved with the answer.
 
-Shapes: `A` rows of unknowns, `J` nodes, `N` steps, `T` observed points, `R` whitened numbers, `M_t`, `M_x` inducing
-points in time and space, `O` places, `d` space dimensions.
-
-Whether a force of one sign moves the outputs both ways, and how strongly it moves them if it does.
-
 What inducing points leave open is bounded by the answer to its deviation where no answer to a force is negative. A
 force under a derivative pushes one side up and the other down: there the answers of single nodes are taken by size.
 
-Shapes: `A` rows of unknowns, `N` steps, `J` nodes, `G` groups of them, `O` places.
+Shapes: `A` rows of unknowns, `J` nodes, `G` groups of them, `N` steps, `T` observed points, `R` whitened numbers,
+`M_t`, `M_x` inducing points in time and space, `O` places, `d` space dimensions.
 """
 
 from __future__ import annotations

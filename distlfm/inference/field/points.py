@@ -1,16 +1,11 @@
-"""Observed points of fields as pairs of distinct times and distinct places, and what trajectories are at them.
+"""Points of fields: observed ones, inducing ones, and those where an initial state is known.
+
+Observed points are pairs of distinct times and distinct places, at which trajectories are read. Inducing points in time
+and in space span a basis. A given initial state is carried from the points where it is known to the nodes of a mesh.
 
 Shapes: `B` instances, `A` rows of unknowns, `T` observed points, `U` distinct times, `O` distinct places, `J` nodes,
-`N` steps, `r` columns in time.
-
-Inducing points of a field in time and in space, and the basis that they span.
-
-Shapes: `A` rows of unknowns, `n` inputs, `M` inducing points, `M_t`, `M_x` of them in time and space, `d` space
+`N` steps, `r` columns in time, `n` inputs, `M` inducing points, `M_t`, `M_x` of them in time and space, `d` space
 dimensions.
-
-A given initial state, from the points where it is known to the nodes of a mesh.
-
-Shapes: `J` nodes, `d` dimensions.
 """
 
 from __future__ import annotations

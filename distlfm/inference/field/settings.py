@@ -1,6 +1,6 @@
 """What a field's fit is computed on: mesh, time steps and inducing points, settled for a whole fleet from its data.
 
-Where a fitted field is shown, and kept in a store: an even lattice of times and places where the domain is a box.
+A fitted field is shown, and kept in a store, on an even lattice of times and places where the domain is a box.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""The figures of a fleet, row by row: means and extremes, and the few rows that are worth showing.
+"""How good fits are: Q², coverage and parameter errors of one, against the truth where it is known, and of a fleet.
 
-What is kept of an instance is one number a figure; its row is kept only while it is among the worst, best or slowest.
-
-How good a fit is: Q², coverage and parameter errors, against the truth where it is known.
-
-No figure here is ever seen by a fit. A figure whose truth is unknown is None.
+No figure here is ever seen by a fit. A figure whose truth is unknown is None. `Tally` takes the figures of a fleet row
+by row: means and extremes, and the few rows that are worth showing. What it keeps of an instance is one number per
+figure; its row is kept only while it is among the worst, best or slowest.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """From a whitened vector of everything unknown to the force as a function and the outputs, through the solver.
 
-The vector w = (z, v) holds the parameters z and the whitened inducing values v of the forces; a priori w ~ N(0, I).
-Shapes: `S` samples, `B` instances, `n` parameters, `L` forces, `M` inducing points, `W = n + L·M`.
+The vector w = (z, v) holds the parameters z and the whitened inducing values v of the forces; a priori w ~ N(0, I). The
+posterior of every fit whose answer goes through the solver is draws of both, each with its own force and trajectory,
+and what there is to say of the solver's steps.
 
-Draws of parameters and inducing values, each with its own force and trajectory.
-
-The posterior of every fit whose answer goes through the solver, and what there is to say of the solver's steps.
-Shapes: `S` draws, `B` instances, `A` of them, `W` unknowns, `L` forces, `P` outputs, `Q` query times.
+Shapes: `S` samples or draws, `B` instances, `A` of them, `n` parameters, `L` forces, `M` inducing points, `W = n + L·M`
+unknowns, `P` outputs, `Q` query times.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Small meshes: dense matrices, batched over parameter values; a step is one product with a stored inverse.
 
-Many fields on one mesh, each with coefficients of its own and one force, solved forward.
-
-The scheme is that of every engine (`solvers/field/engine.py`). An engine steps all coefficients together, for many
-right-hand sides each and with what an adjoint needs. With one right-hand side, and on a small mesh, there are faster
-ways: where all parts of the equation have the same modes (reaction and diffusion do) each mode is stepped on its own;
-elsewhere matrices are taken one by one, so that each stays in the cache.
+The engine steps all coefficients together, for many right-hand sides each and with what an adjoint needs. Many fields
+on one mesh, each with coefficients of its own and one force, are solved forward by the same scheme
+(`solvers/field/engine.py`) in faster ways: where all parts of the equation have the same modes (reaction and diffusion
+do) each mode is stepped on its own; elsewhere matrices are taken one by one, so that each stays in the cache.
 
 Shapes: `B` fields, `J` nodes, `F` free ones and as many modes, `N` steps, `O` places, `k` coefficients.
 """

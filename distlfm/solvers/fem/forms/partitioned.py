@@ -2,13 +2,11 @@
 
 `(M − dt/2 A) y_{n+1} = (M + dt/2 A) y_n + dt/2 B (f_n + f_{n+1}) + dt c`, with y held at its value on Dirichlet nodes.
 Those rows of the left-hand matrix are rows of the identity, and the columns are lifted to the right, so that a
-symmetric matrix stays one. The matrix is factored once for a value of coefficients and step; all right-hand sides are
-solved at once.
+symmetric matrix stays one. The matrix is factored once for a value of coefficients and step, by MUMPS or PETSc, or
+solved by Krylov with multigrid; all right-hand sides are solved at once.
 
-Arrays hold the rank's own nodes, `J_r` of them. `S` right-hand
-sides, `K` leading times with a force, `O_r` observations that see these nodes, `N` steps.
-
-Solvers of one distributed matrix and many right-hand sides: a factor by MUMPS or PETSc, or Krylov with multigrid.
+Arrays hold the rank's own nodes, `J_r` of them. `S` right-hand sides, `K` leading times with a force, `O_r`
+observations that see these nodes, `N` steps.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What a helper group can be asked of a mesh that is spread over its ranks: the verbs of `partitioned.py`.
 
-Arrays hold the rank's own nodes, in the order of `owned`, which `petsc_open` tells: `J_r` of them. `S` right-hand
-sides, `K` leading times with a force, `O_r` observations that see these nodes, `N` steps.
+Between requests a rank holds problems, of two kinds, by their keys.
 
-What a rank of a helper group holds between requests: problems, of two kinds, by their keys.
+Arrays hold the rank's own nodes, in the order of `owned`, which `petsc_open` gives: `J_r` of them. `S` right-hand
+sides, `K` leading times with a force, `O_r` observations that see these nodes, `N` steps.
 """
 
 from __future__ import annotations
