@@ -60,6 +60,7 @@ class FieldConfig(MechanismConfig):
     boundary: conditions by the boundary's name; where nothing is said, nothing flows through it.
     start: when the equation begins, by default at the first observation. step: longest time step, by default half of
     the shortest gap between observed times, or a fortieth of the whole, and halved where that changes the answer.
+    scheme: of the steps, `crank_nicolson` or one that a plugin registers.
     solver: `dense`, `sparse`, `petsc` or `taped`, by default by the size of the mesh and by the form. ranks: processes
     among which `petsc` divides the mesh; by default one, and two above `mesh_limit` nodes.
     linear_solver: of `petsc`: a direct one, or conjugate gradients with algebraic multigrid, whose residual is at most
@@ -73,6 +74,7 @@ class FieldConfig(MechanismConfig):
     degree: int = Field(default=1, ge=1, le=2)
     start: float | None = None
     step: PositiveFloat | None = None
+    scheme: str = "crank_nicolson"
     solver: Literal["auto", "dense", "sparse", "petsc", "taped"] = "auto"
     ranks: int | None = Field(default=None, ge=1)
     mesh_limit: int = Field(default=60_000, ge=1)

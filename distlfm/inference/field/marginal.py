@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -198,4 +198,4 @@ def given(residual: Tensor, columns: Tensor, values: Tensor) -> Tensor:
 def reaching(grid: TimeGrid, until: float) -> TimeGrid:
     """The grid, longer if need be, so that it reaches `until`."""
     needed = math.ceil((until - grid.start) / grid.dt - 1e-9)
-    return grid if needed <= grid.steps else TimeGrid(grid.start, grid.dt, needed)
+    return grid if needed <= grid.steps else replace(grid, steps=needed)

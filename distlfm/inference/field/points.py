@@ -63,11 +63,17 @@ def take_apart(points: Tensor, grid: TimeGrid, discretised: Discretised) -> Plac
     return Places(before.long(), exact - before, observe, time.reshape(shape), index)
 
 
-def kicks_of(time: Tensor, places: Places, steps: int) -> Tensor:
+def pulse_of(force: Tensor, grid: TimeGrid) -> Tensor:
+    """A force [..., 1, J] put at the time [..., K, J] from which it kicks the first step alone."""
+    return torch.nn.functional.pad(force, (0, 0, grid.scheme.pulse[0], 0))
+
+
+def kicks_of(time: Tensor, places: Places, grid: TimeGrid) -> Tensor:
     """How strongly the answer to a pulse j + 1 steps ago counts at each time: [A, U, N, r] of time [A, N + 1, r]."""
-    pairs = time[:, :-1] + time[:, 1:]
+    steps = grid.steps
+    kicks = grid.scheme.mix(time, steps) / grid.scheme.pulse[1]
     # The answer of pulse k to step n is answers[n − 1 − k]; row `steps` is a zero for pulses that are still to come.
-    padded = torch.cat([pairs, torch.zeros_like(pairs[:, :1])], 1)
+    padded = torch.cat([kicks, torch.zeros_like(kicks[:, :1])], 1)
     lag = torch.arange(steps)
 
     def at(step: Tensor) -> Tensor:
