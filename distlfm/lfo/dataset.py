@@ -23,6 +23,7 @@ from distlfm.errors import UsageError
 from distlfm.lfo.grid import BLOCK, Observed, Resampler, fill, grid_points, to_grid
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import Index
+from distlfm.likelihoods import LIKELIHOODS
 from distlfm.store import STATUSES, Store
 from distlfm.store.layout import ABSENT, FAILED
 
@@ -265,7 +266,8 @@ def _noise(store: Store, read: Any) -> NDArray[Any]:
     likelihood = spec.attributes.get("config", {}).get("likelihood", {})
     params = read("params_mean")
     found = np.full((len(params), len(spec.outputs)), np.nan)
-    if likelihood.get("kind", "gaussian") != "gaussian" or likelihood.get("relative"):
+    known = LIKELIHOODS.get(likelihood.get("kind", "gaussian"))
+    if known is None or not known.gaussian or likelihood.get("relative"):
         return found
     given = spec.attributes.get("config", {}).get("noise")
     names = list(spec.parameters)

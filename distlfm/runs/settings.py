@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 from distlfm.config import Config, build
 from distlfm.data import ColumnMap
 from distlfm.errors import UsageError
 from distlfm.inference.fit import check_inference
 from distlfm.inference.fit import InferenceConfig
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_system, find_system
 from distlfm.mechanisms.build import check_parameters
 from distlfm.mechanisms.plugins import WithPlugins, located, plugin_name
@@ -99,7 +100,7 @@ class ModelConfig(WithPlugins):
 
     mechanism: dict[str, Any]
     force: ForceConfig = ForceConfig()
-    likelihood: LikelihoodConfig = LikelihoodConfig()
+    likelihood: SerializeAsAny[LikelihoodConfig] = LikelihoodConfig()
 
     @field_validator("mechanism")
     @classmethod

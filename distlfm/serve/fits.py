@@ -26,10 +26,11 @@ import numpy as np
 from distlfm.config import build, load
 from distlfm.data import write_npz
 from distlfm.errors import DistlfmError, UsageError
-from distlfm.inference.model import LikelihoodConfig, Model
+from distlfm.inference.model import Model
 from distlfm.instance import Instance
 from distlfm.lfo import Operator
 from distlfm.lfo.finish import Priors, learned_priors
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_system
 from distlfm.mechanisms.plugins import located
 from distlfm.report.words import prior_words

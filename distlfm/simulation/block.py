@@ -117,9 +117,9 @@ def open_draws(config: GenerateConfig) -> Draws:
     """The prior of a config, ready to be drawn from."""
     model = model_of_prior(config)
     check(model, config.instances, config.missing)
-    if config.noise is not None and model.likelihood.kind != "gaussian":
+    if config.noise is not None and not model.likelihood.gaussian:
         raise UsageError(
-            f"noise is {config.noise:g}, and a {model.likelihood.kind} likelihood has none.", "Leave noise out."
+            f"noise is {config.noise:g}, and a {model.likelihood.options.kind} likelihood has none.", "Leave noise out."
         )
     return FieldDraws(model, config) if model.is_field else OdeDraws(model, config)
 

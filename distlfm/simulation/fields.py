@@ -22,7 +22,6 @@ from distlfm.inference.model import Model
 from distlfm.instance import FloatArray, Instance, Truth
 from distlfm.mechanisms.parameters import Values
 from distlfm.runs.settings import SimulateConfig
-from distlfm.simulation.observe import scatter
 from distlfm.simulation.series import draw_values, normals, steady_factor
 from distlfm.solvers.field.dense import stepper_of
 from distlfm.solvers.field.engine import TimeGrid
@@ -201,7 +200,7 @@ def _instance(
 ) -> Instance:
     parameters = {key: value[row].numpy().copy() for key, value in drawn.values.items()}
     points, clean, shown = lattice.points, drawn.outputs[row : row + 1], drawn.force[row : row + 1]
-    seen = scatter(model, clean, parameters, generator)
+    seen = model.likelihood.sample(parameters, clean, generator)
     mask = generator.random(clean.shape) >= config.missing
     if mask.sum() < 2:
         mask[:] = True

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from distlfm.inference.fit import InferenceConfig, fit_instances
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.posterior import PosteriorConfig
 from distlfm.inference.result import FitResult, predict
 from distlfm.instance import FloatArray, Instance
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_mechanism
 from distlfm.mechanisms.priors import LogNormal
 from distlfm.simulation.instances import simulate

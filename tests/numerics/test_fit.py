@@ -20,10 +20,11 @@ from distlfm.inference.archive import save
 from distlfm.inference.collapsed import Starts, best_of_starts
 from distlfm.inference.findings.scores import figures
 from distlfm.inference.fit import fit_instances, seed_of
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.optimise import OptimiserConfig
 from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray, Instance, Truth
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_mechanism
 from tests.support.fit_toy import GENES, make_instances, make_model, quick
 

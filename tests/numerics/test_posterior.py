@@ -14,9 +14,10 @@ from torch import Tensor
 from distlfm.inference.base import Mixture
 from distlfm.inference.findings.estimates import weighted_quantile
 from distlfm.inference.fit import InferenceConfig, fit_instances
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.posterior import ParameterPosterior, PosteriorConfig, infer
 from distlfm.instance import Instance
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_mechanism
 from distlfm.mechanisms.priors import LogNormal
 from distlfm.simulation.instances import simulate

@@ -14,10 +14,11 @@ from distlfm.answer import Band
 from distlfm.inference.base import Mixture, Posterior, Predicted, Unknowns
 from distlfm.inference.findings.estimates import Direction, Estimate
 from distlfm.inference.findings.scores import Tally, words_of
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.observations import collate
 from distlfm.inference.result import FitResult, Prediction
 from distlfm.instance import FloatArray, Instance, Truth
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_mechanism
 from distlfm.report.fit_page import fit_page
 

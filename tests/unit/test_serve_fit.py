@@ -17,9 +17,9 @@ from distlfm.answers.tables import as_data
 from distlfm.config import build
 from distlfm.data import write_npz
 from distlfm.inference.fit import InferenceConfig
-from distlfm.inference.model import LikelihoodConfig
 from distlfm.inference.optimise import OptimiserConfig, minimise
 from distlfm.instance import Instance
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import REGISTRY
 from distlfm.mechanisms.plugins import import_plugins
 from distlfm.runs.settings import FitConfig

@@ -122,7 +122,7 @@ class _Fitter:
         if marginal.map.engine is not full.engine:
             marginal = FieldGaussian(self.model, data, full.reduced(_samples(self.model, best.z)), settings)
             best = _mode(marginal, [], self.optimiser, self.starts, best.z)
-        for _ in range(LEVELLED if self.model.likelihood.relative is not None else 0):
+        for _ in range(LEVELLED if self.model.likelihood.options.relative is not None else 0):
             marginal = _levelled(marginal, best.z)
             best = _mode(marginal, [], self.optimiser, self.starts, best.z)
         needs = _unsettled(marginal, settings, best.z)

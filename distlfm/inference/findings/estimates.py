@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from distlfm.inference.base import Posterior
+from distlfm.likelihoods.base import key_of
 
 STRAINED = 4.0
 """Deviations of the prior; of a hundred thousand values that come from it, six lie beyond."""
@@ -21,12 +22,6 @@ STRAINED = 4.0
 MOST_NAMED = 3
 NOISE = ("noise", "relative_noise")
 """May be far below its prior: exact data have none."""
-
-LIKELIHOOD = {
-    "noise": "likelihood.prior",
-    "relative_noise": "likelihood.relative",
-    "dispersion": "likelihood.dispersion",
-}
 
 
 def strain(names: Sequence[str], z: Tensor) -> str:
@@ -57,7 +52,8 @@ def _key(name: str) -> str:
     whole = name.partition("[")[0]
     if "." in whole:
         return f"force.priors.{name.partition('.')[2]}"
-    return LIKELIHOOD.get(whole, f"mechanism.priors.{whole}")
+    key = key_of(whole)
+    return f"mechanism.priors.{whole}" if key is None else f"likelihood.{key}"
 
 
 UNDETERMINED = 0.7

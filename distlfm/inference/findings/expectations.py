@@ -170,7 +170,7 @@ def length_notice(model: Model, found: Survey, options: InferenceConfig) -> str:
         return ""
     linearity = probe(model.mechanism, model.space)
     filtered = options.method == "auto" and supports(model, linearity)
-    if filtered or not linearity.affine or model.likelihood.kind != "gaussian":
+    if filtered or not linearity.affine or not model.likelihood.gaussian:
         return ""
     return (
         f"Series have up to {found.samples} times, for which matrices of that size are solved many times: this takes "

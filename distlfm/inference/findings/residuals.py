@@ -143,7 +143,7 @@ def residuals(result: FitResult) -> Residuals | None:
     """
     model, instance, found = result.posterior.model, result.instance, result.at_data
     size = len(instance.times)
-    if not result.ok or model.likelihood.kind != "gaussian" or len(found.times) < size:
+    if not result.ok or not model.likelihood.gaussian or len(found.times) < size:
         return None
     row = torch.tensor([result.row])
     observations = result.posterior.observations.rows(row)

@@ -123,10 +123,10 @@ def _noise_sd(result: FitResult, rows: list[int]) -> FloatArray | None:
     """Standard deviation of the measurement noise of the instance's outputs, broadcastable to [P, N]."""
     given, learned = result.instance.variance, result.noise_sd
     if learned is not None:
-        learned = np.sqrt(learned**2 + result.posterior.model.likelihood.floor**2)
+        learned = np.sqrt(learned**2 + result.posterior.model.likelihood.options.floor**2)
     if learned is not None and len(learned) > 1:
         learned = learned[rows]
-    if given is not None and result.posterior.model.likelihood.noise != "learned":
+    if given is not None and result.posterior.model.likelihood.takes_variances:
         extra = 0.0 if learned is None else learned[:, None] ** 2
         return np.sqrt(given + extra)
     return None if learned is None else learned[:, None]

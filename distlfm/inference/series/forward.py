@@ -21,7 +21,6 @@ from distlfm.gp.inducing import default_num_inducing, place_on_points, place_on_
 from distlfm.gp.pathwise import Domain, Draw, ForcePrior, draw_posterior, make_base_noise
 from distlfm.inference.base import Mixture, Posterior, Predicted, Unknowns
 from distlfm.inference.collapsed import enumerate_chunks
-from distlfm.inference.likelihood import log_likelihood
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.mechanisms.parameters import Values
@@ -167,7 +166,7 @@ class Forward:
         """log p(y | w) [S, A] of the instances `rows` at w [S, A, W]; −∞ where the solve failed."""
         outcome = self.run(w, rows, noise)
         data = self.observations.rows(rows)
-        density = log_likelihood(self.model, outcome.values, outcome.outputs, data)
+        density = self.model.likelihood.log_prob(outcome.values, outcome.outputs, data)
         return torch.where(outcome.ok & torch.isfinite(density), density, -torch.inf)
 
 
