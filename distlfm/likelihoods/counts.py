@@ -85,4 +85,4 @@ class NegativeBinomial(Poisson):
         mean = positive_rate(torch.from_numpy(outputs)).numpy()
         shape = 1 / values["dispersion"][:, None]
         mean = generator.gamma(np.broadcast_to(shape, mean.shape)) * mean / shape
-        return generator.poisson(mean).astype(np.float64)
+        return np.asarray(generator.poisson(mean), np.float64)

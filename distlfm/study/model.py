@@ -14,8 +14,9 @@ from distlfm.config import apply_overrides, build, read_yaml
 from distlfm.data import ReadReport
 from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig
-from distlfm.inference.model import ForceConfig, LikelihoodConfig
+from distlfm.inference.model import ForceConfig
 from distlfm.instance import Instance
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import FieldMechanism, System
 from distlfm.runs.settings import FitConfig, SimulateConfig
 from distlfm.runtime.reporting import Reporter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from distlfm.config import build
-from distlfm.inference.model import LikelihoodConfig
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms.priors import HalfNormal, LogNormal, Normal, Uniform
 
 Prior = LogNormal | Normal | Uniform | HalfNormal
