@@ -49,8 +49,9 @@ EVENTS = "events"
 class Fleet:
     """What is worked on. what: the verb; command: what the user types to go on; folder: where events are written.
 
-    worth: so many blocks are worth the seconds that Ray takes to start, where nobody asks for it. share: what is worked
-    on here, while others work on the rest; all blocks by default. named: the name of an instance by its number.
+    worth: the number of blocks that is worth the seconds that Ray takes to start, where nobody asks for it. share: what
+    is worked on here, while others work on the rest; all blocks by default. named: the name of an instance by its
+    number.
     """
 
     what: str

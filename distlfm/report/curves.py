@@ -18,7 +18,7 @@ MAX_PANELS = 24
 """More outputs than this are unreadable in one figure."""
 
 MAX_WIDE_FORCES = 3
-"""Up to so many forces have the full width each; more share a grid."""
+"""Up to this many forces have the full width each; more share a grid."""
 
 WIDE_HEIGHT = 1.75
 PANEL_HEIGHT = 1.3

@@ -22,7 +22,7 @@ class RunLog:
     """Lines of metrics.jsonl, each with `event` (start, step or epoch) and `step`; every step is in it once."""
 
     def __init__(self, directory: Path, step: int, tensorboard: bool | None) -> None:
-        """step: where the run goes on; what was told of later steps before it was killed is forgotten."""
+        """step: where the run goes on; what was written of later steps before it was killed is forgotten."""
         self.path = directory / METRICS
         with storing("metrics", directory):
             if self.path.exists():

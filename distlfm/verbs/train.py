@@ -124,7 +124,7 @@ def resume_train(directory: Path | str, overrides: Sequence[str] = (), reporter:
     """Go on with a run from the config that it keeps; `overrides` say who computes."""
     path = Path(directory)
     if not (path / CHECKPOINTS / LAST).is_file() and not (path / CONFIG).is_file():
-        raise UsageError(f"{path} is no training run.", "Give the --out folder of `distlfm train`.")
+        raise UsageError(f"{path} is not a training run.", "Give the --out folder of `distlfm train`.")
     return train(path / CONFIG, [*overrides, f"run.dir={json.dumps(str(path))}"], reporter)
 
 
@@ -187,7 +187,7 @@ LAUNCHERS: dict[str, Callable[[TrainConfig, Place, Stop, Reporter], dict[str, An
 
 
 def with_threads(config: TrainConfig, threads: int) -> TrainConfig:
-    """The config with so many threads a worker."""
+    """The config with this number of threads per worker."""
     return config.model_copy(update={"run": config.run.model_copy(update={"threads": threads})})
 
 
@@ -218,7 +218,7 @@ def report_training(run: Path | str, reporter: Reporter | None = None) -> Path:
     """Write report.html of a finished training run. Scores need the first of its stores; without it there are none."""
     folder = Path(run)
     if not (folder / OPERATOR).is_file():
-        raise UsageError(f"{folder} is no finished training run: it has no {OPERATOR}.", "Finish it first.")
+        raise UsageError(f"{folder} is not a finished training run: it has no {OPERATOR}.", "Finish it first.")
     operator = Operator.load(folder / OPERATOR)
     content = read_yaml(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     stores = [Path(path) for path in content.get("data", {}).get("stores", [])]

@@ -157,7 +157,7 @@ class Plan:
     """What is searched, and for how long.
 
     longest, grace: of a trial, and before which none is ended; in units of `TIME`. keep: of the trials that come to a
-    rung, one in so many goes on. known: values that were tried before, and come first.
+    rung, one in this many goes on. known: values that were tried before, and come first.
     """
 
     space: Mapping[str, Range]
