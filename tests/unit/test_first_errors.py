@@ -129,7 +129,7 @@ WRONG: dict[str, str] = {
     "federated simulate fit.yaml --out s": "'verb' should be 'federated', not 'fit'. Give a config whose verb",
     "query good.csv good.csv": "good.csv is not a checkpoint, or a damaged one. Give one of `distlfm train`.",
     "fit good.pt": "Cannot read the config file good.pt: it is not text. Give the path of one.",
-    "train train.yaml --data good.csv --out t": "good.csv is no store",
+    "train train.yaml --data good.csv --out t": "good.csv is not a store",
     "simulate transcription --out toy.csv": "toy.csv is not an .npz file. Give --out a name that ends in .npz.",
 }
 AGED: dict[str, str] = {

@@ -50,7 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--gpus", "1"], "--gpus is for trainings, not for fit."),
         (["fit", "fit.yaml", *DATA, *OUT, "--time", "soon"], "--time 'soon' is not a time."),
         (["fit", "fit.yaml", *DATA, *OUT, "--time", "0"], "--time '0' is not a time."),
-        (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--memory", "much"], "--memory 'much' is no amount"),
+        (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--memory", "much"], "--memory 'much' is not an amount"),
         (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--dependency", "tomorrow"], "is none that Slurm knows"),
         (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--sbatch=--output=x"], "--output is set already."),
         (["fit", "fit.yaml", *DATA, *OUT, *HOUR, "--sbatch=rm -rf"], "'rm -rf' is not an option of sbatch."),
