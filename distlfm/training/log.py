@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -142,13 +142,3 @@ class Follower:
             self._started |= line["event"] == "start"
             if self._started:
                 self._progress.see(line)
-
-
-@contextmanager
-def shown(reporter: Reporter) -> Iterator[Progress]:
-    """A progress that is closed at the end."""
-    progress = Progress(reporter)
-    try:
-        yield progress
-    finally:
-        progress.close()

@@ -11,6 +11,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +32,7 @@ from distlfm.runs.settings import EvaluateConfig
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.signals import Stop
 from distlfm.store.lock import holder
-from distlfm.training.log import METRICS, Follower, read_metrics, shown
+from distlfm.training.log import METRICS, Follower, Progress, read_metrics
 from distlfm.training.settings import TrainConfig, TrainRunConfig
 from distlfm.training.start import tell_observed
 from distlfm.training.work import CHECKPOINTS, LAST, TrainWork, refuse_others
@@ -145,7 +146,7 @@ def launcher_for(run: TrainRunConfig, place: Place) -> str:
 
 
 def _inline(config: TrainConfig, place: Place, stop: Stop, reporter: Reporter) -> dict[str, Any]:
-    with shown(reporter) as progress, joined(place) as ranks:
+    with closing(Progress(reporter)) as progress, joined(place) as ranks:
         return TrainWork(config, watch=progress.see)(ranks, lambda: stop.requested)
 
 
@@ -157,7 +158,7 @@ def _spawned(config: TrainConfig, place: Place, stop: Stop, reporter: Reporter) 
     threads = config.run.threads or max(1, usable_cpus() // workers)
     reporter.say(f"{workers} processes on this machine, {threads} thread{'s' if threads > 1 else ''} each")
     assert config.run.dir is not None
-    with shown(reporter) as progress:
+    with closing(Progress(reporter)) as progress:
         follower = Follower(config.run.dir, progress)
         return spawn(TrainWork(with_threads(config, threads)), workers, threads, stop, follower.look)
 
@@ -168,7 +169,7 @@ def _by_ray(config: TrainConfig, place: Place, stop: Stop, reporter: Reporter) -
 
     del place
     assert config.run.dir is not None
-    with ray_session(config.run.address) as session, shown(reporter) as progress:
+    with ray_session(config.run.address) as session, closing(Progress(reporter)) as progress:
         nodes = session.node_cpus()
         workers = config.run.workers or max(1, len(nodes))
         threads = config.run.threads or max(1, sum(nodes.values()) // workers)
