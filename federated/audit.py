@@ -107,7 +107,7 @@ def verify(path: Path, head: str | None = None) -> AuditReport:
             continue
         entry = _parsed(line)
         if entry is None:
-            flaws.append(f"Line {row} is no entry.")
+            flaws.append(f"Line {row} is not an entry.")
             continue
         if entry["hash"] != _hash({key: value for key, value in entry.items() if key != "hash"}):
             flaws.append(f"Line {row} was changed.")

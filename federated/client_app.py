@@ -36,9 +36,9 @@ app = ClientApp(mods=[secure_mod])
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """One round: the weights that came, tuned on the site's patients. Nothing else is told: no loss, no figures.
+    """One round: the weights that came, tuned on the site's patients. Nothing else leaves: no loss, no figures.
 
-    Of the weights at a run's end the site makes its own copy, and all that is told is that it was there.
+    Of the weights at a run's end the site makes its own copy, and all that leaves is that it was there.
     """
     policy, site = policy_of(context), site_of(context)
     config, vector = config_of(message), vector_of(message)

@@ -47,7 +47,7 @@ def find_checkpoint(path: str | Path) -> Path:
     except OSError:  # the reader says what is wrong
         return given
     if not archive:  # as all are that torch writes
-        raise UsageError(f"{given} is no checkpoint, or a damaged one.", "Give one of `distlfm train`.")
+        raise UsageError(f"{given} is not a checkpoint, or a damaged one.", "Give one of `distlfm train`.")
     return given
 
 

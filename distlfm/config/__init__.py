@@ -58,7 +58,7 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
             f"Cannot read the config file {path}: {error.strerror}.", "Check the path and its permissions."
         ) from None
     except UnicodeDecodeError:
-        raise UsageError(f"Cannot read the config file {path}: it is no text.", "Give the path of one.") from None
+        raise UsageError(f"Cannot read the config file {path}: it is not text.", "Give the path of one.") from None
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -112,7 +112,7 @@ def _value(text: str) -> Any:
 def build(model: type[Model], content: dict[str, Any], source: str = "config", within: str = "") -> Model:
     """Check a mapping against a model; every wrong key or value becomes one sentence.
 
-    within: the key of the section that the mapping is, where the file has more; keys are told with it.
+    within: the key of the section that the mapping is, where the file has more; messages name keys with it.
     """
     wanted = model.model_fields["verb"].default if "verb" in model.model_fields else None
     if wanted is not None and content.get("verb", wanted) != wanted:  # its other keys would be as strange
@@ -220,7 +220,7 @@ def _example(model: type[BaseModel], given: object) -> str:
 
 
 def nearest(name: str, known: Sequence[str], prefix: str = "") -> str:
-    """A sentence that points from an unknown name to the closest known ones; they are told with the prefix."""
+    """A sentence that points from an unknown name to the closest known ones, named with the prefix."""
     leaf = name.rsplit(".", 1)[-1]
     by_leaf = [key for key in known if key.rsplit(".", 1)[-1] == leaf]
     close = by_leaf[:3] or difflib.get_close_matches(name, known, n=1, cutoff=0.8)

@@ -131,7 +131,7 @@ def _last_start(labels: Sequence[str]) -> int:
 
 
 MOST_NAMED = 3
-"""Entries of a folder that are named in a notice; of others the number is told."""
+"""Entries of a folder that are named in a notice; others are counted."""
 
 
 def iter_directory(path: Path, columns: ColumnMap | None = None) -> Iterator[ReadReport]:
@@ -171,7 +171,7 @@ def _left_notice(path: Path, left: list[Path], folders: list[Path]) -> Problem:
         fixes.append(f"Only files that end in {', '.join(known_suffixes())} are: save other data as .csv.")
     if folders:
         fixes.append("Folders inside are not opened: move data out of them, or fit each folder on its own.")
-    fixes.append("If this is no data, all is well.")
+    fixes.append("If this is not data, all is well.")
     return Problem(f"{listed} {'was' if len(left) == 1 else 'were'} not read.", " ".join(fixes), str(path))
 
 

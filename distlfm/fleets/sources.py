@@ -192,7 +192,7 @@ def open_source(config: DataConfig, data: Sequence[Instance] | None, folder: Pat
 
 
 def told_units(source: Source, config: DataConfig) -> dict[str, str]:
-    """`time_unit`, `value_unit` and `position_unit` as far as they are told: by the config, or else by the data."""
+    """`time_unit`, `value_unit` and `position_unit` as far as they are known: by the config, or else by the data."""
     found = source.read(0, 1)[0].metadata
     told = {key: found.get(key, UNKNOWN_UNIT) for key in ("time_unit", "value_unit", "position_unit")}
     named = config.units.told()

@@ -32,7 +32,7 @@ ON_GRID = 1e-6
 """Of a step: an observation this close to a point of the grid is at it."""
 
 NEAR = 0.75
-"""Of a step: an observation between the points of the grid is told at those which are this near, in each dimension."""
+"""Of a step: an observation between the points of the grid counts at those which are this near, in each dimension."""
 
 
 def grid_points(dims: Sequence[GridDim]) -> FloatArray:

@@ -47,7 +47,7 @@ class Prediction(NamedTuple):
 class Normal(nn.Module):
     """What the training split looks like: means and standard deviations. A part of the model, not learned.
 
-    holes: 1 if observations are missing in training. Else the network has never seen a hole, and is told of none: it
+    holes: 1 if observations are missing in training. Else the network has never seen a hole, and is given none: it
     takes interpolated values as they are, in place of an input to which its weights give no meaning.
     """
 

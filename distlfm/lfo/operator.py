@@ -303,7 +303,7 @@ def _ends(width68: tuple[float, ...], width95: tuple[float, ...]) -> Tensor:
 def _refuse_unknown(path: str | Path, content: Mapping[str, Any]) -> None:
     """Say what is to be imported, if the checkpoint's equation is not registered here.
 
-    The names are those that its training was given; they are told, and never imported because a file says so.
+    The names are those that its training was given; they are shown, and never imported because a file says so.
     """
     kind = content["schema"].get("mechanism", {}).get("kind")
     if not isinstance(kind, str) or kind in known_systems():

@@ -25,7 +25,7 @@ def _numbers(given: Any) -> Any:
     """Refuse what is no number before a union of types would tell of each of its members."""
     for label, value in given.items() if isinstance(given, Mapping) else [("", given)]:
         if not _is_number(value):
-            what = f"{value!r} is no number" if given is value else f"{label} is {value!r}, which is no number"
+            what = f"{value!r} is not a number" if given is value else f"{label} is {value!r}, which is not a number"
             raise ValueError(
                 f"{what}. Give a number for all elements, such as 1.0, or one for each by name: {{NAME: 1.0}}"
             )
@@ -74,7 +74,7 @@ class System(ABC):
     prior_units: of `time`, `value` and `position`, where the default priors are numbers of certain units.
     force_priors, noise_prior: of the kernel's parameters by name, and of the noise, where a config leaves them out; an
     equation that has units of its own knows better than numbers around one.
-    never_negative: whether outputs are of something that is never measured below zero; who has such values is told.
+    never_negative: whether outputs are of something that is never measured below zero; such values give a notice.
     """
 
     Options: ClassVar[type[MechanismConfig]] = MechanismConfig

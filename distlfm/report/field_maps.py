@@ -35,7 +35,7 @@ LAYER = 0.15
 """Share of the points, nearest to the middle, that are the layer shown of a field in three dimensions."""
 
 NEIGHBOURS = 16
-"""From so many known nodes the others are filled in, where a field is known at some nodes only."""
+"""From this many known nodes the others are filled in, where a field is known at some nodes only."""
 
 USUAL = 0.97
 """Share of the deviations that the colours tell apart: corners of the domain are far less certain than the rest."""

@@ -23,7 +23,7 @@ MAX_PICTURED = 6
 """Fleets up to this size have every instance drawn; of larger ones the worst, the median and the best."""
 
 MAX_MAPPED = 2
-"""Of fields among those drawn, only so many have maps, which are large; the others have profiles."""
+"""Of fields among those drawn, only this many have maps, which are large; the others have profiles."""
 
 MAX_ASIDE = 200
 PHASE_PLANES = ("lotka_volterra",)
@@ -33,7 +33,7 @@ LOOK_AT = "Fits to look at"
 """The section of fits that converged and yet have a warning, such as an unknown far from its prior."""
 
 FEW_DRAWS = 50
-"""Quantiles of 2.5 % need about so many independent draws to mean anything."""
+"""Quantiles of 2.5 % need about this many independent draws to mean anything."""
 
 _COLUMNS = {
     "status": "status",

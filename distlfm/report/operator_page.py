@@ -256,7 +256,7 @@ MAX_KEYS = 6
 
 COLUMNS = 3
 WIDE_RANGE = 20.0
-"""Positive values over a range of so many times have a logarithmic axis."""
+"""Positive values over a range of this factor have a logarithmic axis."""
 
 
 @dataclass(frozen=True)

@@ -211,6 +211,7 @@ def true_curve(instance: Instance, force: int) -> tuple[FloatArray, FloatArray] 
     return truth.times, truth.force[force]
 
 
+<<<<<<< HEAD
 def _draw_curves(
     canvas: SubFigure, instance: Instance, answer: OperatorAnswer, schema: OperatorSchema, layout: Layout
 ) -> None:
@@ -220,19 +221,19 @@ def _draw_curves(
     for p in range(layout.num_outputs):
         row, column = divmod(p, layout.columns)
         axes = canvas.add_subplot(grid[row, column])
+=======
+def _draw_curves(canvas: SubFigure, instance: Instance, answer: Answer, schema: OperatorSchema, layout: Layout) -> None:
+    outputs, forces = layout.axes(canvas, quantity("time", schema.known_unit("time")))
+    for p, axes in enumerate(outputs):
+>>>>>>> slim
         seen = instance.mask[p]
         size = 3.0 if seen.sum() <= 60 else 1.6
         axes.plot(instance.times[seen], instance.values[p, seen], "o", color=MEASURED, markersize=size)
         axes.set_title(plain(instance.outputs[p]), fontweight="bold")
-        axes.set_ylabel(quantity("observed", schema.known_unit(instance.outputs[p])) if not column else "")
-        if p + layout.columns >= layout.num_outputs:
-            axes.set_xlabel(time)
-        panels.append(axes)
+        unit = schema.known_unit(instance.outputs[p])
+        axes.set_ylabel("" if p % layout.columns else quantity("observed", unit))
     band, known = band_of(answer), False
-    for i in range(layout.num_forces):
-        row, column = divmod(i, layout.columns)
-        place = grid[layout.output_rows + i, :] if layout.wide_forces else grid[layout.output_rows + row, column]
-        axes = canvas.add_subplot(place)
+    for i, axes in enumerate(forces):
         draw_band(axes, answer.times, band, i)
         true = true_curve(instance, i)
         if true is not None:
@@ -240,12 +241,10 @@ def _draw_curves(
             known = True
         axes.set_ylabel(quantity(answer.forces[i], schema.known_unit(answer.forces[i])))
         axes.set_title("Latent force", fontweight="bold")
-        axes.set_xlabel(time)
-        panels.append(axes)
     first = min(answer.times[0], instance.times[0])
     last = max(answer.times[-1], instance.times[-1])
     margin = 0.02 * (last - first)
-    for axes in panels:
+    for axes in (*outputs, *forces):
         axes.set_xlim(first - margin, last + margin)
         axes.yaxis.set_major_locator(MaxNLocator(4))
     canvas.legend(handles=handles(data=True, truth=known), loc="outside upper center", ncols=5)

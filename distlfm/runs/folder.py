@@ -65,7 +65,7 @@ def refuse_others(directory: Path, config: Config) -> None:
         file = directory / name
         if file.exists() and not (name == CONFIG and _holds(file, dump(config))):
             raise UsageError(
-                f"{directory} is no run: it has no {RUN_STORE}; and a run would write over its {name}.",
+                f"{directory} is not a run: it has no {RUN_STORE}; and a run would write over its {name}.",
                 "Choose another --out directory.",
             )
 
@@ -91,7 +91,7 @@ def refuse_other_verbs(directory: Path, verb: str, written: Iterable[str], begun
     for name in (CONFIG, *written):
         if os.path.lexists(directory / name):
             raise UsageError(
-                f"{directory} is no run of `distlfm {COMMANDS[verb]}`, which would write over its {name}.",
+                f"{directory} is not a run of `distlfm {COMMANDS[verb]}`, which would write over its {name}.",
                 "Choose another --out directory.",
             )
 

@@ -58,13 +58,13 @@ def _read(path: Path) -> str:
             raise UsageError(f"{path} can be read by others.", f"Close it: chmod 600 {path}")
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no plain text"
+        reason = getattr(error, "strerror", None) or "it is not plain text"
         raise UsageError(
             f"Cannot read the token file {path}: {reason}.", "Give another; one is made for you."
         ) from None
     if len(token) < SHORTEST or not token.isprintable() or " " in token:
         raise UsageError(
-            f"The token in {path} is no single word of at least {SHORTEST} letters.",
+            f"The token in {path} is not a single word of at least {SHORTEST} letters.",
             "Remove the file: a new one is made with a random token.",
         )
     return token

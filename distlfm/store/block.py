@@ -52,7 +52,7 @@ def checked_arrays(
         found[name] = values.astype(np.object_ if variable.dtype == STRING else variable.dtype)
     unknown = set(np.unique(found["status"]).tolist()) - set(STATUSES.values())
     if unknown:
-        raise UsageError(f"{sorted(unknown)[0]} is no status.", f"Known are: {STATUSES}.")
+        raise UsageError(f"{sorted(unknown)[0]} is not a status.", f"Known are: {STATUSES}.")
     return found
 
 

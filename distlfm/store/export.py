@@ -169,7 +169,7 @@ def _file(h5py: Any, draft: Path, spec: StoreSpec, count: int) -> Iterator[Any]:
 
 def _exportable(spec: StoreSpec, target: Path) -> None:
     if target.suffix not in SUFFIXES:
-        raise UsageError(f"{target} is no HDF5 file.", f"Give a name that ends in {' or '.join(SUFFIXES)}.")
+        raise UsageError(f"{target} is not an HDF5 file.", f"Give a name that ends in {' or '.join(SUFFIXES)}.")
     if spec.nodes is not None:
         raise UsageError(
             "The store has its fields on the nodes of a mesh, and The Well knows lattices only.",

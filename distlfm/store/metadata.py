@@ -124,7 +124,7 @@ def find_store(path: str | Path) -> Path:
     if not given.exists():
         raise UsageError(f"There is no store {given}.", "Give the path of a run, or of a store.")
     raise UsageError(
-        f"{given} is no store: it has no {METADATA}, and no {RUN_STORE}.", "Give the path of a run, or of a store."
+        f"{given} is not a store: it has no {METADATA}, and no {RUN_STORE}.", "Give the path of a run, or of a store."
     )
 
 

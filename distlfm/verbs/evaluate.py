@@ -265,10 +265,8 @@ def trained_on(operator: Operator, checkpoint: Path, store: Store) -> bool:
     if not config.is_file():
         return False
     given = read_yaml(config).get("data", {}).get("stores", [])
-    for path in map(Path, given):
-        if path.resolve() == store.path.resolve() or find_or_none(path) == store.path.resolve():
-            return True
-    return False
+    here = store.path.resolve()
+    return any(here in (path.resolve(), find_or_none(path)) for path in map(Path, given))
 
 
 def find_or_none(path: Path) -> Path | None:

@@ -242,7 +242,7 @@ def resume(directory: Path | str, overrides: Sequence[str] = (), reporter: Repor
     """Go on with a run that was stopped, from the config that it keeps, wherever it lies now."""
     path = Path(directory) / CONFIG
     if not path.is_file():
-        raise UsageError(f"{directory} is no run: it has no config.yaml.", "Give the --out folder of `distlfm fit`.")
+        raise UsageError(f"{directory} is not a run: it has no config.yaml.", "Give the --out folder of `distlfm fit`.")
     config = load(FitConfig, path, overrides)
     if config.data.path is None and config.data.dataset is None:
         raise UsageError(

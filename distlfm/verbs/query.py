@@ -32,7 +32,7 @@ MOST_HELD = 10_000
 """Answers that a query without a folder keeps; more than that belong into files."""
 
 MOST_PLOTTED = 24
-"""Up to so many instances are all drawn; of more, those worth a look."""
+"""Up to this many instances are all drawn; of more, those worth a look."""
 
 
 @dataclass

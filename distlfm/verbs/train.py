@@ -11,6 +11,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +30,7 @@ from distlfm.runs.settings import EvaluateConfig
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.signals import Stop
 from distlfm.store.lock import holder
-from distlfm.training.log import METRICS, Follower, read_metrics, shown
+from distlfm.training.log import METRICS, Follower, Progress, read_metrics
 from distlfm.training.settings import TrainConfig, TrainRunConfig
 from distlfm.training.start import tell_observed
 from distlfm.training.work import CHECKPOINTS, LAST, TrainWork, refuse_others
@@ -121,7 +122,7 @@ def resume_train(directory: Path | str, overrides: Sequence[str] = (), reporter:
     """Go on with a run from the config that it keeps; `overrides` say who computes."""
     path = Path(directory)
     if not (path / CHECKPOINTS / LAST).is_file() and not (path / CONFIG).is_file():
-        raise UsageError(f"{path} is no training run.", "Give the --out folder of `distlfm train`.")
+        raise UsageError(f"{path} is not a training run.", "Give the --out folder of `distlfm train`.")
     return train(path / CONFIG, [*overrides, f"run.dir={json.dumps(str(path))}"], reporter)
 
 
@@ -142,7 +143,7 @@ def launcher_for(run: TrainRunConfig, place: Place) -> str:
 
 
 def _inline(config: TrainConfig, place: Place, stop: Stop, reporter: Reporter) -> dict[str, Any]:
-    with shown(reporter) as progress, joined(place) as ranks:
+    with closing(Progress(reporter)) as progress, joined(place) as ranks:
         return TrainWork(config, watch=progress.see)(ranks, lambda: stop.requested)
 
 
@@ -154,7 +155,7 @@ def _spawned(config: TrainConfig, place: Place, stop: Stop, reporter: Reporter) 
     threads = config.run.threads or max(1, usable_cpus() // workers)
     reporter.say(f"{workers} processes on this machine, {threads} thread{'s' if threads > 1 else ''} each")
     assert config.run.dir is not None
-    with shown(reporter) as progress:
+    with closing(Progress(reporter)) as progress:
         follower = Follower(config.run.dir, progress)
         return spawn(TrainWork(with_threads(config, threads)), workers, threads, stop, follower.look)
 
@@ -165,7 +166,7 @@ def _by_ray(config: TrainConfig, place: Place, stop: Stop, reporter: Reporter) -
 
     del place
     assert config.run.dir is not None
-    with ray_session(config.run.address) as session, shown(reporter) as progress:
+    with ray_session(config.run.address) as session, closing(Progress(reporter)) as progress:
         nodes = session.node_cpus()
         workers = config.run.workers or max(1, len(nodes))
         threads = config.run.threads or max(1, sum(nodes.values()) // workers)
@@ -184,7 +185,7 @@ LAUNCHERS: dict[str, Callable[[TrainConfig, Place, Stop, Reporter], dict[str, An
 
 
 def with_threads(config: TrainConfig, threads: int) -> TrainConfig:
-    """The config with so many threads a worker."""
+    """The config with this number of threads per worker."""
     return config.model_copy(update={"run": config.run.model_copy(update={"threads": threads})})
 
 
@@ -220,7 +221,7 @@ def report_training(run: Path | str, reporter: Reporter | None = None) -> Path:
 
     folder = Path(run)
     if not (folder / OPERATOR).is_file():
-        raise UsageError(f"{folder} is no finished training run: it has no {OPERATOR}.", "Finish it first.")
+        raise UsageError(f"{folder} is not a finished training run: it has no {OPERATOR}.", "Finish it first.")
     operator = Operator.load(folder / OPERATOR)
     content = read_yaml(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     stores = [Path(path) for path in content.get("data", {}).get("stores", [])]

@@ -76,7 +76,7 @@ def read_digests(path: Path) -> dict[str, str]:
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        raise UsageError(f"{path} is damaged: it is no list of tokens.", "Put a saved copy of it back.")
+        raise UsageError(f"{path} is damaged: it is not a list of tokens.", "Put a saved copy of it back.")
     return {str(name): str(digest) for name, digest in content.items()}
 
 

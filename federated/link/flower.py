@@ -80,7 +80,7 @@ def send_errors_without_data() -> None:
 
 
 def _without_data(code: int, reason: str | None = None) -> Error:
-    """A full disk is told as such; nothing else of the words is."""
+    """Say that the disk is full, if it is; none of the other words."""
     return Error(code=code, reason=Reason.DISK.value if _FULL.match(reason or "") else NO_DATA)
 
 

@@ -140,7 +140,7 @@ def read_handed(model: type[Model], path: Path) -> Model:
     fix = "Give the file that the other side sent."
     content = _json(path, fix)
     if not isinstance(content, dict):
-        raise UsageError(f"{path} is no file of a federation.", fix)
+        raise UsageError(f"{path} is not a file of a federation.", fix)
     return build(model, content, source=str(path))
 
 

@@ -82,7 +82,7 @@ def check_signing_public(digits: str) -> str:
     except ValueError:
         right = False
     if not right:
-        raise UsageError("A signing key is no 64 hex digits.", "Take the site's own file of public keys.")
+        raise UsageError("A signing key is not 64 hex digits.", "Take the site's own file of public keys.")
     return digits
 
 
@@ -99,7 +99,7 @@ BACKDATE = timedelta(minutes=5)
 """For sites whose clock is a little behind."""
 LONGEST_COMMON = 64
 WARN_DAYS = 30
-"""From so many days before its certificate ends a link says so when it starts."""
+"""Days before its certificate ends from which a link says so when it starts."""
 
 
 def make_certificates(home: LinkHome, federation: str, hosts: Sequence[str]) -> None:

@@ -39,7 +39,7 @@ def _rdp(noise: float, rate: float) -> NDArray[np.float64]:
     """Rényi divergence [orders] of one step."""
     if not 0 < rate <= 1 or not noise > 0:
         raise UsageError(
-            f"Noise {noise:g} with sampling rate {rate:g} is no mechanism.", "Noise is above 0, rates are in (0, 1]."
+            f"Noise {noise:g} with sampling rate {rate:g} is not a mechanism.", "Noise is above 0, rates are in (0, 1]."
         )
     if rate == 1:
         return np.array([order / (2 * noise**2) for order in ORDERS])
@@ -53,7 +53,7 @@ def _rdp(noise: float, rate: float) -> NDArray[np.float64]:
 
 
 def rdp(noise: float, rate: float, steps: int) -> NDArray[np.float64]:
-    """Rényi divergence [orders] of so many steps."""
+    """Rényi divergence [orders] of `steps` steps."""
     return _rdp(noise, rate) * steps
 
 
@@ -67,7 +67,7 @@ def epsilon(divergence: NDArray[np.float64], delta: float) -> float:
 
 
 def noise_for(target: float, delta: float, rate: float, steps: int) -> float:
-    """The least noise with which so many steps spend at most `target`."""
+    """The least noise with which `steps` steps spend at most `target`."""
     low, high = 0.05, 0.1
     while epsilon(rdp(high, rate, steps), delta) > target:
         low, high = high, 2 * high

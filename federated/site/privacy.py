@@ -54,7 +54,7 @@ def tune_privately(
 ) -> Weights:
     """DP-SGD on an adapter's weights (Abadi et al. 2016), the records being patients; the ledger is the caller's.
 
-    Each step takes each patient with probability `privacy.sample`. No loss is told: it would not be private. Nor does
+    Each step takes each patient with probability `privacy.sample`. No loss is given: it would not be private. Nor does
     it fail because of the patients' data: weights that are no longer finite are left as they came.
     """
     if task.adapter == "none":

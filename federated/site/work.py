@@ -47,7 +47,7 @@ Part = Literal["train", "choose", "test"]
 class Trained:
     """What leaves a site after a round, before it is masked: the shared weights [D], and how many patients were used.
 
-    How good a model is, is told by `Site.evaluate` alone: with its own cohort, its own limits and its own price.
+    `Site.evaluate` alone says how good a model is: with its own cohort, its own limits and its own price.
     """
 
     vector: Vector
@@ -210,7 +210,7 @@ class Site:
     def _tuned(
         self, operator: Operator, names: Sequence[str], codec: Codec, batch: Batch, task: RoundTask
     ) -> tuple[Mapping[str, Tensor], Tensor]:
-        """Tune the operator, in place; if that leads to no numbers, it stays as it came, and nobody else is told.
+        """Tune the operator, in place; if that leads to no numbers, it stays as it came, and nobody else learns of it.
 
         Returns the tuned weights, and which windows were used, [B] of bool.
         """

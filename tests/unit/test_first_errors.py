@@ -37,7 +37,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 EXTRAS = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 NO_CONFIG = "There is no config file none.yaml. Shipped ones are in configs/; give the path of one."
 NO_STORE = "There is no store none. Give the path of a run, or of a store."
-EMPTY_STORE = "empty is no store: it has no zarr.json, and no store.zarr. Give the path of a run, or of a store."
+EMPTY_STORE = "empty is not a store: it has no zarr.json, and no store.zarr. Give the path of a run, or of a store."
 NO_CHECKPOINT = "There is no checkpoint none.pt. `distlfm train` makes one."
 NO_OPERATOR = "empty has no operator.pt. Give a checkpoint, or the folder of a finished training run."
 NO_RUN = "is not a run: it has no config.yaml. Give the --out folder of `distlfm fit`, `train` or `tune`, or the store"
@@ -127,9 +127,9 @@ WRONG: dict[str, str] = {
     "fit train.yaml --data good.csv": "'verb' should be 'fit', not 'train'. Give a config whose verb is fit.",
     "train fit.yaml --out t": "fit.yaml: 'verb' should be 'train', not 'fit'. Give a config whose verb is train.",
     "federated simulate fit.yaml --out s": "'verb' should be 'federated', not 'fit'. Give a config whose verb",
-    "query good.csv good.csv": "good.csv is no checkpoint, or a damaged one. Give one of `distlfm train`.",
-    "fit good.pt": "Cannot read the config file good.pt: it is no text. Give the path of one.",
-    "train train.yaml --data good.csv --out t": "good.csv is no store",
+    "query good.csv good.csv": "good.csv is not a checkpoint, or a damaged one. Give one of `distlfm train`.",
+    "fit good.pt": "Cannot read the config file good.pt: it is not text. Give the path of one.",
+    "train train.yaml --data good.csv --out t": "good.csv is not a store",
     "simulate transcription --out toy.csv": "toy.csv is not an .npz file. Give --out a name that ends in .npz.",
 }
 AGED: dict[str, str] = {

@@ -97,7 +97,7 @@ class _Numbers:
             return default
         if text is None or not text.isdigit():
             raise UsageError(
-                f"The launcher's {self._prefix}{name} is {text!r}, which is no number.",
+                f"The launcher's {self._prefix}{name} is {text!r}, which is not a number.",
                 "Unset it, or start the processes by torchrun, srun or mpirun.",
             )
         return int(text)

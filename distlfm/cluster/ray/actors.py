@@ -33,7 +33,7 @@ PR_SET_PDEATHSIG = 1
 class Host:
     """Holds the worker of one process.
 
-    path: where the driver imports from. job: pickled; it is opened by `open`, so that what fails there can be told.
+    path: where the driver imports from. job: pickled; it is opened by `open`, so that what fails there can be reported.
     """
 
     def __init__(self, path: Sequence[str], job: bytes) -> None:

@@ -12,8 +12,7 @@ import math
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -157,7 +156,7 @@ class Plan:
     """What is searched, and for how long.
 
     longest, grace: of a trial, and before which none is ended; in units of `TIME`. keep: of the trials that come to a
-    rung, one in so many goes on. known: values that were tried before, and come first.
+    rung, one in this many goes on. known: values that were tried before, and come first.
     """
 
     space: Mapping[str, Range]
@@ -221,13 +220,15 @@ def sweep(
             callbacks=[_callback(watch, stop)],
         ),
     )
-    with _removed(scratch):
-        try:
-            tuner.fit()
-        except Exception as error:
-            if not stop.requested:
-                why = " ".join(str(error).split())[-500:]
-                raise WorkError(f"The sweep broke off: {why}", "The same command goes on with it.") from error
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        tuner.fit()
+    except Exception as error:
+        if not stop.requested:
+            why = " ".join(str(error).split())[-500:]
+            raise WorkError(f"The sweep broke off: {why}", "The same command goes on with it.") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _trainable(config: dict[str, Any], task: SweepTask, shared: Any) -> None:
@@ -286,12 +287,3 @@ def _callback(watch: SweepWatch, stop: Stop) -> Any:
                 raise Halted
 
     return Watcher()
-
-
-@contextmanager
-def _removed(folder: Path) -> Iterator[None]:
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -71,7 +71,7 @@ def array_share(environment: Mapping[str, str]) -> Share:
     """Which part of the work a task of an array has: the how-many-th of its tasks it is."""
     told = [environment.get(f"SLURM_ARRAY_TASK_{name}", "") for name in ("ID", "MIN", "MAX", "COUNT", "STEP")]
     if not all(text.isdigit() for text in told[:4]):
-        raise UsageError("This is no task of a Slurm array.", "Submit it with sbatch --array=0-15.")
+        raise UsageError("This is not a task of a Slurm array.", "Submit it with sbatch --array=0-15.")
     task, first, last, count = (int(text) for text in told[:4])
     step = int(told[4]) if told[4].isdigit() else 1
     place = (task - first) // step
@@ -87,7 +87,7 @@ LOOK_SECONDS = 5.0
 """How often Slurm is asked."""
 
 TURN_LOOKS = 4
-"""Each of the nodes that are left has so many looks for itself, before the next one tries too."""
+"""Number of looks that each of the nodes that are left has for itself, before the next one tries too."""
 
 ANSWER_SECONDS = 60.0
 
@@ -95,7 +95,7 @@ ANSWER_SECONDS = 60.0
 def look_after(job: str, first: str, me: str, pause: Callable[[float], bool], again: bool = True) -> bool:
     """Wait until the job has ended or has lost node `first`. Then it is queued again, by the first left that can.
 
-    me: this node, as Slurm calls it. pause: waits for so many seconds, and tells whether to stop waiting. again: else
+    me: this node, as Slurm calls it. pause: waits for some seconds, and says whether to stop waiting. again: else
     the job is cancelled, so that it does not keep nodes on which nobody works. Gives whether this was done from here.
     """
     looks = 0
