@@ -211,21 +211,11 @@ def true_curve(instance: Instance, force: int) -> tuple[FloatArray, FloatArray] 
     return truth.times, truth.force[force]
 
 
-<<<<<<< HEAD
 def _draw_curves(
     canvas: SubFigure, instance: Instance, answer: OperatorAnswer, schema: OperatorSchema, layout: Layout
 ) -> None:
-    grid = canvas.add_gridspec(len(layout.heights), layout.columns, height_ratios=layout.heights)
-    time = quantity("time", schema.known_unit("time"))
-    panels: list[Axes] = []
-    for p in range(layout.num_outputs):
-        row, column = divmod(p, layout.columns)
-        axes = canvas.add_subplot(grid[row, column])
-=======
-def _draw_curves(canvas: SubFigure, instance: Instance, answer: Answer, schema: OperatorSchema, layout: Layout) -> None:
     outputs, forces = layout.axes(canvas, quantity("time", schema.known_unit("time")))
     for p, axes in enumerate(outputs):
->>>>>>> slim
         seen = instance.mask[p]
         size = 3.0 if seen.sum() <= 60 else 1.6
         axes.plot(instance.times[seen], instance.values[p, seen], "o", color=MEASURED, markersize=size)
