@@ -19,7 +19,7 @@ class RoundTask(Config):
     kind: `pairs` learns from the site's fits; `physics` needs none, as the prediction, solved forward, must give what
     was observed. steps: of `batch` windows each; batch 0 takes all of them. mu: weight of FedProx's proximal term.
     clip: the longest gradient of a step, for stability; it protects nobody.
-    adapter: only few weights at the end of the network are tuned, which differential privacy can bear; see `adapter`.
+    adapter: only few weights at the end of the network are tuned, which differential privacy can bear (`tuning.py`).
     shared: patterns of the weights that travel. local: of those that are tuned and stay at the site (its own heads);
     a site refuses what its policy does not name. seed: of the batches of a simulation; a real site draws its own.
     """

@@ -20,7 +20,7 @@ app = group("Look at configs: their schema, what a file and its overrides come t
 
 
 @app.command("schema")
-def schema(verb: Annotated[str, Argument(help="The verb whose config is meant.")] = "fit") -> None:
+def schema(verb: Annotated[str, Argument(help="Verb whose config is described.")] = "fit") -> None:
     """Print the JSON schema of a verb's config.
 
     Example: `distlfm config schema fit > fit.schema.json`
@@ -46,7 +46,7 @@ def show(
 
 @app.command("equations")
 def equations(
-    kind: Annotated[str | None, Argument(help="An equation; without one all are listed.")] = None,
+    kind: Annotated[str | None, Argument(help="Name of an equation; all are listed by default.")] = None,
     overrides: Annotated[
         list[str] | None, Argument(help="Settings on which its parameters depend: initial=free.")
     ] = None,

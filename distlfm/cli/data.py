@@ -39,7 +39,7 @@ def check(
         Path, Argument(help="A .csv, .csv.gz, .parquet or .npz file, a folder of them, or a config that names one.")
     ],
     columns: Annotated[
-        list[str] | None, Argument(help="key=value: which column plays which part; without any they are guessed.")
+        list[str] | None, Argument(help="key=value: the column of each role; guessed by default.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:

@@ -127,7 +127,7 @@ def query(
     site: Annotated[Path | None, Option("--site", help="Ask this site's own model; nothing leaves.")] = None,
     out: Annotated[Path | None, Option("--out", help="With --site: where the answers go.")] = None,
     programme: Annotated[
-        Path | None, Option("--programme", help="Of the federation's question: which operator is meant.")
+        Path | None, Option("--programme", help="For a question to the federation: the config that names the operator.")
     ] = None,
     name: Annotated[str, Option("--name", help="The run whose model is asked about.")] = "run",
     link: Link = None,

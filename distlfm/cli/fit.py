@@ -95,7 +95,7 @@ def fit(
     workers: Workers = None,
     address: Address = None,
     part: Annotated[
-        str | None, Option("--part", help="Do this share of the blocks, such as 2/16, beside others with theirs.")
+        str | None, Option("--part", help="Work on this share of the blocks, such as 2/16; others do the rest.")
     ] = None,
     plugin: Plugins = None,
 ) -> int:
@@ -219,7 +219,7 @@ def tell(run: FitRun, reporter: Reporter) -> int:
     return 1 if run.set_aside or run.tally.failed else 0
 
 
-def demo(out: Annotated[Path, Option("--out", help="Where the demonstration writes.")] = Path("runs/demo")) -> int:
+def demo(out: Annotated[Path, Option("--out", help="Folder of the demonstration.")] = Path("runs/demo")) -> int:
     """Show the main jobs end to end on this machine, one act after another, each with its figures.
 
     Example: `distlfm demo --out runs/demo`

@@ -13,7 +13,7 @@ from distlfm.cli.options import STATE, AsJson
 
 
 def doctor(
-    directory: Annotated[Path, Option("--dir", help="Directory whose speed and renames are tried.")] = Path("."),
+    directory: Annotated[Path, Option("--dir", help="Directory to test for speed and renames.")] = Path("."),
     as_json: AsJson = False,
     quick: Annotated[bool, Option("--quick", help="Leave out what starts processes (MPI, Ray, FEniCS).")] = False,
 ) -> int:

@@ -54,7 +54,7 @@ def group(summary: str) -> typer.Typer:
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON for programs.")]
 Overrides = Annotated[
-    list[str] | None, Argument(help="Settings in place of the config's, such as run.seed=1; as many as you like.")
+    list[str] | None, Argument(help="Settings in place of the config's, such as run.seed=1; any number of them.")
 ]
 RunFolder = Annotated[Path | None, Option("--out", help="The run's folder. Short for run.dir=DIR.")]
 Plugins = Annotated[

@@ -103,7 +103,7 @@ def pin(
     sites: Annotated[
         str, Option("--sites", help="Who takes part, as you know it, with commas; else who is pinned already.")
     ] = "",
-    replace: Annotated[bool, Option("--replace", help="Take another key for a site that is pinned.")] = False,
+    replace: Annotated[bool, Option("--replace", help="Replace the key of a site that is pinned.")] = False,
 ) -> None:
     """At a site: write the other sites' signing keys into the policy. Compare names and fingerprint by telephone.
 
@@ -169,7 +169,7 @@ def renew(folder: LinkFolder) -> None:
 def token(
     folder: LinkFolder,
     holder: Annotated[str, Argument(help="Who may start runs.")],
-    drop: Annotated[bool, Option("--drop", help="Let this holder's token open nothing any more.")] = False,
+    drop: Annotated[bool, Option("--drop", help="Revoke this holder's token.")] = False,
 ) -> None:
     """At the coordinator: make an admin token for somebody, or drop it.
 

@@ -126,7 +126,7 @@ def serve(
     port: Annotated[int | None, Option("--port", help="8765 by default; 0 takes any that is free.")] = None,
     host: Annotated[str | None, Option("--host", help="The address to listen on; 127.0.0.1 by default.")] = None,
     token_file: Annotated[
-        Path | None, Option("--token-file", help="The page asks for the token in this file; made if need be.")
+        Path | None, Option("--token-file", help="File of the token that the page asks for; made if it is missing.")
     ] = None,
     expose_unencrypted: Annotated[
         bool, Option("--expose-unencrypted", help="Let other machines in; what they send and see is not encrypted.")

@@ -1,6 +1,6 @@
 """Work off the blocks of a job by whoever is there, with progress for people and for machines.
 
-`past_of` is what the markers of a store say to those who go on with it.
+What the markers of a store say is known to those who go on with it (`StoreJob.past`).
 """
 
 from __future__ import annotations
@@ -40,6 +40,22 @@ def past_of(store: Store) -> Past:
     markers = store.markers()
     seconds = {block: marker.seconds for block, marker in markers.items() if marker.seconds is not None}
     return Past(seconds, any(marker.statuses.get("failed", 0) < marker.count for marker in markers.values()))
+
+
+class StoreJob(Job):
+    """A job whose blocks are those of a store."""
+
+    store: Store
+
+    @property
+    def num_blocks(self) -> int:  # type: ignore[override]
+        return self.store.spec.num_blocks
+
+    def count(self, block: int) -> int:
+        return len(self.store.block_range(block))
+
+    def past(self) -> Past:
+        return past_of(self.store)
 
 
 EVENTS = "events"

@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from distlfm.answer import Band
-from distlfm.cluster.blocks.job import Job, Past, Worker
+from distlfm.cluster.blocks.job import Worker
 from distlfm.config import build
-from distlfm.fleets.driver import past_of
+from distlfm.fleets.driver import StoreJob
 from distlfm.fleets.sources import for_fitting
 from distlfm.fleets.spool import Source
 from distlfm.inference.archive import packed
@@ -137,7 +137,7 @@ def model_with(config: FitConfig, outputs: Sequence[str]) -> Model:
 
 
 @dataclass(frozen=True)
-class FitJob(Job):
+class FitJob(StoreJob):
     """config: the resolved one, as plain data, so that plugins are imported where it is opened.
 
     costs: of each block, about: the squared numbers of its instances' observation times, summed.
@@ -154,18 +154,8 @@ class FitJob(Job):
     grouped: bool = False
     memory: int = 0
 
-    @property
-    def num_blocks(self) -> int:  # type: ignore[override]
-        return self.store.spec.num_blocks
-
     def sizes(self) -> Sequence[float]:
         return self.costs
-
-    def count(self, block: int) -> int:
-        return len(self.store.block_range(block))
-
-    def past(self) -> Past:
-        return past_of(self.store)
 
     def open(self) -> Worker:
         return FitWorker(self, build(FitConfig, self.config))

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from distlfm.cluster.blocks.job import Job, Past, Worker
+from distlfm.cluster.blocks.job import Worker
 from distlfm.config import apply_overrides, build, load
 from distlfm.errors import UsageError, WorkError
-from distlfm.fleets.driver import Fleet, past_of, run_blocks, told_how_to_go_on
+from distlfm.fleets.driver import Fleet, StoreJob, run_blocks, told_how_to_go_on
 from distlfm.runs.folder import same_settings
 from distlfm.runs.settings import GenerateConfig
 from distlfm.runtime.reporting import Reporter, Silent
@@ -30,7 +30,7 @@ from distlfm.store.layout import FAILED
 
 
 @dataclass(frozen=True)
-class GenerateJob(Job):
+class GenerateJob(StoreJob):
     """config: the resolved one, as plain data, so that plugins are imported where it is opened."""
 
     config: dict[str, Any]
@@ -45,18 +45,8 @@ class GenerateJob(Job):
         ranks = lattice_ranks(model) if model.is_field else 1
         return GenerateJob(config.model_dump(mode="json"), store, max(ranks, config.run.threads), ranks > 1)
 
-    @property
-    def num_blocks(self) -> int:  # type: ignore[override]
-        return self.store.spec.num_blocks
-
     def sizes(self) -> Sequence[float]:
         return [float(self.count(block)) for block in range(self.num_blocks)]
-
-    def count(self, block: int) -> int:
-        return len(self.store.block_range(block))
-
-    def past(self) -> Past:
-        return past_of(self.store)
 
     def open(self) -> Worker:
         return GenerateWorker(build(GenerateConfig, self.config), self.store)

@@ -171,7 +171,7 @@ def test_a_site_that_joins_later_gets_a_kit_and_is_enrolled(tmp_path: Path) -> N
     assert home.config() == CONFIG.model_copy(update={"sites": (*SITES, "east")})
     assert list(read_roster(home.roster).active()) == ["east"]
     assert missing(tmp_path / "link") == list(SITES)
-    with pytest.raises(UsageError, match="no name of a site"):
+    with pytest.raises(UsageError, match="not a name of a site"):
         add_site(tmp_path / "link", "East Wing")
 
 

@@ -346,7 +346,7 @@ def test_the_server_app_keeps_operator_and_result(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["/etc/passwd", "programme.yaml", "[]", ""])
 def test_a_programme_is_no_path_of_the_links_machine(text: str) -> None:
-    with pytest.raises(UsageError, match="no JSON object"):
+    with pytest.raises(UsageError, match="not a JSON object"):
         programme_of(text)
 
 
@@ -357,7 +357,7 @@ def test_a_run_writes_nothing_outside_of_the_links_runs(
     """Whatever got past the gate."""
     monkeypatch.setenv("DISTLFM_LINK_HOME", str(tmp_path))
     told = {"programme": make_programme().model_dump_json(), "run-name": name}
-    with pytest.raises(UsageError, match="no name of a site or run"):
+    with pytest.raises(UsageError, match="not a name of a site or run"):
         server_main(make_grid({}), Context(1, 1, {}, RecordDict(), told))
     assert list(tmp_path.iterdir()) == []
 

@@ -113,7 +113,7 @@ def test_without_data_or_a_folder_it_says_what_to_give(folder: Path) -> None:
         train(TrainConfig())
     with pytest.raises(UsageError, match="--out"):
         train(folder / "train.yaml", ["run.workers=2"])
-    with pytest.raises(UsageError, match="no training run"):
+    with pytest.raises(UsageError, match="not a training run"):
         resume_train(folder)
 
 

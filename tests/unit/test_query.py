@@ -262,7 +262,7 @@ def test_wrong_places_are_refused_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no checkpoint"):
         query(tmp_path / "nothing.pt", fresh_genes())
     (tmp_path / "text.pt").write_text("hello")
-    with pytest.raises(UsageError, match="no checkpoint"):
+    with pytest.raises(UsageError, match="not a checkpoint"):
         query(tmp_path / "text.pt", fresh_genes())
     with pytest.raises(DistlfmError):
         query(genes()[0], tmp_path / "nothing.csv")

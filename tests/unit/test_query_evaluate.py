@@ -246,5 +246,5 @@ def test_page_of_a_run_whose_store_is_gone(tmp_path: Path) -> None:
     page = report_training(run).read_text()
     assert "Training" in page
     assert "Scores" not in page
-    with pytest.raises(UsageError, match="no finished training run"):
+    with pytest.raises(UsageError, match="not a finished training run"):
         report_training(tmp_path)

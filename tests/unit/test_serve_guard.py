@@ -143,7 +143,7 @@ def test_a_token_file_is_made_for_its_owner_alone_and_read_again(tmp_path: Path)
 @pytest.mark.parametrize(("mode", "content", "told"), [
     (0o644, "a-token-that-nobody-guesses", "chmod 600"),
     (0o600, "short", "at least 16 letters"),
-    (0o600, "two words that are long enough", "no single word"),
+    (0o600, "two words that are long enough", "not a single word"),
 ])  # fmt: skip
 def test_a_token_that_protects_nothing_is_refused(mode: int, content: str, told: str, tmp_path: Path) -> None:
     path = tmp_path / "token"

@@ -71,7 +71,7 @@ def test_tasks_of_an_array_have_the_parts_of_the_whole() -> None:
 def test_an_array_with_holes_is_refused_as_parts_would_be_left_out() -> None:
     with pytest.raises(UsageError, match="holes"):
         array_share(array_task(2, 0, 5, 3))
-    with pytest.raises(UsageError, match="no task of a Slurm array"):
+    with pytest.raises(UsageError, match="not a task of a Slurm array"):
         array_share(JOB)
 
 
