@@ -18,7 +18,7 @@ from distlfm.errors import UsageError
 from distlfm.inference.field.fit import CollapsedFields, is_recorded
 from distlfm.inference.field.laplace import Laplace
 from distlfm.inference.field.method import FieldMethod
-from distlfm.inference.field.settings import FieldOptions, FieldSettings, open_field, settle
+from distlfm.inference.field.settings import FieldOptions, FieldSettings, open_field
 from distlfm.inference.method import FIELDS, SERIES, Method, register_method
 from distlfm.inference.model import Model
 from distlfm.inference.optimise import OptimiserConfig
@@ -84,10 +84,10 @@ def seed_of(seed: int, instance: str) -> int:
 
 def method_of(model: Model, name: str) -> type[Method]:
     """The method of that name for series or for fields, as the model is."""
-    known = FIELDS if model.is_field else SERIES
+    what, known = ("Fields", FIELDS) if model.is_field else ("Series", SERIES)
     if name not in known and name in {**SERIES, **FIELDS}:
         raise UsageError(
-            f"{'Fields' if model.is_field else 'Series'} are not fitted by the method {name!r}.",
+            f"{what} are not fitted by the method {name!r}.",
             f"Use one of {', '.join(sorted(known))} in inference.method.",
         )
     return known.find(name)
@@ -108,13 +108,13 @@ def fit_instances(
     check_inference(model, options)
     for instance in instances:
         model.likelihood.check(instance)
-    if model.is_field and options.settled is None:
-        options = options.model_copy(update={"settled": settle(model, instances, options.field)})
+    asked = method_of(model, options.method)
+    options = asked.settled(model, instances, options)
     ways: dict[bytes, Method] = {}
     for instance in instances:
         key = instance.times.tobytes()
         if key not in ways:
-            ways[key] = method_of(model, options.method).suits(model, instance, options)
+            ways[key] = asked.suits(model, instance, options)
     chosen = [ways[instance.times.tobytes()] for instance in instances]
     results: dict[int, FitResult] = {}
     for method in dict.fromkeys(chosen):

@@ -55,6 +55,12 @@ class Method(ABC):
         del model, options
 
     @classmethod
+    def settled(cls, model: Model, instances: Sequence[Instance], options: InferenceConfig) -> InferenceConfig:
+        """Options with all that these instances share, if it is not known yet."""
+        del model, instances
+        return options
+
+    @classmethod
     def suits(cls, model: Model, instance: Instance, options: InferenceConfig) -> Method:
         """The method as it suits an instance, from its times alone; raises a `UsageError` where it does not."""
         del model, instance, options

@@ -111,16 +111,13 @@ def case_of(name: str, fields: bool) -> Case:
     return Case(name, fields)
 
 
-@pytest.fixture(
-    params=[
-        *(pytest.param((name, False), id=name) for name in sorted(SERIES) if name != "auto"),
-        *(
-            pytest.param((name, True), id=f"{name} of fields", marks=pytest.mark.slow)
-            for name in sorted(FIELDS)
-            if name != "auto"
-        ),
-    ]
-)
+ALL = [
+    *(pytest.param((name, False), id=name) for name in sorted(SERIES)),
+    *(pytest.param((name, True), id=f"{name} of fields", marks=pytest.mark.slow) for name in sorted(FIELDS)),
+]
+
+
+@pytest.fixture(params=[one for one in ALL if one.values[0][0] != "auto"])
 def case(request: pytest.FixtureRequest) -> Case:
     return case_of(*request.param)
 

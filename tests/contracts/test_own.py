@@ -19,6 +19,7 @@ from distlfm.inference.archive import load
 from distlfm.inference.method import SERIES
 from distlfm.instance import Instance
 from distlfm.likelihoods import LIKELIHOODS
+from distlfm.runs.folder import identity
 from distlfm.runs.settings import FitConfig, SimulateConfig
 from distlfm.simulation.instances import simulate_from
 from distlfm.verbs.fit import fit
@@ -166,3 +167,16 @@ def test_a_method_that_no_plugin_brings_is_unknown(folder: Path) -> None:
 def test_a_method_of_ones_own_is_put_through_the_suite(folder: Path) -> None:
     (folder / "prior_plugin.py").write_text(example("A method"))
     suite("test_method", str(folder / "prior_plugin.py"))
+
+
+def test_a_run_knows_the_code_of_ones_own_likelihood_and_method(folder: Path) -> None:
+    for section, name in (("A likelihood", "student"), ("A method", "prior")):
+        (folder / f"{name}_plugin.py").write_text(example(section))
+    content = {"mechanism": MECHANISM, "plugins": ["student_plugin", "prior_plugin"]}
+    shipped = identity(build(FitConfig, content))
+    assert not {"equation", "likelihood", "method"} & shipped.keys()
+    own = build(FitConfig, {**content, "likelihood": {"kind": "student"}, "inference": {"method": "prior"}})
+    before = identity(own)
+    (folder / "prior_plugin.py").write_text(example("A method").replace("FEATURES = 32, 32", "FEATURES = 8, 8"))
+    assert identity(own)["likelihood"] == before["likelihood"]
+    assert identity(own)["method"] != before["method"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -11,11 +12,12 @@ from distlfm.config import build
 from distlfm.errors import UsageError
 from distlfm.inference.base import Posterior
 from distlfm.inference.collapsed import CollapsedPosterior, restore
-from distlfm.inference.field.settings import FieldSettings
+from distlfm.inference.field.settings import FieldSettings, settle
 from distlfm.inference.marginal import Marginal
 from distlfm.inference.method import Method
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
+from distlfm.instance import Instance
 
 if TYPE_CHECKING:
     from distlfm.inference.fit import InferenceConfig
@@ -46,6 +48,12 @@ class FieldMethod(Method):
                 f"Fields are fitted with Gaussian noise, and the likelihood is {model.likelihood.options.kind!r}.",
                 "Set likelihood.kind=gaussian.",
             )
+
+    @classmethod
+    def settled(cls, model: Model, instances: Sequence[Instance], options: InferenceConfig) -> InferenceConfig:
+        if options.settled is not None:
+            return options
+        return options.model_copy(update={"settled": settle(model, instances, options.field)})
 
     @classmethod
     def bytes(cls, model: Model, num_times: int, options: InferenceConfig) -> int:
