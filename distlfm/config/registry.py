@@ -54,14 +54,15 @@ def _place(made: Any) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class OneOf:
-    """Annotates a key that takes a registered name, or one of a few other words."""
+    """Annotates a key that takes a registered name. first: names that are told before others."""
 
-    known: Registry[Any]
-    others: tuple[str, ...] = ()
+    known: tuple[Registry[Any], ...]
+    first: tuple[str, ...] = ()
 
     @property
-    def choices(self) -> tuple[str, ...]:
-        return (*self.others, *self.known)
+    def choices(self) -> list[str]:
+        names = dict.fromkeys(name for one in self.known for name in one)
+        return [*(name for name in self.first if name in names), *(name for name in names if name not in self.first)]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         del source, handler

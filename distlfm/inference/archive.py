@@ -11,7 +11,6 @@ import os
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -22,32 +21,17 @@ from torch import Tensor
 from distlfm.answer import Band
 from distlfm.config import build
 from distlfm.errors import OtherWork, UsageError
-from distlfm.inference.base import Fit, Posterior
-from distlfm.inference.collapsed import restore as restore_collapsed
-from distlfm.inference.field.linearised import LinearisedField, Point
-from distlfm.inference.field.marginal import FieldGaussian
-from distlfm.inference.field.settings import FieldSettings, build_map
-from distlfm.inference.field.slopes import Around, FieldSlopes, known_noise
-from distlfm.inference.field.surface import Surface
-from distlfm.inference.marginal import Marginal
+from distlfm.inference.base import Fit
+from distlfm.inference.fit import method_of
 from distlfm.inference.model import ForceConfig, Model
-from distlfm.inference.observations import Observations, collate
+from distlfm.inference.observations import collate
 from distlfm.inference.optimise import Status
 from distlfm.inference.result import FitResult, Prediction, results_of
-from distlfm.inference.series.exact import AnalyticMotif
-from distlfm.inference.series.forward import Forward, SolvedPosterior
-from distlfm.inference.series.linear import LinearGaussian, Quadrature
-from distlfm.inference.series.statespace import StateSpace
 from distlfm.instance import Instance, Truth
 from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_system
-from distlfm.solvers.base import SolverConfig
-from distlfm.solvers.linear import probe
 
 SCHEMA = 3
-
-SOLVED = ("nested", "variational", "preestimate")
-"""Methods whose draws go through the solver."""
 
 
 def describe(model: Model) -> dict[str, Any]:
@@ -99,7 +83,7 @@ def packed(result: FitResult) -> bytes:
         "effective": result.effective_draws,
         "seconds": result.seconds,
         "model": describe(result.posterior.model),
-        "settings": _settings(result.posterior),
+        "settings": method_of(result.posterior.model, result.method).settings(result.posterior),
     }
     arrays: dict[str, Any] = {"times": instance.times, "values": instance.values, "mask": instance.mask}
     if instance.variance is not None:
@@ -149,7 +133,8 @@ def load(path: Path | str) -> FitResult:
         for name, array in arrays.items()
         if name.startswith("state_")
     }
-    posterior = _restore(header, model, observations, state)
+    method = method_of(model, header["method"])
+    posterior = method.restore(model, observations, header["settings"], state)
     fit = Fit(
         posterior,
         bound=torch.tensor([header["bound"]], dtype=torch.float64),
@@ -219,60 +204,3 @@ def _truth_from(arrays: dict[str, Any]) -> Truth | None:
     force, outputs, positions, scored = (arrays.get(f"truth_{name}") for name in TRUTH)
     measured = bool(arrays["truth_measured"])
     return Truth(arrays["truth_times"], force, outputs, positions, values, scored, measured)
-
-
-def _settings(posterior: Posterior) -> dict[str, Any]:
-    if isinstance(posterior, SolvedPosterior):
-        forward = posterior.forward
-        return {
-            "solver": forward.solver.model_dump(mode="json"),
-            "num_inducing": forward.num_inducing,
-            "features": posterior.features,
-        }
-    marginal = getattr(posterior, "marginal", None)
-    if isinstance(marginal, FieldGaussian | LinearisedField | FieldSlopes):
-        assert marginal.settings is not None
-        return marginal.settings.model_dump(mode="json")
-    return asdict(marginal.quadrature) if isinstance(marginal, LinearGaussian) else {}
-
-
-def _restore(header: dict[str, Any], model: Model, observations: Observations, state: dict[str, Tensor]) -> Posterior:
-    method = header["method"]
-    if method == "exact":
-        return restore_collapsed(method, AnalyticMotif(model, observations), state)
-    if method == "filter":
-        return restore_collapsed(method, StateSpace(model, observations), state)
-    settings = header["settings"]
-    if model.is_field:
-        return restore_collapsed(
-            method, _field(method, model, observations, build(FieldSettings, settings), state), state
-        )
-    if method in SOLVED:
-        forward = Forward(model, observations, build(SolverConfig, settings["solver"]), settings["num_inducing"])
-        forward = forward.with_inducing(state["inducing"])
-        seeds = [int(seed) for seed in state["seeds"]]
-        return SolvedPosterior(method, forward, state["w"].movedim(1, 0), seeds, settings["features"])
-    quadrature = Quadrature(**settings)
-    marginal = LinearGaussian(model, observations, probe(model.mechanism, model.space), quadrature)
-    return restore_collapsed(method, marginal, state)
-
-
-def _field(
-    method: str, model: Model, observations: Observations, settings: FieldSettings, state: dict[str, Tensor]
-) -> Marginal:
-    """The marginal of a field's fit, linearised where it was."""
-    field_map = build_map(model, settings)
-    if method == "laplace":
-        sides = Point(state["sides_z"][0], state["sides_w"][0]) if "sides_z" in state else None
-        point = Point(state["point_z"], state["point_w"])
-        return LinearisedField(model, observations, field_map, point, settings, sides=sides)
-    if method == "preestimate":
-        surface = Surface(field_map, observations, known_noise(model, observations), state["surface"])
-        around = Around(state["around_theta"][0], state["around_force"][0])
-        return FieldSlopes(model, observations, field_map, surface, around, settings)
-    levelled = (
-        replace(observations, level=state["level"][..., : observations.times.shape[1]])
-        if "level" in state
-        else observations
-    )
-    return FieldGaussian(model, levelled, field_map, settings)

@@ -16,7 +16,6 @@ from distlfm.inference.posterior import ParameterPosterior, PosteriorConfig, inf
 from distlfm.inference.series.linear import LinearGaussian, choose_quadrature
 from distlfm.inference.whitened import WhitenedMarginal
 from distlfm.runtime.watching import during, stepped
-from distlfm.solvers.linear import probe
 
 START_SPREAD = 0.7
 """Standard deviation, in units of the prior's, of the random starts after the first, which is the prior's middle."""
@@ -72,7 +71,7 @@ class CollapsedPosterior(Posterior):
         generator = torch.Generator().manual_seed(seed)
         marginal = self.marginal
         if not isinstance(marginal, LinearGaussian | WhitenedMarginal):
-            linearity = probe(self.model.mechanism, self.model.space)
+            linearity = self.model.linearity
             quadrature = choose_quadrature(self.model, self.observations.rows(rows), linearity)
             marginal = LinearGaussian(self.model, self.observations, linearity, quadrature)
         z = self.draws[torch.arange(count) % len(self.draws)][:, rows]

@@ -6,6 +6,7 @@ What a kernel's parameters are measured in follows from its force and from what 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from gpytorch.kernels import Kernel
 from torch import Tensor
@@ -22,6 +23,7 @@ from distlfm.mechanisms.field import FieldMechanism
 from distlfm.mechanisms.parameters import Parameter, ParameterSpace, Values
 from distlfm.mechanisms.priors import LogNormal, Prior
 from distlfm.mechanisms.system import Known, System
+from distlfm.solvers.linear import Linearity, probe
 
 
 def kernel_dimension(
@@ -104,6 +106,16 @@ class Model:
     @property
     def is_field(self) -> bool:
         return isinstance(self.system, FieldMechanism)
+
+    @cached_property
+    def linearity(self) -> Linearity:
+        """Whether the ordinary differential equation is linear, found by probing it once."""
+        return probe(self.mechanism, self.space)
+
+    @property
+    def integrable(self) -> bool:
+        """Whether outputs are linear in the force and noise is Gaussian, so that the force can be integrated out."""
+        return self.likelihood.gaussian and self.linearity.affine
 
     def _kernel_parameters(self, force: ForceConfig) -> list[Parameter]:
         known, sizes = self.kernels[0].parameter_names, self.kernels[0].shapes

@@ -43,7 +43,7 @@ class LikelihoodConfig(Config):
     relative: prior of a share by which noise grows with the level of the signal, on top of the rest; none by default.
     """
 
-    kind: Annotated[str, OneOf(LIKELIHOODS)] = "gaussian"
+    kind: Annotated[str, OneOf((LIKELIHOODS,))] = "gaussian"
     noise: Literal["learned", "given", "both"] = "learned"
     shared: bool = False
     floor: float = Field(default=0.0, ge=0.0)

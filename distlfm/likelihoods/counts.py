@@ -84,5 +84,5 @@ class NegativeBinomial(Poisson):
     def sample(self, values: Numbers, outputs: FloatArray, generator: np.random.Generator) -> FloatArray:
         mean = positive_rate(torch.from_numpy(outputs)).numpy()
         shape = 1 / values["dispersion"][:, None]
-        mean = generator.gamma(np.broadcast_to(shape, mean.shape)) * mean / shape
-        return np.asarray(generator.poisson(mean), np.float64)
+        rate: FloatArray = generator.gamma(np.broadcast_to(shape, mean.shape)) * mean / shape
+        return generator.poisson(rate).astype(np.float64)

@@ -21,7 +21,7 @@ from distlfm.optional import import_file
 
 
 class WithPlugins(Config):
-    """plugins: modules to import first, which register mechanisms."""
+    """plugins: modules to import first, which register mechanisms, likelihoods and methods."""
 
     plugins: tuple[str, ...] = ()
 
@@ -125,12 +125,16 @@ def located(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def own_code(kind: str) -> str | None:
-    """A hash of the file that holds a user's own equation, without comments and blanks; None for what is shipped.
+    """`code_of` an equation."""
+    system = find_system(kind)
+    return code_of(system.equation if issubclass(system, FieldMechanism) else system)
+
+
+def code_of(owner: type) -> str | None:
+    """A hash of the file that holds a user's own class, without comments and blanks; None for what is shipped.
 
     None also where there is no file, as in a notebook.
     """
-    system = find_system(kind)
-    owner: type = system.equation if issubclass(system, FieldMechanism) else system
     if owner.__module__.startswith("distlfm."):
         return None
     try:

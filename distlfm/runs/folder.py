@@ -19,7 +19,9 @@ from distlfm.errors import OtherWork, UsageError
 from distlfm.inference.result import FitResult
 from distlfm.inference.findings.scores import Row, Tally, figures_of
 from distlfm.runs.settings import GenerateConfig
-from distlfm.mechanisms.plugins import own_code
+from distlfm.inference.method import FIELDS, SERIES
+from distlfm.likelihoods import LIKELIHOODS
+from distlfm.mechanisms.plugins import code_of, own_code
 from distlfm.runs import CONFIG, REPORT, SUMMARY
 from distlfm.runs.settings import FitConfig
 from distlfm.store.files import finite
@@ -117,12 +119,14 @@ ELSEWHERE = "Give the config and data it was begun with, or another --out direct
 def identity(config: FitConfig | GenerateConfig) -> dict[str, Any]:
     """The attributes by which a store is known as that of a config, wherever the config's files lie."""
     work = config.work()
-    code = own_code(config.mechanism["kind"])
+    codes = {"equation": own_code(config.mechanism["kind"]), "likelihood": code_of(LIKELIHOODS.find(config.likelihood.kind))}
+    if isinstance(config, FitConfig):
+        codes["method"] = code_of({**FIELDS, **SERIES}[config.inference.method])
     return {
         "mechanism": config.mechanism["kind"],
         "config": work.model_dump(mode="json"),
         "config_hash": fingerprint(work),
-        **({} if code is None else {"equation": code}),
+        **{what: code for what, code in codes.items() if code is not None},
     }
 
 
@@ -138,11 +142,13 @@ def same_settings(store: Store, config: FitConfig | GenerateConfig, block: int |
     refuse_changed(path, told.get("config", {}), known["config"])
     if told.get("config_hash") != known["config_hash"]:
         raise OtherWork(f"{path} was begun with another config (its hash is {told.get('config_hash')}).", ELSEWHERE)
-    if told.get("equation") is not None and told["equation"] != known.get("equation"):
-        raise OtherWork(
-            f"{path} was begun with another {known['mechanism']}: the file of that equation has changed since.",
-            "Choose another --out directory for the equation as it is now.",
-        )
+    method = config.inference.method if isinstance(config, FitConfig) else ""
+    for what, name in (("equation", known["mechanism"]), ("likelihood", config.likelihood.kind), ("method", method)):
+        if told.get(what) is not None and told[what] != known.get(what):
+            raise OtherWork(
+                f"{path} was begun with another {name}: the file of that {what} has changed since.",
+                f"Choose another --out directory for the {what} as it is now.",
+            )
     if block is not None and block != store.spec.block:
         raise OtherWork(
             f"{path} was begun in blocks of {store.spec.block} instances, not {block}.",

@@ -94,8 +94,8 @@ class DataConfig(Config):
 class ModelConfig(WithPlugins):
     """Mechanism, prior of the forces, likelihood.
 
-    plugins: modules to import first, which register mechanisms: installed ones, NAME.py in the current folder, or the
-    path of such a file.
+    plugins: modules to import first, which register mechanisms, likelihoods and methods: installed ones, NAME.py in the
+    current folder, or the path of such a file.
     """
 
     mechanism: dict[str, Any]

@@ -34,7 +34,6 @@ from distlfm.simulation.fields import Lattice
 from distlfm.simulation.instances import ATTEMPTS, INTERVALS, check, model_of_prior
 from distlfm.simulation.observe import Plan, observe
 from distlfm.simulation.series import draw, draw_paths
-from distlfm.solvers.linear import probe
 from distlfm.store import STATUSES, StoreSpec
 from distlfm.store.layout import variables
 
@@ -82,7 +81,7 @@ class OdeDraws(Draws):
         self.axes, self.points, self.batch = [], self.times[:, None], ODE_BATCH
         self.parts = -(-INTERVALS // (config.points - 1))
         self.breaks = np.linspace(config.start, config.stop, (config.points - 1) * self.parts + 1)
-        self.linearity = probe(model.mechanism, model.space)
+        self.linearity = model.linearity
 
     @torch.no_grad()
     def draw(self, generators: Sequence[np.random.Generator]) -> Truths:

@@ -22,7 +22,7 @@ from distlfm.mechanisms import build_system, find_system
 from distlfm.runs.settings import GenerateConfig, SimulateConfig
 from distlfm.simulation.fields import simulate_fields
 from distlfm.simulation.series import Drawn, draw, draw_exactly
-from distlfm.solvers.linear import Linearity, probe
+from distlfm.solvers.linear import Linearity
 
 BLOCK = 32
 """Instances drawn together. Blocks are always whole, so that not even rounding depends on how many are asked for."""
@@ -55,10 +55,9 @@ def simulate(
     """
     axis = Axis.of(times, truth_times)
     check(model, num_instances, missing)
-    linearity = probe(model.mechanism, model.space)
     found: list[Instance] = []
     for first in range(0, num_instances, BLOCK):
-        found.extend(_block(model, axis, linearity, seed, range(first, first + BLOCK), missing))
+        found.extend(_block(model, axis, model.linearity, seed, range(first, first + BLOCK), missing))
     return found[:num_instances]
 
 

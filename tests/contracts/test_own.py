@@ -16,8 +16,10 @@ from distlfm.config import build
 from distlfm.config.registry import Registry
 from distlfm.errors import UsageError
 from distlfm.inference.archive import load
+from distlfm.inference.method import SERIES
 from distlfm.instance import Instance
 from distlfm.likelihoods import LIKELIHOODS
+from distlfm.runs.folder import identity
 from distlfm.runs.settings import FitConfig, SimulateConfig
 from distlfm.simulation.instances import simulate_from
 from distlfm.verbs.fit import fit
@@ -41,13 +43,13 @@ def example(section: str) -> str:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
-    registries: list[Registry[Any]] = [LIKELIHOODS]
+    registries: list[Registry[Any]] = [LIKELIHOODS, SERIES]
     before = [dict(one) for one in registries]
     yield tmp_path
     for registry, kept in zip(registries, before, strict=True):
         registry.clear()
         registry.update(kept)
-    for name in ("student_plugin", "other_plugin"):
+    for name in ("student_plugin", "prior_plugin", "other_plugin"):
         sys.modules.pop(name, None)
 
 
@@ -132,3 +134,49 @@ def test_one_name_is_one_likelihood(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"'likelihood\.kind' should be .* 'negative_binomial', not 'student'"):
         build(FitConfig, {"mechanism": MECHANISM, "likelihood": {"kind": "student"}})
     build(FitConfig, {"plugins": ["student_plugin"], "mechanism": MECHANISM, "likelihood": {"kind": "student"}})
+
+
+def test_a_method_of_ones_own_is_asked_for_by_a_config(folder: Path) -> None:
+    (folder / "prior_plugin.py").write_text(example("A method"))
+    content = {
+        "plugins": ["prior_plugin"],
+        "mechanism": MECHANISM,
+        "inference": {"method": "prior", **SMALL},
+        "run": {"dir": "run", "executor": "serial"},
+    }
+    config = build(FitConfig, content)
+    (result,) = fit(config, data=[levels(0.0)]).results
+    assert result.method == "prior"
+    kept = load(next((folder / "run" / "fits").glob("*.npz")))
+    np.testing.assert_allclose(kept.predict([1.0, 2.0]).force.mean, result.predict([1.0, 2.0]).force.mean, rtol=1e-9)
+    free = [one for one in result.parameters if one.kind == "mechanism"]
+    assert max(abs(one.shrinkage) for one in free) < 0.6, "nothing was learned"
+    assert build(FitConfig, config.model_dump(mode="json")) == config
+    with pytest.raises(UsageError, match=r"Fields are not fitted by the method 'prior'\. Use one of auto, collapsed"):
+        build(FitConfig, {**content, "mechanism": {"kind": "reaction_diffusion"}, "inference": {"method": "prior"}})
+
+
+def test_a_method_that_no_plugin_brings_is_unknown(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"'inference\.method' should be 'auto', .* or 'laplace', not 'prior'"):
+        build(FitConfig, {"mechanism": MECHANISM, "inference": {"method": "prior"}})
+    with pytest.raises(UsageError, match=r"Series are not fitted by the method 'laplace'\. Use one of auto, collapsed"):
+        build(FitConfig, {"mechanism": MECHANISM, "inference": {"method": "laplace"}})
+
+
+@pytest.mark.slow
+def test_a_method_of_ones_own_is_put_through_the_suite(folder: Path) -> None:
+    (folder / "prior_plugin.py").write_text(example("A method"))
+    suite("test_method", str(folder / "prior_plugin.py"))
+
+
+def test_a_run_knows_the_code_of_ones_own_likelihood_and_method(folder: Path) -> None:
+    for section, name in (("A likelihood", "student"), ("A method", "prior")):
+        (folder / f"{name}_plugin.py").write_text(example(section))
+    content = {"mechanism": MECHANISM, "plugins": ["student_plugin", "prior_plugin"]}
+    shipped = identity(build(FitConfig, content))
+    assert not {"equation", "likelihood", "method"} & shipped.keys()
+    own = build(FitConfig, {**content, "likelihood": {"kind": "student"}, "inference": {"method": "prior"}})
+    before = identity(own)
+    (folder / "prior_plugin.py").write_text(example("A method").replace("FEATURES = 32, 32", "FEATURES = 8, 8"))
+    assert identity(own)["likelihood"] == before["likelihood"]
+    assert identity(own)["method"] != before["method"]

@@ -10,23 +10,32 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import IntFlag
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from distlfm.errors import UsageError
 from distlfm.inference.base import Fit, Unknowns
 from distlfm.inference.collapsed import CollapsedPosterior, Starts, best_of_starts
 from distlfm.inference.curvature import find_modes
 from distlfm.inference.field.marginal import FieldGaussian
-from distlfm.inference.field.settings import FieldOptions, FieldSettings, build_map, shown_points
+from distlfm.inference.field.method import FieldMethod
+from distlfm.inference.field.settings import FieldSettings, build_map, open_field, shown_points
+from distlfm.inference.marginal import Marginal
+from distlfm.inference.method import register_method
 from distlfm.inference.model import Model
-from distlfm.inference.observations import collate
+from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import OptimiserConfig, Optimum
 from distlfm.inference.posterior import PosteriorConfig, infer
 from distlfm.inference.result import FitResult, results_of
 from distlfm.instance import Instance
 from distlfm.mechanisms.parameters import Values
 from distlfm.runtime.watching import during, stepped
+from distlfm.solvers.field.meshed import Meshed
+
+if TYPE_CHECKING:
+    from distlfm.inference.fit import InferenceConfig
 
 LOST = 0.05
 """Variance that the inducing points may leave open at a point, in units of the noise variance."""
@@ -76,22 +85,6 @@ LEVELLED = 2
 
 MANY, FEW_DRAWS = 200, 32
 """With more whitened numbers than this, force and outputs are integrated over this many draws."""
-
-
-def fit_linear_fields(
-    model: Model,
-    instances: Sequence[Instance],
-    settings: FieldSettings,
-    seeds: Sequence[int],
-    optimiser: OptimiserConfig,
-    posterior: PosteriorConfig,
-    options: FieldOptions,
-    starts: Starts,
-) -> list[FitResult]:
-    """Fit instances with the force integrated out; those whose answer still moves are fitted again, more finely."""
-    fitter = _Fitter(model, instances, seeds, optimiser, posterior, starts)
-    fitter.fit(torch.arange(len(instances)), settings, None, options.refinements)
-    return [fitter.found[i] for i in range(len(instances))]
 
 
 class _Fitter:
@@ -222,3 +215,37 @@ def _unsettled(marginal: FieldGaussian, settings: FieldSettings, z: Tensor) -> T
     if halved is not None:
         needs += int(Needs.MESH) * moves(halved).long()
     return needs
+
+
+def is_recorded(discretised: Meshed) -> bool:
+    """Whether a field is known by recorded trajectories alone, and not as linear in the force."""
+    return not discretised.affine or discretised.kind == "taped"
+
+
+@register_method("collapsed")
+class CollapsedFields(FieldMethod):
+    """The force integrated out; fields whose answer still moves are fitted again, more finely."""
+
+    def fit(
+        self, model: Model, instances: Sequence[Instance], options: InferenceConfig, seeds: Sequence[int]
+    ) -> list[FitResult]:
+        assert options.settled is not None
+        discretised = open_field(model, options.settled)
+        if is_recorded(discretised):
+            why = discretised.reason or "its solver is 'taped', which knows no part that is linear in the force."
+            raise UsageError(
+                f"The method 'collapsed' needs an equation that is linear, and this one is not known to be: {why}",
+                "Use inference.method=laplace, or auto.",
+            )
+        starts = Starts(options.restarts, options.random_start)
+        fitter = _Fitter(model, instances, seeds, options.optimiser, options.posterior, starts)
+        fitter.fit(torch.arange(len(instances)), options.settled, None, options.field.refinements)
+        return [fitter.found[i] for i in range(len(instances))]
+
+    @classmethod
+    def marginal(
+        cls, model: Model, observations: Observations, settings: FieldSettings, state: dict[str, Tensor]
+    ) -> Marginal:
+        if "level" in state:
+            observations = replace(observations, level=state["level"][..., : observations.times.shape[1]])
+        return FieldGaussian(model, observations, build_map(model, settings), settings)

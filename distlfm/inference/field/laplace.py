@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,11 +22,14 @@ from distlfm.errors import UsageError
 from distlfm.inference.base import Fit, Unknowns
 from distlfm.inference.collapsed import CollapsedPosterior, Starts
 from distlfm.inference.field.fit import LOST, MOVED, Needs, refined, warned
-from distlfm.inference.field.linearised import Point, gradient_bytes, shown_by, solve_at
+from distlfm.inference.field.linearised import LinearisedField, Point, gradient_bytes, shown_by, solve_at
 from distlfm.inference.field.map import FieldMap
+from distlfm.inference.field.method import FieldMethod
 from distlfm.inference.field.search import Search, find_point
-from distlfm.inference.field.settings import FieldOptions, FieldSettings, build_map, shown_points
+from distlfm.inference.field.settings import FieldSettings, build_map, shown_points
 from distlfm.inference.field.slopes import match_slopes
+from distlfm.inference.marginal import Marginal
+from distlfm.inference.method import register_method
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import OptimiserConfig, Status
@@ -35,7 +39,8 @@ from distlfm.inference.whitened import noise_of
 from distlfm.instance import Instance
 from distlfm.runtime.watching import during, stepped
 
-METHOD = "laplace"
+if TYPE_CHECKING:
+    from distlfm.inference.fit import InferenceConfig
 
 RIDGE = 1e-8
 """Keeps numbers that no inducing point tells of at zero when a force is carried over."""
@@ -49,25 +54,30 @@ ADVICE = (
 )
 
 
-def fit_nonlinear_fields(
-    model: Model,
-    instances: Sequence[Instance],
-    settings: FieldSettings,
-    seeds: Sequence[int],
-    optimiser: OptimiserConfig,
-    posterior: PosteriorConfig,
-    options: FieldOptions,
-    starts: Starts,
-    *,
-    matched: bool = True,
-) -> list[FitResult]:
-    """Fit instances one after the other. matched: whether the search begins where slopes of a surface match best."""
-    how = (optimiser, posterior, options.refinements, starts)
-    results = []
-    for number, (instance, seed) in enumerate(zip(instances, seeds, strict=True), 1):
-        with during("instance", number, len(instances)):
-            results.append(_fit_one(model, instance, settings, seed, *how, matched=matched))
-    return results
+@register_method("laplace")
+class Laplace(FieldMethod):
+    """One field after the other, each linearised at its mode."""
+
+    def fit(
+        self, model: Model, instances: Sequence[Instance], options: InferenceConfig, seeds: Sequence[int]
+    ) -> list[FitResult]:
+        assert options.settled is not None
+        starts = Starts(options.restarts, options.random_start)
+        how = (options.optimiser, options.posterior, options.field.refinements, starts)
+        # The search begins where slopes of a surface match best, unless that is not wanted.
+        matched, results = options.preestimate.enabled, []
+        for number, (instance, seed) in enumerate(zip(instances, seeds, strict=True), 1):
+            with during("instance", number, len(instances)):
+                results.append(_fit_one(model, instance, options.settled, seed, *how, matched=matched))
+        return results
+
+    @classmethod
+    def marginal(
+        cls, model: Model, observations: Observations, settings: FieldSettings, state: dict[str, Tensor]
+    ) -> Marginal:
+        sides = Point(state["sides_z"][0], state["sides_w"][0]) if "sides_z" in state else None
+        point = Point(state["point_z"], state["point_w"])
+        return LinearisedField(model, observations, build_map(model, settings), point, settings, sides=sides)
 
 
 def _fit_one(
@@ -113,7 +123,7 @@ def _fit_one(
 
     found = infer(objective, search.best.z, [seed], PosteriorConfig(method="point") if lost else posterior)
     fit = Fit(
-        posterior=CollapsedPosterior(METHOD, own, found.draws, Unknowns(found.proposals, found.weights)),
+        posterior=CollapsedPosterior(Laplace.name, own, found.draws, Unknowns(found.proposals, found.weights)),
         bound=-search.best.value,
         status=torch.tensor([int(search.status)]),
         iterations=torch.tensor([search.linearisations]),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from scipy.sparse.linalg import splu
 from torch import Tensor
 
 from distlfm.config import Config
+from distlfm.errors import UsageError
 from distlfm.inference.base import Fit, Unknowns
 from distlfm.inference.collapsed import CollapsedPosterior, Starts, best_of_starts
 from distlfm.inference.curvature import find_modes
@@ -28,8 +29,11 @@ from distlfm.inference.field.linear import Linearisation, force_on, linear_colum
 from distlfm.inference.field.linearised import Point
 from distlfm.inference.field.map import FieldMap
 from distlfm.inference.field.marginal import draw_remainder, reaching
+from distlfm.inference.field.method import FieldMethod
 from distlfm.inference.field.settings import FieldSettings, build_map, shown_points
 from distlfm.inference.field.surface import Surface
+from distlfm.inference.marginal import Marginal
+from distlfm.inference.method import register_method
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum
@@ -42,7 +46,8 @@ from distlfm.runtime.watching import during
 from distlfm.solvers.field.meshed import Meshed
 from distlfm.solvers.field.tangent import form_at
 
-METHOD = "preestimate"
+if TYPE_CHECKING:
+    from distlfm.inference.fit import InferenceConfig
 
 MATCHES = 18
 """Times at which slopes are matched."""
@@ -233,31 +238,49 @@ def _objective(own: FieldSlopes) -> Objective:
     return lambda z, rows: -own.log_joint(z, rows)
 
 
-def fit_field_slopes(
-    model: Model,
-    instances: Sequence[Instance],
-    settings: FieldSettings,
-    seeds: Sequence[int],
-    optimiser: OptimiserConfig,
-    starts: Starts,
-) -> list[FitResult]:
+@register_method("preestimate")
+class FieldPreestimate(FieldMethod):
     """Quick fits, one instance after the other. The bound is that of the slopes: not one of the data."""
-    field_map = build_map(model, settings)
-    results = []
-    for instance, seed in zip(instances, seeds, strict=True):
-        began = time.perf_counter()
-        data = collate([instance.blind()], model.system.outputs)
-        matched = match_slopes(model, data, field_map, seed, optimiser, starts, settings)
-        best = matched.best
-        found = infer(_objective(matched.marginal), best.z, [seed], LAPLACE)
-        unknowns = Unknowns(found.proposals, found.weights)
-        fit = Fit(
-            posterior=CollapsedPosterior(METHOD, matched.marginal, found.draws, unknowns),
-            bound=-best.value,
-            status=best.status,
-            iterations=best.iterations,
-            effective=found.effective,
-            trace=-best.trace,
-        )
-        results += results_of(fit, [instance], shown_points(field_map, settings, 1), time.perf_counter() - began)
-    return results
+
+    @classmethod
+    def check(cls, model: Model, options: InferenceConfig) -> None:
+        super().check(model, options)
+        if options.posterior != PosteriorConfig():
+            raise UsageError(
+                "inference.posterior has no effect on a field's matched slopes, whose draws are always Laplace's.",
+                "Leave it out, or use inference.method=auto.",
+            )
+
+    def fit(
+        self, model: Model, instances: Sequence[Instance], options: InferenceConfig, seeds: Sequence[int]
+    ) -> list[FitResult]:
+        settings, starts = options.settled, Starts(options.restarts, options.random_start)
+        assert settings is not None
+        field_map = build_map(model, settings)
+        results = []
+        for instance, seed in zip(instances, seeds, strict=True):
+            began = time.perf_counter()
+            data = collate([instance.blind()], model.system.outputs)
+            matched = match_slopes(model, data, field_map, seed, options.optimiser, starts, settings)
+            best = matched.best
+            found = infer(_objective(matched.marginal), best.z, [seed], LAPLACE)
+            unknowns = Unknowns(found.proposals, found.weights)
+            fit = Fit(
+                posterior=CollapsedPosterior(self.name, matched.marginal, found.draws, unknowns),
+                bound=-best.value,
+                status=best.status,
+                iterations=best.iterations,
+                effective=found.effective,
+                trace=-best.trace,
+            )
+            results += results_of(fit, [instance], shown_points(field_map, settings, 1), time.perf_counter() - began)
+        return results
+
+    @classmethod
+    def marginal(
+        cls, model: Model, observations: Observations, settings: FieldSettings, state: dict[str, Tensor]
+    ) -> Marginal:
+        field_map = build_map(model, settings)
+        surface = Surface(field_map, observations, known_noise(model, observations), state["surface"])
+        around = Around(state["around_theta"][0], state["around_force"][0])
+        return FieldSlopes(model, observations, field_map, surface, around, settings)

@@ -21,7 +21,6 @@ from distlfm.inference.survey import Survey
 from distlfm.instance import Instance
 from distlfm.mechanisms.parameters import Parameter
 from distlfm.mechanisms.system import System
-from distlfm.solvers.linear import probe
 
 EDGE = 1.0
 """A prior is off if not even this many of its deviations reach the gaps between times, or their span."""
@@ -168,9 +167,7 @@ def length_notice(model: Model, found: Survey, options: InferenceConfig) -> str:
     """A sentence for the user whose series are long for dense matrices; nothing otherwise."""
     if model.is_field or found.samples < LONG_FOR_MATRICES or options.method not in ("auto", "collapsed"):
         return ""
-    linearity = probe(model.mechanism, model.space)
-    filtered = options.method == "auto" and supports(model, linearity)
-    if filtered or not linearity.affine or not model.likelihood.gaussian:
+    if not model.integrable or (options.method == "auto" and supports(model)):
         return ""
     return (
         f"Series have up to {found.samples} times, for which matrices of that size are solved many times: this takes "

@@ -12,18 +12,24 @@ written with erfcx so that nothing overflows for fast decays. Shapes: `B` instan
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from distlfm.errors import UsageError
 from distlfm.gp.expression import Scaled, Stationary
-from distlfm.inference.marginal import GaussianMarginal, QueryPrior
+from distlfm.inference.marginal import GaussianMarginal, Marginal, QueryPrior
+from distlfm.inference.method import register_method
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
+from distlfm.inference.series.collapsed import LinearMethod
 from distlfm.mechanisms.parameters import Values
 from distlfm.mechanisms.responses import Identity
 from distlfm.mechanisms.transcription import Transcription
+
+if TYPE_CHECKING:
+    from distlfm.inference.fit import InferenceConfig
 
 
 def check_motif(model: Model) -> None:
@@ -118,3 +124,16 @@ def _g(gamma: Tensor, a: Tensor, b: Tensor) -> Tensor:
     far = torch.exp(-2 * gamma * (a + b) - b.square()) * torch.special.erfcx(b + gamma)
     result: Tensor = torch.where(ahead, scaled, plain) - far
     return result
+
+
+@register_method("exact")
+class Exact(LinearMethod):
+    """By the analytic covariance of the single-input motif."""
+
+    @classmethod
+    def check(cls, model: Model, options: InferenceConfig) -> None:
+        super().check(model, options)
+        check_motif(model)
+
+    def marginal(self, model: Model, observations: Observations) -> Marginal:
+        return AnalyticMotif(model, observations)

@@ -13,20 +13,26 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from distlfm.config import build
 from distlfm.gp.inducing import default_num_inducing, place_on_points, place_on_times
 from distlfm.gp.pathwise import Domain, Draw, ForcePrior, draw_posterior, make_base_noise
 from distlfm.inference.base import Mixture, Posterior, Predicted, Unknowns
 from distlfm.inference.collapsed import enumerate_chunks
+from distlfm.inference.method import SeriesMethod
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.mechanisms.parameters import Values
 from distlfm.runtime.watching import stepped
 from distlfm.solvers.base import SolverConfig
 from distlfm.solvers.ode import RULES, check_step, choose_steps, solve
+
+if TYPE_CHECKING:
+    from distlfm.inference.fit import InferenceConfig
 
 MAX_INDUCING = 48
 STATE_INDUCING = 36
@@ -312,3 +318,33 @@ def notices_of(posterior: SolvedPosterior, mode: Tensor) -> tuple[str, ...]:
             )
         found.append(" ".join(words))
     return tuple(found)
+
+
+class SolvedMethod(SeriesMethod):
+    """A method whose draws go through the solver."""
+
+    @classmethod
+    def bytes(cls, model: Model, num_times: int, options: InferenceConfig) -> int:
+        steps = max(32, 4 * num_times)
+        return 8 * 40 * steps * options.variational.samples * (model.mechanism.num_states + 40) * options.restarts
+
+    @staticmethod
+    def forward(model: Model, observations: Observations, options: InferenceConfig) -> Forward:
+        """The way from unknowns to outputs, by the solver and the inducing points of `options.variational`."""
+        return Forward(model, observations, options.variational.solver, options.variational.num_inducing)
+
+    @classmethod
+    def settings(cls, posterior: Posterior) -> dict[str, Any]:
+        assert isinstance(posterior, SolvedPosterior)
+        forward = posterior.forward
+        solver = forward.solver.model_dump(mode="json")
+        return {"solver": solver, "num_inducing": forward.num_inducing, "features": posterior.features}
+
+    @classmethod
+    def restore(
+        cls, model: Model, observations: Observations, settings: dict[str, Any], state: dict[str, Tensor]
+    ) -> Posterior:
+        forward = Forward(model, observations, build(SolverConfig, settings["solver"]), settings["num_inducing"])
+        forward = forward.with_inducing(state["inducing"])
+        seeds = [int(seed) for seed in state["seeds"]]
+        return SolvedPosterior(cls.name, forward, state["w"].movedim(1, 0), seeds, settings["features"])

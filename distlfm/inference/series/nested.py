@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,12 +17,25 @@ from torch import Tensor
 from distlfm.inference.base import Fit
 from distlfm.inference.collapsed import ONE_START, START_SPREAD, Starts
 from distlfm.inference.curvature import root_of_inverse
+from distlfm.inference.method import register_method
+from distlfm.inference.model import Model
+from distlfm.inference.observations import Observations
 from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum, Status, minimise
 from distlfm.inference.posterior import PosteriorConfig, infer_from
-from distlfm.inference.series.forward import MAX_DOUBLINGS, Forward, SolvedPosterior, notices_of, too_coarse
+from distlfm.inference.series.forward import (
+    MAX_DOUBLINGS,
+    Forward,
+    SolvedMethod,
+    SolvedPosterior,
+    notices_of,
+    too_coarse,
+)
 from distlfm.inference.series.layers import Layers
 from distlfm.inference.series.preestimate import PreestimateConfig, matched_start
 from distlfm.runtime.watching import during, stepped
+
+if TYPE_CHECKING:
+    from distlfm.inference.fit import InferenceConfig
 
 NEAR = 0.1
 """Step of the differences of the density, in posterior standard deviations."""
@@ -241,3 +254,13 @@ def _with_forces(layers: Layers, z: Tensor, seeds: Sequence[int]) -> Tensor:
     rows = torch.arange(num_instances).repeat(count)
     v = layers.draw(z.flatten(0, 1), rows, uniform.flatten(), noise.flatten(0, 1))
     return torch.cat([z, v.unflatten(0, (count, num_instances))], -1)
+
+
+@register_method("nested")
+class Nested(SolvedMethod):
+    """Through the solver, with the force summed out."""
+
+    def infer(self, model: Model, observations: Observations, options: InferenceConfig, seeds: Sequence[int]) -> Fit:
+        forward, features = self.forward(model, observations, options), options.variational.features
+        starts = Starts(options.restarts, options.random_start)
+        return fit_nested(forward, seeds, options.posterior, features, options.preestimate, starts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import Field
@@ -21,14 +21,18 @@ from distlfm.errors import UsageError
 from distlfm.inference.base import Fit
 from distlfm.inference.collapsed import ONE_START, Starts, best_of_starts
 from distlfm.inference.curvature import hessian
+from distlfm.inference.method import register_method
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.inference.optimise import OptimiserConfig
 from distlfm.inference.posterior import PosteriorConfig, infer
-from distlfm.inference.series.forward import Forward, SolvedPosterior
+from distlfm.inference.series.forward import Forward, SolvedMethod, SolvedPosterior
 from distlfm.inference.series.interpolant import Interpolated, Smoothness, by_processes, by_splines
 from distlfm.mechanisms.parameters import Values
 from distlfm.runtime.watching import during
+
+if TYPE_CHECKING:
+    from distlfm.inference.fit import InferenceConfig
 
 ACCURACY = 0.05
 """Error of a curve that its noise does not explain, as a part of the size of its slopes, or of its values."""
@@ -217,3 +221,13 @@ def _noise_knowledge(
     worth = 0.5 * (data.mask.sum(-1) - 2).clamp_min(0)
     found = torch.maximum(noise, 1e-6 * value_size).nan_to_num(1.0)
     return found, torch.where(noise.isnan(), 0.0, worth)
+
+
+@register_method("preestimate")
+class Preestimate(SolvedMethod):
+    """By matched slopes, without solving the equation."""
+
+    def infer(self, model: Model, observations: Observations, options: InferenceConfig, seeds: Sequence[int]) -> Fit:
+        forward = self.forward(model, observations, options)
+        starts = Starts(options.restarts, options.random_start)
+        return fit_preestimate(forward, seeds, options.optimiser, options.preestimate, starts)

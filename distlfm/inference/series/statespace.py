@@ -12,16 +12,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from distlfm.errors import UsageError
 from distlfm.gp.expression import Scaled, Stationary
 from distlfm.inference.marginal import Marginal, Moments
+from distlfm.inference.method import register_method
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
+from distlfm.inference.series.collapsed import LinearMethod
 from distlfm.mechanisms.parameters import Values
-from distlfm.solvers.linear import Linearity, LinearSystem, extract
+from distlfm.solvers.linear import LinearSystem, extract
+
+if TYPE_CHECKING:
+    from distlfm.inference.fit import InferenceConfig
 
 SMOOTHNESS = {"matern12": 1, "matern32": 2, "matern52": 3}
 """States of the stochastic equation of each kernel."""
@@ -54,9 +61,9 @@ class _Filtered:
     steps: list[Tensor]
 
 
-def supports(model: Model, linearity: Linearity) -> bool:
+def supports(model: Model) -> bool:
     """Whether a model is a stable linear system with Matérn forces and Gaussian noise."""
-    if not linearity.affine or not model.likelihood.gaussian:
+    if not model.integrable:
         return False
     if any(_shape_of(kernel.expression) is None for kernel in model.kernels):
         return False
@@ -259,3 +266,24 @@ def _smooth(found: _Filtered) -> tuple[Tensor, Tensor]:
     means.reverse()
     covariances.reverse()
     return torch.stack(means, 1), torch.stack(covariances, 1)
+
+
+@register_method("filter")
+class Filter(LinearMethod):
+    """By a Kalman filter, for long series."""
+
+    @classmethod
+    def check(cls, model: Model, options: InferenceConfig) -> None:
+        super().check(model, options)
+        if not supports(model):
+            raise UsageError(
+                "The method 'filter' needs a stable mechanism and a kernel matern12, matern32 or matern52.",
+                "Use inference.method=collapsed, which takes any kernel.",
+            )
+
+    @classmethod
+    def bytes(cls, model: Model, num_times: int, options: InferenceConfig) -> int:
+        return 8 * 60 * num_times * (3 + model.mechanism.num_states) ** 2 * options.restarts
+
+    def marginal(self, model: Model, observations: Observations) -> Marginal:
+        return StateSpace(model, observations)

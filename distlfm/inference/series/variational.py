@@ -8,7 +8,8 @@ Shapes: `S` samples, `B` instances, `W` unknowns, `L` forces, `R` features.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -26,10 +27,24 @@ from distlfm.gp.variational import (
 from distlfm.inference.base import Fit
 from distlfm.inference.collapsed import ONE_START, Starts, best_of_starts
 from distlfm.inference.curvature import find_modes, hessian, root_of_inverse
+from distlfm.inference.method import register_method
+from distlfm.inference.model import Model
+from distlfm.inference.observations import Observations
 from distlfm.inference.optimise import OptimiserConfig, Status
-from distlfm.inference.series.forward import MAX_DOUBLINGS, Forward, SolvedPosterior, notices_of, too_coarse
+from distlfm.inference.series.evidence import FOUND, best_matched_mode
+from distlfm.inference.series.forward import (
+    MAX_DOUBLINGS,
+    Forward,
+    SolvedMethod,
+    SolvedPosterior,
+    notices_of,
+    too_coarse,
+)
 from distlfm.runtime.watching import during, stepped
 from distlfm.solvers.base import SolverConfig
+
+if TYPE_CHECKING:
+    from distlfm.inference.fit import InferenceConfig
 
 REACH = 0.4
 """How far an inducing point may move when places are learned, in units of the mean gap between points."""
@@ -258,3 +273,18 @@ def _climb_natural(
         state = type(state)(first, second)
         progress.record(rows, found[0])
     return forward, gaussian_from_natural(state), progress.result(), progress.settled()
+
+
+@register_method("variational")
+class Variational(SolvedMethod):
+    """Through the solver, by one Gaussian of force and parameters."""
+
+    def infer(self, model: Model, observations: Observations, options: InferenceConfig, seeds: Sequence[int]) -> Fit:
+        forward = self.forward(model, observations, options)
+        starts = Starts(options.restarts, options.random_start)
+        if options.preestimate.enabled:
+            mode = best_matched_mode(forward, seeds, options.optimiser, options.preestimate, starts)
+            if mode is not None:
+                found = fit_variational(forward, seeds, FOUND, options.variational, starts, mode.z)
+                return replace(found, status=torch.maximum(found.status, mode.status), iterations=mode.iterations)
+        return fit_variational(forward, seeds, options.optimiser, options.variational, starts)
