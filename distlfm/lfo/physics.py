@@ -75,7 +75,7 @@ class Forward:
     def _to_halves(self) -> Tensor:
         """The same at the times and the middles between them, [T, 2 T − 1]."""
         dim = self.schema.dims[0]
-        return self._interpolation(np.linspace(dim.start, dim.stop, 2 * len(dim.points()) - 1))
+        return self._interpolation(dim.points(2 * dim.size - 1))
 
     def _interpolation(self, wanted: FloatArray) -> Tensor:
         times = self.schema.dims[0].points()
