@@ -23,6 +23,7 @@ from distlfm.mechanisms.base import Mechanism
 from distlfm.mechanisms.build import build_system
 from distlfm.mechanisms.parameters import ParameterSpace
 from distlfm.solvers.linear import Panels, extract, panels, probe, propagate
+from distlfm.solvers.ode import CLASSICAL, march
 
 ORDER = 2
 """Gauss–Legendre nodes between two times of the grid: fourth order."""
@@ -72,9 +73,9 @@ class Forward:
 
     @cached_property
     def _to_halves(self) -> Tensor:
-        """The same at the middles [T, T − 1] of the steps."""
-        times = self.schema.dims[0].points()
-        return self._interpolation((times[1:] + times[:-1]) / 2)
+        """The same at the times and the middles between them, [T, 2 T − 1]."""
+        dim = self.schema.dims[0]
+        return self._interpolation(dim.points(2 * dim.size - 1))
 
     def _interpolation(self, wanted: FloatArray) -> Tensor:
         times = self.schema.dims[0].points()
@@ -131,21 +132,18 @@ class Forward:
 
     def _runge_kutta(self, force: Tensor, values: dict[str, Tensor]) -> Tensor:
         """The classical rule of order 4, a step between two times of the grid."""
-        field = self.mechanism.vector_field
-        times = torch.from_numpy(self.schema.dims[0].points()).to(force)
-        here, half = force.unbind(-1), (force @ self._to_halves.to(force)).unbind(-1)
-        y = self.mechanism.initial_state(values).expand(len(force), -1)
-        states = [y]
-        for i in range(len(times) - 1):
-            t, h = times[i], times[i + 1] - times[i]
-            k1 = field(t, y, here[i], values)
-            k2 = field(t + h / 2, y + h / 2 * k1, half[i], values)
-            k3 = field(t + h / 2, y + h / 2 * k2, half[i], values)
-            k4 = field(t + h, y + h * k3, here[i + 1], values)
-            y = y + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
-            states.append(y)
+        dim, parts = self.schema.dims[0], 2 * (force.shape[-1] - 1)
+        times = _even(dim.start, dim.stop, parts + 1, force.dtype, force.device)
+        here = (force @ self._to_halves.to(force)).unbind(-1)
+
+        def rate(tau: float, y: Tensor) -> Tensor:
+            at = round(tau * parts)
+            return (dim.stop - dim.start) * self.mechanism.vector_field(times[at], y, here[at], values)
+
+        start = self.mechanism.initial_state(values).expand(len(force), -1)
+        states = march(rate, start, parts // 2, CLASSICAL)
         rows = {name: value.unsqueeze(1) for name, value in values.items()}
-        return self.mechanism.observe(torch.stack(states, 1), rows).mT
+        return self.mechanism.observe(states, rows).mT
 
 
 @table

@@ -146,6 +146,9 @@ RULES: dict[str, Rule] = {
 `rk4` is Kutta's 3/8 rule, as in torchdiffeq.
 """
 
+CLASSICAL: Rule = ((1 / 2,), (0.0, 1 / 2), (0.0, 0.0, 1.0), (1 / 6, 1 / 3, 1 / 3, 1 / 6))
+"""The classical rule of order 4, whose stages lie at the ends and in the middle of a step."""
+
 PARTS = {"rk4": 3, "heun3": 3, "heun2": 1, "midpoint": 2, "euler": 1}
 """Equal parts of a step at whose ends all stages lie."""
 
@@ -220,11 +223,11 @@ def _integrate(problem: Problem, steps: int, config: SolverConfig) -> Tensor:
     if not fixed:
         return _by_torchdiffeq(problem, None, None, steps=steps, config=config)
     field = problem.direct if table is None else problem.tabulated(table)
-    return _march(field, problem.start, steps, RULES[config.method])
+    return march(field, problem.start, steps, RULES[config.method])
 
 
-def _march(field: VectorField, start: Tensor, steps: int, rule: Rule) -> Tensor:
-    """Explicit Runge–Kutta steps of equal length from start [S, B, D] at τ = 0."""
+def march(field: VectorField, start: Tensor, steps: int, rule: Rule) -> Tensor:
+    """States [..., steps + 1, D] by explicit Runge–Kutta steps of equal length from start [..., D], τ = 0 to 1."""
     *stages, weights = rule
     length = 1 / steps
     y, states = start, [start]

@@ -22,30 +22,10 @@ from distlfm.solvers.field.scheme import Step, sweep, sweep_back
 
 
 @dataclass(frozen=True)
-class _Step(Step[Tensor]):
-    """inverse: [A, F, F] of the left matrix; matrix: [A, F, F], the right one."""
-
-    inverse: Tensor
-    matrix: Tensor
-
-    def solve(self, side: Tensor) -> Tensor:
-        return self.inverse @ side
-
-    def solve_transposed(self, side: Tensor) -> Tensor:
-        return self.inverse.mT @ side
-
-    def right(self, state: Tensor) -> Tensor:
-        return self.matrix @ state
-
-    def right_transposed(self, multiplier: Tensor) -> Tensor:
-        return self.matrix.mT @ multiplier
-
-
-@dataclass(frozen=True)
 class _Saved:
-    """states: [A, N + 1, J, S], free nodes only; mixed: [A, S, P, J], the force that each step takes."""
+    """back: the adjoint of a step; states: [A, N + 1, J, S], free nodes only; mixed: [A, S, P, J], forces of steps."""
 
-    step: _Step
+    back: Step[Tensor]
     load: Tensor
     states: Tensor
     mixed: Tensor
@@ -94,8 +74,8 @@ class DenseEngine(Engine):
         stiffness = torch.einsum("ak,kij->aij", with_one, self.stiffness)
         load = torch.einsum("ak,kij->aij", with_one, self.load)
         inverse = torch.linalg.inv(scheme.left(self.mass, stiffness, grid.dt))
-        step = _Step(inverse, scheme.right(self.mass, stiffness, grid.dt))
-        advance = step.solve(step.matrix)
+        right = scheme.right(self.mass, stiffness, grid.dt)
+        advance, back = inverse @ right, Step(inverse.mT.matmul, right.mT.matmul)
         num_values, num_sides, leading, _ = force.shape
         looked = observe.to_dense()
         held = self.held_values[:, None] if driven else torch.zeros_like(self.held_values)[:, None]
@@ -116,7 +96,7 @@ class DenseEngine(Engine):
             states = states.repeat(1, grid.steps + 1, 1, 1)
             states[:, :, self.free] = moving
         shape = (num_values, num_sides, leading, self.num_nodes)
-        return observed.permute(0, 3, 1, 2), _Saved(step, load, states, mixed, shape, grid, looked, driven)
+        return observed.permute(0, 3, 1, 2), _Saved(back, load, states, mixed, shape, grid, looked, driven)
 
     def adjoint(self, saved: _Saved, weights: Tensor) -> Sensitivities:
         grid, dt = saved.grid, saved.grid.dt
@@ -128,7 +108,7 @@ class DenseEngine(Engine):
         def visit(n: int, multiplier: Tensor) -> None:
             moved[:, n] = multiplier
 
-        initial[:, self.free] = sweep_back([saved.step] * grid.steps, loads.flip(1).unbind(1), visit)
+        initial[:, self.free] = sweep_back([saved.back] * grid.steps, loads.flip(1).unbind(1), visit)
         theta = self._theta_gradient(saved, moved)
         pushed = (dt * saved.load.mT.unsqueeze(1) @ moved[:, : saved.mixed.shape[2]]).permute(0, 3, 1, 2)
         force = pushed.new_zeros(*pushed.shape[:2], saved.shape[2], pushed.shape[-1])

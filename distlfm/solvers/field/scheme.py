@@ -13,10 +13,9 @@ Shapes: `N` steps, `K ≤ N + 1` leading times at which a value is not zero, `P 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from distlfm.errors import UsageError
 
@@ -76,36 +75,19 @@ class Scheme:
         return (0, self.old) if self.old else (1, self.new)
 
 
-class Adjoint(Protocol[Array]):
-    """What `sweep_back` needs of a step."""
+@dataclass(frozen=True)
+class Step(Generic[Array]):
+    """The linear algebra of one step, as an engine supplies it: to solve with `left`, and to apply `right`.
 
-    def solve_transposed(self, side: Array) -> Array: ...
+    Its adjoint is a step too, with the transposes of both.
+    """
 
-    def right_transposed(self, multiplier: Array) -> Array: ...
-
-
-class Step(ABC, Generic[Array]):
-    """The linear algebra of one step, as an engine supplies it."""
-
-    @abstractmethod
-    def solve(self, side: Array) -> Array:
-        """Solve with the left matrix."""
-
-    @abstractmethod
-    def solve_transposed(self, side: Array) -> Array:
-        """Solve with its transpose."""
-
-    @abstractmethod
-    def right(self, state: Array) -> Array:
-        """Apply the right matrix."""
-
-    @abstractmethod
-    def right_transposed(self, multiplier: Array) -> Array:
-        """Apply its transpose."""
+    solve: Callable[[Array], Array]
+    right: Callable[[Array], Array]
 
     def advance(self, before: Array, kick: Any) -> Array:
         """The state after a step."""
-        return self.solve(self.right(before) + kick)
+        return self.solve(_any(self.right(before)) + kick)
 
 
 def sweep(steps: Sequence[Callable[[Array, Any], Array]], start: Array, kicks: Iterable[Any]) -> Iterator[Array]:
@@ -120,17 +102,17 @@ def sweep(steps: Sequence[Callable[[Array, Any], Array]], start: Array, kicks: I
         yield state
 
 
-def sweep_back(steps: Sequence[Adjoint[Array]], pulled: Iterable[Array], visit: Callable[[int, Array], None]) -> Array:
+def sweep_back(steps: Sequence[Step[Array]], pulled: Iterable[Array], visit: Callable[[int, Array], None]) -> Array:
     """The gradient by the start. `visit` gets each step n, the last one first, and the gradient by its kick.
 
-    pulled: the gradient by what is seen at each of the N + 1 times, the last one first.
+    steps: the adjoint of each. pulled: the gradient by what is seen at each of the N + 1 times, the last one first.
     """
     given = iter(pulled)
     gradient = next(given)
     for n in reversed(range(len(steps))):
-        multiplier = steps[n].solve_transposed(gradient)
+        multiplier = steps[n].solve(gradient)
         visit(n, multiplier)
-        gradient = _any(next(given)) + steps[n].right_transposed(multiplier)
+        gradient = _any(next(given)) + steps[n].right(multiplier)
     return gradient
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,28 +21,10 @@ KEPT = 8
 """Factors kept: the gradient asks for the one of the value just solved, and a line search comes back."""
 
 
-class FactoredStep(Step[FloatArray]):
-    """factor: solves with the left matrix, as one of SuperLU does; matrix: the right one."""
-
-    def __init__(self, factor: Any, matrix: Any) -> None:
-        self.factor, self.matrix = factor, sp.csr_array(matrix)
-
-    def solve(self, side: FloatArray) -> FloatArray:
-        return np.asarray(self.factor.solve(np.ascontiguousarray(side)))
-
-    def solve_transposed(self, side: FloatArray) -> FloatArray:
-        return np.asarray(self.factor.solve(np.ascontiguousarray(side), trans="T"))
-
-    def right(self, state: FloatArray) -> FloatArray:
-        return np.asarray(self.matrix @ state)
-
-    def right_transposed(self, multiplier: FloatArray) -> FloatArray:
-        return np.asarray(self.matrix.T @ multiplier)
-
-
 @dataclass(frozen=True)
 class _Factor:
-    step: FactoredStep
+    step: Step[FloatArray]
+    back: Step[FloatArray]
     load: sp.csr_array
     source: FloatArray
 
@@ -91,7 +74,10 @@ class SparseEngine(Engine):
             permc_spec="MMD_AT_PLUS_A",
             options={"SymmetricMode": True},
         )
-        found = _Factor(FactoredStep(solver, scheme.right(system.mass, stiffness, dt)), load, source)
+        right = sp.csr_array(scheme.right(system.mass, stiffness, dt))
+        step = Step[FloatArray](solver.solve, right.__matmul__)
+        back = Step[FloatArray](functools.partial(solver.solve, trans="T"), right.T.__matmul__)
+        found = _Factor(step, back, load, source)
         while len(self._factors) >= KEPT:
             self._factors.pop(next(iter(self._factors)))
         self._factors[key] = found
@@ -148,7 +134,7 @@ class SparseEngine(Engine):
                 pushed[:, n] = dt * (factor.load.T @ multiplier).T
 
         pulled = ((saved.observe.T @ weights[:, n].T)[free] for n in range(steps, -1, -1))
-        initial[:, free] = sweep_back([factor.step] * steps, pulled, visit).T
+        initial[:, free] = sweep_back([factor.back] * steps, pulled, visit).T
         return theta, initial, scheme.mix_transposed(pushed, force)
 
     def _pairing(

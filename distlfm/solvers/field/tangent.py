@@ -8,6 +8,7 @@ Shapes: `J` nodes, `F` free ones, `N` steps, `k` coefficients, `S` changes or ob
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,7 @@ from torch import Tensor
 from distlfm.solvers.fem.spec import FloatArray, IntArray
 from distlfm.solvers.field.engine import TimeGrid, solve
 from distlfm.solvers.field.meshed import DENSE_NODES, Meshed
-from distlfm.solvers.field.scheme import sweep, sweep_back
-from distlfm.solvers.field.sparse import FactoredStep
+from distlfm.solvers.field.scheme import Step, sweep, sweep_back
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,12 @@ class Tangent:
         form, dt = form_at(field, theta, states.numpy(), force.numpy()), grid.dt
         mass = form.mass[self.free][:, self.free]
         moving = [matrix[self.free][:, self.free] for matrix in form.by_state]
-        self._steps = [
-            FactoredStep(_factor(sp.csc_array(grid.scheme.left(mass, after, dt))), grid.scheme.right(mass, before, dt))
-            for before, after in itertools.pairwise(moving)
-        ]
+        self._steps, self._back = [], []
+        for before, after in itertools.pairwise(moving):
+            right = sp.csr_array(grid.scheme.right(mass, before, dt))
+            solve, solve_transposed = _factor(sp.csc_array(grid.scheme.left(mass, after, dt)))
+            self._steps.append(Step(solve, right.__matmul__))
+            self._back.append(Step(solve_transposed, right.T.__matmul__))
         self._load = [sp.csr_array(dt * matrix[self.free]) for matrix in form.by_force]
         by_theta = dt * form.by_theta[:, :, self.free].transpose(0, 2, 1)
         self._by_theta = grid.scheme.between(by_theta[:-1], by_theta[1:])
@@ -137,20 +139,14 @@ class Tangent:
             force[n + 1] += scheme.new * (self._load[n + 1].T @ multiplier)
             theta[:] += self._by_theta[n].T @ multiplier
 
-        initial[self.free] = sweep_back(self._steps, pulled, visit)
+        initial[self.free] = sweep_back(self._back, pulled, visit)
         return Gradients(np.ascontiguousarray(force.transpose(2, 0, 1)), initial.T.copy(), theta.T.copy())
 
 
-class _Inverse:
-    """Solves with a small matrix, as a factor of SuperLU does with a large one."""
-
-    def __init__(self, matrix: sp.csc_array) -> None:
-        self._inverse = np.linalg.inv(matrix.toarray())
-
-    def solve(self, side: FloatArray, trans: str = "N") -> FloatArray:
-        found: FloatArray = (self._inverse if trans == "N" else self._inverse.T) @ side
-        return found
-
-
-def _factor(matrix: sp.csc_array) -> Any:
-    return _Inverse(matrix) if matrix.shape[0] <= DENSE_NODES else splu(matrix)
+def _factor(matrix: sp.csc_array) -> tuple[Any, Any]:
+    """Functions that solve with a matrix, and with its transpose."""
+    if matrix.shape[0] <= DENSE_NODES:
+        inverse = np.linalg.inv(matrix.toarray())
+        return inverse.__matmul__, inverse.T.__matmul__
+    solve = splu(matrix).solve
+    return solve, functools.partial(solve, trans="T")

@@ -22,7 +22,7 @@ from scipy.sparse import csr_array
 from distlfm.errors import UsageError, WorkError
 from distlfm.solvers.fem.forms.operators import Bases, at_coefficients
 from distlfm.solvers.fem.spec import FloatArray
-from distlfm.solvers.field.scheme import Scheme, sweep, sweep_back
+from distlfm.solvers.field.scheme import Scheme, Step, sweep, sweep_back
 
 MAX_ITERATIONS = 500
 MUMPS_TRANSPOSE = 9  # ICNTL(9): 1 solves A x = b, anything else Aᵀ x = b
@@ -252,54 +252,41 @@ def run_forward(run: Run, initial: FloatArray | None) -> FloatArray:
     return observed
 
 
-class _Back:
-    """Steps of a run backward. Arrays are [S, J_r]; images: what the transposed matrices make of the multiplier."""
-
-    def __init__(self, stepper: Stepper, count: int) -> None:
-        self._stepper = stepper
-        self._side, self._multiplier = Columns(stepper.bases, count), Columns(stepper.bases, count)
-        self.images = [Columns(stepper.bases, count) for _ in stepper.bases.matrices]
-
-    def solve_transposed(self, side: FloatArray) -> FloatArray:
-        bases = self._stepper.bases
-        self._side.values[:] = side
-        self._stepper.solver.solve(self._side.matrix, self._multiplier.matrix, transposed=True)
-        self._multiplier.values[:, bases.fixed] = 0.0
-        for transposed, image in zip(bases.transposed, self.images, strict=True):
-            transposed.matMult(self._multiplier.matrix, image.matrix)
-        return self._multiplier.values
-
-    def right_transposed(self, multiplier: FloatArray) -> FloatArray:
-        del multiplier  # whose images are there
-        return self.combined(self._stepper.right)
-
-    def combined(self, weights: FloatArray) -> FloatArray:
-        """The sum of the images by weights, one for each matrix."""
-        return np.asarray(sum(weight * image.values for weight, image in zip(weights, self.images, strict=True)))
-
-
 def run_adjoint(run: Run, weights: FloatArray) -> dict[str, FloatArray]:
     """Gradients of Σ weights · observed, weights [S, N + 1, O_r].
 
     initial: [S, J_r]; force: [S, K, J_r]; theta: [k], this rank's part of the sum.
     """
     stepper, bases, scheme = run.stepper, run.stepper.bases, run.stepper.scheme
-    back = _Back(stepper, len(run.mixed))
+    side, dual, *images = (Columns(bases, len(run.mixed)) for _ in range(2 + len(bases.matrices)))
     pushed = np.zeros_like(run.mixed)
     # Σ_n ⟨Cᵀλ, y⟩ and ⟨Cᵀλ, f⟩ for each matrix C, with what each step takes for y and f, and Σ_n λ for the source.
     with_states, with_forces = np.zeros(len(bases.matrices)), np.zeros(len(bases.matrices))
     multipliers = np.zeros(bases.num_local)
 
+    def solve(right: FloatArray) -> FloatArray:
+        """Leaves in the images what the transposed matrices make of the multiplier."""
+        side.values[:] = right
+        stepper.solver.solve(side.matrix, dual.matrix, transposed=True)
+        dual.values[:, bases.fixed] = 0.0
+        for transposed, image in zip(bases.transposed, images, strict=True):
+            transposed.matMult(dual.matrix, image.matrix)
+        return dual.values
+
+    def combined(weights: FloatArray) -> FloatArray:
+        return np.asarray(sum(weight * image.values for weight, image in zip(weights, images, strict=True)))
+
     def visit(n: int, multiplier: FloatArray) -> None:
         multipliers[:] += multiplier.sum(axis=0)
         if run.states is not None:
             state = scheme.between(run.states[n], run.states[n + 1])
-            with_states[:] += [np.vdot(image.values, state) for image in back.images]
+            with_states[:] += [np.vdot(image.values, state) for image in images]
         if n < run.mixed.shape[1]:
-            with_forces[:] += [np.vdot(image.values, run.mixed[:, n]) for image in back.images]
-            pushed[:, n] = back.combined(stepper.load)
+            with_forces[:] += [np.vdot(image.values, run.mixed[:, n]) for image in images]
+            pushed[:, n] = combined(stepper.load)
 
     pulled = (_seen_back(run, weights[:, n]) for n in range(run.num_steps, -1, -1))
+    back = Step(solve, lambda _: combined(stepper.right))
     gradient = sweep_back([back] * run.num_steps, pulled, visit)
     gradient[:, bases.fixed] = 0.0
     _check_finite(bases, gradient)
