@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from distlfm.mechanisms.plugins import import_plugins
+
 ORDER_SEED = "DISTLFM_ORDER_SEED"
 """Environment variable that says what `--order-seed` is where it is not given."""
 
@@ -23,9 +25,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=os.environ.get(ORDER_SEED, ""),
         help="Run files, and the tests of each, in the order that follows from this: any text, or `random`.",
     )
+    parser.addoption(
+        "--plugin",
+        action="append",
+        default=[],
+        help="A module whose likelihoods and methods are put through the suites of tests/contracts, as those shipped.",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    import_plugins(config.option.plugin)
     given = getattr(config, "workerinput", {})
     if ORDER_SEED in given:
         config.option.order_seed = given[ORDER_SEED]

@@ -13,6 +13,8 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from distlfm.config.registry import OneOf
+
 WORDS = {int: "whole number", float: "number", bool: "true or false", str: "text", Path: "path", type(None): "nothing"}
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
@@ -52,8 +54,7 @@ def keys_of(model: type[BaseModel], path: str = "", given: BaseModel | None = No
             inner = value if isinstance(value, section) else None
             yield from keys_of(section, f"{path}{name}.{below}", inner)
         else:
-            takes = ", ".join(filter(None, [words(field.annotation), bounds(field)]))
-            yield Key(f"{path}{name}", takes, default(field, given=value), field.description or "")
+            yield Key(f"{path}{name}", taken(field), default(field, given=value), field.description or "")
 
 
 def sections_of(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
@@ -89,6 +90,13 @@ def parts(annotation: Any) -> tuple[Any, ...]:
     if origin in (Union, types.UnionType):
         return tuple(part for one in typing.get_args(annotation) for part in parts(one))
     return (annotation,)
+
+
+def taken(field: FieldInfo, style: Style = PLAIN) -> str:
+    """What a key takes, in words: a type, with its bounds, or one of several names."""
+    names = [name for rule in field.metadata if isinstance(rule, OneOf) for name in rule.choices]
+    what = ", ".join(map(style.code, names)) or words(field.annotation, style)
+    return ", ".join(filter(None, [what, bounds(field)]))
 
 
 def words(annotation: Any, style: Style = PLAIN) -> str:
@@ -131,7 +139,7 @@ def default(field: FieldInfo, style: Style = PLAIN, given: Any = None) -> str:
         return "must be given"
     value = field.get_default(call_default_factory=True) if given is None else given
     if isinstance(value, BaseModel):
-        # What is one of a choice, such as a prior, is told whole: its kind has to be written too.
+        # What is one of a choice, such as a prior, is shown whole: its kind has to be written too.
         changed = value.model_dump(mode="json", exclude_defaults=len(parts(field.annotation)) == 1)
         return style.code(flow(changed)) if changed else "all defaults"
     return style.code(flow([*value] if isinstance(value, tuple | frozenset) else value))

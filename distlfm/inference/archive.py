@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distlfm.answer import Band
 from distlfm.config import build
 from distlfm.errors import OtherWork, UsageError
 from distlfm.inference.base import Fit, Posterior
@@ -29,15 +30,16 @@ from distlfm.inference.field.settings import FieldSettings, build_map
 from distlfm.inference.field.slopes import Around, FieldSlopes, known_noise
 from distlfm.inference.field.surface import Surface
 from distlfm.inference.marginal import Marginal
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import Status
-from distlfm.inference.result import Band, FitResult, Prediction, results_of
+from distlfm.inference.result import FitResult, Prediction, results_of
 from distlfm.inference.series.exact import AnalyticMotif
 from distlfm.inference.series.forward import Forward, SolvedPosterior
 from distlfm.inference.series.linear import LinearGaussian, Quadrature
 from distlfm.inference.series.statespace import StateSpace
 from distlfm.instance import Instance, Truth
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_system
 from distlfm.solvers.base import SolverConfig
 from distlfm.solvers.linear import probe
@@ -58,7 +60,7 @@ def describe(model: Model) -> dict[str, Any]:
     return {
         "mechanism": model.system.options.model_dump(mode="json"),
         "force": model.force.model_dump(mode="json"),
-        "likelihood": model.likelihood.model_dump(mode="json"),
+        "likelihood": model.likelihood.options.model_dump(mode="json"),
     }
 
 

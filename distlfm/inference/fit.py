@@ -1,9 +1,8 @@
 """Fit a batch of instances with the method that suits the mechanism.
 
-What is refused of a fit before anything is computed: methods that do not suit the model, options without effect.
-
-All of it follows from the model and the options alone, so a config is refused when it is read, and a model made in
-Python when it is fitted.
+Methods that do not suit the model, and options without effect, are refused before anything is computed. All of it
+follows from the model and the options alone, so a config is refused when it is read, and a model made in Python when it
+is fitted.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -62,10 +60,10 @@ def _check_linear(model: Model, options: InferenceConfig) -> None:
     if method not in LINEAR_METHODS:
         return
     linearity = probe(model.mechanism, model.space)
-    if not (linearity.affine and model.likelihood.kind == "gaussian"):
+    if not (linearity.affine and model.likelihood.gaussian):
         raise UsageError(
             f"The method {method!r} needs a linear mechanism with Gaussian noise, and "
-            f"{model.mechanism.options.kind!r} with the likelihood {model.likelihood.kind!r} is none.",
+            f"{model.mechanism.options.kind!r} with the likelihood {model.likelihood.options.kind!r} is none.",
             "Use inference.method=nested, or auto.",
         )
     if method == "exact":
@@ -89,9 +87,9 @@ def _check_field(model: Model, options: InferenceConfig) -> None:
                 f"inference.{name} has no effect on a field.", "Leave it out, and ask the result for any points."
             )
     _check_preestimate(options)
-    if model.likelihood.kind != "gaussian":
+    if not model.likelihood.gaussian:
         raise UsageError(
-            f"Fields are fitted with Gaussian noise, and the likelihood is {model.likelihood.kind!r}.",
+            f"Fields are fitted with Gaussian noise, and the likelihood is {model.likelihood.options.kind!r}.",
             "Set likelihood.kind=gaussian.",
         )
 
@@ -174,7 +172,8 @@ def fit_instances(
     check_inference(model, options)
     if model.is_field:
         return _fit_fields(model, instances, options, seed)
-    _check_counts(model, instances)
+    for instance in instances:
+        model.likelihood.check(instance)
     linearity = probe(model.mechanism, model.space)
     ways = _ways(model, instances, linearity, options)
     results: dict[int, FitResult] = {}
@@ -213,19 +212,6 @@ def _fit_fields(model: Model, instances: Sequence[Instance], options: InferenceC
     return fit_linear_fields(model, instances, settings, seeds, *how, options.field, starts)
 
 
-def _check_counts(model: Model, instances: Sequence[Instance]) -> None:
-    if model.likelihood.kind == "gaussian":
-        return
-    for instance in instances:
-        seen = instance.values[instance.mask]
-        wrong = (seen < 0) | (seen != np.rint(seen))
-        if wrong.any():
-            raise UsageError(
-                f"Instance {instance.id!r} has the value {seen[wrong][0]:g}, which is no count.",
-                "Poisson and negative binomial take whole numbers from 0; use likelihood.kind=gaussian for others.",
-            )
-
-
 Way = tuple[Method, Quadrature | None]
 
 
@@ -238,7 +224,7 @@ def _ways(model: Model, instances: Sequence[Instance], linearity: Linearity, opt
         if key not in known:
             method = _settle(model, len(instance.times), linearity, options)
             quadrature = None
-            if method == "collapsed" and linearity.affine and model.likelihood.kind == "gaussian":
+            if method == "collapsed" and linearity.affine and model.likelihood.gaussian:
                 alone = collate([instance.blind()], model.mechanism.outputs)
                 quadrature = choose_quadrature(model, alone, linearity)
                 _check_nodes(instance, quadrature)
@@ -300,7 +286,7 @@ def _settle(model: Model, num_times: int, linearity: Linearity, options: Inferen
     """The method, where it is left open: dense matrices for short series, a filter for long ones if there is one."""
     if options.method != "auto":
         return options.method
-    if not linearity.affine or model.likelihood.kind != "gaussian":
+    if not linearity.affine or not model.likelihood.gaussian:
         return "nested"
     return "filter" if num_times >= LONG and supports(model, linearity) else "collapsed"
 

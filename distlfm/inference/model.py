@@ -1,24 +1,22 @@
-"""The whole model of an instance: mechanism, one kernel a force, likelihood, and the vector of all unknowns.
+"""The whole model of an instance: mechanism, one kernel per force, likelihood, and the vector of all unknowns.
 
-What a kernel's parameters are measured in, from its force and from what the force depends on.
+What a kernel's parameters are measured in follows from its force and from what the force depends on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
-import torch
 from gpytorch.kernels import Kernel
-from pydantic import Field
 from torch import Tensor
 
 from distlfm.config import Config, nearest
-from distlfm.dimension import NUMBER, VALUE, Dimension
+from distlfm.dimension import Dimension
 from distlfm.errors import UsageError
 from distlfm.gp.expression import Periodic, Scaled, Stationary
 from distlfm.gp.kernels import FunctionalKernel, KernelConfig
 from distlfm.inference.observations import Observations
+from distlfm.likelihoods import LikelihoodConfig, build_likelihood
 from distlfm.mechanisms.base import Mechanism
 from distlfm.mechanisms.field import FieldMechanism
 from distlfm.mechanisms.parameters import Parameter, ParameterSpace, Values
@@ -73,25 +71,6 @@ class ForceConfig(Config):
     fixed: Mapping[str, Known] = {}
 
 
-class LikelihoodConfig(Config):
-    """How data scatter around the outputs.
-
-    noise: `learned` (a standard deviation an output), `given` (the variances that come with the data), or `both`
-    (given, and a learned one on top). `shared` learns one for all outputs. Poisson and negative binomial take no noise.
-    prior: of the noise; lognormal(0.1, 1), but for `glucose` around 2 mg/dL.
-    floor: no measurement is believed more exactly than this, however well a curve passes through the data.
-    relative: prior of a share by which noise grows with the level of the signal, on top of the rest; none by default.
-    """
-
-    kind: Literal["gaussian", "poisson", "negative_binomial"] = "gaussian"
-    noise: Literal["learned", "given", "both"] = "learned"
-    shared: bool = False
-    floor: float = Field(default=0.0, ge=0.0)
-    prior: Prior = LogNormal(median=0.1, spread=1.0)
-    dispersion: Prior = LogNormal(median=0.1, spread=1.0)
-    relative: Prior | None = None
-
-
 class Model:
     """What inference works on: natural values from `z`, kernels' hyperparameters and noise from those values."""
 
@@ -100,9 +79,10 @@ class Model:
     ) -> None:
         """kernel: any gpytorch kernel, in place of the one that `force` describes; `force.priors` go by its names."""
         self.kernel = kernel
-        self.system, self.force, self.likelihood = system, force, likelihood
+        self.system, self.force = system, force
+        self.likelihood = build_likelihood(likelihood, system.outputs, system.noise_prior)
         self.kernels = tuple(FunctionalKernel(kernel or force.kernel, system.force_dims) for _ in system.force_names)
-        parameters = [*system.settled(), *self._kernel_parameters(force), *self._noise_parameters()]
+        parameters = [*system.settled(), *self._kernel_parameters(force), *self.likelihood.parameters()]
         self.space = ParameterSpace(parameters)
 
     @property
@@ -155,25 +135,6 @@ class Model:
         given = self.force.fixed.get(name, {})
         return given if isinstance(given, Mapping) else dict.fromkeys(labels, given)
 
-    def _noise_parameters(self) -> list[Parameter]:
-        options = self.likelihood
-        if options.kind == "negative_binomial":
-            wider = "variance of counts beyond Poisson's, as a share of the squared mean"
-            return [Parameter("dispersion", self._noise_labels, options.dispersion, "noise", True, {}, NUMBER, wider)]
-        found, labels = [], self._noise_labels
-        if options.kind == "gaussian" and options.noise != "given":
-            left = options.prior == LikelihoodConfig.model_fields["prior"].default
-            prior = self.system.noise_prior if left and self.system.noise_prior is not None else options.prior
-            found.append(Parameter("noise", labels, prior, "noise", True, {}, VALUE, "standard deviation of the noise"))
-        if options.kind == "gaussian" and options.relative is not None:
-            share = "standard deviation as a share of the level"
-            found.append(Parameter("relative_noise", labels, options.relative, "noise", True, {}, NUMBER, share))
-        return found
-
-    @property
-    def _noise_labels(self) -> tuple[str, ...]:
-        return ("all",) if self.likelihood.shared else self.system.outputs
-
     def hyper(self, values: Values) -> list[dict[str, Tensor]]:
         """The hyperparameters of each force's kernel, in the shapes that `FunctionalKernel` takes."""
         return [
@@ -186,17 +147,4 @@ class Model:
 
     def noise_variance(self, values: Values, observations: Observations) -> Tensor:
         """Variance of each observation, [..., B, P, T]."""
-        assert self.likelihood.kind == "gaussian"
-        floor = self.likelihood.floor**2
-        learned = values["noise"].unsqueeze(-1) ** 2 + floor if "noise" in values else torch.tensor(floor)
-        if "relative_noise" in values:
-            level = observations.values.abs() if observations.level is None else observations.level
-            learned = learned + (values["relative_noise"].unsqueeze(-1) * level) ** 2
-        if self.likelihood.noise == "learned":
-            return learned.expand(*learned.shape[:-2], *observations.values.shape[-2:])
-        if observations.variance is None:
-            raise UsageError(
-                "The likelihood takes the noise that is given with the data, and the data give none.",
-                "Name the variance column in data.columns, or set likelihood.noise=learned.",
-            )
-        return observations.variance + learned
+        return self.likelihood.noise_variance(values, observations)

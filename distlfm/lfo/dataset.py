@@ -5,7 +5,6 @@ Shapes: `B` instances, `P` outputs, `L` forces, `K` learned parameters. What is 
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -19,10 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from distlfm.config import digest
 from distlfm.errors import UsageError
 from distlfm.lfo.grid import BLOCK, Observed, Resampler, fill, grid_points, to_grid
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import Index
+from distlfm.likelihoods import LIKELIHOODS
 from distlfm.store import STATUSES, Store
 from distlfm.store.layout import ABSENT, FAILED
 
@@ -174,7 +175,7 @@ def fingerprint(store: Store) -> str:
     made_from = [str(store.spec.attributes.get(name)) for name in ("config_hash", "data")]
     ids = store.read("id")
     told = "\n".join([*made_from, *(str(ids[row]) for row in kept_rows(store))])
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    return digest(told)
 
 
 class Cache:
@@ -265,7 +266,8 @@ def _noise(store: Store, read: Any) -> NDArray[Any]:
     likelihood = spec.attributes.get("config", {}).get("likelihood", {})
     params = read("params_mean")
     found = np.full((len(params), len(spec.outputs)), np.nan)
-    if likelihood.get("kind", "gaussian") != "gaussian" or likelihood.get("relative"):
+    known = LIKELIHOODS.get(likelihood.get("kind", "gaussian"))
+    if known is None or not known.gaussian or likelihood.get("relative"):
         return found
     given = spec.attributes.get("config", {}).get("noise")
     names = list(spec.parameters)

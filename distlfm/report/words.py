@@ -19,7 +19,7 @@ from distlfm.dimension import Dimension
 from distlfm.equations.problem import BoundaryConfig
 from distlfm.gp.kernels import KernelConfig
 from distlfm.inference.findings.estimates import Direction, Estimate
-from distlfm.inference.model import LikelihoodConfig, Model
+from distlfm.inference.model import Model
 from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray
 from distlfm.mechanisms import Parameter
@@ -56,7 +56,7 @@ def true_force(result: FitResult, index: int) -> tuple[FloatArray, FloatArray] |
 
 def true_parameters(result: FitResult) -> dict[str, float]:
     """The true values of parameters by the names of their estimates, where known."""
-    known = {one.name: true_parameter(result, one) for one in result.parameters}
+    known = {one.name: true_parameter(result, one) for one in result.estimates}
     return {name: value for name, value in known.items() if value is not None}
 
 
@@ -214,7 +214,8 @@ def prior_words(model: Model) -> list[str]:
     found.append(
         f"{', '.join(model.system.force_names)}: {kernel_words(model.force.kernel)}; {_listed_priors(kernel)}."
     )
-    return [*found, _noise(model.likelihood, kinds["noise"])]
+    noise = [_parameter(one, one.name.replace("_", " ")) for one in kinds["noise"]]
+    return [*found, f"Noise: {_listed_priors(model.likelihood.words(noise))}."]
 
 
 def kernel_words(kernel: KernelConfig) -> str:
@@ -223,19 +224,6 @@ def kernel_words(kernel: KernelConfig) -> str:
         return f"the {kernel.kind} of {' and '.join(f'({kernel_words(part)})' for part in kernel.parts)}"
     seen = "" if kernel.dims is None else f" of the inputs {', '.join(map(str, kernel.dims))}"
     return f"{kernel.kind} kernel{seen}"
-
-
-def _noise(options: LikelihoodConfig, parameters: Sequence[Parameter]) -> str:
-    said = [_parameter(one, one.name.replace("_", " ")) for one in parameters]
-    if options.kind != "gaussian":
-        return f"Noise: {_listed_priors([options.kind.replace('_', ' '), *said])}."
-    if options.noise != "learned":
-        said.insert(0, "variances as given with the data")
-    if said and options.shared:
-        said.append("one for all outputs")
-    if options.floor:
-        said.append(f"never below {options.floor:g}")
-    return f"Noise: {_listed_priors([one.removeprefix('noise ') for one in said])}."
 
 
 def _parameter(one: Parameter, name: str) -> str:

@@ -1,22 +1,18 @@
-"""The configs of the verbs, made of the components' own option models.
-
-The config of `distlfm generate`: what is drawn, on which grid, and what is seen of it.
-
-The configs of `distlfm query` and `distlfm evaluate`.
-"""
+"""The configs of fits, simulations, queries and evaluations, made of the components' own option models."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 from distlfm.config import Config, build
 from distlfm.data import ColumnMap
 from distlfm.errors import UsageError
 from distlfm.inference.fit import check_inference
 from distlfm.inference.fit import InferenceConfig
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_system, find_system
 from distlfm.mechanisms.build import check_parameters
 from distlfm.mechanisms.plugins import WithPlugins, located, plugin_name
@@ -77,7 +73,7 @@ class DataConfig(Config):
 
     With both, the file at `path` is read as that set would be.
 
-    stride: only every so-many-th observation is used for fitting. fraction: a random share of them, drawn with
+    stride: keep every n-th observation for fitting. fraction: a random share of them, drawn with
     `split_seed`, is, and outputs are scored at the others. only: ids of the instances to take.
     window: instances are cut into pieces of this length in time. scale: `output` measures each output in units of its
     own root mean square. units: of times, values and positions, where the file does not tell them.
@@ -104,7 +100,7 @@ class ModelConfig(WithPlugins):
 
     mechanism: dict[str, Any]
     force: ForceConfig = ForceConfig()
-    likelihood: LikelihoodConfig = LikelihoodConfig()
+    likelihood: SerializeAsAny[LikelihoodConfig] = LikelihoodConfig()
 
     @field_validator("mechanism")
     @classmethod

@@ -6,7 +6,7 @@ Shapes: `B` instances, `J` nodes, `N` steps, `Q` observed points, `d` space dime
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,10 +22,10 @@ from distlfm.inference.model import Model
 from distlfm.instance import FloatArray, Instance, Truth
 from distlfm.mechanisms.parameters import Values
 from distlfm.runs.settings import SimulateConfig
-from distlfm.simulation.observe import scatter
 from distlfm.simulation.series import draw_values, normals, steady_factor
 from distlfm.solvers.field.dense import stepper_of
 from distlfm.solvers.field.engine import TimeGrid
+from distlfm.solvers.field.scheme import scheme_named
 
 STEPS = 160
 """Least number of time steps of a simulated field: several times what a fit takes.
@@ -83,7 +83,7 @@ class Lattice:
         self.axes = [times, *positions]
         self.points = np.stack([axis.ravel() for axis in np.meshgrid(*self.axes, indexing="ij")], -1)
         self.discretised = open_on(model, mesh, mesh_ranks(model.field.field, mesh))
-        grid = _grid(times)
+        grid = replace(_grid(times), scheme=scheme_named(model.field.field.scheme))
         self.fields = FieldMap(model, self.discretised, grid, place_inducing(self.discretised, grid, 3, 3))
         self.places = self.fields.places(torch.from_numpy(self.points).unsqueeze(0))
         self.parts = self._parts()
@@ -200,7 +200,7 @@ def _instance(
 ) -> Instance:
     parameters = {key: value[row].numpy().copy() for key, value in drawn.values.items()}
     points, clean, shown = lattice.points, drawn.outputs[row : row + 1], drawn.force[row : row + 1]
-    seen = scatter(model, clean, parameters, generator)
+    seen = model.likelihood.sample(parameters, clean, generator)
     mask = generator.random(clean.shape) >= config.missing
     if mask.sum() < 2:
         mask[:] = True

@@ -21,7 +21,6 @@ from distlfm.instance import FloatArray, Instance, Truth
 from distlfm.mechanisms import build_system, find_system
 from distlfm.runs.settings import GenerateConfig, SimulateConfig
 from distlfm.simulation.fields import simulate_fields
-from distlfm.simulation.observe import scatter
 from distlfm.simulation.series import Drawn, draw, draw_exactly
 from distlfm.solvers.linear import Linearity, probe
 
@@ -92,11 +91,11 @@ def check(model: Model, num_instances: int, missing: float) -> None:
         raise UsageError(f"{num_instances} instances were asked for.", "Ask for one or more.")
     if not 0 <= missing < 1:
         raise UsageError(f"missing is {missing:g}.", "It is the part of values to leave out: 0 or more, and below 1.")
-    if model.likelihood.kind == "gaussian" and model.likelihood.noise != "learned":
+    if model.likelihood.takes_variances:
         raise UsageError(
             "The noise is given with the data, and simulated data have none yet.", "Set likelihood.noise=learned."
         )
-    if model.is_field and model.likelihood.kind != "gaussian":
+    if model.is_field and not model.likelihood.gaussian:
         raise UsageError("Fields are simulated with Gaussian noise.", "Set likelihood.kind=gaussian.")
 
 
@@ -157,7 +156,7 @@ def _observe(
     parameters = {key: value[row].numpy().copy() for key, value in drawn.values.items()}
     own = {key: value[row] for key, value in drawn.values.items()}
     outputs, shown = drawn.outputs[row].numpy(), model.mechanism.act(drawn.forces[row].mT, own).mT.numpy()
-    values = scatter(model, outputs[:, axis.observed], parameters, generator)
+    values = model.likelihood.sample(parameters, outputs[:, axis.observed], generator)
     mask = generator.random(values.shape) >= missing
     if not mask.any():
         mask.flat[generator.integers(mask.size)] = True

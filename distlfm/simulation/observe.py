@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from distlfm.inference.likelihood import positive_rate
 from distlfm.inference.model import Model
 from distlfm.instance import FloatArray
 from distlfm.runs.settings import GenerateConfig
@@ -66,7 +64,7 @@ def observe(
     points = plan.points(generator)
     clean = outputs[:, points]
     if config.noise is None:
-        seen = scatter(model, clean, parameters, generator)
+        seen = model.likelihood.sample(parameters, clean, generator)
     else:
         seen = clean + config.noise * generator.standard_normal(clean.shape)
     mask = generator.random(seen.shape) >= config.missing
@@ -79,21 +77,3 @@ def observe(
     if mask.sum() < FEWEST:
         mask.flat[generator.choice(mask.size, FEWEST, replace=False)] = True
     return points, np.where(mask, seen, np.nan)
-
-
-def scatter(
-    model: Model, outputs: FloatArray, parameters: Mapping[str, FloatArray], generator: np.random.Generator
-) -> FloatArray:
-    """Data [P, n] around noise-free outputs, distributed as in `inference.likelihood`."""
-    kind = model.likelihood.kind
-    if kind == "gaussian":
-        variance = parameters["noise"][:, None] ** 2 + model.likelihood.floor**2
-        if "relative_noise" in parameters:
-            variance = variance + (parameters["relative_noise"][:, None] * outputs) ** 2
-        noise: FloatArray = np.sqrt(variance) * generator.standard_normal(outputs.shape)
-        return outputs + noise
-    mean = positive_rate(torch.from_numpy(outputs)).numpy()
-    if kind == "negative_binomial":
-        shape = 1 / parameters["dispersion"][:, None]
-        mean = generator.gamma(np.broadcast_to(shape, mean.shape)) * mean / shape
-    return generator.poisson(mean).astype(np.float64)

@@ -1,8 +1,7 @@
-"""What an equation is, for those who write its config: in words, its parameters with their default priors, its options.
+"""`distlfm config`: every verb that has a config, and what an equation is for those who write its config.
 
-All of it is asked of the equation itself and of the models that check a config.
-
-Every verb that has a config, and how a file is read whose verb is not known beforehand.
+A sheet has the equation in words, its parameters with their default priors, and its options. All of it is asked of the
+equation itself and of the models that check a config. `load_any` reads a file whose verb is not known beforehand.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ def describe_equation(kind: str, overrides: Sequence[str] = (), plugins: Sequenc
         parameters=tuple(_unknown(one, made, f"mechanism.priors.{one.name}") for one in mine),
         others=(
             *(_unknown(one, made, f"force.priors.{one.name.removeprefix(f'{first}.')}") for one in kernel),
-            *(_unknown(one, made, f"likelihood.{NOISE_KEYS[one.name]}") for one in noise),
+            *(_unknown(one, made, f"likelihood.{model.likelihood.keys.get(one.name, one.name)}") for one in noise),
         ),
         priors={kind_of(one): tuple(name for name in one.model_fields if name != "kind") for one in parts(Prior)},
         options=tuple(key for key in keys_of(system.Options, "mechanism.") if key.name != "mechanism.kind"),
@@ -167,9 +166,6 @@ def describe_equation(kind: str, overrides: Sequence[str] = (), plugins: Sequenc
         config=_config_text(content, mine),
         simulate=_simulate(made, whole, plugins),
     )
-
-
-NOISE_KEYS = {"noise": "prior", "relative_noise": "relative", "dispersion": "dispersion"}
 
 
 def text_of(kind: str, system: type[System]) -> str:

@@ -17,7 +17,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from distlfm.cli.config import every_verb
-from distlfm.config.keys import Style, bounds, default, kind_of, parts, words
+from distlfm.config.keys import Style, default, kind_of, parts, taken
 from distlfm.federated.settings import SiteConfig
 from distlfm.federated.setup.homes import LinkConfig, NodeConfig
 from distlfm.federated.site.policy import SitePolicy
@@ -67,7 +67,7 @@ def told(where: str, model: Model, path: str, seen: set[Model]) -> Iterator[str]
     yield from [".. list-table::", "   :header-rows: 1", "   :widths: 26 50 24", ""]
     yield from ["   * - key", "     - takes", "     - by default"]
     for name, field in model.model_fields.items():
-        takes = ", ".join(filter(None, [words(field.annotation, REFERENCE), bounds(field)]))
+        takes = taken(field, REFERENCE)
         takes = f"{takes}. {escaped(field.description)}" if field.description else takes
         yield from [f"   * - ``{path}{name}``", f"     - {takes}", f"     - {default(field, REFERENCE)}"]
     yield ""

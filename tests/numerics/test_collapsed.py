@@ -16,12 +16,13 @@ from distlfm.errors import UsageError
 from distlfm.gp.kernels import KernelConfig
 from distlfm.inference.gaussian import log_normal
 from distlfm.inference.marginal import GaussianMarginal
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.series.exact import AnalyticMotif
 from distlfm.inference.series.linear import LinearGaussian, Quadrature
 from distlfm.inference.series.statespace import StateSpace, supports
 from distlfm.instance import Instance
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_mechanism
 from distlfm.solvers.linear import probe
 

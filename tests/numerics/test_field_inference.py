@@ -15,10 +15,11 @@ from distlfm.config import build
 from distlfm.inference.field.map import MOST_GROUPS, FieldMap, groups_of, largest_in, pulses_of
 from distlfm.inference.field.marginal import FieldGaussian
 from distlfm.inference.field.points import Inducing
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.observations import collate
 from distlfm.inference.whitened import log_low_rank
 from distlfm.instance import Instance
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_system
 from distlfm.solvers.fem.spec import split
 from distlfm.solvers.field.engine import TimeGrid, solve

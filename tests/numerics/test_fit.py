@@ -20,10 +20,11 @@ from distlfm.inference.archive import save
 from distlfm.inference.collapsed import Starts, best_of_starts
 from distlfm.inference.findings.scores import figures
 from distlfm.inference.fit import fit_instances, seed_of
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.optimise import OptimiserConfig
 from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray, Instance, Truth
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_mechanism
 from tests.support.fit_toy import GENES, make_instances, make_model, quick
 
@@ -42,7 +43,7 @@ def assert_same(one: FitResult, other: FitResult, tolerance: float) -> None:
     assert one.status == other.status
     np.testing.assert_allclose(bands(one), bands(other), rtol=tolerance, atol=tolerance)
     assert one.bound == pytest.approx(other.bound, rel=tolerance, abs=tolerance)
-    for first, second in zip(one.parameters, other.parameters, strict=True):
+    for first, second in zip(one.estimates, other.estimates, strict=True):
         assert first.mean == pytest.approx(second.mean, rel=max(tolerance, 1e-9))
 
 
@@ -244,7 +245,7 @@ def test_a_model_with_nothing_unknown_is_conditioned_and_no_more() -> None:
     instance = Instance("x", ("a",), np.arange(6.0), np.ones(shape), np.ones(shape, bool), variance=np.ones(shape))
     (result,) = fit_instances(model, [instance], quick())
     assert result.status == "converged"
-    assert result.parameters == ()
+    assert result.estimates == ()
     assert result.undetermined == ()
 
 

@@ -20,8 +20,8 @@ from distlfm.fleets import fit_job
 from distlfm.inference import archive
 from distlfm.inference.archive import load as load_fit
 from distlfm.inference.fit import fit_instances
-from distlfm.inference.model import LikelihoodConfig
 from distlfm.inference.result import FitResult, Prediction
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms.priors import LogNormal
 from distlfm.runs.settings import FitConfig
 from distlfm.verbs.fit import fit

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from distlfm.gp.kernels import KernelConfig
 from distlfm.inference.marginal import GaussianMarginal, Moments
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.series.linear import LinearGaussian, Quadrature, output_variance
 from distlfm.instance import Instance
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_mechanism
 from distlfm.mechanisms.parameters import Values
 from distlfm.mechanisms.transcription import Transcription, TranscriptionConfig

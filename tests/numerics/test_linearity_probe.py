@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from distlfm.inference.fit import InferenceConfig, fit_instances
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import Mechanism, MechanismConfig, Parameter, Values, build_mechanism
 from distlfm.mechanisms.parameters import ParameterSpace
 from distlfm.mechanisms.priors import LogNormal

@@ -14,13 +14,14 @@ from distlfm.errors import UsageError
 from distlfm.inference.archive import load, save
 from distlfm.inference.findings.scores import figures
 from distlfm.inference.fit import InferenceConfig, fit_instances
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.observations import collate
 from distlfm.inference.series import nested
 from distlfm.inference.series.forward import Forward, SolvedPosterior
 from distlfm.inference.series.layers import Layers
 from distlfm.inference.series.linear import LinearGaussian, Quadrature
 from distlfm.instance import Instance
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_mechanism
 from distlfm.mechanisms.priors import LogNormal
 from distlfm.runs.settings import FitConfig
@@ -131,7 +132,7 @@ def test_hidden_states_do_not_let_the_noise_vanish() -> None:
     for result in results:
         assert result.instance.truth is not None
         true = float(result.instance.truth.parameters["noise"][0])
-        (found,) = [one for one in result.parameters if one.parameter == "noise"]
+        (found,) = [one for one in result.estimates if one.parameter == "noise"]
         assert true / 2 < found.mean < 2 * true
     scores = [figures(result)["latent_q2"] for result in results]
     assert np.mean(scores) > 0.8, scores

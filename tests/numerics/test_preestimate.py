@@ -15,7 +15,7 @@ from distlfm.errors import UsageError
 from distlfm.inference.archive import load, save
 from distlfm.inference.findings.scores import q2
 from distlfm.inference.fit import InferenceConfig, fit_instances
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import OptimiserConfig, Status
 from distlfm.inference.series.evidence import matched_mode
@@ -23,6 +23,7 @@ from distlfm.inference.series.forward import Forward
 from distlfm.inference.series.interpolant import by_processes, by_splines, natural_splines, noise_level
 from distlfm.inference.series.preestimate import PreestimateConfig, all_observed, fit_preestimate, matched_start
 from distlfm.instance import FloatArray, Instance
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_mechanism
 from distlfm.simulation.instances import simulate
 from distlfm.solvers.base import SolverConfig
@@ -272,4 +273,4 @@ def test_a_saved_fit_predicts_as_before(method: str, tmp_path: Path) -> None:
         before, after = result.predict(times), again.predict(times)
         np.testing.assert_allclose(after.force.mean, before.force.mean, rtol=1e-12)
         np.testing.assert_allclose(after.outputs.upper95, before.outputs.upper95, rtol=1e-10)
-        assert [one.mean for one in again.parameters] == pytest.approx([one.mean for one in result.parameters])
+        assert [one.mean for one in again.estimates] == pytest.approx([one.mean for one in result.estimates])

@@ -9,10 +9,11 @@ import torch
 from distlfm.config import build
 from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig, fit_instances
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.series.linear import TRIAL_TIMES, LinearGaussian, Quadrature, choose_quadrature
 from distlfm.instance import Instance
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_mechanism
 from distlfm.solvers.linear import probe
 

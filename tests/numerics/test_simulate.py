@@ -12,8 +12,9 @@ from scipy.interpolate import CubicSpline
 
 from distlfm.errors import UsageError, WorkError
 from distlfm.gp.kernels import KernelConfig
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
 from distlfm.instance import FloatArray, Instance
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_mechanism
 from distlfm.simulation.instances import BLOCK, simulate
 

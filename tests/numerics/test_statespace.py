@@ -8,11 +8,12 @@ import torch
 from distlfm.config import build
 from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig, fit_instances
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.observations import Observations
 from distlfm.inference.series.linear import LinearGaussian, Quadrature
 from distlfm.inference.series.statespace import LONG, StateSpace, supports
 from distlfm.instance import Instance
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_mechanism
 from distlfm.runs.settings import SimulateConfig
 from distlfm.simulation.instances import simulate_from

@@ -7,17 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 
 from distlfm.inference.findings.scores import figures
 from distlfm.inference.fit import InferenceConfig, fit_instances
-from distlfm.inference.likelihood import log_likelihood, positive_rate
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.observations import collate
 from distlfm.inference.result import FitResult
 from distlfm.inference.series.linear import LinearGaussian, Quadrature
 from distlfm.instance import Instance
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_mechanism
 from distlfm.mechanisms.priors import LogNormal
 from distlfm.simulation.instances import simulate
@@ -123,42 +122,6 @@ def test_an_absurd_neighbour_is_flagged_and_changes_no_other() -> None:
 
 
 # ---- likelihoods -----------------------------------------------------------------------------------------------------
-
-
-def count_data() -> tuple[Instance, torch.Tensor]:
-    rng = np.random.default_rng(0)
-    outputs = rng.uniform(0.5, 30.0, (2, 5))
-    mask = rng.random((2, 5)) > 0.3
-    instance = Instance("one", GENES, np.arange(5.0), rng.poisson(outputs).astype(float) * mask, mask)
-    return instance, torch.from_numpy(outputs)
-
-
-@pytest.mark.parametrize("kind", ["poisson", "negative_binomial", "gaussian"])
-def test_likelihoods_are_scipys(kind: str) -> None:
-    instance, outputs = count_data()
-    model = make_model(LikelihoodConfig(kind=kind))
-    scatter = np.array([0.2, 1.7])
-    values = {
-        "dispersion": torch.from_numpy(scatter).expand(3, 1, 2),
-        "noise": torch.from_numpy(scatter).expand(3, 1, 2),
-    }
-    mean = positive_rate(outputs).numpy()
-    if kind == "poisson":
-        expected = scipy.stats.poisson.logpmf(instance.values, mean)
-    elif kind == "negative_binomial":
-        size = 1 / scatter[:, None]
-        expected = scipy.stats.nbinom.logpmf(instance.values, size, size / (size + mean))
-    else:
-        expected = scipy.stats.norm.logpdf(instance.values, outputs.numpy(), scatter[:, None])
-    found = log_likelihood(model, values, outputs.expand(3, 1, 2, 5), collate([instance], GENES))
-    np.testing.assert_allclose(found.numpy(), np.full((3, 1), expected[instance.mask].sum()), rtol=1e-9)
-
-
-def test_the_rate_of_a_count_is_the_output_itself_and_positive_below_zero() -> None:
-    y = torch.tensor([-50.0, -0.2, 0.0, 0.5, 3.0, 1e4], dtype=torch.float64)
-    rate = positive_rate(y)
-    assert (rate > 0).all()
-    torch.testing.assert_close(rate[3:], y[3:], rtol=1e-4, atol=0)
 
 
 METHODS = {"auto": "nested", "variational": "variational"}

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from distlfm.inference.base import Mixture, Posterior, Predicted, Unknowns
 from distlfm.inference.findings.estimates import estimates
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.observations import collate
 from distlfm.inference.result import FitResult, Prediction
 from distlfm.instance import FloatArray, Instance, Truth
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_system
 from distlfm.solvers.field.engine import TimeGrid
 from tests.support.result_factories import band
@@ -137,7 +138,7 @@ def make_field(
         effective_draws=300.0,
         seconds=0.8,
         force_names=model.system.force_names,
-        parameters=estimates(posterior)[0],
+        estimates=estimates(posterior)[0],
         undetermined=(),
         grid=invented(*lattice(np.linspace(0, 1, 9), places)),
         at_data=invented(instance.times, instance.positions),

@@ -8,8 +8,9 @@ import numpy as np
 
 from distlfm.gp.kernels import KernelConfig
 from distlfm.inference.fit import InferenceConfig
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
 from distlfm.instance import Instance
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_mechanism
 from distlfm.simulation.instances import simulate
 

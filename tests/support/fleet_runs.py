@@ -17,7 +17,8 @@ import numpy as np
 
 from distlfm.config import build
 from distlfm.data import write_npz
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_system
 from distlfm.mechanisms.priors import LogNormal
 from distlfm.runs.settings import FitConfig

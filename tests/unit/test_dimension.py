@@ -12,7 +12,8 @@ from torch import Tensor
 from distlfm.config import read_yaml
 from distlfm.dimension import NUMBER, POSITION, RATE, TIME, VALUE, Dimension, named
 from distlfm.gp.kernels import KernelConfig
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import Mechanism, Parameter, build_system
 from distlfm.mechanisms.base import MechanismConfig, zero_state
 from distlfm.mechanisms.parameters import Values

@@ -8,7 +8,8 @@ import torch
 from distlfm.config import apply_overrides, build
 from distlfm.errors import UsageError
 from distlfm.inference.field.settings import _short_lengths
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_system
 
 MINUTES = {"kind": "lognormal", "median": 10.0, "spread": 0.5}

@@ -13,8 +13,9 @@ from distlfm.cli import main
 from distlfm.config import build
 from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig, fit_instances
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
 from distlfm.instance import Instance
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_system
 from distlfm.runs.settings import FitConfig
 

@@ -13,9 +13,10 @@ from distlfm.cli import main
 from distlfm.config import build
 from distlfm.inference.findings.expectations import length_notice, prior_notice
 from distlfm.inference.fit import InferenceConfig
-from distlfm.inference.model import ForceConfig, LikelihoodConfig, Model
+from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.survey import survey
 from distlfm.instance import FloatArray, Instance
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_system
 
 CONFIG = """\

@@ -14,8 +14,9 @@ from distlfm.config import dump, load
 from distlfm.data import read
 from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig
-from distlfm.inference.model import ForceConfig, LikelihoodConfig
+from distlfm.inference.model import ForceConfig
 from distlfm.lfo import Examples, LoopConfig, Operator, OperatorConfig, Training, TrainSettings, finish
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms.priors import LogNormal, Uniform
 from distlfm.runs.settings import FitConfig, GenerateConfig
 from distlfm.serve import fits as options_module

@@ -1,6 +1,7 @@
 """Fit fields: all instances of a batch on one mesh, each refined until its own answer no longer changes.
 
-What a field's answer may depend on besides the data: steps, inducing points and mesh, and how they are refined.
+A field's answer may depend on steps, inducing points and mesh besides the data; the first part says how these are
+refined.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class _Fitter:
         if marginal.map.engine is not full.engine:
             marginal = FieldGaussian(self.model, data, full.reduced(_samples(self.model, best.z)), settings)
             best = _mode(marginal, [], self.optimiser, self.starts, best.z)
-        for _ in range(LEVELLED if self.model.likelihood.relative is not None else 0):
+        for _ in range(LEVELLED if self.model.likelihood.options.relative is not None else 0):
             marginal = _levelled(marginal, best.z)
             best = _mode(marginal, [], self.optimiser, self.starts, best.z)
         needs = _unsettled(marginal, settings, best.z)

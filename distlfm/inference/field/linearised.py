@@ -128,7 +128,7 @@ class LinearisedField(WhitenedMarginal):
         self.places = field_map.places(observations.points)
         self.solved = solve_at(field_map, point) if solved is None else solved
         self.reached = shown_by(self.places, self.solved)
-        level = self.reached.abs().unsqueeze(1) if model.likelihood.relative is not None else observations.level
+        level = self.reached.abs().unsqueeze(1) if model.likelihood.options.relative is not None else observations.level
         super().__init__(model, replace(observations, level=level))
         self._tangents: dict[tuple[int, int], Tangent] = {}
         self._longer: LinearisedField | None = None

@@ -105,7 +105,7 @@ class FieldSlopes(WhitenedMarginal):
         found = linear_columns(self.map, self._linear, values, rows)
         ratio, apart = torch.ones(len(rows), 1, dtype=torch.float64), None
         belief = self.surface.belief
-        if self.model.likelihood.noise == "learned":
+        if self.model.likelihood.learns_noise:
             data = self.observations.rows(rows)
             seen = data.mask[:, 0]
             noise = self.model.noise_variance(values, data)[:, 0]
@@ -226,7 +226,7 @@ def match_slopes(
 
 def known_noise(model: Model, data: Observations) -> Tensor | None:
     """Noise variances [T] that come with the data, if nothing else counts."""
-    return data.variance[0, 0] if model.likelihood.noise == "given" and data.variance is not None else None
+    return data.variance[0, 0] if model.likelihood.options.noise == "given" and data.variance is not None else None
 
 
 def _objective(own: FieldSlopes) -> Objective:

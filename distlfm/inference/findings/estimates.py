@@ -1,9 +1,8 @@
 """What a posterior says of the parameters: estimates with intervals, and the directions that the data leave open.
 
-Where data and priors contradict each other: unknowns that ended far outside what their prior expects.
-
-Wrong units are the usual cause. A flexible force describes values that are a thousand times too large as well as right
-ones, so no score of the fit tells; the priors do, which were written in the right units.
+Data and priors contradict each other where unknowns ended far outside what their prior expects. Wrong units are the
+usual cause. A flexible force describes values that are a thousand times too large as well as right ones, so no score of
+the fit shows it; the priors do, which were written in the right units.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from distlfm.inference.base import Posterior
+from distlfm.likelihoods.base import key_of
 
 STRAINED = 4.0
 """Deviations of the prior; of a hundred thousand values that come from it, six lie beyond."""
@@ -22,12 +22,6 @@ STRAINED = 4.0
 MOST_NAMED = 3
 NOISE = ("noise", "relative_noise")
 """May be far below its prior: exact data have none."""
-
-LIKELIHOOD = {
-    "noise": "likelihood.prior",
-    "relative_noise": "likelihood.relative",
-    "dispersion": "likelihood.dispersion",
-}
 
 
 def strain(names: Sequence[str], z: Tensor) -> str:
@@ -58,7 +52,8 @@ def _key(name: str) -> str:
     whole = name.partition("[")[0]
     if "." in whole:
         return f"force.priors.{name.partition('.')[2]}"
-    return LIKELIHOOD.get(whole, f"mechanism.priors.{whole}")
+    key = key_of(whole)
+    return f"mechanism.priors.{whole}" if key is None else f"likelihood.{key}"
 
 
 UNDETERMINED = 0.7

@@ -1,10 +1,8 @@
-"""The figures of a fleet, row by row: means and extremes, and the few rows that are worth showing.
+"""How good fits are: Q², coverage and parameter errors of one, against the truth where it is known, and of a fleet.
 
-What is kept of an instance is one number a figure; its row is kept only while it is among the worst, best or slowest.
-
-How good a fit is: Q², coverage and parameter errors, against the truth where it is known.
-
-No figure here is ever seen by a fit. A figure whose truth is unknown is None.
+No figure here is ever seen by a fit. A figure whose truth is unknown is None. `Tally` takes the figures of a fleet row
+by row: means and extremes, and the few rows that are worth showing. What it keeps of an instance is one number per
+figure; its row is kept only while it is among the worst, best or slowest.
 """
 
 from __future__ import annotations
@@ -19,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from distlfm.answer import Band
 from distlfm.inference.findings.estimates import Direction
 from distlfm.inference.findings.residuals import structure
-from distlfm.inference.result import FAILED, Band, FitResult, Prediction
+from distlfm.inference.result import FAILED, FitResult, Prediction
 from distlfm.instance import BoolArray, FloatArray
 
 Figures = dict[str, Any]
@@ -124,10 +123,10 @@ def _noise_sd(result: FitResult, rows: list[int]) -> FloatArray | None:
     """Standard deviation of the measurement noise of the instance's outputs, broadcastable to [P, N]."""
     given, learned = result.instance.variance, result.noise_sd
     if learned is not None:
-        learned = np.sqrt(learned**2 + result.posterior.model.likelihood.floor**2)
+        learned = np.sqrt(learned**2 + result.posterior.model.likelihood.options.floor**2)
     if learned is not None and len(learned) > 1:
         learned = learned[rows]
-    if given is not None and result.posterior.model.likelihood.noise != "learned":
+    if given is not None and result.posterior.model.likelihood.takes_variances:
         extra = 0.0 if learned is None else learned[:, None] ** 2
         return np.sqrt(given + extra)
     return None if learned is None else learned[:, None]
@@ -143,7 +142,7 @@ def parameter_errors(result: FitResult, true: Mapping[str, FloatArray]) -> dict[
     space = result.posterior.model.space
     errors: dict[str, float] = {}
     for name, values in true.items():
-        estimates = [one for one in result.parameters if one.parameter == name]
+        estimates = [one for one in result.estimates if one.parameter == name]
         if not estimates:
             continue
         labels = space[name].labels

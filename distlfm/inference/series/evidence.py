@@ -18,7 +18,7 @@ from distlfm.inference.collapsed import ONE_START, Starts
 from distlfm.inference.curvature import hessian, root_of_inverse
 from distlfm.inference.optimise import OptimiserConfig, Optimum, Status, minimise
 from distlfm.inference.series.forward import Forward
-from distlfm.inference.series.preestimate import FURTHEST, PreestimateConfig, learns_noise, matched_start
+from distlfm.inference.series.preestimate import FURTHEST, PreestimateConfig, matched_start
 
 NOISE_ROUNDS = 2
 """How often the noise is set anew."""
@@ -96,7 +96,7 @@ class _Search:
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
         self.held = torch.zeros(forward.size, dtype=torch.bool)
-        if learns_noise(forward.model):
+        if forward.model.likelihood.learns_noise:
             self.held[forward.model.space.slice_of("noise")] = True
 
     def objective(self, w: Tensor, rows: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class _Search:
         outcome = self.forward.run(w.unsqueeze(0), torch.arange(len(w)))
         off = torch.where(data.mask, data.values - outcome.outputs[0], 0.0).square().sum(-1)
         count = data.mask.sum(-1).to(off)
-        if self.forward.model.likelihood.shared:
+        if self.forward.model.likelihood.options.shared:
             off, count = off.sum(-1, keepdim=True), count.sum(-1, keepdim=True)
         free = count * (1 - determined.unsqueeze(-1) / count.sum(-1, keepdim=True))
         sd = (off / free.clamp_min(1.0)).sqrt()

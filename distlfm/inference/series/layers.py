@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from distlfm.gp.linalg import safe_cholesky
-from distlfm.inference.likelihood import log_likelihood
 from distlfm.inference.series.forward import Forward
 from distlfm.mechanisms.parameters import Values
 
@@ -170,7 +169,7 @@ class Layers:
     def _joint(self, z: Tensor, rows: Tensor, v: Tensor) -> Tensor:
         """log p(y | z, v) + log p(v), up to a constant, [K, A], for v [K, A, V]; −∞ where the solve failed."""
         values, outputs, ok = self._respond(z, rows, v)
-        density = log_likelihood(self.forward.model, values, outputs, self.forward.observations.rows(rows))
+        density = self.forward.model.likelihood.log_prob(values, outputs, self.forward.observations.rows(rows))
         density = density - 0.5 * v.square().sum(-1)
         return torch.where(ok & torch.isfinite(density), density, -torch.inf)
 
@@ -201,7 +200,7 @@ class Layers:
         data = self.forward.observations.rows(rows)
         with torch.enable_grad():
             free = outputs.detach().requires_grad_()
-            density = log_likelihood(self.forward.model, values, free, data)
+            density = self.forward.model.likelihood.log_prob(values, free, data)
             (pull,) = torch.autograd.grad(density.sum(), free, create_graph=True)
             (bend,) = torch.autograd.grad(pull.sum(), free)
         return pull.detach().flatten(-2), (-bend).clamp_min(0.0).flatten(-2), density.detach()

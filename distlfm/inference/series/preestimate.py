@@ -79,7 +79,7 @@ def matched_start(
         best = best_of_starts(matching.objective, seeds, forward.size, START, starts)
     rows = torch.arange(len(best.z))
     middle = torch.zeros_like(best.z)
-    if learns_noise(forward.model):
+    if forward.model.likelihood.learns_noise:
         place = forward.model.space.slice_of("noise")
         middle[:, place] = best.z[:, place]
     with torch.no_grad():
@@ -126,11 +126,6 @@ def all_observed(model: Model) -> bool:
     z = torch.randn(3, model.space.num_free, generator=generator, dtype=torch.float64)
     y = torch.rand(3, mechanism.num_states, generator=generator, dtype=torch.float64)
     return torch.equal(mechanism.observe(y, model.space.unpack(z)), y)
-
-
-def learns_noise(model: Model) -> bool:
-    """Whether noise is an unknown, and no part of it is given."""
-    return model.likelihood.kind == "gaussian" and model.likelihood.noise == "learned"
 
 
 class Matching:
@@ -190,8 +185,7 @@ def matching_points(data: Observations, count: int | None) -> tuple[Tensor, Tens
 
 def interpolate(model: Model, data: Observations, at: Tensor, options: PreestimateConfig) -> Interpolated:
     """The curves that the options ask for at times [B, Q], with the noise that comes with the data, if it counts."""
-    counts = model.likelihood.kind == "gaussian" and model.likelihood.noise != "learned"
-    known = data.variance if counts else None
+    known = data.variance if model.likelihood.takes_variances else None
     if options.interpolant == "gp":
         return by_processes(data, at, known, options.smoothness)
     return by_splines(data, at, known)
@@ -218,7 +212,7 @@ def _noise_knowledge(
     model: Model, noise: Tensor, value_size: Tensor, data: Observations
 ) -> tuple[Tensor, Tensor | None]:
     """Noise [B, P] that the curves found, and how many values each such figure is worth; None if none is learned."""
-    if not learns_noise(model):
+    if not model.likelihood.learns_noise:
         return noise, None
     worth = 0.5 * (data.mask.sum(-1) - 2).clamp_min(0)
     found = torch.maximum(noise, 1e-6 * value_size).nan_to_num(1.0)

@@ -56,7 +56,7 @@ class _Filtered:
 
 def supports(model: Model, linearity: Linearity) -> bool:
     """Whether a model is a stable linear system with Matérn forces and Gaussian noise."""
-    if not linearity.affine or model.likelihood.kind != "gaussian":
+    if not linearity.affine or not model.likelihood.gaussian:
         return False
     if any(_shape_of(kernel.expression) is None for kernel in model.kernels):
         return False

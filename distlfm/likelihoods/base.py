@@ -1,0 +1,145 @@
+"""The contract of a likelihood: its unknowns, the density of data given outputs, their variance, and draws of them.
+
+Shapes: leading dimensions `…` are samples and instances, `P` outputs, `T` times, `K` one or `P`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+
+import numpy as np
+import torch
+from pydantic import Field, ModelWrapValidatorHandler, model_validator
+from torch import Tensor
+
+from distlfm.config import Config
+from distlfm.config.registry import OneOf, Registry
+from distlfm.instance import FloatArray, Instance
+from distlfm.mechanisms.parameters import Parameter, Values
+from distlfm.mechanisms.priors import LogNormal, Prior
+
+LIKELIHOODS: Registry[type[Likelihood]] = Registry("likelihood")
+
+Numbers = Mapping[str, FloatArray]
+"""Values of parameters by their names, each [K]."""
+
+Kind = TypeVar("Kind", bound="type[Likelihood]")
+
+
+def register_likelihood(kind: str) -> Callable[[Kind], Kind]:
+    """Class decorator: make a likelihood known to configs as `likelihood.kind`."""
+    return LIKELIHOODS.register(kind, Likelihood)
+
+
+class LikelihoodConfig(Config):
+    """How data scatter around the outputs.
+
+    noise: `learned` (a standard deviation an output), `given` (the variances that come with the data), or `both`
+    (given, and a learned one on top). `shared` learns one for all outputs. Poisson and negative binomial take no noise.
+    prior: of the noise; lognormal(0.1, 1), but for `glucose` around 2 mg/dL.
+    floor: no measurement is believed more exactly than this, however well a curve passes through the data.
+    relative: prior of a share by which noise grows with the level of the signal, on top of the rest; none by default.
+    """
+
+    kind: Annotated[str, OneOf(LIKELIHOODS)] = "gaussian"
+    noise: Literal["learned", "given", "both"] = "learned"
+    shared: bool = False
+    floor: float = Field(default=0.0, ge=0.0)
+    prior: Prior = LogNormal(median=0.1, spread=1.0)
+    dispersion: Prior = LogNormal(median=0.1, spread=1.0)
+    relative: Prior | None = None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_its_kind(cls, content: Any, handler: ModelWrapValidatorHandler[LikelihoodConfig]) -> LikelihoodConfig:
+        """Check a section with the options of its own kind, where these are more than the common ones."""
+        known = LIKELIHOODS.get(str(content.get("kind"))) if isinstance(content, dict) else None
+        own = cls if known is None else known.Options
+        return handler(content) if issubclass(cls, own) else own.model_validate(content)
+
+
+class Observed(Protocol):
+    """Data of instances: values, mask, and if known their variances and the level that noise grows with, [B, P, T]."""
+
+    @property
+    def values(self) -> Tensor: ...
+    @property
+    def mask(self) -> Tensor: ...
+    @property
+    def variance(self) -> Tensor | None: ...
+    @property
+    def level(self) -> Tensor | None: ...
+
+
+class Likelihood(ABC):
+    """How data scatter around the outputs of an equation. A new one fills in the four abstract methods.
+
+    gaussian: whether noise is added and normal, with a variance that no output changes; the force can then be
+    integrated out. keys: where `likelihood` in a config has the prior of a parameter, if not under its own name.
+    """
+
+    Options: ClassVar[type[LikelihoodConfig]] = LikelihoodConfig
+    gaussian: ClassVar[bool] = False
+    keys: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, options: LikelihoodConfig, outputs: Sequence[str], noise_prior: Prior | None = None) -> None:
+        """noise_prior: of the noise as the equation suggests it, for a config that leaves `prior` as it is."""
+        self.options, self.outputs = options, tuple(outputs)
+        left = options.prior == LikelihoodConfig.model_fields["prior"].default
+        self.prior = noise_prior if left and noise_prior is not None else options.prior
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The elements of a parameter that each output has of its own, or all share."""
+        return ("all",) if self.options.shared else self.outputs
+
+    @property
+    def learns_noise(self) -> bool:
+        """Whether a standard deviation `noise` is unknown, and nothing else is known of the noise."""
+        return False
+
+    @property
+    def takes_variances(self) -> bool:
+        """Whether variances that come with the data count."""
+        return False
+
+    @abstractmethod
+    def parameters(self) -> list[Parameter]:
+        """The likelihood's own unknowns, of the kind `noise`."""
+
+    @abstractmethod
+    def density(self, values: Values, outputs: Tensor, data: Observed) -> Tensor:
+        """Log density of each datum given outputs [..., P, T] and parameters, each [..., K]; unobserved ones too."""
+
+    @abstractmethod
+    def noise_variance(self, values: Values, data: Observed, outputs: Tensor | None = None) -> Tensor:
+        """Variance of each datum, [..., P, T]. outputs: [..., P, T]; only a Gaussian one can do without them."""
+
+    @abstractmethod
+    def sample(self, values: Numbers, outputs: FloatArray, generator: np.random.Generator) -> FloatArray:
+        """Data [P, n] around outputs [P, n]; values: each [K]."""
+
+    def log_prob(self, values: Values, outputs: Tensor, data: Observed) -> Tensor:
+        """log p(data | outputs) of each sample and instance, [...]; unobserved values count nothing."""
+        each = self.density(values, outputs, data)
+        return torch.where(data.mask, each, torch.zeros_like(each)).sum((-2, -1))
+
+    def check(self, instance: Instance) -> None:
+        """Refuse values that data of this kind cannot have, by a `UsageError`; here all are taken."""
+        del instance
+
+    def words(self, parameters: Sequence[str]) -> list[str]:
+        """What a report says of the noise. parameters: each with its prior, in words."""
+        return [self.options.kind.replace("_", " "), *parameters]
+
+
+def build_likelihood(options: LikelihoodConfig, outputs: Sequence[str], noise_prior: Prior | None = None) -> Likelihood:
+    """The likelihood that a config section describes."""
+    return LIKELIHOODS.find(options.kind)(options, outputs, noise_prior)
+
+
+def key_of(parameter: str) -> str | None:
+    """Where `likelihood` in a config has a parameter's prior; None if no likelihood has such a parameter."""
+    return next((one.keys[parameter] for one in LIKELIHOODS.values() if parameter in one.keys), None)

@@ -1,0 +1,134 @@
+"""The likelihood and the method of CONTRIBUTING.md, used as a user's own: through a config, and through the suites."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distlfm.config import build
+from distlfm.config.registry import Registry
+from distlfm.errors import UsageError
+from distlfm.inference.archive import load
+from distlfm.instance import Instance
+from distlfm.likelihoods import LIKELIHOODS
+from distlfm.runs.settings import FitConfig, SimulateConfig
+from distlfm.simulation.instances import simulate_from
+from distlfm.verbs.fit import fit
+from tests.support.importing import import_environment
+
+PROJECT = Path(__file__).resolve().parents[2]
+SMALL: dict[str, Any] = {
+    "posterior": {"stages": [8, 10], "draws": 8},
+    "variational": {"num_inducing": 6, "features": 16},
+    "grid_points": 9,
+}
+MECHANISM = {"kind": "transcription", "fixed": {"sensitivity": {"a": 1.0}}}
+
+
+def example(section: str) -> str:
+    """The program of a section of CONTRIBUTING.md."""
+    text = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition(f"\n## {section}\n")[2]
+    return re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    registries: list[Registry[Any]] = [LIKELIHOODS]
+    before = [dict(one) for one in registries]
+    yield tmp_path
+    for registry, kept in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(kept)
+    for name in ("student_plugin", "other_plugin"):
+        sys.modules.pop(name, None)
+
+
+def suite(name: str, plugin: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/contracts/{name}.py"]
+    done = subprocess.run(
+        [*command, "--plugin", plugin, "-k", Path(plugin).stem.partition("_")[0]],
+        cwd=PROJECT,
+        env=import_environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^[1-9]\d* passed", done.stdout, re.MULTILINE), done.stdout
+
+
+def levels(outlier: float) -> Instance:
+    times = np.linspace(0, 7, 9)
+    values = 1 + 0.5 * np.sin(np.stack([times, times - 0.5]))
+    values += 0.02 * np.random.default_rng(1).standard_normal(values.shape)
+    values[0, 4] += outlier
+    return Instance(f"off by {outlier:g}", ("a", "b"), times, values, np.ones(values.shape, dtype=bool))
+
+
+@pytest.mark.slow
+def test_a_likelihood_of_ones_own_fits_and_an_outlier_costs_it_little(folder: Path) -> None:
+    (folder / "student_plugin.py").write_text(example("A likelihood"))
+    content = {
+        "plugins": ["student_plugin"],
+        "mechanism": MECHANISM,
+        "likelihood": {"kind": "student", "prior": {"kind": "lognormal", "median": 0.02, "spread": 0.5}},
+        "inference": {"method": "nested", **SMALL},
+        "run": {"dir": "run", "executor": "serial"},
+    }
+    config = build(FitConfig, content)
+    run = fit(config, data=[levels(0.0), levels(1.0)])
+    clean, spoilt = run.results
+    assert clean.method == spoilt.method == "nested"
+    assert {one.parameter for one in clean.parameters if one.kind == "noise"} == {"scale"}
+    moved = np.abs(clean.grid.outputs.mean - spoilt.grid.outputs.mean).max()
+    assert moved < 0.2, "with normal noise it is 0.4"
+    kept = load(next((folder / "run" / "fits").glob("*.npz")))
+    assert kept.posterior.model.likelihood.options.kind == "student"
+    drawn = build(
+        SimulateConfig, {**{name: content[name] for name in ("plugins", "likelihood")}, "mechanism": MECHANISM}
+    )
+    assert "scale" in simulate_from(drawn)[0].truth.parameters
+    assert build(FitConfig, config.model_dump(mode="json")) == config
+
+
+@pytest.mark.slow
+def test_a_likelihood_of_ones_own_is_put_through_the_suite(folder: Path) -> None:
+    (folder / "student_plugin.py").write_text(example("A likelihood"))
+    suite("test_likelihood", str(folder / "student_plugin.py"))
+
+
+OWN_OPTION = """
+from distlfm.likelihoods import LikelihoodConfig
+class Options(LikelihoodConfig):
+    freedom: float = 6.0
+Student.Options = Options
+"""
+
+
+def test_its_options_may_be_its_own(folder: Path) -> None:
+    (folder / "student_plugin.py").write_text(example("A likelihood") + OWN_OPTION)
+    content = {"plugins": ["student_plugin"], "mechanism": MECHANISM, "likelihood": {"kind": "student", "freedom": 5}}
+    config = build(FitConfig, content)
+    assert config.model_dump(mode="json")["likelihood"]["freedom"] == 5.0
+    assert build(FitConfig, config.model_dump(mode="json")) == config
+    content["likelihood"] = {"kind": "student", "freedom": "much"}
+    with pytest.raises(UsageError, match=r"'likelihood\.freedom' should be a valid number"):
+        build(FitConfig, content)
+
+
+def test_one_name_is_one_likelihood(folder: Path) -> None:
+    (folder / "student_plugin.py").write_text(example("A likelihood"))
+    (folder / "other_plugin.py").write_text(example("A likelihood").replace('"student"', '"poisson"'))
+    with pytest.raises(UsageError, match=r"There is a likelihood 'poisson' already\. Register it by another name"):
+        build(FitConfig, {"plugins": ["other_plugin"], "mechanism": MECHANISM})
+    with pytest.raises(UsageError, match=r"'likelihood\.kind' should be .* 'negative_binomial', not 'student'"):
+        build(FitConfig, {"mechanism": MECHANISM, "likelihood": {"kind": "student"}})
+    build(FitConfig, {"plugins": ["student_plugin"], "mechanism": MECHANISM, "likelihood": {"kind": "student"}})
