@@ -1,7 +1,7 @@
 """Instances drawn from a model's own prior: parameters, forces, trajectories, and data with noise and gaps.
 
 A force of time is drawn exactly, by Cholesky, at all given times and at points between them; what follows from it is
-in `generate_trajectories.py`. `distlfm generate` draws the same, faster, on even times, and into a store.
+in `series.py`. `distlfm generate` draws the same, faster, on even times, and into a store.
 
 Shapes: `P` outputs, `L` forces, `T` times, `N` breaks.
 """

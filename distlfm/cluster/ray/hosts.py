@@ -1,6 +1,6 @@
 """A private Ray over several hosts: started on each, awaited, and ended, always.
 
-Each host's part is a process of ours (`ray_node`), started by srun inside a Slurm job, by ssh for a list of hosts, and
+Each host's part is a process of ours (`node.py`), started by srun inside a Slurm job, by ssh for a list of hosts, and
 directly where it is this host. It lives as long as the pipe to it is open.
 """
 

@@ -1,4 +1,4 @@
-"""One node's Ray, for as long as its standard input is open; a process that `ray_hosts` starts.
+"""One node's Ray, for as long as its standard input is open; a process that `hosts.py` starts.
 
 The first line of the input says what to be, the token among it, so that no command line and no file ever has it. One
 line of output says where it listens. When the input ends, this node's Ray ends: however its starter went, and whether

@@ -87,7 +87,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def guarded(directory: Path) -> Iterator[None]:
-    """At the end, or when this process dies, no process of the Ray in `directory` is left; see `ray_guard`."""
+    """At the end, or when this process dies, no process of the Ray in `directory` is left; see `guard.py`."""
     command = [sys.executable, "-I", "-S", ray_guard.__file__, str(directory)]
     null = subprocess.DEVNULL
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True):

@@ -4,7 +4,7 @@ Around a trajectory the outputs are linear in force, initial state and coefficie
 in a linear field. The mode of that model's unknowns, with the force's mean given them, is where the equation is solved
 and linearised next. When the outputs stay, the model around the last point is the answer: a Laplace approximation,
 whose intervals hold as far as the equation is nearly linear in the force within them. Unknown coefficients are followed
-further, by linearisations on both sides of them (`field_curved.py`).
+further, by linearisations on both sides of them (`linear.py`).
 """
 
 from __future__ import annotations
