@@ -1,6 +1,6 @@
 """What a site allows: one YAML file at the site, which no server can change.
 
-The checks raise Refused. Limits by the day are kept in `memory.py`, the cohort's in `secure/member.py`.
+The checks raise Refused. Limits by the day are kept in `secure/memory.py`, the cohort's in `secure/member.py`.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ class FieldMap:
         space = whitened_basis(self.separable.space, hyper, self.nodes, self.inducing.places)
         # What the inducing points leave open is at most the sum of what each factor does; taken as fully correlated,
         # its effect on the outputs is bounded by the answer to its deviation (Cauchy-Schwarz, for responses ≥ 0; for
-        # others by the sizes of the answers of single nodes, `field_signs.py`).
+        # others by the sizes of the answers of single nodes, `largest_in` above).
         pulses = torch.cat([space, torch.ones_like(space[..., :1]), left_open(space)], -1).mT
         starts, deviation = self.starts(values, hyper)
         initial = torch.cat([torch.zeros_like(pulses), starts], 1)
