@@ -57,7 +57,7 @@ def count_hits(result: FitResult, hits: dict[str, list[float]]) -> None:
     labels = {parameter.name: parameter.labels for parameter in result.posterior.model.space.parameters}
     for level in RANGES:
         hits[f"force {level}"].append(coverage(result.grid.force, truth.force, level))
-        for one in result.parameters:
+        for one in result.estimates:
             if one.parameter not in truth.parameters:
                 continue
             place = labels[one.parameter].index(one.label) if one.label else 0

@@ -40,7 +40,7 @@ def run(quick: bool = False) -> dict[str, Any]:
             found = result.predict(truth.times, truth.positions)
             for level in RANGES:
                 hits[f"force {level}"].append(coverage(found.force, truth.force, level))
-                for one in result.parameters:
+                for one in result.estimates:
                     if one.kind != "mechanism":
                         continue
                     inside = getattr(one, f"lower{level}") <= truth.parameters[one.name][0]

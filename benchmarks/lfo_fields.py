@@ -110,7 +110,7 @@ def splined(one: Instance, times_wanted: int, places_wanted: int) -> Instance:
 def estimates(operator: Operator, instances: Sequence[Instance]) -> FloatArray:
     """Parameters [instances, K]."""
     answers = operator([one.blind() for one in instances])
-    return np.array([[estimate.mean for estimate in answer.parameters] for answer in answers])
+    return np.array([[estimate.mean for estimate in answer.estimates] for answer in answers])
 
 
 def thinned(one: Instance) -> Instance:

@@ -23,7 +23,7 @@ from distlfm.answers.asking import renamed
 from distlfm.config import load
 from distlfm.inference.findings.scores import q2
 from distlfm.instance import Instance
-from distlfm.lfo import Answer, Examples, Operator, Training, finish, load_checkpoint
+from distlfm.lfo import Examples, Operator, OperatorAnswer, Training, finish, load_checkpoint
 from distlfm.lfo.checkpoint import TRAINING as TRAINING_STATE
 from distlfm.runs.settings import GenerateConfig
 from distlfm.runtime.reporting import Plain
@@ -135,7 +135,7 @@ def scored(operator: Operator, instances: Sequence[Instance]) -> dict[str, Any]:
     return found
 
 
-def _one(operator: Operator, answer: Answer, one: Instance) -> dict[str, float]:
+def _one(operator: Operator, answer: OperatorAnswer, one: Instance) -> dict[str, float]:
     truth = one.truth
     assert truth is not None
     assert truth.force is not None
@@ -144,8 +144,8 @@ def _one(operator: Operator, answer: Answer, one: Instance) -> dict[str, float]:
     for level in (68, 95):
         inside = (truth.force >= here[f"lower{level}"]) & (truth.force <= here[f"upper{level}"])
         found[f"{level} % coverage"] = float(inside.mean())
-    known = {**operator.schema.fixed, **{estimate.name: estimate.mean for estimate in answer.parameters}}
-    kinds = {estimate.name: estimate.kind for estimate in answer.parameters}
+    known = {**operator.schema.fixed, **{estimate.name: estimate.mean for estimate in answer.estimates}}
+    kinds = {estimate.name: estimate.kind for estimate in answer.estimates}
     errors: dict[str, list[float]] = {}
     for name, values in truth.parameters.items():
         labels = [f"{name}[{output}]" for output in one.outputs] if len(values) > 1 else [name]

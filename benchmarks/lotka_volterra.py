@@ -75,5 +75,5 @@ def _second_half(result: Any) -> dict[str, Any]:
         "predator": q2(found.outputs.mean, truth.outputs[:, later]),
         "prey": q2(found.force.mean, truth.force[:, later]),
         "status": result.status,
-        "parameters": {one.name: [one.mean, one.sd] for one in result.parameters},
+        "parameters": {one.name: [one.mean, one.sd] for one in result.estimates},
     }

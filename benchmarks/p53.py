@@ -78,4 +78,4 @@ def _agreement(result: FitResult, oracle: FitResult) -> float:
 
 
 def _kinetics(result: FitResult) -> dict[str, list[float]]:
-    return {one.name: [one.mean, one.sd] for one in result.parameters if one.parameter in KINETICS}
+    return {one.name: [one.mean, one.sd] for one in result.estimates if one.parameter in KINETICS}

@@ -149,7 +149,7 @@ def inducing_points(epochs: int) -> dict[str, Any]:
     """Squared distance of the first replicate's rates from the literature's, by the number of inducing points."""
     config = load(FitConfig, CONFIGS / "p53.yaml")
     (first, *_) = fit(config).results
-    ours = {one.name: one.mean for one in first.parameters}
+    ours = {one.name: one.mean for one in first.estimates}
     genes = first.instance.outputs
     known = {"sensitivity": {"p21": 1.0}, "decay": {"p21": 0.8}}
     rates = {
@@ -233,7 +233,7 @@ def lotka_volterra(epochs: int) -> dict[str, Any]:
         scores[f"distlfm, {label}"] = {
             "prey Q², unseen": q2(ours.force.mean, hare[None, later]),
             "predator Q², unseen": q2(ours.outputs.mean, lynx[None, later]),
-            "rates": {one.name: [one.mean, one.sd] for one in result.parameters},
+            "rates": {one.name: [one.mean, one.sd] for one in result.estimates},
             "status": result.status,
         }
     return scores

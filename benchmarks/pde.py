@@ -179,7 +179,7 @@ def noisy(seeds: range) -> tuple[Figures, Any]:
         for seed in seeds:
             result, figures, _ = fitted("reaction_diffusion_noisy", f"data.split_seed={seed}", *overrides)
             inside = {
-                one.name: one.lower95 <= TRUE[one.name] <= one.upper95 for one in result.parameters if one.name in TRUE
+                one.name: one.lower95 <= TRUE[one.name] <= one.upper95 for one in result.estimates if one.name in TRUE
             }
             rows[name].append({**figures, "inside": inside, "undetermined": [str(x) for x in result.undetermined]})
 
@@ -225,7 +225,7 @@ def knirps(seeds: range) -> tuple[Figures, Any]:
         scale = float(mean @ true / (mean @ mean))
         spread = float(((true - true.mean()) ** 2).sum())
         scaled = 1 - float(((scale * mean - true) ** 2).sum()) / spread
-        estimates = {one.name: [one.mean, one.lower95, one.upper95] for one in result.parameters}
+        estimates = {one.name: [one.mean, one.lower95, one.upper95] for one in result.estimates}
         rows.append({**figures, "scaled_q2": scaled, "scale": scale, "estimates": estimates})
     coverage = float(np.mean([row["output_coverage_68"] for row in rows]))
     return {

@@ -63,7 +63,7 @@ def run(quick: bool = False) -> dict[str, Any]:
         force = result.predict(truth.times, truth.positions).force
         row = {f"within {level} %": coverage(force, truth.force, level) for level in (68, 95)}
         row["latent Q²"] = q2(force.mean, truth.force)
-        for found in result.parameters:
+        for found in result.estimates:
             if found.name in RATES:
                 row |= {f"{found.name}": found.mean, f"{found.name}, deviations off": _off(found)}
         rows.append(row)

@@ -103,3 +103,10 @@ class DataError(UsageError):
     def __init__(self, problem: Problem) -> None:
         super().__init__(str(problem))
         self.problem = problem
+
+
+def refused(
+    what: str, fix: str, file: str = "", row: int | None = None, column: str | None = None, instance: str | None = None
+) -> DataError:
+    """The error of one problem."""
+    return DataError(Problem(what, fix, file, row, column, instance))

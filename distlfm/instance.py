@@ -5,11 +5,12 @@ Shapes: `N` observation points, `P` outputs, `L` latent forces, `d` space dimens
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from distlfm.errors import DataError, Problem
 
@@ -39,26 +40,47 @@ class Truth:
 
 @dataclass(frozen=True)
 class Instance:
-    """Observations of one system.
+    """Observations of one system. Lists will do for arrays; they are made arrays.
 
     times: [N], strictly increasing when there are no positions, else non-decreasing.
     values: [P, N], finite; zero where nothing was observed.
-    mask: [P, N], True where a value was observed.
+    mask: [P, N], True where a value was observed; by default wherever `values` has a number, and not where it is NaN.
     positions: [N, d] or None.
     variance: [P, N] variance of the measurement noise, or None where it is to be learned.
+
+    One output alone may be given by its name and a list of N values:
+
+    >>> Instance("A", "p21", [0, 2, 4], [0.9, 2.4, float("nan")]).mask
+    array([[ True,  True, False]])
     """
 
     id: str
     outputs: tuple[str, ...]
     times: FloatArray
     values: FloatArray
-    mask: BoolArray
+    mask: BoolArray = field(default=None)  # type: ignore[arg-type]
     positions: FloatArray | None = None
     variance: FloatArray | None = None
     truth: Truth | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            id: str,
+            outputs: str | Sequence[str],
+            times: ArrayLike,
+            values: ArrayLike,
+            mask: ArrayLike | None = None,
+            positions: ArrayLike | None = None,
+            variance: ArrayLike | None = None,
+            truth: Truth | None = None,
+            metadata: Mapping[str, str] = ...,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
+        self._as_arrays()
         shape = (len(self.outputs), len(self.times))
         for name, array in (("values", self.values), ("mask", self.mask), ("variance", self.variance)):
             if array is not None and array.shape != shape:
@@ -98,6 +120,41 @@ class Instance:
                     "A noise variance is negative or not finite.",
                     "Give the variance (not its logarithm) of each observed value, or leave the column out.",
                 )
+
+    def _as_arrays(self) -> None:
+        """Make arrays of lists, and a mask where none is given."""
+        alone = isinstance(self.outputs, str)
+        outputs = (self.outputs,) if alone else tuple(self.outputs)
+        times, values = self._numbers("times", self.times), self._numbers("values", self.values)
+        mask = None if self.mask is None else np.asarray(self.mask)
+        positions = None if self.positions is None else self._numbers("positions", self.positions)
+        variance = None if self.variance is None else self._numbers("variance", self.variance)
+        if times.ndim != 1:
+            self._refuse(f"times has shape {times.shape}.", "Give a list of numbers, one for each observation point.")
+        if alone:
+            values = np.atleast_2d(values)
+            mask = None if mask is None else np.atleast_2d(mask)
+            variance = None if variance is None else np.atleast_2d(variance)
+        if mask is None:
+            mask = ~np.isnan(values)
+            values = np.where(mask, values, 0.0)
+        elif mask.dtype != np.bool_:
+            if not np.isin(mask, (0, 1)).all():
+                self._refuse("mask holds something else than true and false.", "Give true where a value was observed.")
+            mask = mask.astype(np.bool_)
+        given = {"outputs": outputs, "times": times, "values": values, "mask": mask}
+        for name, value in (given | {"positions": positions, "variance": variance}).items():
+            object.__setattr__(self, name, value)
+
+    def _numbers(self, name: str, given: Any) -> FloatArray:
+        try:
+            return np.asarray(given, dtype=np.float64)
+        except (TypeError, ValueError):
+            self._refuse(
+                f"{name} is not an array of numbers.",
+                "Give numbers, in lists of equal length; times are counted from a start, not dates.",
+            )
+            raise
 
     def _refuse(self, what: str, fix: str) -> None:
         raise DataError(Problem(what, fix, instance=self.id))

@@ -1,7 +1,4 @@
-"""Extras on demand: import a module of an optional dependency, or say exactly how to install it.
-
-A module from a file that is not on the path.
-"""
+"""Import a module on demand: one of an optional dependency, or say exactly how to install it; or one from a file."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 Whoever changes, removes or adds a line in the middle breaks the chain. A cut at the end shows only against a head that
 was noted elsewhere, so the head is worth printing now and then. Facts are sizes, names and digests, never values.
 
-What a door refuses, in the audit log: all of it counted, but written sparingly, so that nobody can fill the disk.
+`RefusalLog` writes what was refused: all of it is counted, but it is written sparingly, so that nobody can fill the
+disk.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def verify(path: Path, head: str | None = None) -> AuditReport:
             continue
         entry = _parsed(line)
         if entry is None:
-            flaws.append(f"Line {row} is no entry.")
+            flaws.append(f"Line {row} is not an entry.")
             continue
         if entry["hash"] != _hash({key: value for key, value in entry.items() if key != "hash"}):
             flaws.append(f"Line {row} was changed.")

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.memory import draft_folder
-from distlfm.federated.secure.mod import secure_mod
+from distlfm.federated.secure.mod import WEIGHT, secure_mod
 from distlfm.federated.site.policy import SitePolicy, check_examples, check_local, policy_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from distlfm.federated.site.work import Part, Site
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
-SHARED, WEIGHT = "shared", "num-examples"
+SHARED = "shared"
 FINAL = "final"
 """In a round's config: its weights are those that the run has found, to be kept and not to be answered with others."""
 
@@ -36,9 +36,9 @@ app = ClientApp(mods=[secure_mod])
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """One round: the weights that came, tuned on the site's patients. Nothing else is told: no loss, no figures.
+    """One round: the weights that came, tuned on the site's patients. Nothing else leaves: no loss, no figures.
 
-    Of the weights at a run's end the site makes its own copy, and all that is told is that it was there.
+    Of the weights at a run's end the site makes its own copy, and all that leaves is that it was there.
     """
     policy, site = policy_of(context), site_of(context)
     config, vector = config_of(message), vector_of(message)

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from distlfm.errors import UsageError
 
 Vector = NDArray[np.float64]
+SHARED = "shared"
+"""The name of the one array that travels."""
 
 
 def chosen(names: Sequence[str], patterns: Sequence[str]) -> tuple[str, ...]:

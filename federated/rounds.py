@@ -19,22 +19,12 @@ from numpy.typing import NDArray
 
 from distlfm.config import fingerprint
 from distlfm.errors import OtherWork, WorkError
-from distlfm.federated.codec import Codec, Vector, weights_digest
-from distlfm.federated.settings import ProgrammeConfig
+from distlfm.federated.codec import SHARED, Codec, Vector, weights_digest
+from distlfm.federated.secure.mod import WEIGHT
+from distlfm.federated.secure.records import SITES
+from distlfm.federated.settings import ProgrammeConfig, RoundTask
 from distlfm.federated.site.tuning import names_of
-from distlfm.federated.strategy import (
-    SHARED,
-    SITES,
-    WEIGHT,
-    TooFewSites,
-    advice,
-    make_strategy,
-    moments,
-    reasons,
-    restore,
-    survivors,
-    wait_for_sites,
-)
+from distlfm.federated.strategy import TooFewSites, make_strategy, moments, reasons, restore, survivors, wait_for_sites
 from distlfm.lfo import Operator
 from distlfm.store.files import put_all, storing
 from distlfm.store.lock import driver_lock
@@ -150,124 +140,115 @@ def run_rounds(
     keeper = Keeper(folder, programme, base, codec)
     with driver_lock(folder, "federated run"):
         state = keeper.load() or State(0, codec.encode(operator.model.state_dict()))
-        told: dict[str, str | int] = {"base": base, "run": run}
-        _rounds(grid, programme, keeper, state, told, on_round, meter)
-        _close(grid, programme, keeper, state, told, on_round, meter)
+        course = _Course(grid, programme, keeper, state, {"base": base, "run": run}, on_round, meter)
+        course.run()
+        course.close()
         return state
 
 
-def _rounds(
-    grid: Grid,
-    programme: ProgrammeConfig,
-    keeper: Keeper,
-    state: State,
-    told: Mapping[str, str | int],
-    on_round: Listener | None,
-    meter: Meter | None,
-) -> None:
-    strategy = make_strategy(programme)
-    restore(strategy, state.memory)
-    lost = attempts = 0
-    while state.done < programme.rounds:
-        attempts += 1
-        line = _round(grid, strategy, programme, state, {**told, "attempt": attempts})
-        if meter is not None and line["sites"] >= programme.min_sites:
-            line["bytes"] = meter()  # those of attempts that were lost before are among them
-        if on_round is not None:
-            on_round(line)
-        if line["sites"] < programme.min_sites:
-            lost += 1
-            if lost > programme.lost:
-                raise TooFewSites(
-                    f"Round {line['round']} was lost {lost} times: {line['sites']} of at least {programme.min_sites} "
-                    f"sites were left at its end ({'; '.join(line['why']) or 'no reason is known'}).",
-                    advice(line["why"]),
-                    line["why"],
-                )
-            continue
-        lost = 0
-        keeper.save(state)
+@dataclass(frozen=True)
+class _Course:
+    """The rounds of one run; `told` goes with every message."""
+
+    grid: Grid
+    programme: ProgrammeConfig
+    keeper: Keeper
+    state: State
+    told: Mapping[str, str | int]
+    on_round: Listener | None
+    meter: Meter | None
+
+    def run(self) -> None:
+        """Do what is left of the rounds."""
+        programme, strategy = self.programme, make_strategy(self.programme)
+        restore(strategy, self.state.memory)
+        lost = attempts = 0
+        while self.state.done < programme.rounds:
+            attempts += 1
+            line = self._round(strategy, {**self.told, "attempt": attempts})
+            if self.meter is not None and line["sites"] >= programme.min_sites:
+                line["bytes"] = self.meter()  # those of attempts that were lost before are among them
+            if self.on_round is not None:
+                self.on_round(line)
+            if line["sites"] < programme.min_sites:
+                lost += 1
+                if lost > programme.lost:
+                    raise TooFewSites(
+                        f"Round {line['round']} was lost {lost} times: {line['sites']} of at least "
+                        f"{programme.min_sites} sites were left at its end "
+                        f"({'; '.join(line['why']) or 'no reason is known'}).",
+                        line["why"],
+                    )
+                continue
+            lost = 0
+            self.keeper.save(self.state)
+
+    def close(self) -> None:
+        """Measure the last model, which has not been sent yet; if too few sites answer, it is not chosen.
+
+        Then the sites get the model of the run, for their own copies; a site that is away keeps the copy it has.
+        """
+        programme, state = self.programme, self.state
+        if programme.evaluate and not state.chosen:
+            nodes = wait_for_sites(self.grid, programme.min_sites, programme.deadline)
+            self._measure(self.told, nodes, programme.deadline)
+            state.chosen, state.last = True, state.figures
+            self.keeper.save(state)
+            if self.on_round is not None:
+                self.on_round({"after": state.done, "kept": state.kept_round, **(state.last or {})})
+        if not state.handed:
+            record = _record(state.result, programme.round_task(programme.rounds + 1), {"final": True, **self.told})
+            messages = [Message(record, node, MessageType.TRAIN) for node in sorted(self.grid.get_node_ids())]
+            replies = self.grid.send_and_receive(messages, timeout=programme.deadline)
+            state.handed = survivors(replies) >= programme.min_sites
+            state.closing += self.meter() if self.meter is not None else 0
+            self.keeper.save(state)
+
+    def _round(self, strategy: FedAvg, told: Mapping[str, str | int]) -> Line:
+        """One round; the state moves on if it was not lost. Its figures are of the weights that it begins with."""
+        programme, state = self.programme, self.state
+        begun, number = time.monotonic(), state.done + 1
+        until = begun + programme.deadline
+        config = ConfigRecord({"task": programme.round_task(number).model_dump_json(), **told})
+        arrays = ArrayRecord({SHARED: Array(state.vector)})
+        messages = list(strategy.configure_train(number, arrays, config, self.grid))
+        if programme.evaluate and state.figures is None:
+            nodes = [message.metadata.dst_node_id for message in messages]
+            self._measure(told, nodes, (until - time.monotonic()) / 2)
+        replies = list(self.grid.send_and_receive(messages, timeout=max(1.0, until - time.monotonic())))
+        sites = survivors(replies)
+        line: Line = {"round": number, "sites": sites}
+        joined, _ = strategy.aggregate_train(number, replies)
+        if joined is not None:
+            vector = np.asarray(joined[SHARED].numpy(), np.float64)
+            if not np.isfinite(vector).all():
+                cause = f"The weights of round {number} are not finite."
+                raise WorkError(cause, "Lower task.lr, and start another run.")
+            line |= {"seconds": time.monotonic() - begun, **(state.figures or {})}
+            state.move(vector, moments(strategy), line)
+        else:
+            line |= {"sites": min(sites, programme.min_sites - 1), "why": reasons(replies)}
+        return line
+
+    def _measure(self, told: Mapping[str, str | int], nodes: Sequence[int], seconds: float) -> None:
+        """Figures of the weights as they are, for the patients that choose; if too few sites answer, there are none.
+
+        It is a sum of its own: sites answer for figures all together or not at all, and may be lost in a round.
+        """
+        record = _record(self.state.vector, self.programme.task, told)
+        messages = [Message(record, node, MessageType.EVALUATE) for node in nodes]
+        replies = list(self.grid.send_and_receive(messages, timeout=max(1.0, seconds)))
+        if survivors(replies) >= self.programme.min_sites:
+            figures = aggregate_metricrecords([reply.content for reply in replies if not reply.has_error()], WEIGHT)
+            loss = figures[names_of(self.programme.task.kind)[0]]
+            assert isinstance(loss, float)
+            self.state.see({key: value for key, value in figures.items() if key not in (SITES, WEIGHT)}, loss)
 
 
-def _close(
-    grid: Grid,
-    programme: ProgrammeConfig,
-    keeper: Keeper,
-    state: State,
-    told: Mapping[str, str | int],
-    on_round: Listener | None,
-    meter: Meter | None,
-) -> None:
-    """The last model has not been sent yet: one more sum tells how good it is. If too few answer, it is not chosen.
-
-    Then the sites get the model of the run, for their own copies; a site that is away keeps the copy it has.
-    """
-    if programme.evaluate and not state.chosen:
-        nodes = wait_for_sites(grid, programme.min_sites, programme.deadline)
-        _measure(grid, programme, state, told, nodes, programme.deadline)
-        state.chosen, state.last = True, state.figures
-        keeper.save(state)
-        if on_round is not None:
-            on_round({"after": state.done, "kept": state.kept_round, **(state.last or {})})
-    if not state.handed:
-        task = programme.round_task(programme.rounds + 1).model_dump_json()
-        config = ConfigRecord({"task": task, "final": True, **told})
-        record = RecordDict({"arrays": ArrayRecord({SHARED: Array(state.result)}), "config": config})
-        messages = [Message(record, node, MessageType.TRAIN) for node in sorted(grid.get_node_ids())]
-        state.handed = survivors(grid.send_and_receive(messages, timeout=programme.deadline)) >= programme.min_sites
-        state.closing += meter() if meter is not None else 0
-        keeper.save(state)
-
-
-def _round(
-    grid: Grid, strategy: FedAvg, programme: ProgrammeConfig, state: State, told: Mapping[str, str | int]
-) -> Line:
-    """One round; the state moves on if it was not lost. Its figures are of the weights that it begins with."""
-    begun, number = time.monotonic(), state.done + 1
-    until = begun + programme.deadline
-    task = programme.round_task(number).model_dump_json()
-    config = ConfigRecord({"task": task, **told})
-    arrays = ArrayRecord({SHARED: Array(state.vector)})
-    messages = list(strategy.configure_train(number, arrays, config, grid))
-    if programme.evaluate and state.figures is None:
-        nodes = [message.metadata.dst_node_id for message in messages]
-        _measure(grid, programme, state, told, nodes, (until - time.monotonic()) / 2)
-    replies = list(grid.send_and_receive(messages, timeout=max(1.0, until - time.monotonic())))
-    sites = survivors(replies)
-    line: Line = {"round": number, "sites": sites}
-    joined, _ = strategy.aggregate_train(number, replies)
-    if joined is not None:
-        vector = np.asarray(joined[SHARED].numpy(), np.float64)
-        if not np.isfinite(vector).all():
-            raise WorkError(f"The weights of round {number} are not finite.", "Lower task.lr, and start another run.")
-        line |= {"seconds": time.monotonic() - begun, **(state.figures or {})}
-        state.move(vector, moments(strategy), line)
-    else:
-        line |= {"sites": min(sites, programme.min_sites - 1), "why": reasons(replies)}
-    return line
-
-
-def _measure(
-    grid: Grid,
-    programme: ProgrammeConfig,
-    state: State,
-    told: Mapping[str, str | int],
-    nodes: Sequence[int],
-    seconds: float,
-) -> None:
-    """Figures of the weights as they are, for the patients that choose; if too few sites answer, there are none.
-
-    It is a sum of its own: sites answer for figures all together or not at all, and may be lost in a round.
-    """
-    config = ConfigRecord({"task": programme.task.model_dump_json(), **told})
-    record = RecordDict({"arrays": ArrayRecord({SHARED: Array(state.vector)}), "config": config})
-    messages = [Message(record, node, MessageType.EVALUATE) for node in nodes]
-    replies = list(grid.send_and_receive(messages, timeout=max(1.0, seconds)))
-    if survivors(replies) >= programme.min_sites:
-        figures = aggregate_metricrecords([reply.content for reply in replies if not reply.has_error()], WEIGHT)
-        loss = figures[names_of(programme.task.kind)[0]]
-        assert isinstance(loss, float)
-        state.see({key: value for key, value in figures.items() if key not in (SITES, WEIGHT)}, loss)
+def _record(vector: Vector, task: RoundTask, told: Mapping[str, str | int]) -> RecordDict:
+    """What is sent with a message: the shared weights, and the task."""
+    config = ConfigRecord({"task": task.model_dump_json(), **told})
+    return RecordDict({"arrays": ArrayRecord({SHARED: Array(vector)}), "config": config})
 
 
 def ask(grid: Grid, operator: Operator, codec: Codec, programme: ProgrammeConfig, folder: Path, run: str) -> Line:
@@ -278,8 +259,7 @@ def ask(grid: Grid, operator: Operator, codec: Codec, programme: ProgrammeConfig
     base = weights_digest(operator.model)
     state = Keeper(folder, programme, base, codec).load() if (folder / STATE).exists() else None
     vector = codec.encode(operator.model.state_dict()) if state is None else state.result
-    config = ConfigRecord({"task": programme.task.model_dump_json(), "base": base, "run": run})
-    record = RecordDict({"arrays": ArrayRecord({SHARED: Array(vector)}), "config": config})
+    record = _record(vector, programme.task, {"base": base, "run": run})
     nodes = wait_for_sites(grid, programme.min_sites, programme.deadline)
     messages = [Message(record, node, f"query.{programme.question}") for node in nodes]
     replies = list(grid.send_and_receive(messages, timeout=programme.deadline))
@@ -289,7 +269,6 @@ def ask(grid: Grid, operator: Operator, codec: Codec, programme: ProgrammeConfig
         raise TooFewSites(
             f"The question {programme.question!r} was answered by {sites} of at least {programme.min_sites} sites: "
             f"{'; '.join(why) or 'no reason is known'}.",
-            advice(why),
             why,
         )
     figures = aggregate_metricrecords([reply.content for reply in replies if not reply.has_error()], WEIGHT)

@@ -57,7 +57,7 @@ def programme_of(text: str) -> ProgrammeConfig:
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        raise UsageError("The programme is no JSON object.", "Start runs with: distlfm federated run")
+        raise UsageError("The programme is not a JSON object.", "Start runs with: distlfm federated run")
     return build(ProgrammeConfig, content, source="programme")
 
 

@@ -1,8 +1,6 @@
-"""What can be chosen in a federation: what a round asks, how rounds are joined, and what a site keeps to itself.
+"""The configs of a federation: what a round asks, how rounds are joined, and what a site keeps to itself.
 
-The config of `distlfm federated simulate`: sites on one machine, and what is compared with what.
-
-The verbs of a federation that have a config.
+`FederatedConfig` is that of `distlfm federated simulate`: sites on one machine, and what is compared with what.
 """
 
 from __future__ import annotations

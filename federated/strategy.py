@@ -17,22 +17,20 @@ from numpy.typing import NDArray
 
 from distlfm.errors import WorkError
 from distlfm.federated.refused import Reason
+from distlfm.federated.secure.records import SITES
 from distlfm.federated.settings import FedAdamConfig, ProgrammeConfig
 
 POLL = 0.5
 """Seconds between two looks at which sites are there."""
 
 LONGEST_REASON = 200
-WEIGHT, SITES = "num-examples", "num-sites"
-SHARED = "shared"
-"""The name of the one array that travels."""
 
 
 class TooFewSites(WorkError):
     """A round could not begin, or could not end, with as many sites as it needs. why: what the others said."""
 
-    def __init__(self, cause: str, fix: str, why: Sequence[str] = ()) -> None:
-        super().__init__(cause, fix)
+    def __init__(self, cause: str, why: Sequence[str] = (), fix: str = "") -> None:
+        super().__init__(cause, fix or advice(why))
         self.why = why
 
 
@@ -113,7 +111,7 @@ def wait_for_sites(grid: Grid, fewest: int, deadline: float) -> list[int]:
         if time.monotonic() >= until:
             raise TooFewSites(
                 f"Only {len(nodes)} of at least {fewest} sites came within {deadline:g} seconds.",
-                "Start the missing sites, or wait longer with a larger deadline; then start the run again.",
+                fix="Start the missing sites, or wait longer with a larger deadline; then start the run again.",
             )
         time.sleep(min(POLL, max(0.0, until - time.monotonic())))
 

@@ -4,9 +4,8 @@
 
 Slurm warns a job by USR1, some time before its walltime ends or when another job takes its nodes. The warning goes on
 to the verb, which keeps what it has and ends with 75; then the job is queued again, and the same command goes on where
-it was. The other launch programs do the same around what they start.
-
-A job that sbatch was given directly notes itself beside its run, so that `distlfm status` shows it too.
+it was. The other launch programs do the same around what they start. A job that sbatch was given directly notes itself
+beside its run, so that `distlfm status` shows it too.
 """
 
 from __future__ import annotations

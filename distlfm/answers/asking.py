@@ -14,7 +14,7 @@ from distlfm.errors import DistlfmError, UsageError
 from distlfm.fleets.sources import told_units
 from distlfm.fleets.spool import Source
 from distlfm.instance import Instance
-from distlfm.lfo import Answer, Operator, OperatorSchema
+from distlfm.lfo import Operator, OperatorAnswer, OperatorSchema
 from distlfm.lfo.schema import check_units
 from distlfm.runs import OPERATOR
 from distlfm.runs.folder import versions
@@ -26,7 +26,7 @@ class Asked:
     """An instance, its answer or why there is none, and the seconds that it took."""
 
     instance: Instance
-    answer: Answer | None
+    answer: OperatorAnswer | None
     reason: str
     seconds: float
 
@@ -47,7 +47,7 @@ def find_checkpoint(path: str | Path) -> Path:
     except OSError:  # the reader says what is wrong
         return given
     if not archive:  # as all are that torch writes
-        raise UsageError(f"{given} is no checkpoint, or a damaged one.", "Give one of `distlfm train`.")
+        raise UsageError(f"{given} is not a checkpoint, or a damaged one.", "Give one of `distlfm train`.")
     return given
 
 
@@ -105,7 +105,7 @@ def ask(operator: Operator, instances: Sequence[Instance]) -> list[Asked]:
 def _ask_alone(operator: Operator, instance: Instance) -> Asked:
     since = time.perf_counter()
     try:
-        answer: Answer | None = operator(instance.blind())
+        answer: OperatorAnswer | None = operator(instance.blind())
         reason = ""
     except DistlfmError as error:
         answer, reason = None, str(error)

@@ -1,13 +1,10 @@
-"""How good the answers of an operator are: the figures of a fit, by the same names, and how honest its intervals are.
+"""Score the answers of an operator: the figures of a fit, by the same names, and how honest the intervals are.
+
+Where a fit stands for the truth, bands are compared with draws from its posterior (`Draws`), made point by point as for
+the calibration. An operator comes nearer to a fit's mean than the truth is to either, so bands that hold the truth as
+often as they promise hold the means of fits far more often.
 
 Shapes: `L` forces, `K` parameters, `n` points at which the truth is known.
-
-Draws from the posteriors of fits: what the bands of an operator have to hold, where a fit stands for the truth.
-
-An operator comes nearer to a fit's mean than the truth is to either: bands that hold the truth as often as they promise
-hold these means far more often. Draws are made as for the calibration, point by point.
-
-Shapes: `L` forces, `K` parameters.
 """
 
 from __future__ import annotations
@@ -20,10 +17,10 @@ import numpy as np
 import torch
 from scipy.stats import norm
 
+from distlfm.answer import Band
 from distlfm.inference.findings.scores import AVERAGED, Figures, coverage, q2
-from distlfm.inference.result import Band
 from distlfm.instance import BoolArray, FloatArray, Instance, Truth
-from distlfm.lfo import Answer, Operator, OperatorSchema
+from distlfm.lfo import Operator, OperatorAnswer, OperatorSchema
 from distlfm.lfo.calibrate import SEED
 from distlfm.store import Store
 from distlfm.store.block import named_parameters
@@ -43,7 +40,7 @@ EDGE = 1e-9
 
 
 def row_of(
-    answer: Answer, instance: Instance, schema: OperatorSchema, seconds: float, drawn: Instance | None = None
+    answer: OperatorAnswer, instance: Instance, schema: OperatorSchema, seconds: float, drawn: Instance | None = None
 ) -> Figures:
     """What is known of one answer. Figures are those of a fit; what an operator does not give, or no truth tells, is
     None: it predicts no outputs and has no bound.
@@ -80,7 +77,7 @@ def failed_answer(name: str, reason: str) -> Figures:
     return {"id": name, "status": "failed", **nothing, "advice": reason, "undetermined": []}
 
 
-def at_truth(answer: Answer, truth: Truth | None) -> tuple[Band, FloatArray, BoolArray] | None:
+def at_truth(answer: OperatorAnswer, truth: Truth | None) -> tuple[Band, FloatArray, BoolArray] | None:
     """The answer where the truth is: bands [L, n], the true force [L, n], and where both are known [L, n]."""
     if truth is None or truth.force is None or len(truth.force) != len(answer.forces):
         return None
@@ -116,10 +113,10 @@ def true_elements(instance: Instance, schema: OperatorSchema) -> dict[str, float
     return {name: value for name, value in found.items() if np.isfinite(value)}
 
 
-def parameter_errors(answer: Answer, instance: Instance, schema: OperatorSchema) -> dict[str, float]:
+def parameter_errors(answer: OperatorAnswer, instance: Instance, schema: OperatorSchema) -> dict[str, float]:
     """Mean absolute error of each parameter whose truth is known, over its elements; known elements count too."""
-    given = {**schema.fixed, **{one.name: one.mean for one in answer.parameters}}
-    learned = {_base(one.name) for one in answer.parameters}
+    given = {**schema.fixed, **{one.name: one.mean for one in answer.estimates}}
+    learned = {_base(one.name) for one in answer.estimates}
     errors: dict[str, list[float]] = {}
     for element, true in true_elements(instance, schema).items():
         if element in given and _base(element) in learned:
@@ -136,7 +133,7 @@ class Calibration:
     num_force: int = 0
     num_parameters: int = 0
 
-    def add(self, operator: Operator, answer: Answer, instance: Instance) -> None:
+    def add(self, operator: Operator, answer: OperatorAnswer, instance: Instance) -> None:
         compared = at_truth(answer, instance.truth)
         if compared is not None:
             band, true, here = compared
@@ -156,7 +153,7 @@ class Calibration:
 
 
 def parameter_scores(
-    operator: Operator, answer: Answer, instance: Instance
+    operator: Operator, answer: OperatorAnswer, instance: Instance
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Truth − estimate, and half the intervals of 68 and 95 %, each [K], in the space in which parameters are learned.
 
@@ -164,12 +161,12 @@ def parameter_scores(
     """
     true = true_elements(instance, operator.schema)
     sides = ("mean", "lower68", "upper68", "lower95", "upper95")
-    rows = [[true.get(one.name, 1.0), *(getattr(one, side) for side in sides)] for one in answer.parameters]
+    rows = [[true.get(one.name, 1.0), *(getattr(one, side) for side in sides)] for one in answer.estimates]
     if not rows:
         return np.zeros(0), np.zeros(0), np.zeros(0)
     table = operator.model.normal.standardised(torch.tensor(rows, dtype=torch.float32).T)
     told = table.double().numpy()
-    known = [one.name in true for one in answer.parameters]
+    known = [one.name in true for one in answer.estimates]
     return np.where(known, told[0] - told[1], np.nan), (told[3] - told[2]) / 2, (told[5] - told[4]) / 2
 
 

@@ -1,6 +1,6 @@
-"""Answers as files: tables for a spreadsheet, and JSON with everything, written as the answers come.
+"""Write answers as files: tables for a spreadsheet, and JSON with everything, as the answers come.
 
-What an earlier query has left in a folder, and how it goes before another one's answers come.
+What an earlier query has left in the folder is removed before the answers of the next one take its place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from distlfm.answers.figures import true_elements
 from distlfm.instance import Instance
-from distlfm.lfo import Answer, OperatorSchema
+from distlfm.lfo import OperatorAnswer, OperatorSchema
 from distlfm.runs import REPORT, SUMMARY
 from distlfm.runs.folder import forget_report
 from distlfm.store.files import finite, storing
@@ -40,14 +40,14 @@ class Tables:
         document.write(f'{{\n"units": {_json(dict(schema.units))},\n"answers": [')
         self._between = "\n"
 
-    def add(self, answer: Answer, instance: Instance) -> None:
+    def add(self, answer: OperatorAnswer, instance: Instance) -> None:
         """One more answer."""
         for i, force in enumerate(answer.forces):
             curves = np.stack([getattr(answer, name)[i].ravel() for name in COLUMNS], -1)
             rows = zip(answer.points.tolist(), curves.tolist(), strict=True)
             self._answers.writerows([answer.id, *map(_digits, at), force, *map(_digits, told)] for at, told in rows)
         true = true_elements(instance, self._schema)
-        for one in answer.parameters:
+        for one in answer.estimates:
             numbers = [_digits(getattr(one, name)) for name in COLUMNS]
             known = _digits(true[one.name]) if one.name in true else ""
             unit = self._schema.units.get(one.name, "").replace(UNKNOWN_UNIT, "")
@@ -82,7 +82,7 @@ def tables(folder: Path, schema: OperatorSchema) -> Iterator[Tables]:
             draft.unlink(missing_ok=True)
 
 
-def as_data(answer: Answer) -> dict[str, Any]:
+def as_data(answer: OperatorAnswer) -> dict[str, Any]:
     """An answer as plain data: `dims` has the coordinates, `forces` the curves in their shape."""
     forces = {
         force: {name: getattr(answer, name)[i].tolist() for name in COLUMNS} for i, force in enumerate(answer.forces)
@@ -93,7 +93,7 @@ def as_data(answer: Answer) -> dict[str, Any]:
         "warning": answer.warning,
         "dims": {name: axis.tolist() for name, axis in zip(answer.dims, answer.axes, strict=True)},
         "forces": forces,
-        "parameters": {one.name: {name: getattr(one, name) for name in COLUMNS} for one in answer.parameters},
+        "parameters": {one.name: {name: getattr(one, name) for name in COLUMNS} for one in answer.estimates},
     }
 
 

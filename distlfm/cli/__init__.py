@@ -1,4 +1,4 @@
-"""The command line: one thin function a verb, no logic."""
+"""The command line: one thin function per verb, no logic."""
 
 from distlfm.cli.app import main
 

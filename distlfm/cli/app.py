@@ -1,4 +1,4 @@
-"""The `distlfm` command: global options, the verbs, and how a failure is told.
+"""The `distlfm` command: global options, the verbs, and how a failure is reported.
 
 Exit codes: 0 all went well, 1 the work failed, 2 the call was wrong, 130 interrupted.
 """
@@ -13,12 +13,9 @@ from typing import Annotated
 
 import click
 import typer
+from typer import Option
 
-from distlfm.cli import config, data, federated, fit, query, store, submit, train
-from distlfm.cli import fit as generate
-from distlfm.cli import health as doctor
-from distlfm.cli import health as status
-from distlfm.cli import query as serve
+from distlfm.cli import config, data, federated, fit, health, query, store, submit, train
 from distlfm.cli.options import STATE, group, start
 from distlfm.errors import DistlfmError
 from distlfm.version import __version__
@@ -41,17 +38,17 @@ ANYWHERE = re.compile(r"--(verbose|quiet|debug)|-(v+|q)")
 """Global options, which are understood behind the verb too."""
 
 app = group(EXAMPLES)
-app.command("doctor")(doctor.doctor)
+app.command("doctor")(health.doctor)
 app.command("simulate")(fit.simulate)
-app.command("generate")(generate.generate)
+app.command("generate")(fit.generate)
 app.command("fit")(fit.fit)
 app.command("train")(train.train)
 app.command("tune")(train.tune)
 app.command("evaluate")(train.evaluate)
 app.command("query")(query.query)
-app.command("serve")(serve.serve)
+app.command("serve")(query.serve)
 app.command("resume")(fit.resume)
-app.command("status")(status.status)
+app.command("status")(health.status)
 app.command("submit")(submit.submit)
 app.command("demo")(fit.demo)
 app.add_typer(data.app, name="data")
@@ -69,17 +66,13 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
     verbose: Annotated[
         int,
-        typer.Option(
-            "-v", "--verbose", count=True, metavar="", show_default=False, help="Say more; twice for everything."
-        ),
+        Option("-v", "--verbose", count=True, metavar="", show_default=False, help="Say more; twice for everything."),
     ] = 0,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Say only what went wrong.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
+    quiet: Annotated[bool, Option("-q", "--quiet", help="Say only what went wrong.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Show the traceback of a failure.")] = False,
 ) -> None:
     """Options of every verb."""
     del version
@@ -124,18 +117,9 @@ def _run(arguments: list[str]) -> int:
         sys.stderr.close()
         return 1
     except Exception as error:
-        return _tell(_unexpected(error), 1)
+        from distlfm.store.files import unexpected
 
-
-def _unexpected(error: Exception) -> str:
-    """What nobody foresaw: a disk that is full, or the like, which the user can mend, or a fault of ours."""
-    if isinstance(error, OSError):
-        from distlfm.store.files import refusal
-
-        told = refusal(error)
-        if told is not None:
-            return str(told)
-    return f"Unexpected {type(error).__name__}: {error}. This is a fault of distlfm; --debug shows where."
+        return _tell(unexpected(error, "--debug"), 1)
 
 
 def _tell(text: str, code: int) -> int:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument
 
-from distlfm.cli.options import STATE, Plugins, group
+from distlfm.cli.options import STATE, AsJson, Plugins, group
 from distlfm.config import dump
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ app = group("Look at configs: their schema, what a file and its overrides come t
 
 
 @app.command("schema")
-def schema(verb: Annotated[str, typer.Argument(help="The verb whose config is meant.")] = "fit") -> None:
+def schema(verb: Annotated[str, Argument(help="The verb whose config is meant.")] = "fit") -> None:
     """Print the JSON schema of a verb's config.
 
     Example: `distlfm config schema fit > fit.schema.json`
@@ -31,10 +32,8 @@ def schema(verb: Annotated[str, typer.Argument(help="The verb whose config is me
 
 @app.command("show")
 def show(
-    path: Annotated[Path, typer.Argument(help="A config file.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Settings in place of the config's: run.seed=1.")
-    ] = None,
+    path: Annotated[Path, Argument(help="A config file.")],
+    overrides: Annotated[list[str] | None, Argument(help="Settings in place of the config's: run.seed=1.")] = None,
 ) -> None:
     """Check a config and print it with all defaults filled in.
 
@@ -47,13 +46,12 @@ def show(
 
 @app.command("equations")
 def equations(
-    kind: Annotated[str | None, typer.Argument(help="An equation; without one all are listed.")] = None,
+    kind: Annotated[str | None, Argument(help="An equation; without one all are listed.")] = None,
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Settings on which its parameters depend: initial=free."),
+        list[str] | None, Argument(help="Settings on which its parameters depend: initial=free.")
     ] = None,
     plugin: Plugins = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the equations, or show one: its parameters with units and default priors, its options, a config of it.
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument
 
-from distlfm.cli.options import STATE, group
+from distlfm.cli.options import STATE, AsJson, group
 from distlfm.config import apply_overrides, build, read_yaml
 from distlfm.errors import UsageError
 
@@ -16,7 +17,7 @@ app = group("Look at data: the reference sets, and what a file holds before it i
 
 
 @app.command("ls")
-def ls(as_json: Annotated[bool, typer.Option("--json", help="One JSON list for programs.")] = False) -> None:
+def ls(as_json: AsJson = False) -> None:
     """List the reference data sets with their origin, and whether they are on this machine.
 
     Example: `distlfm data ls`
@@ -35,14 +36,12 @@ def ls(as_json: Annotated[bool, typer.Option("--json", help="One JSON list for p
 @app.command("check")
 def check(
     path: Annotated[
-        Path,
-        typer.Argument(help="A .csv, .csv.gz, .parquet or .npz file, a folder of them, or a config that names one."),
+        Path, Argument(help="A .csv, .csv.gz, .parquet or .npz file, a folder of them, or a config that names one.")
     ],
     columns: Annotated[
-        list[str] | None,
-        typer.Argument(help="key=value: which column plays which part; without any they are guessed."),
+        list[str] | None, Argument(help="key=value: which column plays which part; without any they are guessed.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Read data as a fit would, and show what is there and what is wrong with it.
 

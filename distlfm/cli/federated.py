@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from distlfm.cli import provision as federated_provision
-from distlfm.cli.fit import Overrides, as_overrides
-from distlfm.cli.options import STATE, group
+from distlfm.cli import provision
+from distlfm.cli.options import STATE, AsJson, Overrides, as_overrides, group
 from distlfm.config import load
 from distlfm.errors import UsageError
 from distlfm.optional import require
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from distlfm.federated.settings import ProgrammeConfig
 
 app = group("Tune and ask a common operator over several sites. Patients' data stay at their site.")
-app.add_typer(federated_provision.app, name="provision")
+app.add_typer(provision.app, name="provision")
 
 
 @app.callback()
@@ -33,19 +33,18 @@ def extra() -> None:
         require(module, "federated")
 
 
-Folder = Annotated[Path, typer.Argument(help="The role's folder, made by `provision`.")]
+Folder = Annotated[Path, Argument(help="The role's folder, made by `provision`.")]
 Insecure = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--insecure",
         help="Plain text and no node keys, on this machine only: any process here can read models and pose as a site.",
     ),
 ]
-Link = Annotated[Path | None, typer.Option("--link", help="The coordinator's folder, on its machine.")]
-Server = Annotated[str | None, typer.Option("--server", help="HOST:PORT of a link elsewhere; with --ca and --token.")]
-Ca = Annotated[Path | None, typer.Option("--ca", help="The federation's ca.pem.")]
-Token = Annotated[Path | None, typer.Option("--token", help="File with an admin token; admin.token of --link.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, for machines.")]
+Link = Annotated[Path | None, Option("--link", help="The coordinator's folder, on its machine.")]
+Server = Annotated[str | None, Option("--server", help="HOST:PORT of a link elsewhere; with --ca and --token.")]
+Ca = Annotated[Path | None, Option("--ca", help="The federation's ca.pem.")]
+Token = Annotated[Path | None, Option("--token", help="File with an admin token; admin.token of --link.")]
 
 
 @app.command("link")
@@ -69,7 +68,7 @@ def prepare(folder: Folder) -> int:
 
     if not (folder / "site.yaml").is_file():
         fix = "Make one from the coordinator's kit: distlfm federated provision site KIT FOLDER"
-        raise UsageError(f"{folder} is no site's folder: it has no site.yaml.", fix)
+        raise UsageError(f"{folder} is not a site's folder: it has no site.yaml.", fix)
     left_out = Site(folder).prepare(STATE.reporter)
     STATE.reporter.say(f"the patients of {folder} are fitted" + (f"; {left_out} left out" if left_out else ""))
     return 1 if left_out else 0
@@ -88,10 +87,10 @@ def site(folder: Folder, insecure: Insecure = False) -> None:
 
 @app.command("run")
 def run(
-    config: Annotated[Path, typer.Argument(help="A programme, such as configs/programme/glucose.yaml.")],
+    config: Annotated[Path, Argument(help="A programme, such as configs/programme/glucose.yaml.")],
     overrides: Overrides = None,
-    name: Annotated[str, typer.Option("--name", help="Of the run; the same name goes on with a stopped one.")] = "run",
-    out: Annotated[Path | None, typer.Option("--out", help="Where the config, a summary and a report go.")] = None,
+    name: Annotated[str, Option("--name", help="Name of the run; the same name goes on with a stopped one.")] = "run",
+    out: Annotated[Path | None, Option("--out", help="Where the config, a summary and a report go.")] = None,
     link: Link = None,
     server: Server = None,
     ca: Ca = None,
@@ -123,14 +122,14 @@ def run(
 
 @app.command("query")
 def query(
-    what: Annotated[str, typer.Argument(help="With --site: data of patients. Else a question: model or cohort.")],
+    what: Annotated[str, Argument(help="With --site: data of patients. Else a question: model or cohort.")],
     overrides: Overrides = None,
-    site: Annotated[Path | None, typer.Option("--site", help="Ask this site's own model; nothing leaves.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="With --site: where the answers go.")] = None,
+    site: Annotated[Path | None, Option("--site", help="Ask this site's own model; nothing leaves.")] = None,
+    out: Annotated[Path | None, Option("--out", help="With --site: where the answers go.")] = None,
     programme: Annotated[
-        Path | None, typer.Option("--programme", help="Of the federation's question: which operator is meant.")
+        Path | None, Option("--programme", help="Of the federation's question: which operator is meant.")
     ] = None,
-    name: Annotated[str, typer.Option("--name", help="The run whose model is asked about.")] = "run",
+    name: Annotated[str, Option("--name", help="The run whose model is asked about.")] = "run",
     link: Link = None,
     server: Server = None,
     ca: Ca = None,
@@ -154,7 +153,8 @@ def query(
         settings = [*(overrides or []), *as_overrides({"run.dir": out})]
         return tell(ask_site(site, what, settings, STATE.reporter), STATE.reporter)
     if programme is None:
-        raise UsageError("It is not said who is asked.", "Give --site FOLDER, or --programme CONFIG and --link FOLDER.")
+        fix = "Give --site FOLDER, or --programme CONFIG and --link FOLDER."
+        raise UsageError("Neither a site nor a programme is given.", fix)
     from distlfm.federated.settings import ProgrammeConfig
 
     asked = load(ProgrammeConfig, programme, overrides or [])
@@ -179,9 +179,9 @@ def status(folder: Folder, insecure: Insecure = False, as_json: AsJson = False) 
 
 @app.command("simulate")
 def simulate(
-    config: Annotated[Path, typer.Argument(help="A config file, such as configs/federated/glucose.yaml.")],
+    config: Annotated[Path, Argument(help="A config file, such as configs/federated/glucose.yaml.")],
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The folder for sites, rounds and summary.json.")] = None,
+    out: Annotated[Path | None, Option("--out", help="The folder for sites, rounds and summary.json.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a whole federation in this process, with the same messages, masks and policies; no network.
@@ -195,9 +195,9 @@ def simulate(
 
 @app.command("audit")
 def audit(
-    log: Annotated[Path, typer.Argument(help="A role's folder, or its audit.jsonl.")],
-    run: Annotated[str | None, typer.Option("--run", help="Only what belongs to this run.")] = None,
-    head: Annotated[str | None, typer.Option("--head", help="A hash noted earlier: is that line still there?")] = None,
+    log: Annotated[Path, Argument(help="A role's folder, or its audit.jsonl.")],
+    run: Annotated[str | None, Option("--run", help="Only what belongs to this run.")] = None,
+    head: Annotated[str | None, Option("--head", help="A hash noted earlier: is that line still there?")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Show an audit log and check that nobody changed it. Exit code 1 if somebody did.
@@ -277,7 +277,7 @@ def _connection(
     from distlfm.federated.link.control import connection_of, connection_to
 
     if (link is None) == (server is None):
-        raise UsageError("It is not said which link is meant.", "Give --link FOLDER, or --server HOST:PORT.")
+        raise UsageError("The link is not given.", "Give --link FOLDER, or --server HOST:PORT.")
     if link is not None:
         return connection_of(link, token_file=token, insecure=insecure)
     assert server is not None

@@ -1,21 +1,17 @@
-"""`distlfm simulate`, `distlfm fit`, `distlfm resume` and `distlfm demo`.
+"""`distlfm simulate`, `fit`, `resume`, `demo` and `generate`.
 
 What computes is imported by the verb that needs it: help and completion must not wait for it.
-
-`distlfm generate`: a store of instances whose truth is known.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
-from distlfm.cli.options import STATE, Plugins, plugins_override
+from distlfm.cli.options import STATE, Overrides, Plugins, as_overrides, plugins_override
 from distlfm.config import apply_overrides, build, dump, load, read_yaml
 from distlfm.errors import UsageError
 from distlfm.runtime.reporting import Reporter
@@ -26,26 +22,22 @@ if TYPE_CHECKING:
 
 
 Executor = Annotated[
-    str | None, typer.Option("--executor", help="auto, ray, or serial, which needs no Ray. Short for run.executor.")
+    str | None, Option("--executor", help="auto, ray, or serial, which needs no Ray. Short for run.executor.")
 ]
-Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Work on so many blocks at once, at most.")]
+Workers = Annotated[int | None, Option("--workers", min=1, help="Maximum number of blocks in flight.")]
 Address = Annotated[
-    str | None, typer.Option("--address", help="Join a Ray cluster: HOST:PORT, or auto for the one of this machine.")
+    str | None, Option("--address", help="Join a Ray cluster: HOST:PORT, or auto for the one of this machine.")
 ]
 
 MOST_LISTED = 20
 
-Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Settings in place of the config's, such as run.seed=1; as many as you like.")
-]
-
 
 def simulate(
-    mechanism: Annotated[str, typer.Argument(help="A mechanism, such as transcription, or a config file.")],
+    mechanism: Annotated[str, Argument(help="A mechanism, such as transcription, or a config file.")],
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option("--out", help="The .npz file to write.")] = Path("instances.npz"),
-    instances: Annotated[int | None, typer.Option("--instances", min=1, help="How many; 8 by default.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Everything random follows from it.")] = None,
+    out: Annotated[Path, Option("--out", help="The .npz file to write.")] = Path("instances.npz"),
+    instances: Annotated[int | None, Option("--instances", min=1, help="Number of instances; 8 by default.")] = None,
+    seed: Annotated[int | None, Option("--seed", help="Seed of everything random.")] = None,
     plugin: Plugins = None,
 ) -> None:
     """Draw instances from a model's priors, with their true forces and parameters.
@@ -71,7 +63,7 @@ def simulate(
     settings = [*(overrides or []), *plugins_override(plugin)]
     config = build(SimulateConfig, apply_overrides(content, settings), source="simulate")
     if out.suffix != ".npz":
-        raise UsageError(f"{out} is no .npz file.", "Give --out a name that ends in .npz.")
+        raise UsageError(f"{out} is not an .npz file.", "Give --out a name that ends in .npz.")
     found = simulate_from(config)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -88,22 +80,22 @@ def simulate(
 
 
 def fit(
-    config: Annotated[Path, typer.Argument(help="A config file, such as configs/fit/p53.yaml.")],
+    config: Annotated[Path, Argument(help="A config file, such as configs/fit/p53.yaml.")],
     overrides: Overrides = None,
     data: Annotated[
-        Path | None, typer.Option("--data", help="A file, a folder or a store. Short for data.path=PATH.")
+        Path | None, Option("--data", help="A file, a folder or a store. Short for data.path=PATH.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="The run's folder, with its report. Short for run.dir=DIR.")
+        Path | None, Option("--out", help="The run's folder, with its report. Short for run.dir=DIR.")
     ] = None,
     mpi_ranks: Annotated[
-        int | None, typer.Option("--mpi-ranks", min=1, help="Divide the mesh of a PDE among so many MPI processes.")
+        int | None, Option("--mpi-ranks", min=1, help="Number of MPI processes that share the mesh of a PDE.")
     ] = None,
     executor: Executor = None,
     workers: Workers = None,
     address: Address = None,
     part: Annotated[
-        str | None, typer.Option("--part", help="Do this share of the blocks, such as 2/16, beside others with theirs.")
+        str | None, Option("--part", help="Do this share of the blocks, such as 2/16, beside others with theirs.")
     ] = None,
     plugin: Plugins = None,
 ) -> int:
@@ -143,7 +135,7 @@ def _fit_part(config: FitConfig, part: str) -> int:
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(help="The folder of a fit, a training or a sweep, or a store.")],
+    run: Annotated[Path, Argument(help="The folder of a fit, a training or a sweep, or a store.")],
     executor: Executor = None,
     workers: Workers = None,
     address: Address = None,
@@ -158,7 +150,7 @@ def resume(
     kept = run / "config.yaml"
     if not kept.is_file() and not is_store(run):
         fix = "Give the --out folder of `distlfm fit`, `train` or `tune`, or the store of `distlfm generate`."
-        raise UsageError(f"{run} is no run: it has no config.yaml.", fix)
+        raise UsageError(f"{run} is not a run: it has no config.yaml.", fix)
     verb = read_yaml(kept).get("verb") if kept.is_file() else None
     if verb in ("train", "tune"):
         return _resume_training(str(verb), run, as_overrides({"run.workers": workers, "run.address": address}))
@@ -184,11 +176,6 @@ def _resume_training(verb: str, run: Path, settings: list[str]) -> int:
     else:
         tune(run / "config.yaml", settings, STATE.reporter)
     return 0
-
-
-def as_overrides(values: Mapping[str, object]) -> list[str]:
-    """Options that are given, as overrides of the config."""
-    return [f"{key}={json.dumps(str(value))}" for key, value in values.items() if value is not None]
 
 
 def work_overrides(executor: str | None, workers: int | None, address: str | None) -> list[str]:
@@ -232,9 +219,7 @@ def tell(run: FitRun, reporter: Reporter) -> int:
     return 1 if run.set_aside or run.tally.failed else 0
 
 
-def demo(
-    out: Annotated[Path, typer.Option("--out", help="Where the demonstration writes.")] = Path("runs/demo"),
-) -> int:
+def demo(out: Annotated[Path, Option("--out", help="Where the demonstration writes.")] = Path("runs/demo")) -> int:
     """Show the main jobs end to end on this machine, one act after another, each with its figures.
 
     Example: `distlfm demo --out runs/demo`
@@ -255,11 +240,11 @@ def demo(
 
 
 def generate(
-    config: Annotated[Path, typer.Argument(help="A config file, such as configs/generate/transcription.yaml.")],
+    config: Annotated[Path, Argument(help="A config file, such as configs/generate/transcription.yaml.")],
     overrides: Overrides = None,
-    instances: Annotated[int | None, typer.Option("--instances", min=1, help="How many to draw.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The store to write. Short for run.dir=DIR.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Everything random follows from it.")] = None,
+    instances: Annotated[int | None, Option("--instances", min=1, help="Number of instances to draw.")] = None,
+    out: Annotated[Path | None, Option("--out", help="The store to write. Short for run.dir=DIR.")] = None,
+    seed: Annotated[int | None, Option("--seed", help="Seed of everything random.")] = None,
     executor: Executor = None,
     workers: Workers = None,
     address: Address = None,

@@ -1,7 +1,4 @@
-"""`distlfm status`: how far a run is.
-
-`distlfm doctor`: what is installed, what is missing or broken, and the command that fixes it.
-"""
+"""`distlfm doctor` and `distlfm status`: what works on this machine, and how far a run is."""
 
 from __future__ import annotations
 
@@ -10,14 +7,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from distlfm.cli.options import STATE
+from distlfm.cli.options import STATE, AsJson
 
 
 def doctor(
-    directory: Annotated[Path, typer.Option("--dir", help="Directory whose speed and renames are tried.")] = Path("."),
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON list for programs.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out what starts processes (MPI, Ray, FEniCS).")] = False,
+    directory: Annotated[Path, Option("--dir", help="Directory whose speed and renames are tried.")] = Path("."),
+    as_json: AsJson = False,
+    quick: Annotated[bool, Option("--quick", help="Leave out what starts processes (MPI, Ray, FEniCS).")] = False,
 ) -> int:
     """Try every part of the stack and say how to mend what does not work.
 
@@ -33,10 +31,7 @@ def doctor(
     return 1 if any(check.status == "broken" for check in checks) else 0
 
 
-def status(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, or a store.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for machines.")] = False,
-) -> int:
+def status(run: Annotated[Path, Argument(help="The folder of a run, or a store.")], as_json: AsJson = False) -> int:
     """Say how much of a run is done, failed and running, and how its Slurm jobs are. It is quick for millions.
 
     Exit code 0 if it is complete, queued or being worked on, 1 if it is stopped. Example: `distlfm status runs/fleet`

@@ -1,17 +1,17 @@
-"""What the options before the verb set: how much is said, and whether a failure shows its traceback.
-
-The option `--plugin`, of every verb that may need an equation of the user's own.
-"""
+"""Options that verbs share, and what the global ones set: how much is said, and whether a traceback is shown."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from distlfm.runtime.reporting import Reporter, reporter_for
 
@@ -52,12 +52,15 @@ def group(summary: str) -> typer.Typer:
     )
 
 
+AsJson = Annotated[bool, Option("--json", help="Print JSON for programs.")]
+Overrides = Annotated[
+    list[str] | None, Argument(help="Settings in place of the config's, such as run.seed=1; as many as you like.")
+]
+RunFolder = Annotated[Path | None, Option("--out", help="The run's folder. Short for run.dir=DIR.")]
 Plugins = Annotated[
     list[str] | None,
-    typer.Option(
-        "--plugin",
-        metavar="MODULE",
-        help="A module with an equation of your own, or its file; may be given again.",
+    Option(
+        "--plugin", metavar="MODULE", help="A module with an equation of your own, or its file; may be given again."
     ),
 ]
 
@@ -65,3 +68,8 @@ Plugins = Annotated[
 def plugins_override(names: list[str] | None, key: str = "plugins") -> list[str]:
     """The option as an override of the config."""
     return [f"{key}={json.dumps(names)}"] if names else []
+
+
+def as_overrides(values: Mapping[str, object]) -> list[str]:
+    """Options that are given, as overrides of the config."""
+    return [f"{key}={json.dumps(str(value))}" for key, value in values.items() if value is not None]

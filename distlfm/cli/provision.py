@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from distlfm.cli.options import STATE, group
 from distlfm.errors import UsageError
 
 app = group("Make the roles of a federation. Private keys are made where they are used, and never leave.")
 
-LinkFolder = Annotated[Path, typer.Argument(help="The coordinator's folder.")]
-SiteFolder = Annotated[Path, typer.Argument(help="The site's folder.")]
-Sites = Annotated[str, typer.Option("--sites", help="Names of the sites, with commas: north,south,west.")]
-Federation = Annotated[str, typer.Option("--name", help="Of the federation.")]
-Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="Of the link.")]
+LinkFolder = Annotated[Path, Argument(help="The coordinator's folder.")]
+SiteFolder = Annotated[Path, Argument(help="The site's folder.")]
+Sites = Annotated[str, Option("--sites", help="Names of the sites, with commas: north,south,west.")]
+Federation = Annotated[str, Option("--name", help="Name of the federation.")]
+Port = Annotated[int, Option("--port", min=1, max=65535, help="Port of the link.")]
 
 
 @app.command("link")
@@ -24,12 +24,10 @@ def link(
     folder: LinkFolder,
     sites: Sites,
     name: Federation = "federation",
-    host: Annotated[str, typer.Option("--host", help="Name or address under which sites reach it.")] = "127.0.0.1",
-    bind: Annotated[
-        str, typer.Option("--bind", help="Address to listen on; the default is this machine.")
-    ] = "127.0.0.1",
+    host: Annotated[str, Option("--host", help="Name or address under which sites reach it.")] = "127.0.0.1",
+    bind: Annotated[str, Option("--bind", help="Address to listen on; the default is this machine.")] = "127.0.0.1",
     port: Port = 8443,
-    also: Annotated[str, typer.Option("--also", help="Further names in the certificate, with commas.")] = "",
+    also: Annotated[str, Option("--also", help="Further names in the certificate, with commas.")] = "",
 ) -> None:
     """At the coordinator: make certificate authority, server certificate, admin token, and a kit for each site.
 
@@ -50,10 +48,10 @@ def link(
 
 @app.command("site")
 def site(
-    kit: Annotated[Path, typer.Argument(help="The kit that the coordinator sent.")],
+    kit: Annotated[Path, Argument(help="The kit that the coordinator sent.")],
     folder: SiteFolder,
     operator: Annotated[
-        Path | None, typer.Option("--operator", help="The operator that all begin with; copied to model/base.pt.")
+        Path | None, Option("--operator", help="The operator that all begin with; copied to model/base.pt.")
     ] = None,
 ) -> None:
     """At a site: make its keys, policy and settings from the kit. Gives a file of public keys for the coordinator.
@@ -73,8 +71,7 @@ def site(
 
 @app.command("enrol")
 def enrol(
-    folder: LinkFolder,
-    keys: Annotated[list[Path], typer.Argument(help="Files of public keys that sites sent.")],
+    folder: LinkFolder, keys: Annotated[list[Path], Argument(help="Files of public keys that sites sent.")]
 ) -> None:
     """At the coordinator: take sites' public keys in, and write peers.json for all sites.
 
@@ -102,11 +99,11 @@ def enrol(
 @app.command("pin")
 def pin(
     folder: SiteFolder,
-    peers: Annotated[Path, typer.Argument(help="peers.json of the coordinator.")],
+    peers: Annotated[Path, Argument(help="peers.json of the coordinator.")],
     sites: Annotated[
-        str, typer.Option("--sites", help="Who takes part, as you know it, with commas; else who is pinned already.")
+        str, Option("--sites", help="Who takes part, as you know it, with commas; else who is pinned already.")
     ] = "",
-    replace: Annotated[bool, typer.Option("--replace", help="Take another key for a site that is pinned.")] = False,
+    replace: Annotated[bool, Option("--replace", help="Take another key for a site that is pinned.")] = False,
 ) -> None:
     """At a site: write the other sites' signing keys into the policy. Compare names and fingerprint by telephone.
 
@@ -129,7 +126,7 @@ def pin(
 
 
 @app.command("revoke")
-def revoke(folder: LinkFolder, site: Annotated[str, typer.Argument(help="Name of the site.")]) -> None:
+def revoke(folder: LinkFolder, site: Annotated[str, Argument(help="Name of the site.")]) -> None:
     """At the coordinator: shut a site out. A running link does so within a second.
 
     Example: `distlfm federated provision revoke link north`
@@ -142,7 +139,7 @@ def revoke(folder: LinkFolder, site: Annotated[str, typer.Argument(help="Name of
 
 
 @app.command("kit")
-def kit(folder: LinkFolder, site: Annotated[str, typer.Argument(help="Name of the site.")]) -> None:
+def kit(folder: LinkFolder, site: Annotated[str, Argument(help="Name of the site.")]) -> None:
     """At the coordinator: make the kit of a site that joins later, or one anew.
 
     Example: `distlfm federated provision kit link east`
@@ -171,8 +168,8 @@ def renew(folder: LinkFolder) -> None:
 @app.command("token")
 def token(
     folder: LinkFolder,
-    holder: Annotated[str, typer.Argument(help="Who may start runs.")],
-    drop: Annotated[bool, typer.Option("--drop", help="Let this holder's token open nothing any more.")] = False,
+    holder: Annotated[str, Argument(help="Who may start runs.")],
+    drop: Annotated[bool, Option("--drop", help="Let this holder's token open nothing any more.")] = False,
 ) -> None:
     """At the coordinator: make an admin token for somebody, or drop it.
 
@@ -191,12 +188,12 @@ def token(
 
 @app.command("local")
 def local(
-    folder: Annotated[Path, typer.Argument(help="Where link and sites go.")],
+    folder: Annotated[Path, Argument(help="Where link and sites go.")],
     sites: Sites = "north,south,west,east",
     name: Federation = "federation",
     port: Port = 8443,
     operator: Annotated[
-        Path | None, typer.Option("--operator", help="The operator that all begin with; copied to each site.")
+        Path | None, Option("--operator", help="The operator that all begin with; copied to each site.")
     ] = None,
 ) -> None:
     """A whole federation on this machine, for trials: link, sites, enrol and pin at once.

@@ -1,6 +1,6 @@
-"""`distlfm query` and `distlfm operator`: asking a trained operator, and taking it elsewhere.
+"""`distlfm query`, `distlfm operator` and `distlfm serve`: ask a trained operator, take it elsewhere, or show it.
 
-`distlfm serve`: a page on this machine that shows what an operator infers from a site's data.
+`serve` opens a page on this machine that shows what the operator infers from a site's data.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from distlfm.cli.fit import MOST_LISTED, Overrides, as_overrides
-from distlfm.cli.options import STATE, Plugins, group, plugins_override
+from distlfm.cli.fit import MOST_LISTED
+from distlfm.cli.options import STATE, Overrides, Plugins, as_overrides, group, plugins_override
 from distlfm.cli.train import Checkpoint
 from distlfm.config import apply_overrides, build
 from distlfm.optional import require
@@ -26,10 +27,10 @@ app = group("Show a trained operator, or export it for other programs.")
 
 def query(
     checkpoint: Checkpoint,
-    data: Annotated[str, typer.Argument(help="A file, a folder, a store, or the name of a reference set.")],
+    data: Annotated[str, Argument(help="A file, a folder, a store, or the name of a reference set.")],
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Where the answers go.")] = None,
-    plot: Annotated[bool, typer.Option("--plot", help="Draw pictures and a report too.")] = False,
+    out: Annotated[Path | None, Option("--out", help="Where the answers go.")] = None,
+    plot: Annotated[bool, Option("--plot", help="Draw pictures and a report too.")] = False,
     plugin: Plugins = None,
 ) -> int:
     """Ask a trained operator for the forces and parameters of new data, observed at any times.
@@ -65,8 +66,8 @@ def show(checkpoint: Checkpoint, plugin: Plugins = None) -> None:
 @app.command("export")
 def export(
     checkpoint: Checkpoint,
-    out: Annotated[Path, typer.Option("--out", help="The file to write.")],
-    form: Annotated[str, typer.Option("--format", help="torch_export, torchscript or onnx.")] = "torch_export",
+    out: Annotated[Path, Option("--out", help="The file to write.")],
+    form: Annotated[str, Option("--format", help="torch_export, torchscript or onnx.")] = "torch_export",
     plugin: Plugins = None,
 ) -> None:
     """Write an operator as one program, with its calibration, for those who have PyTorch or ONNX but not distlfm.
@@ -92,7 +93,7 @@ def tell(run: QueryRun, reporter: Reporter) -> int:
     ]
     reporter.table("", ("instance", "status", "unlike training", *names[1:]), rows)
     if len(run.rows) == 1 and run.answers:
-        told = [[p.name, *(f"{x:.4g}" for x in (p.mean, p.lower95, p.upper95))] for p in run.answers[0].parameters]
+        told = [[p.name, *(f"{x:.4g}" for x in (p.mean, p.lower95, p.upper95))] for p in run.answers[0].estimates]
         reporter.table("", ("parameter", "mean", "95 % from", "to"), told)
     count = len(run.rows)
     if count > MOST_LISTED:
@@ -117,25 +118,24 @@ def serve(
     checkpoint: Checkpoint,
     overrides: Overrides = None,
     data: Annotated[
-        str | None, typer.Option("--data", help="Patients to choose from: a file, a folder, a store, a reference set.")
+        str | None, Option("--data", help="Patients to choose from: a file, a folder, a store, a reference set.")
     ] = None,
     fit: Annotated[
-        Path | None, typer.Option("--fit", help="A config of `distlfm fit`, for the comparison with a full fit.")
+        Path | None, Option("--fit", help="A config of `distlfm fit`, for the comparison with a full fit.")
     ] = None,
-    port: Annotated[int | None, typer.Option("--port", help="8765 by default; 0 takes any that is free.")] = None,
-    host: Annotated[str | None, typer.Option("--host", help="The address to listen on; 127.0.0.1 by default.")] = None,
+    port: Annotated[int | None, Option("--port", help="8765 by default; 0 takes any that is free.")] = None,
+    host: Annotated[str | None, Option("--host", help="The address to listen on; 127.0.0.1 by default.")] = None,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="The page asks for the token in this file; made if need be.")
+        Path | None, Option("--token-file", help="The page asks for the token in this file; made if need be.")
     ] = None,
     expose_unencrypted: Annotated[
-        bool,
-        typer.Option("--expose-unencrypted", help="Let other machines in; what they send and see is not encrypted."),
+        bool, Option("--expose-unencrypted", help="Let other machines in; what they send and see is not encrypted.")
     ] = False,
     name: Annotated[
-        list[str] | None, typer.Option("--name", help="A name by which other machines call this one; may be repeated.")
+        list[str] | None, Option("--name", help="A name by which other machines call this one; may be repeated.")
     ] = None,
     plugin: Plugins = None,
-    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    show: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Show a local web page: drop a file or pick a patient, see the inferred force, compare with a full fit.
 

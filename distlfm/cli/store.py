@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from distlfm.cli.options import STATE, group
+from distlfm.cli.options import STATE, AsJson, group
 from distlfm.errors import DistlfmError
 
 if TYPE_CHECKING:
@@ -16,16 +17,16 @@ if TYPE_CHECKING:
 
 app = group("Look at stores of fitted or generated instances: list, verify, merge, export.")
 
-Stores = Annotated[list[Path], typer.Argument(help="Runs or stores.")]
-Out = Annotated[Path, typer.Option("--out", help="Where to write; it must not be there yet.")]
+Stores = Annotated[list[Path], Argument(help="Runs or stores.")]
+Out = Annotated[Path, Option("--out", help="Where to write; it must not be there yet.")]
 
 
 @app.command("ls")
 def ls(
     paths: Annotated[
-        list[Path] | None, typer.Argument(help="Runs, stores, or folders of them; by default this folder.")
+        list[Path] | None, Argument(help="Runs, stores, or folders of them; by default this folder.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON list for programs.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """List stores: kind, mechanism, instances done and failed, dimensions, size, and the hash of the config.
 
@@ -90,9 +91,7 @@ def verify(paths: Stores) -> int:
 def merge(
     paths: Stores,
     out: Out,
-    prefix: Annotated[
-        bool, typer.Option("--prefix", help="Put the store's name before that of each instance.")
-    ] = False,
+    prefix: Annotated[bool, Option("--prefix", help="Put the store's name before that of each instance.")] = False,
 ) -> None:
     """Put the finished blocks of several stores, of equal mechanism, names and grid, into a new one.
 
@@ -114,9 +113,9 @@ def merge(
 
 @app.command("export")
 def export(
-    path: Annotated[Path, typer.Argument(help="A run or a store.")],
+    path: Annotated[Path, Argument(help="A run or a store.")],
     out: Out,
-    form: Annotated[str, typer.Option("--format", help="well (HDF5 of The Well) or npz (for `distlfm fit`).")],
+    form: Annotated[str, Option("--format", help="well (HDF5 of The Well) or npz (for `distlfm fit`).")],
 ) -> None:
     """Write a store in another format: `well`, the HDF5 layout of The Well, or `npz`, which `distlfm fit --data` reads.
 

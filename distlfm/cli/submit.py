@@ -8,40 +8,36 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from distlfm.cli.fit import Overrides, as_overrides
-from distlfm.cli.options import STATE, Plugins, plugins_override
+from distlfm.cli.options import STATE, Overrides, Plugins, RunFolder, as_overrides, plugins_override
 
 PLACES = {"fit": "data.path", "train": "data.stores", "tune": "train.data.stores"}
 
 
 def submit(
-    verb: Annotated[str, typer.Argument(help="fit, generate, train or tune.")],
-    config: Annotated[Path, typer.Argument(help="Its config file.")],
-    time: Annotated[str, typer.Option("--time", help="How long at most: 90 (minutes), 12:00:00 or 2-00:00 (days).")],
+    verb: Annotated[str, Argument(help="fit, generate, train or tune.")],
+    config: Annotated[Path, Argument(help="Its config file.")],
+    time: Annotated[str, Option("--time", help="Time limit: 90 (minutes), 12:00:00 or 2-00:00 (days).")],
     overrides: Overrides = None,
-    data: Annotated[
-        list[Path] | None, typer.Option("--data", help="As of the verb; of train and tune, stores.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The run's folder. Short for run.dir=DIR.")] = None,
-    nodes: Annotated[int, typer.Option("--nodes", min=1, help="How many nodes.")] = 1,
-    cpus: Annotated[int, typer.Option("--cpus", min=0, help="Of each task; 0 is 8, of --array and MPI 1.")] = 0,
-    tasks: Annotated[int, typer.Option("--tasks", min=1, help="Of train: processes on each node.")] = 1,
-    gpus: Annotated[int, typer.Option("--gpus", min=0, help="Of train: GPUs on each node, a process each.")] = 0,
-    memory: Annotated[str, typer.Option("--memory", help="Of each node, such as 64G; else 2G a CPU.")] = "",
-    array: Annotated[str, typer.Option("--array", help="Fit in so many jobs without Ray: 16, or 16%4 at once.")] = "",
+    data: Annotated[list[Path] | None, Option("--data", help="Data of the verb; for train and tune, stores.")] = None,
+    out: RunFolder = None,
+    nodes: Annotated[int, Option("--nodes", min=1, help="Number of nodes.")] = 1,
+    cpus: Annotated[int, Option("--cpus", min=0, help="CPUs per task; 0 means 8, or 1 with --array and MPI.")] = 0,
+    tasks: Annotated[int, Option("--tasks", min=1, help="For train: processes per node.")] = 1,
+    gpus: Annotated[int, Option("--gpus", min=0, help="For train: GPUs per node, with one process each.")] = 0,
+    memory: Annotated[str, Option("--memory", help="Memory per node, such as 64G; else 2G per CPU.")] = "",
+    array: Annotated[str, Option("--array", help="Number of jobs of a fit without Ray: 16, or 16%4 at once.")] = "",
     mpi_ranks: Annotated[
-        int | None, typer.Option("--mpi-ranks", min=1, help="Divide the mesh of a PDE among so many processes.")
+        int | None, Option("--mpi-ranks", min=1, help="Number of processes that share the mesh of a PDE.")
     ] = None,
-    dependency: Annotated[str, typer.Option("--dependency", help="Begin after a job: 17, or afterany:17:18.")] = "",
-    partition: Annotated[str, typer.Option("--partition", help="Of the cluster.")] = "",
-    account: Annotated[str, typer.Option("--account", help="Who is charged.")] = "",
-    sbatch: Annotated[list[str] | None, typer.Option("--sbatch", help="Any other option: --sbatch=--qos=long.")] = None,
-    site: Annotated[
-        Path | None, typer.Option("--site", help="A file to source first; slurm/site.sh if it is there.")
-    ] = None,
+    dependency: Annotated[str, Option("--dependency", help="Begin after a job: 17, or afterany:17:18.")] = "",
+    partition: Annotated[str, Option("--partition", help="Partition of the cluster.")] = "",
+    account: Annotated[str, Option("--account", help="Account that is charged.")] = "",
+    sbatch: Annotated[list[str] | None, Option("--sbatch", help="Any other option: --sbatch=--qos=long.")] = None,
+    site: Annotated[Path | None, Option("--site", help="A file to source first; slurm/site.sh if it is there.")] = None,
     plugin: Plugins = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, and queue nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the script, and queue nothing.")] = False,
 ) -> None:
     """Queue a verb as a Slurm job: fit, generate and tune on a Ray of its nodes, train by DDP.
 

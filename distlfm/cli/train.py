@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
-from distlfm.cli.fit import Address, Overrides, as_overrides
-from distlfm.cli.options import STATE, Plugins, plugins_override
+from distlfm.cli.fit import Address
+from distlfm.cli.options import STATE, Overrides, Plugins, RunFolder, as_overrides, plugins_override
 
 if TYPE_CHECKING:
     from distlfm.runtime.reporting import Reporter
@@ -17,28 +17,24 @@ if TYPE_CHECKING:
     from distlfm.verbs.train import TrainRun
 
 Stores = Annotated[
-    list[Path] | None, typer.Option("--data", help="A store to learn from; may be given again. Short for data.stores.")
+    list[Path] | None, Option("--data", help="A store to learn from; may be given again. Short for data.stores.")
 ]
-Out = Annotated[Path | None, typer.Option("--out", help="The run's folder. Short for run.dir=DIR.")]
-Launcher = Annotated[str | None, typer.Option("--launcher", help="auto, inline, ddp or ray. Short for run.launcher.")]
-Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Train with so many processes.")]
-Start = Annotated[
-    Path | None, typer.Option("--start", help="A trained operator to go on from. Short for start=CHECKPOINT.")
-]
+Launcher = Annotated[str | None, Option("--launcher", help="auto, inline, ddp or ray. Short for run.launcher.")]
+Workers = Annotated[int | None, Option("--workers", min=1, help="Number of training processes.")]
+Start = Annotated[Path | None, Option("--start", help="A trained operator to go on from. Short for start=CHECKPOINT.")]
 Observations = Annotated[
-    Path | None,
-    typer.Option("--observations", help="Data without labels to learn from. Short for data.observations.path."),
+    Path | None, Option("--observations", help="Data without labels to learn from. Short for data.observations.path.")
 ]
-Checkpoint = Annotated[Path, typer.Argument(help="A trained operator: its checkpoint, or the folder of its training.")]
+Checkpoint = Annotated[Path, Argument(help="A trained operator: its checkpoint, or the folder of its training.")]
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="A config file, such as configs/train/transcription.yaml.")],
+    config: Annotated[Path, Argument(help="A config file, such as configs/train/transcription.yaml.")],
     overrides: Overrides = None,
     data: Stores = None,
     start: Start = None,
     observations: Observations = None,
-    out: Out = None,
+    out: RunFolder = None,
     launcher: Launcher = None,
     workers: Workers = None,
     address: Address = None,
@@ -77,12 +73,12 @@ def tell_training(run: TrainRun, reporter: Reporter) -> None:
 
 
 def tune(
-    config: Annotated[Path, typer.Argument(help="A config file, such as configs/tune/transcription.yaml.")],
+    config: Annotated[Path, Argument(help="A config file, such as configs/tune/transcription.yaml.")],
     overrides: Overrides = None,
     data: Stores = None,
-    out: Out = None,
-    trials: Annotated[int | None, typer.Option("--trials", min=1, help="How many trainings to try.")] = None,
-    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Trials at a time, at most.")] = None,
+    out: RunFolder = None,
+    trials: Annotated[int | None, Option("--trials", min=1, help="Number of trainings to try.")] = None,
+    workers: Annotated[int | None, Option("--workers", min=1, help="Maximum number of trials at a time.")] = None,
     address: Address = None,
     plugin: Plugins = None,
 ) -> None:
@@ -103,10 +99,10 @@ def tune(
 
 def evaluate(
     checkpoint: Checkpoint,
-    store: Annotated[Path, typer.Argument(help="A generated store, or a run of `distlfm fit`.")],
+    store: Annotated[Path, Argument(help="A generated store, or a run of `distlfm fit`.")],
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Where summary.json and report.html go.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Look at so many instances, at most.")] = None,
+    out: Annotated[Path | None, Option("--out", help="Where summary.json and report.html go.")] = None,
+    limit: Annotated[int | None, Option("--limit", min=1, help="Maximum number of instances to evaluate.")] = None,
     plugin: Plugins = None,
 ) -> int:
     """Compare an operator's answers with the truth of a generated store, or with the fits of a fitted one.

@@ -1,6 +1,6 @@
 """What of this machine a process may use: cores, memory, and a directory with a short name.
 
-How another Python process finds the modules of this one.
+Also how another Python process finds the modules of this one.
 """
 
 from __future__ import annotations

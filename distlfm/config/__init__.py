@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from distlfm.config.keys import parts
 from distlfm.errors import UsageError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -58,7 +58,7 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
             f"Cannot read the config file {path}: {error.strerror}.", "Check the path and its permissions."
         ) from None
     except UnicodeDecodeError:
-        raise UsageError(f"Cannot read the config file {path}: it is no text.", "Give the path of one.") from None
+        raise UsageError(f"Cannot read the config file {path}: it is not text.", "Give the path of one.") from None
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -112,7 +112,7 @@ def _value(text: str) -> Any:
 def build(model: type[Model], content: dict[str, Any], source: str = "config", within: str = "") -> Model:
     """Check a mapping against a model; every wrong key or value becomes one sentence.
 
-    within: the key of the section that the mapping is, where the file has more; keys are told with it.
+    within: the key of the section that the mapping is, where the file has more; messages name keys with it.
     """
     wanted = model.model_fields["verb"].default if "verb" in model.model_fields else None
     if wanted is not None and content.get("verb", wanted) != wanted:  # its other keys would be as strange
@@ -172,20 +172,10 @@ def _tags(shape: Any) -> tuple[str, ...]:
 def _below(shape: Any, part: str) -> list[Any]:
     """What may stand under a key of a model or of a mapping; unions are taken apart."""
     if _is_model(shape):
-        return list(_shapes(shape.model_fields[part].annotation)) if part in shape.model_fields else []
+        return list(parts(shape.model_fields[part].annotation)) if part in shape.model_fields else []
     if isinstance(typing.get_origin(shape), type) and issubclass(typing.get_origin(shape), Mapping):
-        return list(_shapes(typing.get_args(shape)[1]))
+        return list(parts(typing.get_args(shape)[1]))
     return []
-
-
-def _shapes(annotation: Any) -> Iterator[Any]:
-    if typing.get_origin(annotation) is typing.Annotated:
-        yield from _shapes(typing.get_args(annotation)[0])
-    elif typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        for part in typing.get_args(annotation):
-            yield from _shapes(part)
-    else:
-        yield annotation
 
 
 def _sentence(item: dict[str, Any], found: _Place, known: list[str]) -> str:
@@ -230,7 +220,7 @@ def _example(model: type[BaseModel], given: object) -> str:
 
 
 def nearest(name: str, known: Sequence[str], prefix: str = "") -> str:
-    """A sentence that points from an unknown name to the closest known ones; they are told with the prefix."""
+    """A sentence that points from an unknown name to the closest known ones, named with the prefix."""
     leaf = name.rsplit(".", 1)[-1]
     by_leaf = [key for key in known if key.rsplit(".", 1)[-1] == leaf]
     close = by_leaf[:3] or difflib.get_close_matches(name, known, n=1, cutoff=0.8)
@@ -248,17 +238,9 @@ def dotted_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Every key that a model takes, nested ones with dots."""
     for name, info in model.model_fields.items():
         yield prefix + name
-        for nested in _models_in(info.annotation):
+        for nested in filter(_is_model, parts(info.annotation)):
             if prefix.count(".") < 5:  # a kernel may hold kernels
                 yield from dotted_keys(nested, f"{prefix}{name}.")
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    elif typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated):
-        for part in typing.get_args(annotation):
-            yield from _models_in(part)
 
 
 def dump(config: BaseModel) -> str:
@@ -273,4 +255,9 @@ def dump(config: BaseModel) -> str:
 def fingerprint(config: BaseModel) -> str:
     """A hash that two configs share exactly when they ask for the same work."""
     text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
+    return digest(text)
+
+
+def digest(text: str) -> str:
+    """A short hash, by which texts are told apart in names and summaries."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]

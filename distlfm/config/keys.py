@@ -139,7 +139,7 @@ def default(field: FieldInfo, style: Style = PLAIN, given: Any = None) -> str:
         return "must be given"
     value = field.get_default(call_default_factory=True) if given is None else given
     if isinstance(value, BaseModel):
-        # What is one of a choice, such as a prior, is told whole: its kind has to be written too.
+        # What is one of a choice, such as a prior, is shown whole: its kind has to be written too.
         changed = value.model_dump(mode="json", exclude_defaults=len(parts(field.annotation)) == 1)
         return style.code(flow(changed)) if changed else "all defaults"
     return style.code(flow([*value] if isinstance(value, tuple | frozenset) else value))

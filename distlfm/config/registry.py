@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
-from distlfm.config import nearest
 from distlfm.errors import UsageError
 
 Kind = TypeVar("Kind")
@@ -42,6 +41,8 @@ class Registry(dict[str, Kind]):
     def find(self, name: str) -> Kind:
         """Return what is registered under a name."""
         if name not in self:
+            from distlfm.config import nearest  # which lists registered names in its own messages
+
             own = "One of your own is known once its module is named: plugins=[MODULE], or --plugin MODULE."
             raise UsageError(f"There is no {self.what} {name!r}.", f"{nearest(name, sorted(self))} {own}")
         return self[name]

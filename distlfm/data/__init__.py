@@ -4,8 +4,9 @@ from distlfm.data import catalog
 from distlfm.data import csv as _csv
 from distlfm.data import npz as _npz
 from distlfm.data import parquet as _parquet
-from distlfm.data.base import ColumnMap, ReadReport, reads
-from distlfm.data.catalog import CheckReport, check, list_datasets
+from distlfm.data.base import ColumnMap, ReadReport
+from distlfm.data.catalog import check, list_datasets
+from distlfm.data.frames import read_frame, read_xarray
 from distlfm.data.npz import write_npz
 from distlfm.data.reading import examine, iter_instances, iter_reports, read
 
@@ -13,8 +14,6 @@ from distlfm.data.reading import examine, iter_instances, iter_reports, read
 READERS = (_csv.read_csv, _npz.read_npz, _parquet.read_parquet)
 
 __all__ = [
-    "READERS",
-    "CheckReport",
     "ColumnMap",
     "ReadReport",
     "catalog",
@@ -24,6 +23,7 @@ __all__ = [
     "iter_reports",
     "list_datasets",
     "read",
-    "reads",
+    "read_frame",
+    "read_xarray",
     "write_npz",
 ]

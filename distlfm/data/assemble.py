@@ -16,7 +16,7 @@ import numpy as np
 from distlfm.data.base import ColumnMap, ReadReport, Table, infer_columns
 from distlfm.data.doubts import PartlyObserved
 from distlfm.data.rows import IntArray, Merged, Rows, distinct_points, merge
-from distlfm.errors import DataError, Problem
+from distlfm.errors import DataError, Problem, refused
 from distlfm.instance import MIN_TIMES, FloatArray, Instance, Truth
 
 MAX_BACKWARD_FRACTION = 0.25
@@ -29,7 +29,7 @@ UNOBSERVED_VARIANCE = 1.0
 def assemble(table: Table, columns: ColumnMap | None, default_id: str) -> ReadReport:
     """Check a table and cut it into instances; without a column map the columns are guessed from the header."""
     if not len(table) and not table.ragged:
-        raise DataError(Problem("The table has a header and no rows.", "Give at least two rows.", table.file))
+        raise refused("The table has a header and no rows.", "Give at least two rows.", table.file)
     report = ReadReport()
     if columns is None:
         columns, notice = infer_columns(table)
@@ -120,13 +120,11 @@ class _Series:
                 f"{name} {self.rows.numbers[name].values[origin[later]]:g}" for name in self.coordinate_names
             )
             both = f"{numbers[first]:g} in row {self._row(origin[first])}, {numbers[later]:g} here"
-            raise DataError(
-                Problem(
-                    f"One point ({place}) has two different values: {both}.",
-                    "Remove one, or set columns.duplicates to 'average'.",
-                    row=self._row(origin[later]),
-                    column=column,
-                )
+            raise refused(
+                f"One point ({place}) has two different values: {both}.",
+                "Remove one, or set columns.duplicates to 'average'.",
+                row=self._row(origin[later]),
+                column=column,
             )
         return merged, origin
 
@@ -153,13 +151,11 @@ class _Series:
         count = f"{len(backward)} of {within.sum()} steps"
         newest_first = not (steps[within] > 0).any()
         if len(backward) > max(1, MAX_BACKWARD_FRACTION * within.sum()) and not newest_first:
-            raise DataError(
-                Problem(
-                    f"Times do not increase: {count} go back.",
-                    "Sort the rows by time, or set columns.time to the column that holds the time.",
-                    row=row,
-                    column=self.columns.time,
-                )
+            raise refused(
+                f"Times do not increase: {count} go back.",
+                "Sort the rows by time, or set columns.time to the column that holds the time.",
+                row=row,
+                column=self.columns.time,
             )
         fix = "Sort the rows by time to be rid of this notice."
         return [Problem(f"Times were sorted: {count} went back.", fix, row=row, column=self.columns.time)]
@@ -171,7 +167,7 @@ class _Series:
         what, column = "There is no observed value: every cell is empty.", self.columns.values[0]
         if num_times == 1:
             what, column = f"Only one time point ({observed[0]:g}) has a value.", self.columns.time
-        raise DataError(Problem(what, "Give values at two times or more.", row=self._row(self.index[0]), column=column))
+        raise refused(what, "Give values at two times or more.", row=self._row(self.index[0]), column=column)
 
     def _variance(self, values: Merged) -> FloatArray | None:
         if not self.columns.variance_columns:

@@ -1,13 +1,11 @@
 """What a reader is: a function from a path and a column map to a report of instances and problems.
 
 A new format is a new file: write `def read_xyz(path, columns) -> ReadReport`, decorate it with `@reads(".xyz")`, and
-import it in `distlfm/data/__init__.py`.
+import it in `distlfm/data/__init__.py`. Readers of tables hand on a `Table`: named columns, the row number of each row,
+and how cells become numbers.
 
-A table as readers hand it on: named columns, the row number of each row, and how cells become numbers.
-
-A careful guess of the column map from a table's header, for tables that leave no doubt.
-
-It never guesses between two candidates, because the wrong one could be the truth that a fit must not see.
+`infer_columns` guesses the column map from a table's header, for tables that leave no doubt. It never guesses between
+two candidates, because the wrong one could be the truth that a fit must not see.
 """
 
 from __future__ import annotations
@@ -18,12 +16,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, Self, final
+from typing import Annotated, Literal, Self, final, overload
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from distlfm.errors import DataError, Problem
+from distlfm.config import nearest
+from distlfm.errors import DataError, Problem, UsageError, refused
 from distlfm.instance import BoolArray, FloatArray, Instance
 
 CHUNK = 20_000
@@ -101,9 +100,7 @@ class Table(ABC):
         ]
         there = f"The file has: {', '.join(self.names)}."
         hint = f"Did you mean {near[0]!r}? " if near else ""
-        raise DataError(
-            Problem(f"There is no column {name!r}.", f"{hint}Set columns.{key}. {there}", file=self.file, column=name)
-        )
+        raise refused(f"There is no column {name!r}.", f"{hint}Set columns.{key}. {there}", file=self.file, column=name)
 
 
 def parse_numbers(cells: Sequence[str]) -> Numbers:
@@ -209,9 +206,12 @@ class ColumnMap(BaseModel):
         return tuple(self.variance[value] for value in self.values)
 
 
-@dataclass
-class ReadReport:
-    """What a read gave: the usable instances, those set aside with the reason, and what was mended or guessed."""
+@dataclass(repr=False)
+class ReadReport(Sequence[Instance]):
+    """What a read gave: the usable instances, those set aside with the reason, and what was mended or guessed.
+
+    It is a sequence of the usable ones; `report["A"]` is the one with that id.
+    """
 
     instances: list[Instance] = field(default_factory=list)
     set_aside: list[Problem] = field(default_factory=list)
@@ -222,6 +222,27 @@ class ReadReport:
 
     def __len__(self) -> int:
         return len(self.instances)
+
+    @overload
+    def __getitem__(self, index: int | str) -> Instance: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Instance]: ...
+    def __getitem__(self, index: int | str | slice) -> Instance | list[Instance]:
+        if not isinstance(index, str):
+            return self.instances[index]
+        known = [one.id for one in self.instances]
+        if index not in known:
+            raise UsageError(f"There is no instance {index!r}.", nearest(index, known))
+        return self.instances[known.index(index)]
+
+    def __repr__(self) -> str:
+        ids = [repr(one.id) for one in self.instances]
+        some = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+        outputs = list(dict.fromkeys(name for one in self.instances for name in one.outputs))
+        named = ", ".join(outputs[:4]) + (f" and {len(outputs) - 4} more" if len(outputs) > 4 else "")
+        aside = f"; {len(self.set_aside)} set aside" if self.set_aside else ""
+        count = "1 instance" if len(ids) == 1 else f"{len(ids)} instances"
+        return f"<{count}: {some}, with {named}{aside}>" if ids else f"<no instance{aside}>"
 
 
 Reader = Callable[[Path, ColumnMap | None], ReadReport]
@@ -278,12 +299,10 @@ def reader_for(path: Path) -> Reader:
     """The reader of a file, by its ending."""
     suffix = suffix_of(path)
     if suffix is None:
-        raise DataError(
-            Problem(
-                f"Files that end in {path.suffix!r} are not known.",
-                f"Give a file that ends in one of: {', '.join(known_suffixes())}.",
-                file=str(path),
-            )
+        raise refused(
+            f"Files that end in {path.suffix!r} are not known.",
+            f"Give a file that ends in one of: {', '.join(known_suffixes())}.",
+            file=str(path),
         )
     return _READERS[suffix]
 
@@ -336,7 +355,7 @@ def _doubt(table: Table, what: str) -> DataError:
         "`data: {columns: {time: a, values: [b, c]}}`, with data check `time=a 'values=[b, c]'`. "
         f"The file has: {', '.join(table.names)}."
     )
-    return DataError(Problem(what, fix, table.file))
+    return refused(what, fix, table.file)
 
 
 def _quoted(names: list[str]) -> str:

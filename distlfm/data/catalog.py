@@ -1,9 +1,8 @@
 """The reference data: what each set is, where it comes from, and how to read it.
 
-The data is not part of the package. Its folder is named by the environment variable DISTLFM_DATA_DIR, and without it
-the error says enough to find the set elsewhere.
-
-What is in the catalogue and in a file, as plain rows for whoever prints them.
+The data are not part of the package. Their folder is named by the environment variable DISTLFM_DATA_DIR, and without it
+the error says enough to find the set elsewhere. `list_datasets` and `check` describe the catalogue, and a file, as
+plain rows for whoever prints them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy as np
 
 from distlfm.data.base import ColumnMap, ReadReport
 from distlfm.data.reading import examine, read
-from distlfm.errors import DataError, Problem, UsageError
+from distlfm.errors import Problem, UsageError, refused
 from distlfm.instance import Instance, Truth
 
 DATA_DIR_VARIABLE = "DISTLFM_DATA_DIR"
@@ -185,7 +184,7 @@ def path_of(name: str) -> Path:
     if folder is None or not (folder / entry.file).is_file():
         missing = f"{DATA_DIR_VARIABLE} is not set" if folder is None else f"{folder} does not hold it"
         fix = f"Get the file and set {DATA_DIR_VARIABLE} to the folder it is in. {entry.where_from()}"
-        raise DataError(Problem(f"The reference set {name!r} is not here: {missing}.", fix, entry.file))
+        raise refused(f"The reference set {name!r} is not here: {missing}.", fix, entry.file)
     return folder / entry.file
 
 

@@ -26,7 +26,7 @@ from distlfm.data.base import (
     reads,
     stem_of,
 )
-from distlfm.errors import DataError, Problem
+from distlfm.errors import DataError, refused
 
 
 @final
@@ -86,12 +86,12 @@ def _text(path: Path) -> str:
         if path.name.lower().endswith(".gz"):
             raw = gzip.decompress(raw)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(
-            Problem(f"The gzip file is cut short or damaged ({error}).", "Copy it again from where it came.", file=file)
+        raise refused(
+            f"The gzip file is cut short or damaged ({error}).", "Copy it again from where it came.", file=file
         ) from error
     except OSError as error:
-        raise DataError(
-            Problem(f"The file cannot be read ({error.strerror or error}).", "Check its permissions.", file=file)
+        raise refused(
+            f"The file cannot be read ({error.strerror or error}).", "Check its permissions.", file=file
         ) from error
     try:
         text = raw.decode("utf-8-sig")
@@ -103,9 +103,7 @@ def _text(path: Path) -> str:
 
 
 def _not_text(file: str, row: int, found: str) -> DataError:
-    return DataError(
-        Problem(f"The file is not UTF-8 text: it has {found}.", "Save it as CSV with encoding UTF-8.", file, row)
-    )
+    return refused(f"The file is not UTF-8 text: it has {found}.", "Save it as CSV with encoding UTF-8.", file, row)
 
 
 def _tables(file: str, lines: Iterable[str], size: int | None = None) -> Iterator[TextTable]:
@@ -128,16 +126,14 @@ def _tables(file: str, lines: Iterable[str], size: int | None = None) -> Iterato
                 yield TextTable(file, names, rows, row_numbers, ragged)
                 rows, row_numbers, ragged = [], [], []
     except csv.Error as error:
-        raise DataError(
-            Problem(
-                f"The line is not valid CSV ({error}).",
-                "Look for a quotation mark that is not closed.",
-                file,
-                reader.line_num,
-            )
+        raise refused(
+            f"The line is not valid CSV ({error}).",
+            "Look for a quotation mark that is not closed.",
+            file,
+            reader.line_num,
         ) from error
     if not names:
-        raise DataError(Problem("The file is empty.", "Give a table with a header line and rows.", file))
+        raise refused("The file is empty.", "Give a table with a header line and rows.", file)
     yield TextTable(file, names, rows, row_numbers, ragged)
 
 
@@ -145,14 +141,10 @@ def _header(file: str, row: int, cells: list[str]) -> list[str]:
     names = [cell.strip() for cell in cells]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise DataError(
-            Problem(f"Two columns are named {twice[0]!r}.", "Give each column its own name.", file, row, twice[0])
-        )
+        raise refused(f"Two columns are named {twice[0]!r}.", "Give each column its own name.", file, row, twice[0])
     for mark, called in ((";", "semicolons"), ("\t", "tabs")):
         if len(names) == 1 and mark in names[0]:
-            raise DataError(
-                Problem(
-                    f"Cells seem to be separated by {called}.", "Save the table with commas between cells.", file, row
-                )
+            raise refused(
+                f"Cells seem to be separated by {called}.", "Save the table with commas between cells.", file, row
             )
     return names

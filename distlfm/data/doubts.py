@@ -1,8 +1,8 @@
-"""What only shows when instances are compared: other units, other outputs, the same name twice.
+"""What looks wrong in data that can be read, noticed while instances pass by.
 
-Times that are dates in disguise: numbers that a clock counts from a far-off day, in a unit that nobody chose.
-
-Numbers that are often written where nothing was observed, such as -9999: a fit would take them for values.
+`Clocks`: times that are dates in disguise, numbers that a clock counts from a far-off day in a unit that nobody chose.
+`StandIns`: numbers that are often written where nothing was observed, such as -9999, which a fit would take for values.
+`PartlyObserved` and `Comparison`: what only shows when instances are compared, such as other units or other outputs.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ STAND_INS: FloatArray = np.unique([*_WRITTEN, *_ROUNDED])
 """As programs and tables write them, in double and in single precision."""
 
 FAR, FAR_ONCE = 1.0, 3.0
-"""A stand-in is further from all other values of its output than so many times their range; alone, than FAR_ONCE."""
+"""A stand-in is further from all other values of its output than this many times their range; alone, than FAR_ONCE."""
 
 
 @dataclass
@@ -214,10 +214,10 @@ UNIT_RATIO = 300.0
 """Values this many times larger or smaller than the other instances' suggest another unit (milli against whole)."""
 
 ODD_RATIO = 8.0
-"""Where the other instances are alike, so many times suggest another unit too (mmol/L of glucose against mg/dL: 18)."""
+"""Where the other instances are alike, this ratio suggests another unit too (mmol/L of glucose against mg/dL: 18)."""
 
 ODD_DEVIATIONS = 8.0
-"""They are alike if the difference is more than so many median absolute deviations of their logarithms."""
+"""They are alike if the difference is more than this many median absolute deviations of their logarithms."""
 
 ODD_GAP = 5.0
 """Between an odd one and the usual sizes nothing lies for this factor; sizes that differ by nature lie all the way."""
@@ -317,7 +317,7 @@ def _odd_ones(logs: NDArray[np.float64]) -> NDArray[np.bool_]:
         here = centres == centre
         spreads[here] = _medians_of_others(np.abs(logs - centre))[here]
     distances = np.abs(logs - centres)
-    # A rounding of the logarithms must not decide on exactly so many times.
+    # A rounding of the logarithms must not decide on exactly this ratio.
     far = (distances >= np.log(ODD_RATIO) - 1e-9) & (distances > ODD_DEVIATIONS * spreads)
     odd: NDArray[np.bool_] = far & (_widest_gaps(logs) >= np.log(ODD_GAP))
     return odd

@@ -30,7 +30,7 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from distlfm.data.base import ColumnMap, ReadReport, reads, stem_of
-from distlfm.errors import DataError, Problem
+from distlfm.errors import DataError, refused
 from distlfm.instance import FloatArray, Instance, Truth
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -81,7 +81,7 @@ def _reports(path: Path, keys: Sequence[str], array: Callable[[str], NDArray[Any
         ):
             found = ", ".join(list(keys)[:8]) or "nothing"
             fix = f"Give arrays times [N] and values [P, N], or t [N] and y [B, P, N]. The file has: {found}."
-            raise DataError(Problem("The archive has neither of the known forms.", fix, str(path)))
+            raise refused("The archive has neither of the known forms.", fix, str(path))
     numbers = sorted(groups, key=lambda number: int(number or 0))
     for start in range(0, len(numbers), step):
         report = ReadReport()
@@ -159,7 +159,7 @@ def _member(path: Path, archive: NpzFile, key: str) -> NDArray[Any]:
 def _unreadable(path: Path, why: str) -> DataError:
     reason = "it holds Python objects" if "allow_pickle" in why else why
     fix = "Write it with numpy.savez and arrays of numbers or text, or copy it again."
-    return DataError(Problem(f"The file is not a readable npz archive ({reason}).", fix, str(path)))
+    return refused(f"The file is not a readable npz archive ({reason}).", fix, str(path))
 
 
 def _add(report: ReadReport, path: Path, fields: Arrays, default_id: str) -> None:
@@ -176,7 +176,7 @@ def _instance(label: str, fields: Arrays) -> Instance:
         if key not in _FIELDS and not key.startswith(("metadata/", "truth/parameters/")):
             near = difflib.get_close_matches(key, _FIELDS, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"Use: {', '.join(sorted(_FIELDS))}."
-            raise DataError(Problem(f"The array {key!r} is not known.", hint, column=key))
+            raise refused(f"The array {key!r} is not known.", hint, column=key)
     times = _floats(fields, "times", 1)
     values = _floats(fields, "values", 2)
     assert times is not None
@@ -188,7 +188,7 @@ def _instance(label: str, fields: Arrays) -> Instance:
         if len(wrong):
             place = ", ".join(str(position) for position in wrong[0])
             what = f"values[{place}] is {values[tuple(wrong[0])]}."
-            raise DataError(Problem(what, "Give a mask that is False where nothing was observed.", column="values"))
+            raise refused(what, "Give a mask that is False where nothing was observed.", column="values")
         values = np.where(mask, values, 0.0)
     default_names = [f"output_{row}" for row in range(len(values))]
     return Instance(
@@ -214,11 +214,11 @@ def _truth(fields: Arrays, times: FloatArray, num_outputs: int) -> Truth | None:
     for key, array, rows in (("truth/force", force, None), ("truth/outputs", outputs, num_outputs)):
         if array is not None and array.shape != (len(array) if rows is None else rows, len(at)):
             what = f"{key} has shape {array.shape} for {len(at)} true times."
-            raise DataError(Problem(what, "Give one row a force or output, and one column a time.", column=key))
+            raise refused(what, "Give one row a force or output, and one column a time.", column=key)
     positions = _floats(fields, "truth/positions", 2)
     if positions is not None and len(positions) != len(at):
         what = f"truth/positions has shape {positions.shape} for {len(at)} true times."
-        raise DataError(Problem(what, "Give one row a time.", column="truth/positions"))
+        raise refused(what, "Give one row a time.", column="truth/positions")
     parameters = {}
     for key in keys:
         value = _numeric(fields, key) if key.startswith("truth/parameters/") else None
@@ -230,7 +230,7 @@ def _truth(fields: Arrays, times: FloatArray, num_outputs: int) -> Truth | None:
 def _numeric(fields: Arrays, key: str) -> NDArray[Any] | None:
     array = fields.get(key)
     if array is not None and array.dtype.kind not in "fiub":
-        raise DataError(Problem(f"{key} holds {array.dtype} and not numbers.", "Give an array of floats.", column=key))
+        raise refused(f"{key} holds {array.dtype} and not numbers.", "Give an array of floats.", column=key)
     return array
 
 
@@ -242,9 +242,7 @@ def _floats(fields: Arrays, key: str, ndim: int) -> FloatArray | None:
     if array.ndim == ndim - 1 and not key.endswith("positions"):
         array = array[np.newaxis]
     if array.ndim != ndim:
-        raise DataError(
-            Problem(f"{key} has {array.ndim} dimensions.", f"Give {ndim}: see distlfm.data.npz.", column=key)
-        )
+        raise refused(f"{key} has {array.ndim} dimensions.", f"Give {ndim}: see distlfm.data.npz.", column=key)
     return array.astype(np.float64)
 
 
@@ -252,11 +250,11 @@ def _read_simulation(path: Path, arrays: Arrays) -> ReadReport:
     times, outputs = arrays["t"], arrays["y"]
     if times.ndim != 1 or outputs.ndim != 3 or outputs.shape[2] != len(times):
         what = f"t has shape {times.shape} and y {outputs.shape}."
-        raise DataError(Problem(what, "Give t as [N] and y as [B, P, N].", str(path), column="y"))
+        raise refused(what, "Give t as [N] and y as [B, P, N].", str(path), column="y")
     force = arrays.get("force")
     if force is not None and (force.ndim < 2 or len(force) != len(outputs)):
         what = f"force has shape {force.shape} for {len(outputs)} instances."
-        raise DataError(Problem(what, "Give force as [B, N] or [B, L, N].", str(path), column="force"))
+        raise refused(what, "Give force as [B, N] or [B, L, N].", str(path), column="force")
     parameters = {
         key: array
         for key, array in arrays.items()

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from distlfm.data.assemble import assemble
 from distlfm.data.base import CHUNK, ColumnMap, Numbers, ReadReport, Table, Unreadable, parse_numbers, reads, stem_of
-from distlfm.errors import DataError, Problem
+from distlfm.errors import refused
 
 
 @final
@@ -67,12 +67,10 @@ def read_parquet(path: Path, columns: ColumnMap | None = None) -> ReadReport:
             table = file.read()
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise DataError(
-            Problem(f"The file is not readable Parquet ({reason}).", "Write it again, or copy it again.", str(path))
+        raise refused(
+            f"The file is not readable Parquet ({reason}).", "Write it again, or copy it again.", str(path)
         ) from error
     twice = [name for name in table.column_names if table.column_names.count(name) > 1]
     if twice:
-        raise DataError(
-            Problem(f"Two columns are named {twice[0]!r}.", "Give each its own name.", str(path), column=twice[0])
-        )
+        raise refused(f"Two columns are named {twice[0]!r}.", "Give each its own name.", str(path), column=twice[0])
     return assemble(ArrowTable(str(path), table), columns, default_id=stem_of(path))

@@ -1,13 +1,11 @@
-"""A large file, read a part at a time, so that a fleet in it need not fit in memory.
+"""Read a file or a folder, whatever its format.
 
-A table is read twice: first to see that the rows of each instance lie together and that every row is whole, then for
-the numbers. A table of which that is not true is left to the reader of whole tables, which can say where it is wrong.
+A large file is read a part at a time, so that a fleet in it need not fit in memory. A table is then read twice: first
+to see that the rows of each instance lie together and that every row is whole, then for the numbers. A table of which
+that is not true is left to the reader of whole tables, which can say where it is wrong.
 
-A folder of files, each read by the reader of its ending; a file that cannot be read is set aside.
-
-An instance keeps its own id if that is the file's name, and else has the file's name before it: `site_a/001`.
-
-The public way to read: a file or a folder, whatever its format.
+In a folder, each file is read by the reader of its ending, and a file that cannot be read is set aside. An instance
+keeps its own id if that is the file's name, and else has the file's name before it: `site_a/001`.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from distlfm.data.base import (
     suffix_of,
 )
 from distlfm.data.doubts import Clocks, Comparison, PartlyObserved, StandIns
-from distlfm.errors import DataError, DistlfmWarning, Problem
+from distlfm.errors import DataError, DistlfmWarning, Problem, refused
 from distlfm.instance import Instance
 
 LARGE = 4 * 2**20
@@ -59,7 +57,7 @@ def file_reports(path: Path, columns: ColumnMap | None = None) -> Iterator[ReadR
             yield from _reports(plan, stem_of(path))
         except Unreadable as error:
             what = "The file could be read a moment ago, and cannot be read now."
-            raise DataError(Problem(what, "Leave it alone while it is read, and try again.", str(path))) from error
+            raise refused(what, "Leave it alone while it is read, and try again.", str(path)) from error
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ def _last_start(labels: Sequence[str]) -> int:
 
 
 MOST_NAMED = 3
-"""Entries of a folder that are named in a notice; of others the number is told."""
+"""Entries of a folder that are named in a notice; others are counted."""
 
 
 def iter_directory(path: Path, columns: ColumnMap | None = None) -> Iterator[ReadReport]:
@@ -144,12 +142,10 @@ def iter_directory(path: Path, columns: ColumnMap | None = None) -> Iterator[Rea
     folders = [entry for entry in left if entry.is_dir()]
     if not files:
         inside = f" Folders inside it are not opened: give one of them, such as {folders[0]}." if folders else ""
-        raise DataError(
-            Problem(
-                f"The folder has no file that can be read ({len(entries)} other entries).",
-                f"Put files in it that end in one of: {', '.join(known_suffixes())}.{inside}",
-                str(path),
-            )
+        raise refused(
+            f"The folder has no file that can be read ({len(entries)} other entries).",
+            f"Put files in it that end in one of: {', '.join(known_suffixes())}.{inside}",
+            str(path),
         )
     if left:
         yield ReadReport(notices=[_left_notice(path, left, folders)])
@@ -175,7 +171,7 @@ def _left_notice(path: Path, left: list[Path], folders: list[Path]) -> Problem:
         fixes.append(f"Only files that end in {', '.join(known_suffixes())} are: save other data as .csv.")
     if folders:
         fixes.append("Folders inside are not opened: move data out of them, or fit each folder on its own.")
-    fixes.append("If this is no data, all is well.")
+    fixes.append("If this is not data, all is well.")
     return Problem(f"{listed} {'was' if len(left) == 1 else 'were'} not read.", " ".join(fixes), str(path))
 
 
@@ -206,13 +202,27 @@ def read(path: str | Path, columns: ColumnMap | None = None) -> ReadReport:
     A bad instance is set aside in the report and the others go on. Raises DataError if the file cannot be read at all,
     or if no instance of it can be used.
     """
-    report = examine(path, columns)
+    return usable(examine(path, columns))
+
+
+def usable(report: ReadReport) -> ReadReport:
+    """Refuse a report without any usable instance, with the first problem."""
     if not report.instances:
         first = report.set_aside[0]
         others = len(report.set_aside) - 1
         more = f" (There are {others} more problems.)" if others else ""
         raise DataError(replace(first, what=first.what + more))
     return report
+
+
+def compared(report: ReadReport, file: str) -> ReadReport:
+    """The same with notices of what shows only when all instances of a table are looked at."""
+    watchers = (Comparison(), StandIns(), Clocks())
+    for instance in report.instances:
+        for watcher in watchers:
+            watcher.add(instance)
+    notices = [notice for watcher in watchers for notice in watcher.notices(file)]
+    return ReadReport(report.instances, report.set_aside, [*report.notices, *notices])
 
 
 def examine(path: str | Path, columns: ColumnMap | None = None) -> ReadReport:
@@ -237,7 +247,7 @@ def iter_reports(path: str | Path, columns: ColumnMap | None = None) -> Iterator
         something = something or bool(report.instances or report.set_aside)
         yield report
     if not something:
-        raise DataError(Problem("There is no instance in it.", "Give at least one with two times.", str(path)))
+        raise refused("There is no instance in it.", "Give at least one with two times.", str(path))
     yield ReadReport(notices=[notice for watcher in watchers for notice in watcher.notices(str(path))])
 
 
@@ -255,4 +265,4 @@ def _existing(path: Path) -> Path:
     beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, beside, n=1)
     fix = f"Did you mean {near[0]!r}?" if near else "Check the path."
-    raise DataError(Problem("There is no such file or folder.", fix, str(path)))
+    raise refused("There is no such file or folder.", fix, str(path))

@@ -1,6 +1,6 @@
 """The rows of a table sorted by instance, with everything that is wrong with single rows.
 
-Gathering rows into cells: which points there are, and which cells were given more than once.
+`distinct_points` and `merge` gather rows into cells: which points there are, and which cells were given more than once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distlfm.data.base import ColumnMap, Numbers, Table
-from distlfm.errors import DataError, Problem
+from distlfm.errors import Problem, refused
 from distlfm.instance import BoolArray, FloatArray
 
 IntArray = NDArray[np.int64]
@@ -116,7 +116,7 @@ class Rows:
         if faults:
             first = min(faults, key=lambda fault: fault.row)
             more = f" (There are {len(faults) - 1} more problems in this instance.)" if len(faults) > 1 else ""
-            raise DataError(Problem(first.what + more, first.fix, row=first.row, column=first.column))
+            raise refused(first.what + more, first.fix, row=first.row, column=first.column)
 
     def _group(self) -> dict[str, IntArray]:
         groups: dict[str, list[int]] = {}
@@ -193,7 +193,7 @@ def _chosen_rows(table: Table, columns: ColumnMap) -> list[bool]:
         chosen = [keep and cell == text for keep, cell in zip(chosen, table.labels(name), strict=True)]
     if columns.where and len(table) and not any(chosen):
         wanted = " and ".join(f"{name} = {text!r}" for name, text in columns.where.items())
-        raise DataError(Problem(f"No row has {wanted}.", "Change columns.where.", table.file))
+        raise refused(f"No row has {wanted}.", "Change columns.where.", table.file)
     return chosen
 
 

@@ -109,9 +109,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Probe:
-    """A question, by its name in `probe.PROBES`, and the fix unless the probe knows a better one."""
+    """A question, the function in this package that answers it, and the fix unless the probe knows a better one."""
 
     name: str
+    check: str
     fix: str
     time_limit: float = 60.0
     starts_processes: bool = False
@@ -120,24 +121,24 @@ class Probe:
 
 
 PROBES = (
-    Probe("torch", "pip install --force-reinstall torch"),
-    Probe("cuda", "apt-get install --only-upgrade nvidia-driver"),
-    Probe("gpytorch", "pip install --force-reinstall gpytorch"),
-    Probe("torchdiffeq", "pip install --force-reinstall torchdiffeq"),
+    Probe("torch", "libraries.check_torch_cpu", "pip install --force-reinstall torch"),
+    Probe("cuda", "libraries.check_cuda", "apt-get install --only-upgrade nvidia-driver"),
+    Probe("gpytorch", "libraries.check_gpytorch", "pip install --force-reinstall gpytorch"),
+    Probe("torchdiffeq", "libraries.check_torchdiffeq", "pip install --force-reinstall torchdiffeq"),
     # The first time, forms are compiled.
-    Probe("fenics", SYSTEM_PACKAGES["fem"], 120.0, starts_processes=True, uses_mpi=True),
-    Probe("dolfin-adjoint", install_line("fem"), 120.0, starts_processes=True, uses_mpi=True),
-    Probe("petsc", "apt-get install python3-petsc4py", starts_processes=True, uses_mpi=True),
-    Probe("mpi", "apt-get install openmpi-bin python3-mpi4py", starts_processes=True, uses_mpi=True),
-    Probe("ray", install_line("ray"), starts_processes=True),
-    Probe("slurm", "apt-get install slurm-wlm"),
-    Probe("flower", install_line("federated")),
-    Probe("page", install_line("serve")),
-    Probe("zarr", ANOTHER_DIRECTORY, asks_directory=True),
-    Probe("rename", ANOTHER_DIRECTORY, asks_directory=True),
-    Probe("disk", ANOTHER_DIRECTORY, asks_directory=True),
-    Probe("ports", "ip link set lo up"),
-    Probe("open-files", "ulimit -n 4096"),
+    Probe("fenics", "mpi.check_fenics", SYSTEM_PACKAGES["fem"], 120.0, starts_processes=True, uses_mpi=True),
+    Probe("dolfin-adjoint", "mpi.check_adjoint", install_line("fem"), 120.0, starts_processes=True, uses_mpi=True),
+    Probe("petsc", "mpi.check_petsc", "apt-get install python3-petsc4py", starts_processes=True, uses_mpi=True),
+    Probe("mpi", "mpi.check_mpi", "apt-get install openmpi-bin python3-mpi4py", starts_processes=True, uses_mpi=True),
+    Probe("ray", "libraries.check_ray", install_line("ray"), starts_processes=True),
+    Probe("slurm", "system.check_slurm", "apt-get install slurm-wlm"),
+    Probe("flower", "libraries.check_flower", install_line("federated")),
+    Probe("page", "libraries.check_page", install_line("serve")),
+    Probe("zarr", "system.check_zarr", ANOTHER_DIRECTORY, asks_directory=True),
+    Probe("rename", "system.check_rename", ANOTHER_DIRECTORY, asks_directory=True),
+    Probe("disk", "system.check_disk", ANOTHER_DIRECTORY, asks_directory=True),
+    Probe("ports", "system.check_ports", "ip link set lo up"),
+    Probe("open-files", "system.check_open_files", "ulimit -n 4096"),
 )
 
 
@@ -195,7 +196,7 @@ def _choose(quick: bool, only: Collection[str] | None) -> list[Probe]:
 def _ask(probe: Probe, directory: Path, base: Mapping[str, str], stop: threading.Event) -> Check:
     """Run one probe, and turn whatever happens into a line."""
     # -P: a file of the working directory must not be taken for a library.
-    command = [sys.executable, "-P", "-m", "distlfm.doctor.probe", probe.name]
+    command = [sys.executable, "-P", "-m", "distlfm.doctor.probe", probe.check]
     if probe.asks_directory:
         command.append(str(directory.absolute()))
     environment = scrubbed_mpi_environment(base) if probe.uses_mpi else base

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from types import ModuleType
 
-from distlfm.doctor.probe import Finding, expect, load
+from distlfm.doctor.probe import RANK, Finding, expect, load
 
 
 def check_fenics() -> str:
@@ -77,7 +77,7 @@ def check_mpi() -> str:
     if launcher is None:
         raise Finding("missing", "mpirun is not on the PATH")
     load("mpi4py")
-    command = [launcher, "-n", "2", sys.executable, "-P", "-m", "distlfm.doctor.probe", "mpi-rank"]
+    command = [launcher, "-n", "2", sys.executable, "-P", "-m", "distlfm.doctor.probe", RANK]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     if finished.returncode != 0:
         raise Finding("broken", f"mpirun: {_complaint(finished.stderr)}")

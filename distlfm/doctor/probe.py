@@ -1,4 +1,4 @@
-"""One probe as a program: `python -m distlfm.doctor.probe NAME [DIRECTORY]`, and how it replies.
+"""One probe as a program: `python -m distlfm.doctor.probe MODULE.CHECK [DIRECTORY]`, and how it replies.
 
 The reply is one line of JSON on stdout, or a traceback that the doctor turns into `broken`. Only the module of the
 probe that is asked for is imported: another's libraries may crash this process.
@@ -19,28 +19,7 @@ from typing import Literal, NoReturn
 
 from distlfm.errors import MissingExtra
 
-PROBES = {
-    "torch": "libraries.check_torch_cpu",
-    "cuda": "libraries.check_cuda",
-    "gpytorch": "libraries.check_gpytorch",
-    "torchdiffeq": "libraries.check_torchdiffeq",
-    "ray": "libraries.check_ray",
-    "flower": "libraries.check_flower",
-    "page": "libraries.check_page",
-    "fenics": "mpi.check_fenics",
-    "dolfin-adjoint": "mpi.check_adjoint",
-    "petsc": "mpi.check_petsc",
-    "mpi": "mpi.check_mpi",
-    "slurm": "system.check_slurm",
-    "zarr": "system.check_zarr",
-    "rename": "system.check_rename",
-    "disk": "system.check_disk",
-    "ports": "system.check_ports",
-    "open-files": "system.check_open_files",
-}
-"""Module and function of each probe, by the name that the doctor shows."""
-
-RANK = "mpi-rank"
+RANK = "mpi.run_mpi_rank"
 """Not a probe, but one of the processes that the probe of mpirun starts."""
 
 Status = Literal["ok", "missing", "broken"]
@@ -106,7 +85,7 @@ def asked_directory() -> Path:
 def main() -> None:
     """Run the probe that the command line names."""
     name = sys.argv[1]
-    module, _, function = (PROBES[name] if name != RANK else "mpi.run_mpi_rank").partition(".")
+    module, _, function = name.partition(".")
     program = getattr(importlib.import_module(f"distlfm.doctor.{module}"), function)
     if name == RANK:
         program()

@@ -48,7 +48,7 @@ class Equation(ABC):
     force_dimension: ClassVar[Dimension | None] = None
 
     def named(self, dims: int) -> Mapping[str, Coefficient]:
-        """The coefficients in so many space dimensions."""
+        """The coefficients in `dims` space dimensions."""
         del dims
         return self.coefficients
 

@@ -1,6 +1,6 @@
-"""Blocks of a job, worked off by whoever is there, with progress for people and for machines.
+"""Work off the blocks of a job by whoever is there, with progress for people and for machines.
 
-What the markers of a store tell those who go on with it.
+`past_of` is what the markers of a store say to those who go on with it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -49,8 +49,9 @@ EVENTS = "events"
 class Fleet:
     """What is worked on. what: the verb; command: what the user types to go on; folder: where events are written.
 
-    worth: so many blocks are worth the seconds that Ray takes to start, where nobody asks for it. share: what is worked
-    on here, while others work on the rest; all blocks by default. named: the name of an instance by its number.
+    worth: the number of blocks that is worth the seconds that Ray takes to start, where nobody asks for it. share: what
+    is worked on here, while others work on the rest; all blocks by default. named: the name of an instance by its
+    number.
     """
 
     what: str
@@ -104,7 +105,7 @@ def run_blocks(fleet: Fleet, config: WorkConfig, reporter: Reporter) -> None:
         _pool(fleet, len(missing), config, reporter) as pool,
         reporter.task(fleet.what, total, total - left) as task,
         watched(task.tell),  # a worker in this process is heard; those of Ray are elsewhere
-        _log(fleet) as log,
+        closing(_Log(fleet.events)) as log,
     ):
         watch = _Watch(fleet, pool, total - left, task, log, reporter)
         for event in pool.work(fleet.job, missing, stop):
@@ -227,10 +228,11 @@ class _Log:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        cut = path.exists() and path.stat().st_size > 0 and not _ends_a_line(path)
-        self._file = path.open("a", encoding="utf-8")
-        if cut:
-            self._file.write("\n")
+        with storing("events", path.parent):
+            cut = path.exists() and path.stat().st_size > 0 and not _ends_a_line(path)
+            self._file = path.open("a", encoding="utf-8")
+            if cut:
+                self._file.write("\n")
 
     def write(self, event: Mapping[str, Any]) -> None:
         with storing("an event", self.path.parent):
@@ -246,13 +248,3 @@ def _ends_a_line(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"
-
-
-@contextmanager
-def _log(fleet: Fleet) -> Iterator[_Log]:
-    with storing("events", fleet.folder):
-        log = _Log(fleet.events)
-    try:
-        yield log
-    finally:
-        log.close()

@@ -1,6 +1,6 @@
-"""Fitting a fleet as a job of blocks: a worker reads its block, fits it in one batch, and writes it to the store.
+"""Fit a fleet as a job of blocks: a worker reads its block, fits it in one batch, and writes it to the store.
 
-Fits as a store keeps them: which grid, which parameters, and one array a variable.
+The first part is how a store keeps fits: which grid, which parameters, and one array per variable.
 
 Shapes: `b` instances of a block, `P` outputs, `L` forces, `K` parameters, `n` observation points.
 """
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from distlfm.answer import Band
 from distlfm.cluster.blocks.job import Job, Past, Worker
 from distlfm.config import build
 from distlfm.fleets.driver import past_of
@@ -28,7 +29,7 @@ from distlfm.inference.field.settings import num_ranks, open_field, shown_axes, 
 from distlfm.inference.findings.scores import Figures, Tally, failed_row, row_of
 from distlfm.inference.fit import InferenceConfig, fit_instances, seed_of
 from distlfm.inference.model import Model
-from distlfm.inference.result import Band, FitResult
+from distlfm.inference.result import FitResult
 from distlfm.inference.survey import Survey
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_system
@@ -37,7 +38,7 @@ from distlfm.runtime.watching import during
 from distlfm.solvers.field.meshed import SPARSE_NODES, close_helper_groups
 from distlfm.store import STATUSES, Store, StoreSpec, pack
 from distlfm.store.block import misfit
-from distlfm.store.layout import variables
+from distlfm.store.layout import FAILED, variables
 
 AXES = ("x", "y", "z")
 
@@ -81,10 +82,7 @@ def parameter_part(model: Model) -> dict[str, Any]:
 
 
 def columns(
-    spec: StoreSpec,
-    instances: Sequence[Instance],
-    results: Sequence[FitResult | None],
-    seeds: Sequence[int],
+    spec: StoreSpec, instances: Sequence[Instance], results: Sequence[FitResult | None], seeds: Sequence[int]
 ) -> Arrays:
     """One array a variable, each [b, …]; an instance without a result has the status `failed`, and its data if there
 
@@ -112,9 +110,9 @@ def _answer(spec: StoreSpec, arrays: Arrays, row: int, result: FitResult) -> Non
         arrays["time"][row] = result.grid.times
     if spec.draws:
         seed = int(arrays["seed"][row])
-        drawn = result.draws(result.grid.times, spec.draws, seed, positions=result.grid.positions).force
+        drawn = result.draws(spec.draws, seed=seed).force
         arrays["force_draws"][row] = drawn.reshape(arrays["force_draws"].shape[1:])
-    known = {estimate.name: estimate for estimate in result.parameters}
+    known = {estimate.name: estimate for estimate in result.estimates}
     arrays["params_mean"][row] = [known[name].mean for name in spec.parameters]
     arrays["params_var"][row] = [known[name].sd ** 2 for name in spec.parameters]
     arrays["elbo"][row], arrays["wall_s"][row] = result.bound, result.seconds
@@ -200,7 +198,7 @@ class FitWorker(Worker):
         arrays = columns(self.job.store.spec, chosen, results, self._seeds(chosen))
         marker = self.job.store.write_block(block, arrays, figures, seconds, kept)
         written = time.perf_counter() - fitted_at
-        failed = sum(marker.statuses.get(status, 0) for status in ("diverged", "failed"))
+        failed = sum(marker.statuses.get(status, 0) for status in FAILED)
         return {"count": len(chosen), "failed": failed, "seconds": seconds, "write_s": written}
 
     def attempt(self, block: int, rows: Sequence[int]) -> None:

@@ -1,8 +1,7 @@
 """Where a fit's instances come from, a few at a time: a store, or files that were read once and put aside in pieces.
 
-Workers open what they need themselves; nobody ever holds the whole fleet.
-
-Instances made ready for a fit: cut into windows, and put into units of their own size.
+Workers open what they need themselves; nobody ever holds the whole fleet. Instances are made ready for a fit here: cut
+into windows, and put into units of their own size.
 """
 
 from __future__ import annotations
@@ -178,7 +177,10 @@ def open_source(config: DataConfig, data: Sequence[Instance] | None, folder: Pat
         if not whole.count:
             raise DataError(_nothing(config, intake))
         return whole, intake
-    reports = iter([ReadReport(list(data))]) if data is not None else _reports(config)
+    if data is None:
+        reports = _reports(config)
+    else:
+        reports = iter([data if isinstance(data, ReadReport) else ReadReport(list(data))])
     instances = _prepared(reports, config, intake)
     if folder is None:
         source: Source = Held(list(instances))
@@ -190,7 +192,7 @@ def open_source(config: DataConfig, data: Sequence[Instance] | None, folder: Pat
 
 
 def told_units(source: Source, config: DataConfig) -> dict[str, str]:
-    """`time_unit`, `value_unit` and `position_unit` as far as they are told: by the config, or else by the data."""
+    """`time_unit`, `value_unit` and `position_unit` as far as they are known: by the config, or else by the data."""
     found = source.read(0, 1)[0].metadata
     told = {key: found.get(key, UNKNOWN_UNIT) for key in ("time_unit", "value_unit", "position_unit")}
     named = config.units.told()

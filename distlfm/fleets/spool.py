@@ -1,9 +1,8 @@
-"""A copy of a fleet's data in a run's folder, in pieces, from which its workers read.
+"""Sources of instances: a count, and any of them when they are asked for.
 
-A piece has the sum of what is in it as part of its name, and none is ever written over: whoever comes with other data
-to a run that others work on puts theirs beside, and is refused.
-
-What a source of instances is: a count, and any of them when they are asked for.
+`Spooled` is a copy of a fleet's data in a run's folder, in pieces, from which its workers read. A piece has the sum of
+what is in it as part of its name, and none is ever written over: whoever comes with other data to a run that others
+work on puts theirs beside, and is refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Kernels as functions of their hyperparameters: described by a config, or any gpytorch kernel object.
 
-Kernels over (t, x) that are products of one over time and one over space: found by probing, used as factors.
+`separate` finds, by probing, kernels over (t, x) that are products of one over time and one over space; they are used
+as factors.
 
 Shapes: `A` rows of hyperparameters, `d` space dimensions.
 """

@@ -1,6 +1,7 @@
 """Cholesky factors of a batch in which one bad matrix neither raises nor changes its neighbours.
 
-Roots of covariances that are nearly of low rank, one pivot at a time: the matrix itself is never made.
+`pivoted_root` gives roots of covariances that are nearly of low rank, one pivot at a time: the matrix itself is never
+made.
 
 Shapes: `A` rows of a batch, `n` points, `r` columns of the root.
 """

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distlfm.answer import Band
 from distlfm.config import build
 from distlfm.errors import OtherWork, UsageError
 from distlfm.inference.base import Fit
@@ -25,7 +26,7 @@ from distlfm.inference.fit import method_of
 from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.observations import collate
 from distlfm.inference.optimise import Status
-from distlfm.inference.result import Band, FitResult, Prediction, results_of
+from distlfm.inference.result import FitResult, Prediction, results_of
 from distlfm.instance import Instance, Truth
 from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_system

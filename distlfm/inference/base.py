@@ -1,6 +1,6 @@
 """The contract of a posterior: whatever the method, it predicts force and outputs anywhere, as mixtures over draws.
 
-Predictions as mixtures of Gaussians, one component a draw of the parameters: means, variances and quantiles.
+Predictions are mixtures of Gaussians, one component per draw of the parameters: means, variances and quantiles.
 
 Shapes: `S` draws, then any.
 """
@@ -95,8 +95,11 @@ class Posterior(ABC):
         """Force and outputs of the instances `rows` [A] at sorted times [A, Q], none before the first observation."""
 
     @abstractmethod
-    def draw(self, rows: Tensor, times: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Joint draws at sorted times [A, Q]: forces [count, A, L, Q] and the outputs they drive, [count, A, P, Q]."""
+    def draw(self, rows: Tensor, times: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Joint draws at sorted times [A, Q].
+
+        Returns forces [count, A, L, Q], the outputs they drive, [count, A, P, Q], and their unknowns z [count, A, n].
+        """
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:

@@ -67,15 +67,16 @@ class CollapsedPosterior(Posterior):
             Mixture(gather("force_mean"), gather("force_var")), Mixture(gather("output_mean"), gather("output_var"))
         )
 
-    def draw(self, rows: Tensor, times: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    def draw(self, rows: Tensor, times: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
         marginal = self.marginal
         if not isinstance(marginal, LinearGaussian | WhitenedMarginal):
             linearity = self.model.linearity
             quadrature = choose_quadrature(self.model, self.observations.rows(rows), linearity)
             marginal = LinearGaussian(self.model, self.observations, linearity, quadrature)
-        pairs = [marginal.draw(self.draws[i % len(self.draws)][rows], rows, times, generator) for i in range(count)]
-        return torch.stack([force for force, _ in pairs]), torch.stack([outputs for _, outputs in pairs])
+        z = self.draws[torch.arange(count) % len(self.draws)][:, rows]
+        pairs = [marginal.draw(one, rows, times, generator) for one in z]
+        return torch.stack([force for force, _ in pairs]), torch.stack([outputs for _, outputs in pairs]), z
 
     def state(self) -> dict[str, Tensor]:
         return {

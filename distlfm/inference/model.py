@@ -1,6 +1,6 @@
-"""The whole model of an instance: mechanism, one kernel a force, likelihood, and the vector of all unknowns.
+"""The whole model of an instance: mechanism, one kernel per force, likelihood, and the vector of all unknowns.
 
-What a kernel's parameters are measured in, from its force and from what the force depends on.
+What a kernel's parameters are measured in follows from its force and from what the force depends on.
 """
 
 from __future__ import annotations

@@ -13,27 +13,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from distlfm.answer import Answer, Band, Draws
+from distlfm.answer.base import NUM_DRAWS
 from distlfm.errors import UsageError
 from distlfm.inference.base import Fit, Mixture, Posterior
 from distlfm.inference.findings.estimates import Direction, Estimate, estimates, strain, undetermined
 from distlfm.inference.optimise import Status
 from distlfm.instance import FloatArray, Instance
+from distlfm.runtime.threads import torch_threads
 
 LEVELS = (0.68, 0.95)
 FAILED = ("diverged", "failed")
 """Statuses of instances without an answer: no finite value was found, or fitting it raised an error."""
-
-
-@dataclass(frozen=True)
-class Band:
-    """mean, sd, and the central intervals of 68 and 95 %, each of the same shape."""
-
-    mean: FloatArray
-    sd: FloatArray
-    lower68: FloatArray
-    upper68: FloatArray
-    lower95: FloatArray
-    upper95: FloatArray
 
 
 @dataclass(frozen=True)
@@ -49,17 +40,8 @@ class Prediction:
     positions: FloatArray | None = None
 
 
-@dataclass(frozen=True)
-class Draws:
-    """times: [Q]; force: [S, L, Q]; outputs: [S, P, Q]."""
-
-    times: FloatArray
-    force: FloatArray
-    outputs: FloatArray
-
-
-@dataclass(frozen=True)
-class FitResult:
+@dataclass(frozen=True, repr=False)
+class FitResult(Answer):
     """One instance's fit. `predict` answers at any times after the first observation, beyond the last one too.
 
     bound: what the method maximised, comparable between fits of one method only: the ELBO of a variational fit; the log
@@ -76,7 +58,7 @@ class FitResult:
     effective_draws: float
     seconds: float
     force_names: tuple[str, ...]
-    parameters: tuple[Estimate, ...]
+    estimates: tuple[Estimate, ...]
     undetermined: tuple[Direction, ...]
     grid: Prediction
     at_data: Prediction
@@ -95,6 +77,37 @@ class FitResult:
     def ok(self) -> bool:
         return self.status not in FAILED
 
+    @property
+    def trustworthy(self) -> bool:
+        return self.ok
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.posterior.model.system.outputs
+
+    @property
+    def times(self) -> FloatArray:
+        return self.grid.times
+
+    @property
+    def positions(self) -> FloatArray | None:
+        return self.grid.positions
+
+    @property
+    def force(self) -> Band:
+        return self.grid.force
+
+    @property
+    def outputs(self) -> Band:
+        return self.grid.outputs
+
+    @property
+    def has_outputs(self) -> bool:
+        return True
+
+    def _headline(self) -> str:
+        return f"fit, {self.status} ({self.method})"
+
     def predict(self, times: Sequence[float] | FloatArray, positions: FloatArray | None = None) -> Prediction:
         """Force and outputs at `times` [Q], and for a field at `positions` [Q, d]."""
         if self.instance.positions is not None:
@@ -107,12 +120,20 @@ class FitResult:
 
     def draws(
         self,
-        times: Sequence[float] | FloatArray,
-        count: int = 20,
-        seed: int = 0,
+        count: int = NUM_DRAWS,
+        times: Sequence[float] | FloatArray | None = None,
         positions: FloatArray | None = None,
+        seed: int = 0,
     ) -> Draws:
-        """Whole curves of the posterior at `times` [Q]: the force, and the outputs that this very force drives."""
+        """Draw `count` times from the joint posterior: parameters, a force, and the outputs that this force drives.
+
+        times: [Q], by default those of `force`; a field takes positions [Q, d] with them. A fit through the solver
+        (`nested`, `variational`, `preestimate`) has as many different draws as were asked of it when it was fitted, and
+        repeats them beyond that.
+        """
+        self._drawable(count)
+        if times is None:
+            times, positions = self.grid.times, self.grid.positions
         if self.instance.positions is not None:
             points = self._places(times, positions)
             wanted, order = points[:, 0], np.arange(len(points))
@@ -121,9 +142,27 @@ class FitResult:
             wanted, order = self._asked(times)
             at = torch.from_numpy(wanted[order]).unsqueeze(0)
         back = np.argsort(order, kind="stable")
-        with torch.no_grad():
-            force, outputs = self.posterior.draw(torch.tensor([self.row]), at, count, seed)
-        return Draws(wanted, force[:, 0].numpy()[..., back], outputs[:, 0].numpy()[..., back])
+        with torch.no_grad(), torch_threads(1):  # the matrices are small, and more threads only wait for each other
+            force, outputs, z = self.posterior.draw(torch.tensor([self.row]), at, count, seed)
+        curves = force[:, 0].numpy()[..., back], outputs[:, 0].numpy()[..., back]
+        names = (self.force_names, self.output_names)
+        places = None if self.instance.positions is None else points[:, 1:]
+        return Draws(wanted, *curves, self._drawn_parameters(z[:, 0]), *names, places)
+
+    def _drawn_parameters(self, z: Tensor) -> dict[str, FloatArray]:
+        """Natural values [S] by name of the unknowns z [S, n]; known ones are left out, as in `parameters`."""
+        space = self.posterior.model.space
+        values = space.unpack(z)
+        found = [values[one.name][..., i].numpy() for one in space.parameters for i in one.free]
+        return dict(zip(space.free_names, found, strict=True))
+
+    def _drawable(self, count: object) -> None:
+        if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
+            raise UsageError(
+                f"The number of draws is {_brief(count)}.", "Write draws(200), or draws(200, times=[0.0, 1.0])."
+            )
+        if not self.ok:
+            raise UsageError(f"The fit of {self.id!r} {self.status}: there is nothing to draw from.", self.advice)
 
     def _places(self, times: Sequence[float] | FloatArray, positions: FloatArray | None) -> FloatArray:
         """Times and positions as points [Q, 1 + d]."""
@@ -155,6 +194,11 @@ class FitResult:
                 "Ask for later times.",
             )
         return wanted, np.argsort(wanted, kind="stable")
+
+
+def _brief(given: object) -> str:
+    text = repr(given)
+    return text if len(text) <= 40 else f"{text[:39]}…"
 
 
 def _reordered(band: Band, index: NDArray[np.intp]) -> Band:
@@ -272,7 +316,7 @@ def results_of(
                 effective_draws=float(fit.effective[b]),
                 seconds=seconds / len(instances),
                 force_names=posterior.model.system.force_names,
-                parameters=parameters[b],
+                estimates=parameters[b],
                 undetermined=directions[b],
                 grid=on_grid[b],
                 at_data=_first(at_data[b], len(instance.times)),

@@ -1,11 +1,11 @@
 """The Latent Force Operator: a Fourier network that answers a new instance in milliseconds, with its uncertainty."""
 
-from distlfm.lfo.answer import Answer, Estimate
+from distlfm.lfo.answer import Estimate, OperatorAnswer
 from distlfm.lfo.calibrate import Calibration, calibrate, coverage
 from distlfm.lfo.checkpoint import load_checkpoint, save_checkpoint
 from distlfm.lfo.dataset import Batch, Examples
 from distlfm.lfo.finish import finish
-from distlfm.lfo.loop import Outcome, Training
+from distlfm.lfo.loop import Training
 from distlfm.lfo.model import FourierOperator, Prediction
 from distlfm.lfo.operator import Operator
 from distlfm.lfo.ranks import Alone, Ranks
@@ -16,7 +16,6 @@ from distlfm.lfo.settings import (
     LossConfig,
     OperatorConfig,
     OptimiserConfig,
-    Split,
     SplitConfig,
     TrainSettings,
     split,
@@ -24,7 +23,6 @@ from distlfm.lfo.settings import (
 
 __all__ = [
     "Alone",
-    "Answer",
     "AugmentConfig",
     "Batch",
     "Calibration",
@@ -35,13 +33,12 @@ __all__ = [
     "LoopConfig",
     "LossConfig",
     "Operator",
+    "OperatorAnswer",
     "OperatorConfig",
     "OperatorSchema",
     "OptimiserConfig",
-    "Outcome",
     "Prediction",
     "Ranks",
-    "Split",
     "SplitConfig",
     "TrainSettings",
     "Training",

@@ -5,14 +5,19 @@ Shapes: `L` forces; `n` points of the grid, `m` other points, `d` dimensions, ti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
-from distlfm.instance import FloatArray
+from distlfm.answer import Answer, Band
+from distlfm.answer.base import NUM_DRAWS
+from distlfm.answer.parameters import COLUMNS
+from distlfm.errors import UsageError
+from distlfm.instance import FloatArray, Instance
 
 
 class Estimate(NamedTuple):
@@ -28,12 +33,12 @@ class Estimate(NamedTuple):
     upper95: float
 
 
-@dataclass(frozen=True)
-class Answer:
+@dataclass(frozen=True, repr=False)
+class OperatorAnswer(Answer):
     """axes: coordinates of each dimension of the grid, time first. mean, sd, lower and upper: [L, *grid].
 
     novelty: how unlike the training data the input is, 1 is the limit, NaN if that is not known; warning: a sentence if
-    it is beyond, or None.
+    it is beyond, or None. output_names: of the outputs that were observed. instance: what was asked about.
     """
 
     id: str
@@ -46,13 +51,65 @@ class Answer:
     upper68: FloatArray
     lower95: FloatArray
     upper95: FloatArray
-    parameters: tuple[Estimate, ...]
+    estimates: tuple[Estimate, ...]
     novelty: float
     warning: str | None
+    output_names: tuple[str, ...] = ()
+    instance: Instance | None = None
+
+    @property
+    def force_names(self) -> tuple[str, ...]:
+        return self.forces
 
     @property
     def times(self) -> FloatArray:
-        return self.axes[0]
+        times: FloatArray = self.axes[0] if len(self.axes) == 1 else self.points[:, 0]
+        return times
+
+    @property
+    def positions(self) -> FloatArray | None:
+        return None if len(self.axes) == 1 else self.points[:, 1:]
+
+    @property
+    def force(self) -> Band:
+        return Band(*(getattr(self, name).reshape(len(self.forces), -1) for name in COLUMNS))
+
+    @property
+    def outputs(self) -> NoReturn:
+        raise UsageError(
+            "An operator answers with the force and the parameters, and not with outputs.",
+            f"Fit {self.id!r} for those: model.fit(instance).",
+        )
+
+    @property
+    def has_outputs(self) -> bool:
+        return False
+
+    @property
+    def trustworthy(self) -> bool:
+        return self.warning is None
+
+    @property
+    def advice(self) -> str:
+        return self.warning or ""
+
+    def draws(
+        self,
+        count: int = NUM_DRAWS,
+        times: Sequence[float] | FloatArray | None = None,
+        positions: FloatArray | None = None,
+        seed: int = 0,
+    ) -> NoReturn:
+        """Refuse: the bands of an operator hold for each time alone, and joint draws cannot be made of them."""
+        del count, times, positions, seed
+        raise UsageError(
+            "An operator knows the band of the force at each time, and not how times and parameters vary together: it "
+            "has no joint draws.",
+            f"Fit {self.id!r} for those: model.fit(instance).",
+        )
+
+    def _headline(self) -> str:
+        return "operator" if self.novelty != self.novelty else f"operator, novelty {self.novelty:.2g} (limit 1)"
 
     @property
     def shape(self) -> tuple[int, ...]:

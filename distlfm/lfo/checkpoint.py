@@ -53,7 +53,7 @@ def load_checkpoint(path: str | Path, kind: str = OPERATOR) -> dict[str, Any]:
         raise UsageError(f"There is no checkpoint {place}.", "`distlfm train` makes one.") from None
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, LookupError, ValueError, TypeError) as error:
         raise UsageError(
-            f"{place} is no checkpoint, or a damaged one ({type(error).__name__}).", "Give one of `distlfm train`."
+            f"{place} is not a checkpoint, or a damaged one ({type(error).__name__}).", "Give one of `distlfm train`."
         ) from error
     if not isinstance(content, dict) or content.get("format") != kind:
         told = content.get("format") if isinstance(content, dict) else type(content).__name__

@@ -5,7 +5,6 @@ Shapes: `B` instances, `P` outputs, `L` forces, `K` learned parameters. What is 
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from distlfm.config import digest
 from distlfm.errors import UsageError
 from distlfm.lfo.grid import BLOCK, Observed, Resampler, fill, grid_points, to_grid
 from distlfm.lfo.schema import OperatorSchema
@@ -175,7 +175,7 @@ def fingerprint(store: Store) -> str:
     made_from = [str(store.spec.attributes.get(name)) for name in ("config_hash", "data")]
     ids = store.read("id")
     told = "\n".join([*made_from, *(str(ids[row]) for row in kept_rows(store))])
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    return digest(told)
 
 
 class Cache:

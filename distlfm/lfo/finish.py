@@ -1,17 +1,16 @@
 """From a training to an operator: the best weights, calibrated, with a novelty score.
 
-What a store's instances come from: whether an operator has seen them before, in this store or in another one.
-
-The priors of what an operator learned from. They are those of its answers, and a checkpoint keeps them.
+A checkpoint also keeps what the stores come from (`lineage`), which says whether an operator has seen instances before,
+in this store or in another one, and the priors of what it learned from, which are those of its answers.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from distlfm.config import digest
 from distlfm.lfo.calibrate import Calibration, calibrate, coverage
 from distlfm.lfo.dataset import Examples, fingerprint
 from distlfm.lfo.loop import Training
@@ -52,7 +51,7 @@ def lineage_of(examples: Examples) -> tuple[str, ...]:
 
 def _draws(config: Mapping[str, Any]) -> str:
     kept = {key: value for key, value in config.items() if key not in SEEING}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+    return digest(json.dumps(kept, sort_keys=True))
 
 
 Priors = dict[str, Any]

@@ -1,14 +1,11 @@
-"""Observations on the operator's grid: placed where they were made, interpolated between, with a mask of where that is.
+"""Observations and stored arrays on the operator's even grid.
 
-Shapes: `B` instances, `P` outputs, `N` observation points.
+Observations are placed where they were made and interpolated between, with a mask of where that is. `Resampler` brings
+arrays of a store's grid to it: other times, other lattices, and meshes. `Observed` holds observations of which nobody
+knows the force: examples without labels.
 
-Arrays of a store's grid on the operator's even grid: other times, other lattices, and meshes.
-
-Shapes: `b` instances, `C` outputs or forces.
-
-Observations of which nobody knows the force: examples without labels, on the operator's grid.
-
-Shapes: `N` instances, `P` outputs, `L` forces, `K` learned parameters.
+Shapes: `B` instances, `b` of a block, `P` outputs, `C` outputs or forces, `L` forces, `K` learned parameters, `N`
+observation points.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ ON_GRID = 1e-6
 """Of a step: an observation this close to a point of the grid is at it."""
 
 NEAR = 0.75
-"""Of a step: an observation between the points of the grid is told at those which are this near, in each dimension."""
+"""Of a step: an observation between the points of the grid counts at those which are this near, in each dimension."""
 
 
 def grid_points(dims: Sequence[GridDim]) -> FloatArray:
@@ -188,8 +185,7 @@ def _line(points: FloatArray, dim: GridDim) -> FloatArray | None:
 
 def _mesh(nodes: FloatArray, dims: Sequence[GridDim]) -> FloatArray:
     """Matrix [lattice, nodes], linear on the triangles between nodes [N, d]; outside of them the nearest node's."""
-    axes = np.meshgrid(*(dim.points() for dim in dims), indexing="ij")
-    wanted = np.stack([axis.ravel() for axis in axes], -1)
+    wanted = grid_points(dims)
     found = np.zeros((len(wanted), len(nodes)))
     if nodes.shape[1] == 1:
         order = np.argsort(nodes[:, 0])

@@ -1,8 +1,9 @@
-"""Other observations of the same instances, drawn anew for each step. Only training is augmented.
+"""What a model is given in training: normalised, and augmented.
+
+Means and standard deviations of the training split are put into the model. `Augmentation` draws other observations of
+the same instances anew for each step; only training is augmented.
 
 Shapes: `B` instances, `L` forces, `P` outputs, `K` parameters.
-
-Means and standard deviations of the training split, put into a model.
 """
 
 from __future__ import annotations

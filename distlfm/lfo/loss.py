@@ -1,6 +1,7 @@
-"""How well a model does on some examples: loss, force Q² and parameter errors, over all ranks.
+"""The loss of a prediction, and the score of a model over all ranks.
 
-The loss of a prediction: Gaussian likelihood of forces and parameters, an example at a time.
+The loss is the Gaussian likelihood of forces and parameters, an example at a time. The score of some examples is their
+loss, force Q² and parameter errors.
 
 Shapes: `B` instances, `L` forces, `K` parameters.
 """

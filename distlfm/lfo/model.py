@@ -47,7 +47,7 @@ class Prediction(NamedTuple):
 class Normal(nn.Module):
     """What the training split looks like: means and standard deviations. A part of the model, not learned.
 
-    holes: 1 if observations are missing in training. Else the network has never seen a hole, and is told of none: it
+    holes: 1 if observations are missing in training. Else the network has never seen a hole, and is given none: it
     takes interpolated values as they are, in place of an input to which its weights give no meaning.
     """
 
@@ -156,8 +156,8 @@ class FourierOperator(nn.Module):
                 change.summary,
             )
         return Prediction(
-            force=self._shown(found.force, grid) * sd + centre,
-            force_logvar=soft_limits(self._shown(found.force_logvar, grid)) + 2 * sd.log(),
+            force=self.shown(found.force, grid) * sd + centre,
+            force_logvar=soft_limits(self.shown(found.force_logvar, grid)) + 2 * sd.log(),
             params=found.params,
             params_logvar=soft_limits(found.params_logvar),
             unit=unit,
@@ -179,7 +179,7 @@ class FourierOperator(nn.Module):
         assert self.equation is not None
         grid = tuple(values.shape[2:])
         params = self.normal.within(self.normal.physical(found.params))
-        residual = self.equation.residual(values, self._shown(found.force, grid) * sd + centre, params)
+        residual = self.equation.residual(values, self.shown(found.force, grid) * sd + centre, params)
         scale = self.normal.value_sd.unsqueeze(-1) * size.view(-1, 1, 1)
         residual = self._taken(RESIDUAL_GAIN * residual / scale)
         return torch.cat([residual, found.force, integral(found.force)], 1)
@@ -250,7 +250,7 @@ class FourierOperator(nn.Module):
             v = along(table[order if dim == derived else 0], v, dim + 2)
         return v
 
-    def _shown(self, v: Tensor, grid: tuple[int, ...]) -> Tensor:
+    def shown(self, v: Tensor, grid: tuple[int, ...]) -> Tensor:
         """v [B, L, *points] on the grid of the data."""
         for dim, n in enumerate(grid):
             if n != self.points[dim]:

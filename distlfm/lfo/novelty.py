@@ -1,19 +1,17 @@
 """How unlike the training data an input is: distances of several kinds of features from those of the training split.
 
 Each kind has a Gaussian description (mean and shrunk covariance) of the training split. The logarithm of a distance is
-told in standard deviations of the calibration split's, and the score is a soft maximum of these, in units of what
+given in standard deviations of the calibration split's, and the score is a soft maximum of these, in units of what
 hardly any instance of that split exceeds. One is the limit; beyond it the answer comes with a sentence that says which
-kind gave it away. Where the equation can be held against the answer, what it leaves unexplained says most.
+kind gave it away.
 
-Shapes: `B` instances, `P` outputs, `F` features of a kind.
+Where the equation can be held against the answer, what it leaves unexplained says most (`explain`). An answer is never
+exact, and what is left unexplained by it is mostly its own error. A step of Gauss and Newton takes that part away: it
+moves the parameters and a smooth correction of the force, each in units of the answer's own standard deviation, to
+where the equation fits best. What remains is noise, unless the data do not follow the equation.
 
-What the equation leaves unexplained once force and parameters are moved to the best values near an answer.
-
-An answer is never exact, and what is left unexplained by it is mostly its own error. A step of Gauss and Newton takes
-that part away: it moves the parameters and a smooth correction of the force, each in units of the answer's own standard
-deviation, to where the equation fits best. What remains is noise, unless the data do not follow the equation.
-
-Shapes: `B` instances, `P` outputs, `L` forces, `T` times, `K` parameters, `D` directions, `R` windows of time.
+Shapes: `B` instances, `P` outputs, `L` forces, `T` times, `K` parameters, `F` features of a kind, `D` directions, `R`
+windows of time.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from distlfm.errors import DistlfmError, UsageError
 from distlfm.instance import FloatArray, Instance
-from distlfm.lfo.answer import Answer, Estimate
+from distlfm.lfo.answer import Estimate, OperatorAnswer
 from distlfm.lfo.calibrate import Calibration
 from distlfm.lfo.checkpoint import load_checkpoint, save_checkpoint
 from distlfm.lfo.grid import ON_GRID, grid_points, own_shape, to_grid
@@ -88,10 +88,10 @@ class Operator:
         )
 
     @overload
-    def __call__(self, instances: Instance) -> Answer: ...
+    def __call__(self, instances: Instance) -> OperatorAnswer: ...
     @overload
-    def __call__(self, instances: Sequence[Instance]) -> list[Answer]: ...
-    def __call__(self, instances: Instance | Sequence[Instance]) -> Answer | list[Answer]:
+    def __call__(self, instances: Sequence[Instance]) -> list[OperatorAnswer]: ...
+    def __call__(self, instances: Instance | Sequence[Instance]) -> OperatorAnswer | list[OperatorAnswer]:
         """Answers of one or many instances; those on the same grid are computed together."""
         if isinstance(instances, Instance):
             return self._answers([instances])[0]
@@ -179,15 +179,15 @@ class Operator:
             found.append("It is not known what is unlike its training data, so that no answer warns of it.")
         return tuple(found)
 
-    def _answers(self, instances: list[Instance]) -> list[Answer]:
+    def _answers(self, instances: list[Instance]) -> list[OperatorAnswer]:
         shapes = [self.grid_of(one) for one in instances]
-        found: dict[int, Answer] = {}
+        found: dict[int, OperatorAnswer] = {}
         for shape in dict.fromkeys(shapes):
             rows = [i for i, other in enumerate(shapes) if other == shape]
             found |= dict(zip(rows, self._same_grid([instances[i] for i in rows], shape), strict=True))
         return [found[i] for i in range(len(instances))]
 
-    def _same_grid(self, instances: list[Instance], shape: tuple[int, ...]) -> list[Answer]:
+    def _same_grid(self, instances: list[Instance], shape: tuple[int, ...]) -> list[OperatorAnswer]:
         values, mask = self.arrays(instances, shape)
         with torch.inference_mode():
             found = self.predict(values, mask)
@@ -202,7 +202,7 @@ class Operator:
         for row, one in enumerate(instances):
             score, warning = self._warned(one, scores[row], kinds[row])
             answers.append(
-                Answer(
+                OperatorAnswer(
                     id=one.id,
                     forces=self.schema.forces,
                     dims=names,
@@ -213,9 +213,11 @@ class Operator:
                     upper68=mean[row] + half[68][row],
                     lower95=mean[row] - half[95][row],
                     upper95=mean[row] + half[95][row],
-                    parameters=estimates[row],
+                    estimates=estimates[row],
                     novelty=score,
                     warning=warning,
+                    output_names=one.outputs,
+                    instance=one,
                 )
             )
         return answers
@@ -301,7 +303,7 @@ def _ends(width68: tuple[float, ...], width95: tuple[float, ...]) -> Tensor:
 def _refuse_unknown(path: str | Path, content: Mapping[str, Any]) -> None:
     """Say what is to be imported, if the checkpoint's equation is not registered here.
 
-    The names are those that its training was given; they are told, and never imported because a file says so.
+    The names are those that its training was given; they are shown, and never imported because a file says so.
     """
     kind = content["schema"].get("mechanism", {}).get("kind")
     if not isinstance(kind, str) or kind in known_systems():

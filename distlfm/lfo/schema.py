@@ -1,8 +1,7 @@
 """What an operator takes and gives: names, grid and units, made from the stores that it learns from.
 
-Whether data are measured in what an operator was trained in: its numbers mean nothing in other units.
-
-What stores say of their equation, and whether one operator can learn from several of them.
+Checks that one operator can learn from several stores, by what they say of their equation, and that data are measured
+in what the operator was trained in: its numbers mean nothing in other units.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def check_units(schema: OperatorSchema, told: Mapping[str, str], outputs: Sequen
     """Refuse data in other units, where both are known.
 
     told: as an instance's metadata have them, `time_unit`, `value_unit`, `position_unit`. outputs: the operator's that
-    the data have; one unit is told for all of them, so it has to be that of one.
+    the data have; one unit is given for all of them, so it has to be that of one.
     """
     axes = tuple(dim.name for dim in schema.dims[1:])
     for what, names in (("time", ("time",)), ("value", outputs), ("position", axes)):
@@ -175,7 +174,7 @@ class GridDim(Config):
         return (self.stop - self.start) / (self.size - 1)
 
     def points(self, size: int | None = None) -> FloatArray:
-        """The coordinates [size] of so many even points."""
+        """The coordinates [size] of even points; as many as the grid has by default."""
         return np.linspace(self.start, self.stop, size or self.size)
 
 
@@ -290,7 +289,7 @@ def _dims(store: Store) -> tuple[GridDim, ...]:
 
 
 def _unit(stores: Sequence[Store], name: str) -> str:
-    """What the first store says that knows it: fits are told fewer units than generated instances."""
+    """What the first store says that knows it: fits know fewer units than generated instances."""
     told = [unit(store.spec, name) for store in stores]
     return next((one for one in told if one != UNKNOWN_UNIT), UNKNOWN_UNIT)
 

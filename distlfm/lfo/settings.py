@@ -1,6 +1,7 @@
 """What can be chosen about an operator: its layers, its loss, how it is trained, and which instances teach it.
 
-Which examples teach, which choose between epochs, and which calibrate: by a hash of their names, never by chance.
+`split` says which examples teach, which choose between epochs, and which calibrate: by a hash of their names, never by
+chance.
 """
 
 from __future__ import annotations

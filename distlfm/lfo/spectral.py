@@ -1,21 +1,19 @@
 """Fourier layers without complex numbers: truncated Fourier series of functions on a box, as products of matrices.
 
-A function on [0, 1]^d is known at even points, ends included. Its Fourier coefficients over a period of 1 + padding
-are integrals, taken with Gregory's end corrections, so that they converge as functions do, not as arrays do: the same
+A function on [0, 1]^d is known at even points, ends included. Its Fourier coefficients over a period of 1 + padding are
+integrals, taken with Gregory's end corrections, so that they converge as functions do, not as arrays do: the same
 function at twice the points has the same coefficients to fourth order. Few modes make this cheaper than an FFT, and
 what is outside the domain costs nothing. Weights are pairs of real numbers.
 
-Shapes: `B` instances, `W` channels, `n` points and `m` modes of a dimension, `k` = 2m − 1 of its signed modes.
+`local_fit` gives slopes and curvatures of noisy functions on an even grid by local quadratic regression with a Gaussian
+window. The window is a fraction of the domain, not a number of points, and the regression an integral over it, of the
+cubic spline through the values: it hardly depends on the grid. Near the ends the window is one-sided and the regression
+still exact for quadratics, where Fourier series have their jump.
 
-Tensors that follow from sizes alone: computed once, and kept.
+Tensors that follow from sizes alone are computed once, and kept (`table`).
 
-Slopes and curvatures of noisy functions on an even grid: local quadratic regression with a Gaussian window.
-
-The window is a fraction of the domain, not a number of points, and the regression an integral over it, of the cubic
-spline through the values: it hardly depends on the grid. Near the ends the window is one-sided and the regression still
-exact for quadratics, where Fourier series have their jump.
-
-Shapes: `n` points of a dimension, `m` points at which something is wanted.
+Shapes: `B` instances, `W` channels, `n` points and `m` modes of a dimension, or `m` points at which something is
+wanted, `k` = 2m − 1 of its signed modes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The contract of an equation: a vector field, its named parameters, where it starts, and what is observed.
 
-Shapes: leading dimensions `…` are free; `D` states, `P` observed outputs, `L` forces, `K` elements of a parameter.
+`register` makes an equation known by the name that a config gives it.
 
-Which equations there are, by the name that a config gives them.
+Shapes: leading dimensions `…` are free; `D` states, `P` observed outputs, `L` forces, `K` elements of a parameter.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def register(kind: str) -> Callable[[type[Kind]], type[Kind]]:
         if not (isinstance(mechanism, type) and issubclass(mechanism, System)):
             name = getattr(mechanism, "__name__", repr(mechanism))
             raise UsageError(f"{name} is registered as a mechanism, and is none.", f"Write class {name}(Mechanism).")
+        mechanism.kind = kind
         REGISTRY[kind] = mechanism
         return mechanism
 

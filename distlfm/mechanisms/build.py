@@ -1,8 +1,7 @@
-"""Whether an equation keeps its contract, tried on a few values before anything long begins.
+"""From a config's section to the equation that it describes, with its contract checked.
 
-Equations are mostly the user's own code: what it raises, and shapes that do not fit, are told with its file and line.
-
-From a config's section to the equation that it describes.
+The check tries the equation on a few values before anything long begins. Equations are mostly the user's own code: what
+it raises, and shapes that do not fit, are reported with its file and line.
 """
 
 from __future__ import annotations
@@ -119,10 +118,7 @@ def _place(mechanism: System, error: Exception) -> str:
 def _check(mechanism: Mechanism, method: str, given: Any, last: int, why: str) -> None:
     name, wanted = f"{type(mechanism).__name__}.{method}", f"[..., {last}]"
     if not isinstance(given, Tensor):
-        raise UsageError(
-            f"{name} gives a {type(given).__name__}, and a tensor {wanted} is needed.",
-            _made(last),
-        )
+        raise UsageError(f"{name} gives a {type(given).__name__}, and a tensor {wanted} is needed.", _made(last))
     if not _fits(given, (*LEADING, last), whole=method == "initial_state"):
         lost = given.shape == (last,)
         found = "without the leading dimensions" if lost else f"whose shape is {_shape(given)}"

@@ -15,6 +15,7 @@ from distlfm.mechanisms.base import Initial, Mechanism, MechanismConfig, registe
 from distlfm.mechanisms.parameters import Parameter, Values
 from distlfm.mechanisms.priors import LogNormal
 from distlfm.mechanisms.responses import ResponseConfig, build_response
+from distlfm.mechanisms.system import by_options
 
 
 class CascadeConfig(MechanismConfig):
@@ -34,6 +35,7 @@ class Cascade(Mechanism):
 
     Options: ClassVar[type[MechanismConfig]] = CascadeConfig
 
+    @by_options
     def __init__(self, options: CascadeConfig) -> None:
         super().__init__(options)
         self.start = options.initial

@@ -18,7 +18,7 @@ from distlfm.equations.problem import BoundaryConfig, EquationRef, MeshConfig, P
 from distlfm.errors import UsageError
 from distlfm.mechanisms.parameters import Parameter
 from distlfm.mechanisms.priors import LogNormal, Prior
-from distlfm.mechanisms.system import MechanismConfig, System
+from distlfm.mechanisms.system import MechanismConfig, System, by_options
 
 DIMS = {"interval": 1, "rectangle": 2, "box": 3}
 OF_PROFILE = "how many times the given profile the state at the start is"
@@ -60,6 +60,7 @@ class FieldConfig(MechanismConfig):
     boundary: conditions by the boundary's name; where nothing is said, nothing flows through it.
     start: when the equation begins, by default at the first observation. step: longest time step, by default half of
     the shortest gap between observed times, or a fortieth of the whole, and halved where that changes the answer.
+    scheme: of the steps, `crank_nicolson` or one that a plugin registers.
     solver: `dense`, `sparse`, `petsc` or `taped`, by default by the size of the mesh and by the form. ranks: processes
     among which `petsc` divides the mesh; by default one, and two above `mesh_limit` nodes.
     linear_solver: of `petsc`: a direct one, or conjugate gradients with algebraic multigrid, whose residual is at most
@@ -73,6 +74,7 @@ class FieldConfig(MechanismConfig):
     degree: int = Field(default=1, ge=1, le=2)
     start: float | None = None
     step: PositiveFloat | None = None
+    scheme: str = "crank_nicolson"
     solver: Literal["auto", "dense", "sparse", "petsc", "taped"] = "auto"
     ranks: int | None = Field(default=None, ge=1)
     mesh_limit: int = Field(default=60_000, ge=1)
@@ -100,6 +102,7 @@ class FieldMechanism(System):
     Options: ClassVar[type[MechanismConfig]] = FieldConfig
     equation: ClassVar[type[Equation]]
 
+    @by_options
     def __init__(self, options: FieldConfig) -> None:
         super().__init__(options)
         self.field = options
@@ -176,4 +179,5 @@ def _where(equation: type[Equation]) -> EquationRef:
 @functools.cache
 def field_of(equation: type[Equation]) -> type[FieldMechanism]:
     """The mechanism of a registered equation."""
-    return type(f"{equation.__name__}Field", (FieldMechanism,), {"equation": equation, "__doc__": equation.__doc__})
+    named = {"equation": equation, "kind": equation.kind, "__doc__": equation.__doc__}
+    return type(f"{equation.__name__}Field", (FieldMechanism,), named)

@@ -12,6 +12,7 @@ from distlfm.errors import UsageError
 from distlfm.mechanisms.base import Mechanism, MechanismConfig, register, start_parameter
 from distlfm.mechanisms.parameters import Parameter, Values
 from distlfm.mechanisms.priors import LogNormal, Prior
+from distlfm.mechanisms.system import by_options
 
 
 class GlucoseConfig(MechanismConfig):
@@ -36,6 +37,7 @@ class Glucose(Mechanism):
     noise_prior: ClassVar[Prior | None] = LogNormal(median=2.0, spread=0.5)
     never_negative: ClassVar[bool] = True
 
+    @by_options
     def __init__(self, options: GlucoseConfig) -> None:
         super().__init__(options)
         if len(self.outputs) != 1:

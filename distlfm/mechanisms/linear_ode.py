@@ -13,6 +13,7 @@ from distlfm.errors import UsageError
 from distlfm.mechanisms.base import Mechanism, MechanismConfig, register, start_parameter, zero_state
 from distlfm.mechanisms.parameters import Parameter, Values
 from distlfm.mechanisms.priors import LogNormal, Normal
+from distlfm.mechanisms.system import by_options
 
 
 class LinearODEConfig(MechanismConfig):
@@ -29,6 +30,7 @@ class LinearODE(Mechanism):
 
     Options: ClassVar[type[MechanismConfig]] = LinearODEConfig
 
+    @by_options
     def __init__(self, options: LinearODEConfig) -> None:
         super().__init__(options)
         if len(self.outputs) != 1:

@@ -14,6 +14,7 @@ from distlfm.mechanisms.base import Mechanism, MechanismConfig, register, start_
 from distlfm.mechanisms.parameters import Parameter, Values
 from distlfm.mechanisms.priors import LogNormal
 from distlfm.mechanisms.responses import ResponseConfig, build_response
+from distlfm.mechanisms.system import by_options
 
 
 class LotkaVolterraConfig(MechanismConfig):
@@ -31,6 +32,7 @@ class LotkaVolterra(Mechanism):
     force_names = ("prey",)
     never_negative: ClassVar[bool] = True
 
+    @by_options
     def __init__(self, options: LotkaVolterraConfig) -> None:
         super().__init__(options)
         self.response = build_response(options.response)

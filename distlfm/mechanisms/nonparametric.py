@@ -10,6 +10,7 @@ from distlfm.dimension import RATE, VALUE, Dimension
 from distlfm.mechanisms.base import Mechanism, MechanismConfig, register, start_parameter
 from distlfm.mechanisms.parameters import Parameter, Values
 from distlfm.mechanisms.priors import Normal
+from distlfm.mechanisms.system import by_options
 
 
 class NonparametricConfig(MechanismConfig):
@@ -23,6 +24,7 @@ class Nonparametric(Mechanism):
     Options: ClassVar[type[MechanismConfig]] = NonparametricConfig
     force_dimension = RATE
 
+    @by_options
     def __init__(self, options: NonparametricConfig) -> None:
         super().__init__(options)
         self.force_names = tuple(f"flow_{output}" for output in self.outputs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 import importlib
 import inspect
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from distlfm.config import Config
+from distlfm.config import Config, digest
 from distlfm.equations import EQUATIONS
 from distlfm.errors import DistlfmError, UsageError
 from distlfm.mechanisms import REGISTRY, FieldMechanism, find_system
@@ -142,7 +141,7 @@ def code_of(owner: type) -> str | None:
         code = ast.dump(ast.parse(Path(inspect.getfile(owner)).read_bytes()))
     except (OSError, TypeError, SyntaxError, ValueError):
         return None
-    return hashlib.sha256(code.encode()).hexdigest()[:16]
+    return digest(code)
 
 
 def _file(name: str) -> Path:

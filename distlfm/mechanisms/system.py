@@ -1,19 +1,20 @@
 """What every equation is to inference, ordinary or partial: outputs, forces, and unknowns with their priors.
 
-Values that a config says are known: a number for all elements of a parameter, or one for each by its name.
+A config may say that values are known: a number for all elements of a parameter, or one for each by its name.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
-from distlfm.config import Config, nearest
+from distlfm.config import Config, build, nearest
 from distlfm.dimension import Dimension
 from distlfm.errors import UsageError
 from distlfm.mechanisms.parameters import Parameter
@@ -24,7 +25,7 @@ def _numbers(given: Any) -> Any:
     """Refuse what is no number before a union of types would tell of each of its members."""
     for label, value in given.items() if isinstance(given, Mapping) else [("", given)]:
         if not _is_number(value):
-            what = f"{value!r} is no number" if given is value else f"{label} is {value!r}, which is no number"
+            what = f"{value!r} is not a number" if given is value else f"{label} is {value!r}, which is not a number"
             raise ValueError(
                 f"{what}. Give a number for all elements, such as 1.0, or one for each by name: {{NAME: 1.0}}"
             )
@@ -55,16 +56,29 @@ class MechanismConfig(Config):
     )
 
 
+def by_options(init: Callable[[Any, Any], None]) -> Callable[..., None]:
+    """Let a mechanism's `__init__(options)` take the options one by one: `Transcription(["p21"], fixed=…)` too."""
+
+    @wraps(init)
+    def __init__(this: System, *outputs: Any, **options: Any) -> None:
+        only = options["options"] if set(options) == {"options"} else outputs[0] if len(outputs) == 1 else None
+        init(this, only if isinstance(only, MechanismConfig) else this._options(*outputs, **options))
+
+    __init__.by_options = True  # type: ignore[attr-defined]
+    return __init__
+
+
 class System(ABC):
     """An equation with named outputs and forces. force_dimension: what forces are measured in, if that is known.
 
     prior_units: of `time`, `value` and `position`, where the default priors are numbers of certain units.
     force_priors, noise_prior: of the kernel's parameters by name, and of the noise, where a config leaves them out; an
     equation that has units of its own knows better than numbers around one.
-    never_negative: whether outputs are of something that is never measured below zero; who has such values is told.
+    never_negative: whether outputs are of something that is never measured below zero; such values give a notice.
     """
 
     Options: ClassVar[type[MechanismConfig]] = MechanismConfig
+    kind: ClassVar[str] = ""
     force_names: tuple[str, ...] = ("force",)
     force_dimension: Dimension | None = None
     prior_units: ClassVar[Mapping[str, str]] = {}
@@ -72,9 +86,27 @@ class System(ABC):
     noise_prior: ClassVar[Prior | None] = None
     never_negative: ClassVar[bool] = False
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        own = cls.__dict__.get("__init__")
+        if own is not None and not getattr(own, "by_options", False):
+            cls.__init__ = by_options(own)  # type: ignore[method-assign]
+
+    @by_options
     def __init__(self, options: MechanismConfig) -> None:
         self.options = options
         self.outputs = tuple(options.outputs)
+
+    @classmethod
+    def _options(cls, outputs: Sequence[str] | str = (), /, **given: Any) -> MechanismConfig:
+        """The options that a call names one by one."""
+        if not cls.kind:
+            raise UsageError(f"{cls.__name__} has no name.", f'Write @register("{cls.__name__.lower()}") above it.')
+        if "outputs" in given and not outputs:
+            outputs = given.pop("outputs")
+        names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+        content = {"kind": cls.kind, **({"outputs": names} if names else {}), **given}
+        return build(cls.Options, content, source=cls.__name__)
 
     @property
     @abstractmethod
@@ -99,9 +131,7 @@ class System(ABC):
                 raise UsageError(f"{self.options.kind} has no parameter {name!r}.", nearest(name, known))
         return [
             replace(
-                parameter,
-                prior=self.options.priors.get(parameter.name, parameter.prior),
-                fixed=self._fixed(parameter),
+                parameter, prior=self.options.priors.get(parameter.name, parameter.prior), fixed=self._fixed(parameter)
             )
             for parameter in parameters
         ]

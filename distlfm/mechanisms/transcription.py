@@ -12,6 +12,7 @@ from distlfm.mechanisms.base import Initial, Mechanism, MechanismConfig, registe
 from distlfm.mechanisms.parameters import Parameter, Values
 from distlfm.mechanisms.priors import LogNormal
 from distlfm.mechanisms.responses import Identity, ResponseConfig, build_response
+from distlfm.mechanisms.system import by_options
 
 
 class TranscriptionConfig(MechanismConfig):
@@ -28,6 +29,7 @@ class Transcription(Mechanism):
 
     Options: ClassVar[type[MechanismConfig]] = TranscriptionConfig
 
+    @by_options
     def __init__(self, options: TranscriptionConfig) -> None:
         super().__init__(options)
         self.start = options.initial

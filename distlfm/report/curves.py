@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 from matplotlib.ticker import MaxNLocator
 
-from distlfm.inference.result import Band, FitResult
+from distlfm.answer import Band
+from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray
 from distlfm.report.style import BAND68, BAND95, DASHED, INFERRED, MEASURED, QUIET, TRUTH, handles, plain, quantity
 from distlfm.report.words import force_unit, instance_row, output_names, true_force, true_output
@@ -18,7 +19,7 @@ MAX_PANELS = 24
 """More outputs than this are unreadable in one figure."""
 
 MAX_WIDE_FORCES = 3
-"""Up to so many forces have the full width each; more share a grid."""
+"""Up to this many forces have the full width each; more share a grid."""
 
 WIDE_HEIGHT = 1.75
 PANEL_HEIGHT = 1.3
@@ -42,30 +43,31 @@ class Layout:
     def height(self) -> float:
         return sum(self.heights) + LEGEND_HEIGHT
 
+    def axes(self, canvas: SubFigure, time: str) -> tuple[list[Axes], list[Axes]]:
+        """Empty panels of the outputs and of the forces; those at the bottom have the label of the time."""
+        grid = canvas.add_gridspec(len(self.heights), self.columns, height_ratios=self.heights)
+        outputs = [canvas.add_subplot(grid[divmod(p, self.columns)]) for p in range(self.num_outputs)]
+        forces = []
+        for i in range(self.num_forces):
+            row, column = divmod(i, self.columns)
+            place = grid[self.output_rows + i, :] if self.wide_forces else grid[self.output_rows + row, column]
+            forces.append(canvas.add_subplot(place))
+        for axes in (*outputs[-self.columns :], *forces):
+            axes.set_xlabel(time)
+        return outputs, forces
+
 
 def draw_curves(canvas: SubFigure, result: FitResult, layout: Layout) -> None:
     """Outputs, forces, one legend above them, and a note if outputs were left out."""
-    grid = canvas.add_gridspec(len(layout.heights), layout.columns, height_ratios=layout.heights)
-    time = quantity("time", _unit(result, "time_unit"))
+    outputs, forces = layout.axes(canvas, quantity("time", _unit(result, "time_unit")))
     names = output_names(result)
-    panels: list[Axes] = []
-    for p in range(layout.num_outputs):
-        row, column = divmod(p, layout.columns)
-        axes = canvas.add_subplot(grid[row, column])
+    for p, axes in enumerate(outputs):
         _draw_output(axes, result, p, alone=layout.columns == 1)
-        if column:
+        if p % layout.columns:
             axes.set_ylabel("")
-        if p + layout.columns >= layout.num_outputs:
-            axes.set_xlabel(time)
-        panels.append(axes)
-    for i in range(layout.num_forces):
-        row, column = divmod(i, layout.columns)
-        place = grid[layout.output_rows + i, :] if layout.wide_forces else grid[layout.output_rows + row, column]
-        axes = canvas.add_subplot(place)
+    for i, axes in enumerate(forces):
         _draw_force(axes, result, i)
-        axes.set_xlabel(time)
-        panels.append(axes)
-    for axes in panels:
+    for axes in (*outputs, *forces):
         axes.set_xlim(*_time_range(result))
         axes.yaxis.set_major_locator(MaxNLocator(4))
     known = any(true_force(result, i) for i in range(layout.num_forces))

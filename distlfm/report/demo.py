@@ -1,6 +1,6 @@
-"""Pictures that only a demonstration has: what was simulated, and a gradient that two processes found.
+"""The one page of a demonstration: a section per act, with what it showed, its pictures, and a way to its own report.
 
-The one page of a demonstration: a section an act, with what it showed, its pictures, and a way to its own report.
+Two pictures only a demonstration has: what was simulated, and a gradient that two processes found.
 """
 
 from __future__ import annotations
@@ -42,15 +42,13 @@ def plot_simulated(instance: Instance) -> Drawing:
             seen = instance.mask[p]
             axes.plot(instance.times[seen], instance.values[p, seen], "o", color=MEASURED, markersize=2.4)
             axes.set_title(plain(name), fontweight="bold")
-            axes.set_xlabel(time)
-            axes.set_ylabel("" if p else quantity("observed", instance.metadata.get("value_unit")))
+            axes.set(xlabel=time, ylabel="" if p else quantity("observed", instance.metadata.get("value_unit")))
             axes.xaxis.set_major_locator(MaxNLocator(3))
             axes.yaxis.set_major_locator(MaxNLocator(4))
         axes = figure.add_subplot(grid[1, :])
         axes.plot(truth.times, truth.force[0], color=TRUTH, linestyle=DASHED)
         axes.set_title("Latent force: the truth, which is hidden", fontweight="bold")
-        axes.set_xlabel(time)
-        axes.set_ylabel("force")
+        axes.set(xlabel=time, ylabel="force")
     return figure
 
 
@@ -78,8 +76,7 @@ def plot_gradients(alone: FloatArray, together: FloatArray) -> Drawing:
                 values.T, origin="lower", extent=(0, 1, 0, 1), cmap=ERROR_MAP, vmin=-end, vmax=end, rasterized=True
             )
             axes.set_title(title, fontweight="bold")
-            axes.set_xlabel("position 1")
-            axes.set_ylabel("position 2")
+            axes.set(xlabel="position 1", ylabel="position 2")
             figure.colorbar(shown, ax=axes, label="gradient by the force", format="%.0e")
     return figure
 

@@ -1,8 +1,7 @@
-"""The page of a simulated federation: what each site gains, and what it gave for it.
+"""The pages of a federation.
 
-The page of a federation's run: what its rounds brought, as far as sums over all sites tell.
-
-One picture of a federation: what each site gains.
+`federation_page` shows a simulated one: what each site gains, also as a picture (`draw`), and what it gave for it.
+`rounds_page` shows a run among real sites: what its rounds brought, as far as sums over all sites tell.
 """
 
 from __future__ import annotations
@@ -22,12 +21,14 @@ from distlfm.report.page import Cell, Provenance, Section, Table, cell_text, emb
 from distlfm.report.page import Figure as PageFigure
 from distlfm.report.style import BAND68, INFERRED, MEASURED, QUIET, house, new_figure, plain
 
-MODEL_NAMES = {
-    "base": "before tuning",
-    "local": "the site alone",
-    "federated": "federated",
-    "pooled": "all data pooled",
-}
+MODELS: tuple[tuple[str, str, str, str, FillStyleType], ...] = (
+    ("base", "before tuning", QUIET, "x", "full"),
+    ("local", "the site alone", MEASURED, "o", "full"),
+    ("federated", "federated", INFERRED, "D", "full"),
+    ("pooled", "all data pooled", BAND68, "s", "full"),
+)
+PERSONAL: tuple[str, str, str, str, FillStyleType] = ("personal", "personalised", INFERRED, "^", "none")
+"""Names, label, colour, marker and its filling."""
 
 
 def federation_page(
@@ -74,7 +75,7 @@ def _worth(told: Mapping[str, Any], picture: Path) -> Section:
 def _table(
     caption: str, means: Mapping[str, Any], errors: Mapping[str, Any], gains: Sequence[str] | None = None
 ) -> Table:
-    models = {**MODEL_NAMES, **({"personal": "personalised"} if means.get("personal") else {})}
+    models = {name: label for name, label, *_ in (*MODELS, *([PERSONAL] if means.get("personal") else []))}
     rows: list[list[Cell]] = [
         [name, *(_sure(means[model].get(name), errors[model].get(name)) for model in models)] for name in means["local"]
     ]
@@ -164,16 +165,6 @@ def plot_rounds(models: Sequence[Line], names: Sequence[str], kept: int) -> Figu
         for empty in drawing.axes[len(names) :]:
             empty.set_axis_off()
     return drawing
-
-
-MODELS: tuple[tuple[str, str, str, str, FillStyleType], ...] = (
-    ("base", "before tuning", QUIET, "x", "full"),
-    ("local", "the site alone", MEASURED, "o", "full"),
-    ("federated", "federated", INFERRED, "D", "full"),
-    ("pooled", "all data pooled", BAND68, "s", "full"),
-)
-PERSONAL: tuple[str, str, str, str, FillStyleType] = ("personal", "personalised", INFERRED, "^", "none")
-"""Names, label, colour, marker and its filling."""
 
 
 def draw(told: Mapping[str, Any], path: Path) -> None:

@@ -23,7 +23,7 @@ from matplotlib.tri import Triangulation
 from scipy.interpolate import RBFInterpolator
 from scipy.spatial import cKDTree
 
-from distlfm.inference.result import Band
+from distlfm.answer import Band
 from distlfm.instance import BoolArray, FloatArray
 from distlfm.report.field_view import COMPARABLE, NUM_SNAPSHOTS, Cloud, FieldView
 from distlfm.report.style import MEASURED, house, new_figure, plain, quantity
@@ -35,7 +35,7 @@ LAYER = 0.15
 """Share of the points, nearest to the middle, that are the layer shown of a field in three dimensions."""
 
 NEIGHBOURS = 16
-"""From so many known nodes the others are filled in, where a field is known at some nodes only."""
+"""From this many known nodes the others are filled in, where a field is known at some nodes only."""
 
 USUAL = 0.97
 """Share of the deviations that the colours tell apart: corners of the domain are far less certain than the rest."""

@@ -1,8 +1,7 @@
-"""Figures that let a reader doubt the fit of a field: fitted against observed, residuals where they are, the mesh.
+"""What the page shows of one field: its figures with captions, and in words what is on them.
 
-Bands of a field: the force along a line at a few times, and the parameters.
-
-What the page shows of one field: its figures with captions, and in words what is on them.
+Bands show the force along a line at a few times, and the parameters. Other figures let a reader doubt the fit: fitted
+against observed, residuals where they are, the mesh.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from distlfm.answer import Band
 from distlfm.inference.findings.residuals import Residuals, residuals
-from distlfm.inference.result import Band, FitResult
+from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray
 from distlfm.report.curves import draw_band
 from distlfm.report.field_maps import ERROR_MAP, MAP_DPI, plot_field, set_scales, time_title
@@ -42,15 +42,13 @@ def plot_residuals(view: FieldView, found: Residuals) -> Figure:
         assert found.positions is not None
         if view.dims == 1:
             across, up, values = found.times, found.positions[:, 0], found.values
-            where.set_xlabel(view.time_label)
-            where.set_ylabel(view.position_label(0))
+            where.set(xlabel=view.time_label, ylabel=view.position_label(0))
             where.set_title("Standardised residuals", fontweight="bold", loc="left")
         else:
             _draw_residuals_in_time(row[1], view, found)
             places, values = _by_place(found.positions, found.values)
             across, up = places[:, 0], places[:, 1]
-            where.set_xlabel(view.position_label(0))
-            where.set_ylabel(view.position_label(1))
+            where.set(xlabel=view.position_label(0), ylabel=view.position_label(1))
             where.set_title("Residuals by place", fontweight="bold", loc="left")
             set_scales(where, places)
         size = float(np.clip(6000 / max(len(values), 1), 6.0, 22.0))
@@ -58,12 +56,7 @@ def plot_residuals(view: FieldView, found: Residuals) -> Figure:
             across, up, c=values, s=size, cmap=ERROR_MAP, norm=limits, edgecolor=QUIET, linewidth=0.2, rasterized=True
         )
         figure.colorbar(
-            ScalarMappable(limits, ERROR_MAP),
-            ax=where,
-            label="residual / its sd",
-            extend="both",
-            pad=0.015,
-            aspect=18,
+            ScalarMappable(limits, ERROR_MAP), ax=where, label="residual / its sd", extend="both", pad=0.015, aspect=18
         )
     return figure
 
@@ -72,8 +65,7 @@ def _draw_agreement(axes: Axes, view: FieldView, found: Residuals) -> None:
     axes.scatter(found.observed, found.fitted, s=4, color=MEASURED, alpha=0.5, linewidth=0, rasterized=True)
     ends = np.array([found.observed.min(), found.observed.max()])
     axes.plot(ends, ends, color=INFERRED, linewidth=0.9, zorder=0)
-    axes.set_xlabel(quantity(f"observed {plain(view.output)}", view.value_unit))
-    axes.set_ylabel("posterior mean")
+    axes.set(xlabel=quantity(f"observed {plain(view.output)}", view.value_unit), ylabel="posterior mean")
     axes.set_title("Fitted and observed", fontweight="bold", loc="left")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(4))
@@ -83,8 +75,7 @@ def _draw_residuals_in_time(axes: Axes, view: FieldView, found: Residuals) -> No
     axes.scatter(found.times, found.values, s=4, color=MEASURED, alpha=0.5, linewidth=0, rasterized=True)
     for height in (-1.96, 0.0, 1.96):
         axes.axhline(height, color=INFERRED, linewidth=0.8, linestyle="-" if height == 0 else (0, (3, 2)), zorder=0)
-    axes.set_xlabel(view.time_label)
-    axes.set_ylabel("residual / its sd")
+    axes.set(xlabel=view.time_label, ylabel="residual / its sd")
     axes.set_title("Residuals in time", fontweight="bold", loc="left")
     axes.xaxis.set_major_locator(MaxNLocator(4))
 
@@ -114,8 +105,7 @@ def plot_mesh(view: FieldView) -> Figure:
             else:
                 axes.plot(mesh.nodes[:, across], mesh.nodes[:, up], ".", color=QUIET, markersize=1.5, rasterized=True)
             axes.plot(places[:, across], places[:, up], "o", color=INFERRED, markersize=2.5, label="data")
-            axes.set_xlabel(view.position_label(across))
-            axes.set_ylabel(view.position_label(up))
+            axes.set(xlabel=view.position_label(across), ylabel=view.position_label(up))
             set_scales(axes, mesh.nodes[:, [across, up]])
     return figure
 
@@ -175,7 +165,7 @@ def plot_profiles(view: FieldView) -> Figure:
 
 def plot_parameters(result: FitResult) -> Figure:
     """Parameters as a forest of intervals."""
-    groups = grouped(result.parameters)
+    groups = grouped(result.estimates)
     with house():
         figure = new_figure(forest_height(groups))
         place = figure.add_subfigure(figure.add_gridspec(1, 1)[0])
@@ -191,8 +181,8 @@ def field_figures(result: FitResult, *, mapped: bool = True) -> list[PageFigure]
         found.append(_profiles(view))
     if mapped:
         found += _checks(view)
-    if result.parameters:
-        alt = f"Instance {result.id}: intervals of {len(result.parameters)} parameters."
+    if result.estimates:
+        alt = f"Instance {result.id}: intervals of {len(result.estimates)} parameters."
         found.append(embed(plot_parameters(result), "Parameters with their intervals of 68 and 95 %.", alt))
     return found
 

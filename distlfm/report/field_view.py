@@ -12,21 +12,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distlfm.answer import Band
 from distlfm.errors import UsageError
-from distlfm.inference.result import Band, FitResult, Prediction
+from distlfm.inference.result import FitResult, Prediction
 from distlfm.instance import BoolArray, FloatArray
 from distlfm.report.style import quantity
 from distlfm.report.words import instance_row, output_names
 
 NUM_SNAPSHOTS = 4
 COMPARABLE = 3.0
-"""Two fields can be shown in the same colours while neither range is so many times the other."""
+"""Two fields can be shown in the same colours while neither range is this many times the other."""
 
 SAME_SHAPE = 0.6
 """A true force that correlates with the inferred one by more than this has its shape."""
 
 MAX_COMPARED = 900
-"""The truth is compared with the fit at about so many points at most: predictions cost time."""
+"""The truth is compared with the fit at about this many points at most: predictions cost time."""
 
 
 @dataclass(frozen=True)

@@ -14,26 +14,17 @@ import numpy as np
 from distlfm.inference.findings.residuals import structure
 from distlfm.inference.findings.scores import MAX_ROWS, NUM_BEST, NUM_WORST, Row, Tally, directions_of
 from distlfm.inference.result import FAILED, FitResult
+from distlfm.report import words
 from distlfm.report.field_section import field_figures
-from distlfm.report.page import Cell, Figure, Provenance, Section, Table, embed, write_page
+from distlfm.report.page import MAX_PARAMETER_ROWS, Cell, Figure, Provenance, Section, Table, embed, number, write_page
 from distlfm.report.plots import plot_fit, plot_overview, plot_phase, plot_trace
-from distlfm.report.words import (
-    direction_words,
-    directions_words,
-    given_words,
-    output_names,
-    parameter_units,
-    status_words,
-    true_parameter,
-)
 
 MAX_PICTURED = 6
 """Fleets up to this size have every instance drawn; of larger ones the worst, the median and the best."""
 
 MAX_MAPPED = 2
-"""Of fields among those drawn, only so many have maps, which are large; the others have profiles."""
+"""Of fields among those drawn, only this many have maps, which are large; the others have profiles."""
 
-MAX_PARAMETER_ROWS = 60
 MAX_ASIDE = 200
 PHASE_PLANES = ("lotka_volterra",)
 """Mechanisms whose force and output are read against each other."""
@@ -42,7 +33,7 @@ LOOK_AT = "Fits to look at"
 """The section of fits that converged and yet have a warning, such as an unknown far from its prior."""
 
 FEW_DRAWS = 50
-"""Quantiles of 2.5 % need about so many independent draws to mean anything."""
+"""Quantiles of 2.5 % need about this many independent draws to mean anything."""
 
 _COLUMNS = {
     "status": "status",
@@ -123,7 +114,7 @@ def _overview(tally: Tally, notices: Sequence[str]) -> Section:
     columns = ("instance", *_COLUMNS.values())
     scores = [key for key in _COLUMNS if key != "status"]
     mean, worst = tally.overall()
-    over_all = [[name, *(_number(row.get(key)) for key in scores)] for name, row in (("mean", mean), ("worst", worst))]
+    over_all = [[name, *(number(row.get(key)) for key in scores)] for name, row in (("mean", mean), ("worst", worst))]
     tables = [
         Table(
             "Mean and worst of each score over the instances.",
@@ -138,7 +129,7 @@ def _overview(tally: Tally, notices: Sequence[str]) -> Section:
         slowest = [_score_row(row) for row in tally.slowest()]
         tables.append(Table("Those that took longest.", columns, slowest).known())
     if mean["parameter_mae"] and count > 1:
-        rows = [(str(name), _number(value)) for name, value in mean["parameter_mae"].items()]
+        rows = [(str(name), number(value)) for name, value in mean["parameter_mae"].items()]
         tables.append(Table("Mean absolute error of each parameter, over instances.", ("parameter", "error"), rows))
     if count <= MAX_PICTURED:
         return Section("Summary", text, tables=tables)
@@ -149,11 +140,7 @@ def _overview(tally: Tally, notices: Sequence[str]) -> Section:
 
 def _score_row(row: Row) -> list[Cell]:
     status = str(row.get("status") or "unknown").replace("_", "\N{NO-BREAK SPACE}")
-    return [str(row["id"]), status, *(_number(row.get(key)) for key in _COLUMNS if key != "status")]
-
-
-def _number(value: Any) -> Cell:
-    return None if value is None else float(value)
+    return [str(row["id"]), status, *(number(row.get(key)) for key in _COLUMNS if key != "status")]
 
 
 def _num_warned(tally: Tally) -> int:
@@ -173,7 +160,7 @@ def _trouble(tally: Tally) -> list[Section]:
         if status == "converged" and advice:
             warned.append([str(row["id"]), advice])
         elif status != "converged":
-            ended.append([str(row["id"]), status.replace("_", " "), status_words(status, advice) or None])
+            ended.append([str(row["id"]), status.replace("_", " "), words.status_words(status, advice) or None])
     if count := tally.failed + tally.unsettled:
         columns = ("instance", "status", "why, and what to do")
         table = _listed(ended, count, "whose fit did not converge", columns)
@@ -208,7 +195,7 @@ def _open_directions(tally: Tally) -> list[Section]:
     text = "Values and intervals of these parameters come from their priors more than from the data."
     if tally.count <= MAX_ROWS:
         rows: list[list[Cell]] = [
-            [str(row["id"]), direction_words(direction)] for row in tally.first for direction in directions_of(row)
+            [str(row["id"]), words.direction_words(one)] for row in tally.first for one in directions_of(row)
         ]
         return [Section(title, text, tables=[Table("Open combinations.", ("instance", "in words"), rows)])]
     ordered = sorted(tally.open.items(), key=lambda item: -item[1][0])[:MAX_ROWS]
@@ -224,10 +211,10 @@ def _of(count: int) -> str:
 def _instance(result: FitResult, place: str, mapped: bool) -> Section:
     title = f"Instance {result.id}" + (f" ({place})" if place else "")
     text = f"Method {result.method}, status {result.status.replace('_', ' ')}. "
-    text += f"{status_words(result.status, result.advice)}\n\n"
+    text += f"{words.status_words(result.status, result.advice)}\n\n"
     if result.ok and result.effective_draws < FEW_DRAWS:
         text += f"The posterior rests on {result.effective_draws:.0f} effective draws: its intervals are rough.\n\n"
-    text += directions_words(result.undetermined)
+    text += words.directions_words(result.undetermined)
     shape = structure(result)
     if shape is not None:
         text += f"\n\n{shape.sentence()}"
@@ -248,7 +235,7 @@ def _trace(result: FitResult) -> list[Figure]:
 
 
 def _curves(result: FitResult) -> list[Figure]:
-    outputs, forces = output_names(result), ", ".join(result.force_names)
+    outputs, forces = words.output_names(result), ", ".join(result.force_names)
     truth = " Dashed: the truth of the simulation, which the fit did not see." if result.instance.truth else ""
     caption = (
         "Data, posterior mean and intervals of outputs, force and parameters. Bands are of the curve: a new "
@@ -256,7 +243,7 @@ def _curves(result: FitResult) -> list[Figure]:
     )
     alt = (
         f"Instance {result.id}: {len(outputs)} outputs with data and bands against time, the inferred {forces}, and "
-        f"intervals of {len(result.parameters)} parameters."
+        f"intervals of {len(result.estimates)} parameters."
     )
     found = [embed(plot_fit(result), caption, alt)]
     if result.posterior.model.system.options.kind in PHASE_PLANES:
@@ -270,16 +257,17 @@ def _parameters(result: FitResult) -> list[Table]:
         return []
     columns = ("parameter", "kind", "unit", "mean", "68 % from", "to", "95 % from", "to", "true", "learned %")
     rows: list[list[Cell]] = []
-    units = parameter_units(result)
-    for one in result.parameters[:MAX_PARAMETER_ROWS]:
+    units = words.parameter_units(result)
+    for one in result.estimates[:MAX_PARAMETER_ROWS]:
         limits = (one.lower68, one.upper68, one.lower95, one.upper95)
         learned = round(100 * one.shrinkage) if math.isfinite(one.shrinkage) else None
-        rows.append([one.name, one.kind, units.get(one.name), one.mean, *limits, true_parameter(result, one), learned])
+        true = words.true_parameter(result, one)
+        rows.append([one.name, one.kind, units.get(one.name), one.mean, *limits, true, learned])
     caption = "Parameters. “Learned” is 0 where the data say nothing beyond the prior, and 100 where they say all."
-    left_out = len(result.parameters) - len(rows)
+    left_out = len(result.estimates) - len(rows)
     if left_out:
         caption += f" {left_out} more are not listed."
-    caption = f"{caption} {given_words(result.posterior.model.space.parameters, parameter_units(result))}".strip()
+    caption = f"{caption} {words.given_words(result.posterior.model.space.parameters, units)}".strip()
     return [Table(caption, columns, rows).known()] if rows else []
 
 

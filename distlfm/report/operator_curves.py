@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from distlfm.instance import FloatArray, Instance
-from distlfm.lfo import Answer, OperatorSchema
+from distlfm.lfo import OperatorAnswer, OperatorSchema
 from distlfm.report.curves import draw_band
 from distlfm.report.operator_plots import band_of, true_curve, true_map
 from distlfm.report.style import (
@@ -89,16 +89,13 @@ def plot_calibration(curve: Mapping[str, Any]) -> Figure:
         for name, colour, mark in (("force", INFERRED, "o"), ("parameters", MEASURED, "s")):
             if curve[name] is not None:
                 axes.plot(levels, curve[name], mark, linestyle="-", color=colour, markersize=3, label=name)
-        axes.set_xlabel("central interval")
-        axes.set_ylabel("share of the truth inside")
-        axes.set_xlim(0, 1)
-        axes.set_ylim(0, 1)
+        axes.set(xlabel="central interval", ylabel="share of the truth inside", xlim=(0, 1), ylim=(0, 1))
         axes.set_aspect("equal")
         axes.legend(loc="upper left")
     return figure
 
 
-def plot_resolutions(instance: Instance, answers: Sequence[Answer], schema: OperatorSchema) -> Figure:
+def plot_resolutions(instance: Instance, answers: Sequence[OperatorAnswer], schema: OperatorSchema) -> Figure:
     """One instance answered on the trained grid and on a finer one: curves, or maps at the last time."""
     with house():
         if len(answers[0].dims) == 1:
@@ -129,7 +126,7 @@ def plot_resolutions(instance: Instance, answers: Sequence[Answer], schema: Oper
     return figure
 
 
-def _draw_curve(axes: Axes, instance: Instance, answer: Answer, schema: OperatorSchema) -> None:
+def _draw_curve(axes: Axes, instance: Instance, answer: OperatorAnswer, schema: OperatorSchema) -> None:
     draw_band(axes, answer.times, band_of(answer), 0)
     axes.plot(answer.times, answer.mean[0], ".", color=INFERRED, markersize=2)
     true = true_curve(instance, 0)
@@ -140,7 +137,7 @@ def _draw_curve(axes: Axes, instance: Instance, answer: Answer, schema: Operator
     axes.yaxis.set_major_locator(MaxNLocator(4))
 
 
-def _plane(values: FloatArray, answer: Answer) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _plane(values: FloatArray, answer: OperatorAnswer) -> tuple[FloatArray, FloatArray, FloatArray]:
     """The plane that is shown of a field and its axes: time and place on a line, else the last time's middle layer."""
     if values.ndim == 2:
         return values, answer.axes[0], answer.axes[1]
@@ -159,8 +156,7 @@ def _draw_line(axes: Axes, lines: Sequence[Line], key: str, colour: str, label: 
 
 
 def _histogram(axes: Axes, values: FloatArray, edges: FloatArray, label: str) -> None:
-    axes.set_xlabel(label)
-    axes.set_ylabel("instances")
+    axes.set(xlabel=label, ylabel="instances")
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.xaxis.set_major_locator(MaxNLocator(4))
     if not len(values):

@@ -1,6 +1,6 @@
-"""Pages of an operator: of its training, of an evaluation, and of the answers to a query.
+"""Pages of an operator: of its training, of an evaluation, of the answers to a query, and of a sweep.
 
-The page of a sweep: which settings were tried, what they gave, and how the figure changes with each of them.
+The page of a sweep says which settings were tried, what they gave, and how the figure changes with each of them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from matplotlib.ticker import MaxNLocator
 
 from distlfm.inference.findings.scores import MAX_ROWS, Tally
 from distlfm.instance import Instance
-from distlfm.lfo import Answer, OperatorSchema
+from distlfm.lfo import OperatorAnswer, OperatorSchema
 from distlfm.report.operator_curves import plot_calibration, plot_learning, plot_resolutions, plot_scores
 from distlfm.report.operator_plots import plot_answer
-from distlfm.report.page import Cell, Provenance, Section, Table, embed, write_page
+from distlfm.report.page import MAX_PARAMETER_ROWS, Cell, Provenance, Section, Table, embed, number, write_page
 from distlfm.report.style import INFERRED, MEASURED, house, log_scale, new_figure, plain
-
-MAX_PARAMETER_ROWS = 60
 
 _COLUMNS = {
     "latent_q2": "force Q²",
@@ -47,7 +45,7 @@ class Example:
     """An instance with its answer and figures. place: why it is shown. true: known values of parameters."""
 
     instance: Instance
-    answer: Answer
+    answer: OperatorAnswer
     row: Mapping[str, Any]
     place: str = ""
     true: dict[str, float] = field(default_factory=dict)
@@ -60,7 +58,7 @@ class Resolutions:
     """One instance answered on the trained grid and on a finer one, and what changed."""
 
     instance: Instance
-    answers: tuple[Answer, Answer]
+    answers: tuple[OperatorAnswer, OperatorAnswer]
     figures: Mapping[str, Any]
 
 
@@ -166,7 +164,7 @@ def _score_sections(scores: Scores, notices: Sequence[str] = ()) -> list[Section
         rows = [[key.replace("_", " "), float(value)] for key, value in speed.items() if value is not None]
         tables.append(Table("Time for answers.", ("what", "value"), rows))
     curve = scores.curve
-    columns = [[_number(x) for x in curve[name] or [None] * len(curve["levels"])] for name in ("force", "parameters")]
+    columns = [[number(x) for x in curve[name] or [None] * len(curve["levels"])] for name in ("force", "parameters")]
     shown = [[f"{100 * level:.0f} %", *told] for level, *told in zip(curve["levels"], *columns, strict=True)]
     table = Table("Share of the truth inside.", ("central interval", "force", "parameters"), shown)
     words = "Points above the diagonal mean intervals that are wider than need be, points below it too narrow ones."
@@ -178,17 +176,17 @@ def _score_sections(scores: Scores, notices: Sequence[str] = ()) -> list[Section
 def _score_tables(tally: Tally, rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     mean, worst = tally.overall()
     keys = [key for key in _COLUMNS if key != "novelty"]
-    over = [[name, *(_number(found[key]) for key in keys)] for name, found in (("mean", mean), ("worst", worst))]
+    over = [[name, *(number(found[key]) for key in keys)] for name, found in (("mean", mean), ("worst", worst))]
     found = [Table("Mean and worst over instances.", ("over all", *(_COLUMNS[key] for key in keys)), over).known()]
     if mean["parameter_mae"]:
-        errors = [(str(name), _number(value)) for name, value in mean["parameter_mae"].items()]
+        errors = [(str(name), number(value)) for name, value in mean["parameter_mae"].items()]
         found.append(Table("Mean absolute error of each parameter.", ("parameter", "error"), errors))
     order = sorted(rows, key=lambda row: (_rank(row.get("latent_q2")), -_rank(row.get("novelty"))))[:MAX_ROWS]
     listed = [
         [
             str(row["id"]),
             str(row["status"]).replace("_", "\N{NO-BREAK SPACE}"),
-            *(_number(row.get(key)) for key in _COLUMNS),
+            *(number(row.get(key)) for key in _COLUMNS),
         ]
         for row in order
     ]
@@ -206,7 +204,7 @@ def _resolution_sections(resolutions: Sequence[Resolutions], schema: OperatorSch
         alt = f"Instance {one.instance.id}: the force on grids of {sizes} points."
         figures.append(embed(plot_resolutions(one.instance, one.answers, schema), f"Instance {one.instance.id}.", alt))
     names = list(resolutions[0].figures)
-    rows = [[one.instance.id, *(_number(one.figures[name]) for name in names)] for one in resolutions]
+    rows = [[one.instance.id, *(number(one.figures[name]) for name in names)] for one in resolutions]
     table = Table("The same instances at both resolutions.", ("instance", *names), rows)
     text = "The operator was trained on the coarser grid, and asked on both without being trained again."
     return [Section("Super-resolution", text, figures, [table])]
@@ -231,7 +229,7 @@ def _example(one: Example, schema: OperatorSchema) -> Section:
     columns = ("parameter", "kind", "mean", "68 % from", "to", "95 % from", "to", "true")
     rows: list[list[Cell]] = [
         [p.name, p.kind, p.mean, p.lower68, p.upper68, p.lower95, p.upper95, one.true.get(p.name)]
-        for p in answer.parameters[:MAX_PARAMETER_ROWS]
+        for p in answer.estimates[:MAX_PARAMETER_ROWS]
     ]
     figure = embed(one.figure or plot_answer(one.instance, answer, schema, one.true), caption, alt)
     return Section(title, text, [figure], [Table("Parameters.", columns, rows).known()] if rows else [])
@@ -249,10 +247,6 @@ def _provenance(config_text: str, told: Mapping[str, Any]) -> Provenance:
     )
 
 
-def _number(value: Any) -> Cell:
-    return None if value is None else float(value)
-
-
 def _rank(value: Any) -> float:
     return 0.0 if value is None else float(value)
 
@@ -262,7 +256,7 @@ MAX_KEYS = 6
 
 COLUMNS = 3
 WIDE_RANGE = 20.0
-"""Positive values over a range of so many times have a logarithmic axis."""
+"""Positive values over a range of this factor have a logarithmic axis."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,9 @@
 """Pictures of an operator's answers: what it was given, the force it found with bands, and the parameters.
 
 Colours mean what they mean in the figures of fits: blue is inferred, black is measured, dashed vermilion is the truth.
-
-Maps of an operator's answer for a field: input, force and its deviation, and truth and error where that is known.
-
-On a line a map is an image over time and position. In more dimensions it is a row of snapshots, of the middle layer in
-space.
-
-An operator's answer and a full fit of the same instance in one picture.
+A field is shown as maps of input, force and its deviation, and of truth and error where the truth is known: on a line
+as images over time and position, in more dimensions as rows of snapshots, of the middle layer in space. `plot_beside`
+shows an operator's answer and a full fit of the same instance in one picture.
 """
 
 from __future__ import annotations
@@ -29,15 +25,17 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from distlfm.answer import Band
 from distlfm.inference.findings.estimates import Estimate
-from distlfm.inference.result import Band, FitResult
+from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray, Instance
-from distlfm.lfo import Answer, GridDim, OperatorSchema
+from distlfm.lfo import GridDim, OperatorAnswer, OperatorSchema
 from distlfm.lfo.answer import Estimate as AnswerEstimate
 from distlfm.lfo.grid import to_grid
 from distlfm.report.curves import MAX_PANELS, WIDE_HEIGHT, Layout, draw_band
 from distlfm.report.field_maps import ERROR_MAP, LEVEL_MAP, MAP_DPI, SPREAD_MAP
 from distlfm.report.forest import draw_forest, forest_height, grouped
+from distlfm.report.page import PIXELS_PER_INCH
 from distlfm.report.style import BAND95, DASHED, INFERRED, MEASURED, TRUTH, handles, house, new_figure, plain, quantity
 from distlfm.store.files import put_quickly, storing
 
@@ -56,7 +54,7 @@ class Panel:
     limits: Normalize
 
 
-def plot_field_answer(instance: Instance, answer: Answer, schema: OperatorSchema) -> Figure:
+def plot_field_answer(instance: Instance, answer: OperatorAnswer, schema: OperatorSchema) -> Figure:
     """Maps of the first output and of the first force."""
     panels = _panels(instance, answer, schema)
     with house():
@@ -64,7 +62,7 @@ def plot_field_answer(instance: Instance, answer: Answer, schema: OperatorSchema
         return (_images if len(answer.dims) == 2 else _snapshots)(answer, panels, labels)
 
 
-def _panels(instance: Instance, answer: Answer, schema: OperatorSchema) -> list[Panel]:
+def _panels(instance: Instance, answer: OperatorAnswer, schema: OperatorSchema) -> list[Panel]:
     output, force = instance.outputs[0], plain(answer.forces[0])
     value, label = (quantity(name, schema.known_unit(name)) for name in (output, answer.forces[0]))
     points = _points(instance.times, instance.positions)
@@ -82,7 +80,7 @@ def _panels(instance: Instance, answer: Answer, schema: OperatorSchema) -> list[
     return found
 
 
-def true_map(instance: Instance, answer: Answer) -> FloatArray | None:
+def true_map(instance: Instance, answer: OperatorAnswer) -> FloatArray | None:
     """The first true force on the answer's grid, where known."""
     truth = instance.truth
     if truth is None or truth.force is None:
@@ -94,13 +92,13 @@ def true_map(instance: Instance, answer: Answer) -> FloatArray | None:
     return found
 
 
-def _grid(answer: Answer) -> tuple[GridDim, ...]:
+def _grid(answer: OperatorAnswer) -> tuple[GridDim, ...]:
     """The answer's own grid: that of a fit begins with the data, which may be later than the operator's does."""
     named = zip(answer.dims, answer.axes, strict=True)
     return tuple(GridDim(name=name, size=len(axis), start=axis[0], stop=axis[-1]) for name, axis in named)
 
 
-def _images(answer: Answer, panels: list[Panel], labels: list[str]) -> Figure:
+def _images(answer: OperatorAnswer, panels: list[Panel], labels: list[str]) -> Figure:
     rows = -(-len(panels) // 2)
     figure = new_figure(IMAGE_HEIGHT * rows + 0.2, dpi=MAP_DPI)
     places = figure.subplots(rows, 2, squeeze=False, sharex=True, sharey=True).ravel()
@@ -109,15 +107,14 @@ def _images(answer: Answer, panels: list[Panel], labels: list[str]) -> Figure:
         figure.colorbar(
             ScalarMappable(panel.limits, panel.colours), ax=axes, label=panel.label, fraction=0.05, aspect=16
         )
-        axes.set_xlabel(labels[0])
-        axes.set_ylabel(labels[1])
+        axes.set(xlabel=labels[0], ylabel=labels[1])
     for axes in places[len(panels) :]:
         axes.remove()
     return figure
 
 
-def _snapshots(answer: Answer, panels: list[Panel], labels: list[str]) -> Figure:
-    chosen = np.unique(np.linspace(0, len(answer.times) - 1, SNAPSHOTS + 1).round().astype(int)[1:])
+def _snapshots(answer: OperatorAnswer, panels: list[Panel], labels: list[str]) -> Figure:
+    chosen = np.unique(np.linspace(0, len(answer.axes[0]) - 1, SNAPSHOTS + 1).round().astype(int)[1:])
     figure = new_figure(SNAPSHOT_HEIGHT * len(panels) + 0.2, dpi=MAP_DPI)
     places = figure.subplots(len(panels), len(chosen), squeeze=False, sharex=True, sharey=True)
     for row, panel in zip(places, panels, strict=True):
@@ -126,7 +123,7 @@ def _snapshots(answer: Answer, panels: list[Panel], labels: list[str]) -> Figure
             while layer.ndim > 2:
                 layer = layer[..., layer.shape[-1] // 2]
             _draw(axes, layer.T, answer.axes[1], answer.axes[2], panel)
-            axes.set_title(f"{panel.title}, t = {answer.times[at]:.3g}", fontsize=6.5)
+            axes.set_title(f"{panel.title}, t = {answer.axes[0][at]:.3g}", fontsize=6.5)
         row[0].set_ylabel(labels[2])
         bar = ScalarMappable(panel.limits, panel.colours)
         figure.colorbar(bar, ax=list(row), label=panel.label, fraction=0.03, aspect=16)
@@ -149,7 +146,6 @@ def _points(times: FloatArray, positions: FloatArray | None) -> FloatArray:
     return times[:, None] if positions is None else np.concatenate([times[:, None], positions], -1)
 
 
-PIXELS_PER_INCH = 200
 FORMATS: dict[str, dict[str, Any]] = {
     "png": {"dpi": PIXELS_PER_INCH},
     "svg": {"metadata": {"Date": None, "Creator": None}},
@@ -158,7 +154,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 
 def plot_answer(
-    instance: Instance, answer: Answer, schema: OperatorSchema, true: dict[str, float] | None = None
+    instance: Instance, answer: OperatorAnswer, schema: OperatorSchema, true: dict[str, float] | None = None
 ) -> Figure:
     """What was observed, and what the operator says. true: known values of parameters."""
     if len(answer.dims) > 1:
@@ -201,7 +197,7 @@ def save_figure(figure: Figure, folder: Path, index: int, name: str) -> None:
             put_quickly(folder / file, buffer.getvalue())
 
 
-def band_of(answer: Answer) -> Band:
+def band_of(answer: OperatorAnswer) -> Band:
     """The answer's bands [L, n] as those of a fit."""
     shape = (len(answer.forces), -1)
     return Band(*(getattr(answer, name).reshape(shape) for name in Band.__dataclass_fields__))
@@ -215,26 +211,19 @@ def true_curve(instance: Instance, force: int) -> tuple[FloatArray, FloatArray] 
     return truth.times, truth.force[force]
 
 
-def _draw_curves(canvas: SubFigure, instance: Instance, answer: Answer, schema: OperatorSchema, layout: Layout) -> None:
-    grid = canvas.add_gridspec(len(layout.heights), layout.columns, height_ratios=layout.heights)
-    time = quantity("time", schema.known_unit("time"))
-    panels: list[Axes] = []
-    for p in range(layout.num_outputs):
-        row, column = divmod(p, layout.columns)
-        axes = canvas.add_subplot(grid[row, column])
+def _draw_curves(
+    canvas: SubFigure, instance: Instance, answer: OperatorAnswer, schema: OperatorSchema, layout: Layout
+) -> None:
+    outputs, forces = layout.axes(canvas, quantity("time", schema.known_unit("time")))
+    for p, axes in enumerate(outputs):
         seen = instance.mask[p]
         size = 3.0 if seen.sum() <= 60 else 1.6
         axes.plot(instance.times[seen], instance.values[p, seen], "o", color=MEASURED, markersize=size)
         axes.set_title(plain(instance.outputs[p]), fontweight="bold")
-        axes.set_ylabel(quantity("observed", schema.known_unit(instance.outputs[p])) if not column else "")
-        if p + layout.columns >= layout.num_outputs:
-            axes.set_xlabel(time)
-        panels.append(axes)
+        unit = schema.known_unit(instance.outputs[p])
+        axes.set_ylabel("" if p % layout.columns else quantity("observed", unit))
     band, known = band_of(answer), False
-    for i in range(layout.num_forces):
-        row, column = divmod(i, layout.columns)
-        place = grid[layout.output_rows + i, :] if layout.wide_forces else grid[layout.output_rows + row, column]
-        axes = canvas.add_subplot(place)
+    for i, axes in enumerate(forces):
         draw_band(axes, answer.times, band, i)
         true = true_curve(instance, i)
         if true is not None:
@@ -242,12 +231,10 @@ def _draw_curves(canvas: SubFigure, instance: Instance, answer: Answer, schema: 
             known = True
         axes.set_ylabel(quantity(answer.forces[i], schema.known_unit(answer.forces[i])))
         axes.set_title("Latent force", fontweight="bold")
-        axes.set_xlabel(time)
-        panels.append(axes)
     first = min(answer.times[0], instance.times[0])
     last = max(answer.times[-1], instance.times[-1])
     margin = 0.02 * (last - first)
-    for axes in panels:
+    for axes in (*outputs, *forces):
         axes.set_xlim(first - margin, last + margin)
         axes.yaxis.set_major_locator(MaxNLocator(4))
     canvas.legend(handles=handles(data=True, truth=known), loc="outside upper center", ncols=5)
@@ -255,10 +242,10 @@ def _draw_curves(canvas: SubFigure, instance: Instance, answer: Answer, schema: 
         canvas.supxlabel(f"The first {MAX_PANELS} of {len(instance.outputs)} outputs are shown.", fontsize=8)
 
 
-def _rows(answer: Answer) -> list[Estimate]:
+def _rows(answer: OperatorAnswer) -> list[Estimate]:
     """The answer's parameters as those of a fit, split into name and element."""
     found = []
-    for one in answer.parameters:
+    for one in answer.estimates:
         name, _, label = one.name.partition("[")
         numbers = (one.mean, one.sd, one.lower68, one.upper68, one.lower95, one.upper95)
         found.append(Estimate(name, label.removesuffix("]"), one.kind, *numbers, float("nan")))
@@ -271,7 +258,7 @@ FITTED = "#00664B"
 DOTS = (0, (5, 1, 1, 1))
 
 
-def as_answer(result: FitResult, axes: Sequence[FloatArray], schema: OperatorSchema) -> Answer:
+def as_answer(result: FitResult, axes: Sequence[FloatArray], schema: OperatorSchema) -> OperatorAnswer:
     """A fit in the form of an operator's answer, on the same grid as far as the data have begun."""
     times = axes[0][axes[0] >= result.instance.times[0]]
     if len(times) < 2:  # the data lie outside of the operator's span
@@ -284,22 +271,24 @@ def as_answer(result: FitResult, axes: Sequence[FloatArray], schema: OperatorSch
     curves = {name: getattr(band, name).reshape(shape) for name in Band.__dataclass_fields__}
     numbers = AnswerEstimate._fields[2:]
     parameters = tuple(
-        AnswerEstimate(p.name, p.kind, *(getattr(p, name) for name in numbers)) for p in result.parameters
+        AnswerEstimate(p.name, p.kind, *(getattr(p, name) for name in numbers)) for p in result.estimates
     )
     dims = tuple(dim.name for dim in schema.dims)
-    return Answer(
+    return OperatorAnswer(
         id=result.id,
         forces=result.force_names,
         dims=dims,
         axes=grid,
         **curves,
-        parameters=parameters,
+        estimates=parameters,
         novelty=0.0,
         warning=None,
+        output_names=result.output_names,
+        instance=result.instance,
     )
 
 
-def plot_beside(instance: Instance, answer: Answer, fitted: Answer, schema: OperatorSchema) -> Figure:
+def plot_beside(instance: Instance, answer: OperatorAnswer, fitted: OperatorAnswer, schema: OperatorSchema) -> Figure:
     """Forces of both on the same axes; of a field, the maps of the fit, to be read beside the operator's."""
     if len(answer.dims) > 1:
         return plot_field_answer(instance, fitted, schema)
@@ -324,7 +313,7 @@ def plot_beside(instance: Instance, answer: Answer, fitted: Answer, schema: Oper
     return figure
 
 
-def _outline(axes: Any, fitted: Answer, row: int) -> None:
+def _outline(axes: Any, fitted: OperatorAnswer, row: int) -> None:
     for side in ("lower95", "upper95"):
         axes.plot(fitted.times, getattr(fitted, side)[row], color=FITTED, linewidth=0.8, zorder=4)
     axes.plot(fitted.times, fitted.mean[row], color=FITTED, linestyle=DOTS, linewidth=1.4, zorder=5)

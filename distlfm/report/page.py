@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import quote
 
 import jinja2
@@ -27,6 +28,7 @@ MAX_SVG_BYTES = 2_000_000
 """A drawing with more than this is embedded as pixels."""
 
 PIXELS_PER_INCH = 200
+MAX_PARAMETER_ROWS = 60
 SCREEN_PIXELS_PER_INCH = 134
 """How large a figure is shown on a wide screen: 7.2 inches fill the page's column."""
 
@@ -147,6 +149,11 @@ def cell_text(cell: Cell) -> str:
         shown = f"{cell:.0f}" if 1e4 <= abs(cell) < 1e7 else f"{cell:#.4g}"
         return shown.replace("-", "−")
     return str(cell)
+
+
+def number(value: Any) -> Cell:
+    """A score as a cell; None is not known."""
+    return None if value is None else float(value)
 
 
 def embed(drawing: Drawing, caption: str, alt: str) -> Figure:

@@ -17,6 +17,7 @@ from distlfm.errors import UsageError
 from distlfm.inference.findings.scores import Tally
 from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray
+from distlfm.report import words
 from distlfm.report.curves import Layout, draw_curves
 from distlfm.report.forest import draw_forest, forest_height, grouped
 from distlfm.report.style import (
@@ -35,15 +36,6 @@ from distlfm.report.style import (
     quantity,
     say_instead,
 )
-from distlfm.report.words import (
-    force_unit,
-    instance_row,
-    output_names,
-    parameter_units,
-    true_force,
-    true_output,
-    true_parameters,
-)
 
 
 def plot_fit(result: FitResult) -> Figure:
@@ -53,8 +45,8 @@ def plot_fit(result: FitResult) -> Figure:
             f"Instance {result.id!r} has positions, and this figure shows curves against time.",
             "Plot fields in space and time as maps.",
         )
-    layout = Layout(len(output_names(result)), len(result.force_names))
-    groups = grouped(result.parameters)
+    layout = Layout(len(words.output_names(result)), len(result.force_names))
+    groups = grouped(result.estimates)
     with house():
         heights = [layout.height]
         if groups:
@@ -63,7 +55,8 @@ def plot_fit(result: FitResult) -> Figure:
         places = figure.add_gridspec(len(heights), 1, height_ratios=heights)
         draw_curves(figure.add_subfigure(places[0]), result, layout)
         if groups:
-            draw_forest(figure.add_subfigure(places[1]), groups, true_parameters(result), parameter_units(result).get)
+            below, units = figure.add_subfigure(places[1]), words.parameter_units(result)
+            draw_forest(below, groups, words.true_parameters(result), units.get)
     return figure
 
 
@@ -72,7 +65,7 @@ def plot_phase(result: FitResult) -> Figure:
 
     Tubes are ellipses along the way, with each axis's own interval: how both errors go together is not shown.
     """
-    names = output_names(result)
+    names = words.output_names(result)
     if len(names) != 1 or len(result.force_names) != 1:
         raise UsageError(
             f"A phase plane has one force and one output; instance {result.id!r} has {len(result.force_names)} "
@@ -93,7 +86,7 @@ def plot_phase(result: FitResult) -> Figure:
         known = _true_path(result)
         if known is not None:
             axes.plot(*known, color=TRUTH, linestyle=DASHED, linewidth=1.2, zorder=4, label="truth")
-        axes.set_xlabel(quantity(result.force_names[0], force_unit(result)))
+        axes.set_xlabel(quantity(result.force_names[0], words.force_unit(result)))
         axes.set_ylabel(quantity(names[0], result.instance.metadata.get("value_unit")))
         axes.margins(0.06)
         figure.legend(handles=handles(data=False, truth=known is not None), loc="outside upper center", ncols=2)
@@ -131,12 +124,12 @@ def _arrows(axes: Axes, x: FloatArray, y: FloatArray, count: int = 4) -> None:
 
 def _true_path(result: FitResult) -> tuple[FloatArray, FloatArray] | None:
     """The true force against the true output, or against the data where those were taken at the same times."""
-    force, output = true_force(result, 0), true_output(result, output_names(result)[0])
+    force, output = words.true_force(result, 0), words.true_output(result, words.output_names(result)[0])
     if force is None:
         return None
     if output is not None:
         return force[1], output[1]
-    instance, row = result.instance, instance_row(result, output_names(result)[0])
+    instance, row = result.instance, words.instance_row(result, words.output_names(result)[0])
     if row is None or not np.array_equal(force[0], instance.times):
         return None
     seen = instance.mask[row]
@@ -186,8 +179,7 @@ def plot_overview(tally: Tally) -> Figure:
         statuses.set_ylim(max(len(names), 3) - 0.4, -0.6)
         statuses.tick_params(axis="y", length=0)
         statuses.margins(x=0.12)
-        statuses.set_xlabel("instances")
-        statuses.set_ylabel("status")
+        statuses.set(xlabel="instances", ylabel="status")
         statuses.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     return figure
 
@@ -215,8 +207,7 @@ def _time_bins(axes: Axes, values: FloatArray) -> FloatArray:
 def _histogram(
     axes: Axes, values: FloatArray, label: str, nothing: str, bins: Callable[[Axes, FloatArray], FloatArray]
 ) -> None:
-    axes.set_xlabel(label)
-    axes.set_ylabel("instances")
+    axes.set(xlabel=label, ylabel="instances")
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     if len(values) == 0:
         say_instead(axes, nothing)

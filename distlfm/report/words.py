@@ -56,7 +56,7 @@ def true_force(result: FitResult, index: int) -> tuple[FloatArray, FloatArray] |
 
 def true_parameters(result: FitResult) -> dict[str, float]:
     """The true values of parameters by the names of their estimates, where known."""
-    known = {one.name: true_parameter(result, one) for one in result.parameters}
+    known = {one.name: true_parameter(result, one) for one in result.estimates}
     return {name: value for name, value in known.items() if value is not None}
 
 

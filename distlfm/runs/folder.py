@@ -1,6 +1,6 @@
 """The folder of a run: made before the work, checked on resuming, and with summary and report at its end.
 
-What made the numbers of a run.
+`versions` says what made the numbers of a run.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def refuse_others(directory: Path, config: Config) -> None:
         file = directory / name
         if file.exists() and not (name == CONFIG and _holds(file, dump(config))):
             raise UsageError(
-                f"{directory} is no run: it has no {RUN_STORE}; and a run would write over its {name}.",
+                f"{directory} is not a run: it has no {RUN_STORE}; and a run would write over its {name}.",
                 "Choose another --out directory.",
             )
 
@@ -93,7 +93,7 @@ def refuse_other_verbs(directory: Path, verb: str, written: Iterable[str], begun
     for name in (CONFIG, *written):
         if os.path.lexists(directory / name):
             raise UsageError(
-                f"{directory} is no run of `distlfm {COMMANDS[verb]}`, which would write over its {name}.",
+                f"{directory} is not a run of `distlfm {COMMANDS[verb]}`, which would write over its {name}.",
                 "Choose another --out directory.",
             )
 
@@ -139,14 +139,7 @@ def same_settings(store: Store, config: FitConfig | GenerateConfig, block: int |
             f"{path} was merged from other stores, and what it lacks is theirs.",
             "Resume those, and merge again; or choose another --out directory.",
         )
-    before, now = _flat(told.get("config", {})), _flat(known["config"])
-    differing = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
-    if differing:
-        key = differing[0]
-        more = f", and {len(differing) - 1} more settings differ" if len(differing) > 1 else ""
-        raise OtherWork(
-            f"{path} was begun with {key}={before.get(key)!r}, and it is {now.get(key)!r} now{more}.", ELSEWHERE
-        )
+    refuse_changed(path, told.get("config", {}), known["config"])
     if told.get("config_hash") != known["config_hash"]:
         raise OtherWork(f"{path} was begun with another config (its hash is {told.get('config_hash')}).", ELSEWHERE)
     method = config.inference.method if isinstance(config, FitConfig) else ""
@@ -161,6 +154,17 @@ def same_settings(store: Store, config: FitConfig | GenerateConfig, block: int |
             f"{path} was begun in blocks of {store.spec.block} instances, not {block}.",
             "Leave run.batch out, or choose another --out directory.",
         )
+
+
+def refuse_changed(run: Path, earlier: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run that was begun with other settings, and name the first that differs."""
+    before, now = _flat(earlier), _flat(given)
+    differing = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+    if differing:
+        key, more = differing[0], len(differing) - 1
+        others = f", and {more} more settings differ" if more else ""
+        cause = f"{run} was begun with {key}={before.get(key)!r}, and it is {now.get(key)!r} now{others}."
+        raise OtherWork(cause, ELSEWHERE)
 
 
 def same_data(store: Store, data: str) -> None:
@@ -221,8 +225,5 @@ def _replace(path: Path, text: Iterable[str]) -> None:
 def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in content.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return found

@@ -1,9 +1,4 @@
-"""The configs of the verbs, made of the components' own option models.
-
-The config of `distlfm generate`: what is drawn, on which grid, and what is seen of it.
-
-The configs of `distlfm query` and `distlfm evaluate`.
-"""
+"""The configs of fits, simulations, queries and evaluations, made of the components' own option models."""
 
 from __future__ import annotations
 
@@ -78,7 +73,7 @@ class DataConfig(Config):
 
     With both, the file at `path` is read as that set would be.
 
-    stride: only every so-many-th observation is used for fitting. fraction: a random share of them, drawn with
+    stride: keep every n-th observation for fitting. fraction: a random share of them, drawn with
     `split_seed`, is, and outputs are scored at the others. only: ids of the instances to take.
     window: instances are cut into pieces of this length in time. scale: `output` measures each output in units of its
     own root mean square. units: of times, values and positions, where the file does not tell them.

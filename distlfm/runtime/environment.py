@@ -1,9 +1,7 @@
-"""The environment of an MPI helper process.
+"""The environment of an MPI helper process, and programs of the system that are started by name.
 
 A process that runs under Slurm, Ray or another mpirun carries variables that make a new MPI believe it belongs to that
 launcher: `MPI_Init` then aborts or hangs. Helper groups therefore start from an environment without them.
-
-Programs of the system that are started by name.
 """
 
 from __future__ import annotations

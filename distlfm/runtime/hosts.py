@@ -1,9 +1,4 @@
-"""Addresses and ports of this machine, as other nodes need them.
-
-Which job of a scheduler this process belongs to.
-
-Lists of hosts, as Slurm writes them.
-"""
+"""Hosts: lists of them as Slurm writes them, addresses and ports of this one as other nodes need them, and its job."""
 
 from __future__ import annotations
 

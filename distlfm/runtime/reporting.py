@@ -13,14 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TextIO
 
 from rich.console import Console, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Task as Bar
 from rich.table import Table
 from rich.text import Text

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -31,20 +31,28 @@ def raised() -> Iterator[None]:
 
     As with `Stop`, only in the main thread, and not for a signal that was ignored.
     """
-    before: dict[signal.Signals, Any] = {}
 
     def handle(number: int, _frame: FrameType | None) -> None:
         raise Signalled(signal.Signals(number))
 
-    if threading.current_thread() is threading.main_thread():
-        for which in SIGNALS:
-            if signal.getsignal(which) is not signal.SIG_IGN:
-                before[which] = signal.signal(which, handle)
+    before = _taken(handle)
     try:
         yield
     finally:
-        for which, handler in before.items():
-            signal.signal(which, signal.SIG_DFL if handler is None else handler)
+        _given_back(before)
+
+
+def _taken(handle: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+    """Handle the signals that are not ignored, in the main thread alone; what handled them before."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    heard = [which for which in SIGNALS if signal.getsignal(which) is not signal.SIG_IGN]
+    return {which: signal.signal(which, handle) for which in heard}
+
+
+def _given_back(before: Mapping[signal.Signals, Any]) -> None:
+    for which, handler in before.items():
+        signal.signal(which, signal.SIG_DFL if handler is None else handler)
 
 
 class Stop:
@@ -81,17 +89,11 @@ class Stop:
                 self._timer.cancel()
 
     def __enter__(self) -> Stop:
-        if threading.current_thread() is threading.main_thread():
-            for which in SIGNALS:
-                if signal.getsignal(which) is not signal.SIG_IGN:
-                    self._before[which] = signal.signal(which, self._handle)
+        self._before = _taken(self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for which, handler in self._before.items():
-            signal.signal(which, signal.SIG_DFL if handler is None else handler)
+    def __exit__(self, *_: object) -> None:
+        _given_back(self._before)
         self._before = {}
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:

@@ -41,7 +41,7 @@ def watched(watcher: Watcher) -> Iterator[None]:
 
 @contextmanager
 def during(stage: str, done: int = 0, of: int = 0) -> Iterator[None]:
-    """What is told inside is part of this stage, or of its step number `done`; one step of one is not worth a word."""
+    """What is reported inside is part of this stage, or of its step number `done`; one step of one is left out."""
     around = _within.get()
     before = _within.set(around if of == 1 else (*around, Step(stage, done, of)))
     try:

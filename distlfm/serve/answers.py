@@ -1,6 +1,6 @@
 """An operator's answer as a page needs it: numbers, tables as CSV, pictures, and in words what a picture shows.
 
-An operator's answer beside the full fit of the same instance: how far they agree, and a picture of both.
+The second part puts it beside the full fit of the same instance: how far they agree, and a picture of both.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from distlfm.answers.figures import true_elements
 from distlfm.answers.tables import COLUMNS, Tables
 from distlfm.instance import FloatArray, Instance
-from distlfm.lfo import Answer, OperatorSchema
+from distlfm.lfo import OperatorAnswer, OperatorSchema
 from distlfm.lfo.answer import Estimate
-from distlfm.report.operator_plots import PIXELS_PER_INCH, plot_answer, plot_beside
+from distlfm.report.operator_plots import FORMATS, plot_answer, plot_beside
 from distlfm.report.style import house
 
 CURVES = (
@@ -46,7 +46,7 @@ class Written:
     content: dict[str, Any]
 
 
-def written(answer: Answer, instance: Instance, schema: OperatorSchema) -> Written:
+def written(answer: OperatorAnswer, instance: Instance, schema: OperatorSchema) -> Written:
     """The same tables as those of `distlfm query`."""
     force, parameters, document = io.StringIO(), io.StringIO(), io.StringIO()
     tables = Tables(schema, force, parameters, document)
@@ -59,10 +59,7 @@ def picture(figure: Figure, form: str) -> bytes:
     """A figure as svg or png; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     with house():
-        if form == "svg":
-            figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-        else:
-            figure.savefig(buffer, format="png", dpi=PIXELS_PER_INCH)
+        figure.savefig(buffer, format=form, **FORMATS[form])
     return buffer.getvalue()
 
 
@@ -73,7 +70,7 @@ class Shown:
     key: str
     source: str
     instance: Instance
-    answer: Answer
+    answer: OperatorAnswer
     schema: OperatorSchema
     seconds: float
 
@@ -113,7 +110,7 @@ def observed(instance: Instance) -> dict[str, Any]:
     return {"times": instance.times[shown].tolist(), "positions": positions, "outputs": columns}
 
 
-def in_words(answer: Answer, schema: OperatorSchema) -> str:
+def in_words(answer: OperatorAnswer, schema: OperatorSchema) -> str:
     """Where each force is highest and lowest, for those who do not see the picture."""
     dims = [(name, schema.known_unit(name) or "") for name in answer.dims]
     told = []
@@ -138,7 +135,7 @@ COMPARISON_MAPS = "Maps of the full fit, to be read beside the operator's above.
 """What the picture of a comparison shows: of a series, and of a field."""
 
 
-def restored(content: Mapping[str, Any], kinds: Mapping[str, str], like: Answer) -> Answer:
+def restored(content: Mapping[str, Any], kinds: Mapping[str, str], like: OperatorAnswer) -> OperatorAnswer:
     """The answer that plain data of `as_data` describe."""
     forces = tuple(content["forces"])
     axes = tuple(np.array(axis, float) for axis in content["dims"].values())
@@ -149,10 +146,10 @@ def restored(content: Mapping[str, Any], kinds: Mapping[str, str], like: Answer)
         Estimate(name, kinds[name], *(np.nan if row[column] is None else row[column] for column in COLUMNS))
         for name, row in content["parameters"].items()
     )
-    return replace(like, forces=forces, axes=axes, **curves, parameters=parameters, novelty=0.0, warning=None)
+    return replace(like, forces=forces, axes=axes, **curves, estimates=parameters, novelty=0.0, warning=None)
 
 
-def agreement(shown: Shown, fitted: Answer) -> dict[str, Any]:
+def agreement(shown: Shown, fitted: OperatorAnswer) -> dict[str, Any]:
     """How far two answers agree where the instance was observed; numbers and a sentence for each force, and words."""
     answer, schema = shown.answer, shown.schema
     first, last = shown.instance.times[0], shown.instance.times[-1]
@@ -176,15 +173,15 @@ def agreement(shown: Shown, fitted: Answer) -> dict[str, Any]:
     return {"forces": forces, "caption": caption, "text": f"Full fit. {in_words(fitted, schema)}"}
 
 
-def plot_comparison(shown: Shown, fitted: Answer) -> Figure:
+def plot_comparison(shown: Shown, fitted: OperatorAnswer) -> Figure:
     """Forces of both."""
     return plot_beside(shown.instance, shown.answer, fitted, shown.schema)
 
 
-def parameter_rows(shown: Shown, fitted: Answer) -> list[dict[str, Any]]:
+def parameter_rows(shown: Shown, fitted: OperatorAnswer) -> list[dict[str, Any]]:
     """Parameters by name, with the estimate of the operator, of the fit, or of both."""
-    mine = {one.name: one for one in shown.answer.parameters}
-    other = {one.name: one for one in fitted.parameters}
+    mine = {one.name: one for one in shown.answer.estimates}
+    other = {one.name: one for one in fitted.estimates}
     rows = []
     for name in dict.fromkeys([*mine, *other]):
         unit = shown.schema.known_unit(name)
@@ -192,7 +189,7 @@ def parameter_rows(shown: Shown, fitted: Answer) -> list[dict[str, Any]]:
     return rows
 
 
-def _at(answer: Answer, row: int, points: FloatArray) -> dict[str, FloatArray]:
+def _at(answer: OperatorAnswer, row: int, points: FloatArray) -> dict[str, FloatArray]:
     places = points[:, 1:] if points.shape[1] > 1 else None
     return {name: values[row] for name, values in answer.at(points[:, 0], places).items()}
 

@@ -26,7 +26,7 @@ from distlfm.report.words import CAUTION, WHY_DOUBT
 from distlfm.serve.guard import Guard
 from distlfm.serve.session import File, Session
 from distlfm.serve.sources import MEGABYTE, Unknown, safe_name, too_large
-from distlfm.store.files import refusal, storing
+from distlfm.store.files import storing, unexpected
 
 PAGE = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -186,6 +186,4 @@ def _refused(request: Request, error: Exception) -> Response:
 def _unexpected(request: Request, error: Exception) -> Response:
     del request
     _LOG.debug("a request failed", exc_info=error)
-    text = f"Unexpected {type(error).__name__}: {error}. This is a fault of distlfm; -vv shows where."
-    told = refusal(error) if isinstance(error, OSError) else None
-    return Told({"error": text if told is None else str(told)}, 500)
+    return Told({"error": unexpected(error, "-vv")}, 500)

@@ -1,9 +1,7 @@
 """A full fit of one instance in a process of its own: `python -m distlfm.serve.fit_child FOLDER`.
 
 The folder has task.json and instance.npz; state.json says how far the work is, result.json what it gave. The process
-ends with its parent: standard input is a pipe that closes when the parent is gone.
-
-A process that ends with its parent, however that ends.
+ends with its parent, however that ends: standard input is a pipe that closes when the parent is gone.
 """
 
 from __future__ import annotations
@@ -93,7 +91,7 @@ def told(result: FitResult) -> dict[str, Any]:
         "status": result.status,
         "words": status_words(result.status, result.advice),
         "open": [direction_words(one) for one in result.undetermined],
-        "kinds": {one.name: one.kind for one in result.parameters},
+        "kinds": {one.name: one.kind for one in result.estimates},
         "seconds": result.seconds,
     }
 

@@ -1,6 +1,7 @@
 """Full fits in the background, one at a time, each in a process that can be cancelled and that dies with this one.
 
-With which equation, priors and noise a full fit is made, so that it answers the same question as the operator.
+`fit_options` says with which equation, priors and noise a full fit is made, so that it answers the same question as the
+operator.
 """
 
 from __future__ import annotations
@@ -267,11 +268,7 @@ class Fits:
             put(folder / TASK, task)
         command = [sys.executable, "-m", "distlfm.serve.fit_child", str(folder)]
         process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         self._fits[key] = Running(key, shown, folder, process, time.monotonic(), options.told)
         while len(self._fits) > MOST_HELD:

@@ -2,8 +2,7 @@
 
 A page elsewhere in the same browser could try to reach this one: by a name that it lets point to 127.0.0.1 (DNS
 rebinding), by forms and images. So a name in `Host` must be one of ours, and a request of another origin is refused.
-
-The token that a browser must show: in a file that its owner alone can read, never on a command line.
+The token that a browser must show is in a file that its owner alone can read, never on a command line.
 """
 
 from __future__ import annotations
@@ -59,13 +58,13 @@ def _read(path: Path) -> str:
             raise UsageError(f"{path} can be read by others.", f"Close it: chmod 600 {path}")
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no plain text"
+        reason = getattr(error, "strerror", None) or "it is not plain text"
         raise UsageError(
             f"Cannot read the token file {path}: {reason}.", "Give another; one is made for you."
         ) from None
     if len(token) < SHORTEST or not token.isprintable() or " " in token:
         raise UsageError(
-            f"The token in {path} is no single word of at least {SHORTEST} letters.",
+            f"The token in {path} is not a single word of at least {SHORTEST} letters.",
             "Remove the file: a new one is made with a random token.",
         )
     return token

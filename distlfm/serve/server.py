@@ -1,6 +1,6 @@
 """`distlfm serve`: open the port, say where the page is, and clean up at the end.
 
-A folder for the time of a session, for its owner alone; what a killed session left is swept by the next one.
+A session has a folder for its owner alone; what a killed session left is swept by the next one.
 """
 
 from __future__ import annotations

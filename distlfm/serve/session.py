@@ -12,7 +12,7 @@ from typing import Any
 from distlfm.answers.asking import ask, find_checkpoint, mark
 from distlfm.errors import UsageError
 from distlfm.fleets.fit_job import safe
-from distlfm.lfo import Answer, Operator
+from distlfm.lfo import Operator, OperatorAnswer
 from distlfm.serve.answers import Shown, agreement, parameter_rows, picture, plot_comparison, restored, written
 from distlfm.serve.fits import Fits, Running, fit_options
 from distlfm.serve.settings import ServeConfig
@@ -166,7 +166,7 @@ class Session:
             return _file(shown, "fit", name, made)
 
 
-def _answer_of(fit: Running) -> Answer:
+def _answer_of(fit: Running) -> OperatorAnswer:
     assert fit.content is not None
     return restored(fit.content["answer"], fit.content["kinds"], fit.shown.answer)
 

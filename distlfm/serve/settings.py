@@ -70,4 +70,4 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     try:
         return ipaddress.ip_address(host)
     except ValueError:
-        raise UsageError(f"{host!r} is no address.", "Give one of this machine, such as 127.0.0.1.") from None
+        raise UsageError(f"{host!r} is not an address.", "Give one of this machine, such as 127.0.0.1.") from None

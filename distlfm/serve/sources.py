@@ -1,9 +1,7 @@
 """Where patients come from: data named at the start, and files dropped on the page. Each has a key and a list of names.
 
 A dropped file is read at once and deleted; its instances stay in memory until the page forgets them or the session
-ends.
-
-How much a file holds once it is unpacked, looked up before anything is unpacked into memory.
+ends. How much a file holds once it is unpacked is looked up before anything is unpacked into memory.
 """
 
 from __future__ import annotations

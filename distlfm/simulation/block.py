@@ -1,14 +1,11 @@
 """A block of generated instances as the arrays of a store, and the store that holds them.
 
-Instance i depends on the config, the seed and i alone: it has its own random numbers.
+Instances are drawn from the prior of a config, many at a time, as they are on the grid of a store. Instance i depends
+on the config, the seed and i alone: it has its own random numbers. Units of the store are those that the config states,
+and what follows from them.
 
-Shapes: `B` instances of a block, `P` outputs, `Q` points of the grid, `n` observed ones.
-
-Instances drawn from the prior of a config, many at a time, as they are on the grid of a store.
-
-Shapes: `B` instances, `P` outputs, `L` forces, `T` times, `Q` points of the grid, `K` elements of a parameter.
-
-Units of a generated store, by the names in it: those that the config states, and what follows from them.
+Shapes: `B` instances of a block, `P` outputs, `L` forces, `T` times, `Q` points of the grid, `n` observed ones, `K`
+elements of a parameter.
 """
 
 from __future__ import annotations

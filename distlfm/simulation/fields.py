@@ -6,7 +6,7 @@ Shapes: `B` instances, `J` nodes, `N` steps, `Q` observed points, `d` space dime
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from distlfm.runs.settings import SimulateConfig
 from distlfm.simulation.series import draw_values, normals, steady_factor
 from distlfm.solvers.field.dense import stepper_of
 from distlfm.solvers.field.engine import TimeGrid
+from distlfm.solvers.field.scheme import scheme_named
 
 STEPS = 160
 """Least number of time steps of a simulated field: several times what a fit takes.
@@ -82,7 +83,7 @@ class Lattice:
         self.axes = [times, *positions]
         self.points = np.stack([axis.ravel() for axis in np.meshgrid(*self.axes, indexing="ij")], -1)
         self.discretised = open_on(model, mesh, mesh_ranks(model.field.field, mesh))
-        grid = _grid(times)
+        grid = replace(_grid(times), scheme=scheme_named(model.field.field.scheme))
         self.fields = FieldMap(model, self.discretised, grid, place_inducing(self.discretised, grid, 3, 3))
         self.places = self.fields.places(torch.from_numpy(self.points).unsqueeze(0))
         self.parts = self._parts()

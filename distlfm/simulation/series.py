@@ -1,17 +1,15 @@
 """Instances of an ODE drawn together: parameters, forces, and the trajectories that follow, at given breaks of time.
 
-A force of time is continued between breaks by local polynomials. A force of the state is a sum of random features.
+A force of time is drawn on an even grid in O(n log n) by circulant embedding (Dietrich and Newsam 1997). A stationary
+covariance there is a Toeplitz matrix, a corner of a circulant one, whose square root is two Fourier transforms. The
+circle is long enough for the covariance to die out on the way around, so the corner is exact up to `TAIL`. Kernels that
+do not die out, or are not stationary, are drawn by Cholesky. Between breaks a force is continued by local polynomials.
+A force of the state is a sum of random features.
+
 Linear mechanisms are integrated by Gauss–Legendre panels, the others by rk4, with steps halved until all settles.
 
-Shapes: `B` instances of a block, `P` outputs, `L` forces, `N` breaks, `D` states.
-
-Forces of time on an even grid, drawn in O(n log n) by circulant embedding (Dietrich and Newsam 1997).
-
-A stationary covariance on an even grid is a Toeplitz matrix, a corner of a circulant one, whose square root is two
-Fourier transforms. The circle is long enough for the covariance to die out on the way around, so the corner is exact
-up to `TAIL`. Kernels that do not die out, or are not stationary, are drawn by Cholesky.
-
-Shapes: `B` instances, `L` forces, `N` grid points, `n` points of the circle.
+Shapes: `B` instances of a block, `P` outputs, `L` forces, `N` breaks or grid points, `n` points of the circle, `D`
+states.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Initial value problems of many samples and instances on one common axis, τ ∈ [0, 1].
+"""The contract of a forward solve: what a force is, how a solve is set up, and what comes back.
 
-Each instance has its own times: t = t0 + τ · span, so that one scalar τ serves all, and dy/dτ = span · h.
+An initial value problem has many samples and instances on one common axis, τ ∈ [0, 1]. Each instance has its own times:
+t = t0 + τ · span, so that one scalar τ serves all, and dy/dτ = span · h.
 
-Shapes: `S` samples, `B` instances, `T` times, `D` states, `L` forces, `G` grid points.
-
-The contract of a forward solve: what a force is, how a solve is set up, and what comes back.
-
-Shapes: `S` samples, `B` instances, `T` times, `D` states, `L` forces, `n` points, `d` input dimensions.
+Shapes: `S` samples, `B` instances, `T` times, `D` states, `L` forces, `G` grid points, `n` points, `d` input
+dimensions.
 """
 
 from __future__ import annotations

@@ -1,19 +1,17 @@
 """ODEs forward in time, every sample of every instance in the same tensor operations.
 
-States are computed on a uniform grid of τ (`problem.py`) and read at each instance's own times by cubic Hermite
+States are computed on a uniform grid of τ (`solvers/base.py`) and read at each instance's own times by cubic Hermite
 interpolation from states and slopes, whose error is O(step⁴), as that of `rk4`.
 
 Fixed steps are taken here, which is twice as fast as by torchdiffeq, with the same numbers; adaptive steps and adjoint
 gradients are torchdiffeq's. Fixed-step trajectories know nothing of each other. Adaptive ones share their steps, which
 are short enough for the one that needs the shortest: neighbours change an answer within its tolerance only.
 
-Shapes: `S` samples, `B` instances, `T` times, `D` states, `G` grid points.
-
-Gradients by the adjoint equation: every tensor that a solve depends on, found and set apart.
-
 torchdiffeq's adjoint wants the tensors of its vector field as a list, and takes them for independent of each other.
 Ours are not: a draw's weights depend on the hyperparameters that its features hold too. So the solve runs on detached
 copies of all of them, and their gradients go on to the originals as those of one operation.
+
+Shapes: `S` samples, `B` instances, `T` times, `D` states, `G` grid points.
 """
 
 from __future__ import annotations

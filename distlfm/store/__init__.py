@@ -1,9 +1,9 @@
 """A fleet's results on the disk: a Zarr directory that several processes fill block by block."""
 
 from distlfm.store.block import pack
-from distlfm.store.layout import SCHEMA, STATUSES, StoreSpec, Variable
+from distlfm.store.layout import SCHEMA, STATUSES, StoreSpec
 from distlfm.store.lock import Holder, driver_lock, holder, part_lock, turn
-from distlfm.store.markers import Marker, content_hash, read_progress, write_progress
+from distlfm.store.markers import content_hash, read_progress, write_progress
 from distlfm.store.metadata import find_store, is_store
 from distlfm.store.store import Store
 
@@ -11,10 +11,8 @@ __all__ = [
     "SCHEMA",
     "STATUSES",
     "Holder",
-    "Marker",
     "Store",
     "StoreSpec",
-    "Variable",
     "content_hash",
     "driver_lock",
     "find_store",

@@ -1,12 +1,9 @@
-"""Instances as the arrays of a block, and back.
+"""Instances as the arrays of a block, and back; a block of one array as the bytes of its shard.
+
+What a block is given is checked once before anything is written. Zarr encodes in memory; where and when bytes go to the
+disk is ours. That is one file per shard, complete from the start, whose checksum is known without reading it back.
 
 Shapes: `b` instances of a block, `P` outputs, `L` forces, `N` observation points, `n` points of the grid.
-
-What a block is given, checked once before anything is written.
-
-A block of one array as the bytes of its shard. Zarr encodes in memory; where and when bytes go to the disk is ours.
-
-That is one file a shard, complete from the start, whose checksum is known without reading it back.
 """
 
 from __future__ import annotations
@@ -55,7 +52,7 @@ def checked_arrays(
         found[name] = values.astype(np.object_ if variable.dtype == STRING else variable.dtype)
     unknown = set(np.unique(found["status"]).tolist()) - set(STATUSES.values())
     if unknown:
-        raise UsageError(f"{sorted(unknown)[0]} is no status.", f"Known are: {STATUSES}.")
+        raise UsageError(f"{sorted(unknown)[0]} is not a status.", f"Known are: {STATUSES}.")
     return found
 
 

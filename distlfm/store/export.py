@@ -1,17 +1,13 @@
-"""HDF5 in the layout of The Well (Polymathic AI), a public collection of simulations and the readers made for it.
+"""Write a store in somebody else's format. A new format is one more function in `FORMATS`.
 
-Outputs and forces are scalar fields [trajectory, time, x, …] in single precision, as that format has it; parameters are
-scalars of each trajectory. A mechanism without space gets one axis of one point, because The Well's reader needs one.
-Observations have times and gaps of their own, for which the format has no place: `--format npz` keeps those.
+`well` is HDF5 in the layout of The Well (Polymathic AI), a public collection of simulations and the readers made for
+it. Outputs and forces are scalar fields [trajectory, time, x, …] in single precision, as that format has it; parameters
+are scalars of each trajectory. A mechanism without space gets one axis of one point, because The Well's reader needs
+one. Observations have times and gaps of their own, for which the format has no place: `--format npz` keeps those.
 
-What an export wrote and what it left out, and the draft that it writes to.
-
-The observed instances of a store, with the truth of a generated one, as archives that `distlfm fit --data` reads.
-
-A name that ends in .npz is one file; any other is a folder with a file a block, which is read one file at a time and
-therefore better for large stores. Of a folder the reader puts each file's name before those of its instances.
-
-A store in somebody else's format. A new format is one more function in `FORMATS`.
+`npz` has the observed instances, with the truth of a generated store, as archives that `distlfm fit --data` reads. A
+name that ends in .npz is one file; any other is a folder with a file per block, which is read one file at a time and
+therefore better for large stores. In a folder the reader puts each file's name before those of its instances.
 """
 
 from __future__ import annotations
@@ -173,7 +169,7 @@ def _file(h5py: Any, draft: Path, spec: StoreSpec, count: int) -> Iterator[Any]:
 
 def _exportable(spec: StoreSpec, target: Path) -> None:
     if target.suffix not in SUFFIXES:
-        raise UsageError(f"{target} is no HDF5 file.", f"Give a name that ends in {' or '.join(SUFFIXES)}.")
+        raise UsageError(f"{target} is not an HDF5 file.", f"Give a name that ends in {' or '.join(SUFFIXES)}.")
     if spec.nodes is not None:
         raise UsageError(
             "The store has its fields on the nodes of a mesh, and The Well knows lattices only.",

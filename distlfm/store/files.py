@@ -1,6 +1,6 @@
-"""Files that survive: written beside their place, flushed to the disk, then renamed; and how a full disk is told.
+"""Files that survive: written beside their place, flushed to the disk, then renamed; and how a full disk is reported.
 
-Values as JSON has them: it knows no number that is not finite, and a failed fit has some.
+`finite` gives values as JSON has them: it knows no number that is not finite, and a failed fit has some.
 """
 
 from __future__ import annotations
@@ -82,6 +82,16 @@ def refusal(error: OSError) -> StorageError | None:
     if not isinstance(name, str | bytes | os.PathLike):
         return StorageError(f"{_reason(error)}.", fix)
     return StorageError(f"Cannot use {_named(Path(os.fsdecode(name)))}: {_reason(error)}.", fix)
+
+
+def unexpected(error: Exception, how: str) -> str:
+    """What nobody foresaw, in words: a full disk or the like, which the user can mend, or a fault of ours.
+
+    how: the option that shows where it was raised.
+    """
+    told = refusal(error) if isinstance(error, OSError) else None
+    fault = f"Unexpected {type(error).__name__}: {error}. This is a fault of distlfm; {how} shows where."
+    return fault if told is None else str(told)
 
 
 def _named(path: Path) -> Path:

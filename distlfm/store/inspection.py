@@ -1,6 +1,7 @@
-"""Is everything there that the markers promise, bit for bit? One file at a time, whatever the size of the store.
+"""Look into a store: is everything there, and what does it hold?
 
-What a store holds, from its metadata and markers alone.
+`verify` checks that all that the markers promise is there, bit for bit, one file at a time, whatever the size of the
+store. `summarise` reads metadata and markers alone.
 """
 
 from __future__ import annotations
@@ -20,9 +21,6 @@ from distlfm.store.lock import driver_of
 from distlfm.store.markers import FOLDER, Marker, finished, marker_path, read_marker
 from distlfm.store.metadata import METADATA, find_store, is_store
 from distlfm.store.store import ROWS, Store
-
-PIECE = 2**20
-"""Bytes of a file that are hashed at once."""
 
 SHOWN = 5
 """Names that a sentence lists before it only counts."""
@@ -200,11 +198,8 @@ def _leftovers(store: Store, there: set[int]) -> Iterator[str]:
 
 
 def _checksum(path: Path) -> str:
-    hashed = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(PIECE):
-            hashed.update(piece)
-    return hashed.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _some(names: Any) -> str:

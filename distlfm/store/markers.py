@@ -1,13 +1,13 @@
 """The small file that says: this block is there, whole, and these are its checksums. Without it, it is not there.
 
-A driver's last word on what runs: one small JSON file that is replaced whole, and may be lost without harm.
+A driver's last word on what runs is kept here too: one small JSON file that is replaced whole, and may be lost without
+harm.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from distlfm.config import Config
+from distlfm.config import Config, digest
 from distlfm.errors import WorkError
 from distlfm.store.files import flush, partial, put_quickly, storing
 
@@ -46,7 +46,7 @@ class Marker(Config):
 def content_hash(markers: Mapping[int, Marker]) -> str:
     """A short hash of all files of some finished blocks: of what a store holds, wherever it lies."""
     told = "".join(f"{block}{json.dumps(mark.checksums, sort_keys=True)}" for block, mark in markers.items())
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    return digest(told)
 
 
 def marker_path(store: Path, block: int) -> Path:

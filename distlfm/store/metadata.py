@@ -1,7 +1,4 @@
-"""The attributes of a store's Zarr group, and the way back from them to what the store was made from.
-
-Where the store is that a path means.
-"""
+"""The attributes of a store's Zarr group, the way back to what the store was made from, and where a store is."""
 
 from __future__ import annotations
 
@@ -127,7 +124,7 @@ def find_store(path: str | Path) -> Path:
     if not given.exists():
         raise UsageError(f"There is no store {given}.", "Give the path of a run, or of a store.")
     raise UsageError(
-        f"{given} is no store: it has no {METADATA}, and no {RUN_STORE}.", "Give the path of a run, or of a store."
+        f"{given} is not a store: it has no {METADATA}, and no {RUN_STORE}.", "Give the path of a run, or of a store."
     )
 
 

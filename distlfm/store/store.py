@@ -173,7 +173,7 @@ class Store:
         return [block for block in range(self.spec.num_blocks) if block not in there]
 
     def rows(self, blocks: Iterable[int] | None = None) -> Iterator[dict[str, Any]]:
-        """What was told of each instance, of finished blocks only, one after another."""
+        """The row of each instance, of finished blocks only, one after another."""
         wanted = finished(self.path) if blocks is None else sorted(set(blocks))
         for block in wanted:
             if not marker_path(self.path, block).exists():

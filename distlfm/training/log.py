@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ class RunLog:
     """Lines of metrics.jsonl, each with `event` (start, step or epoch) and `step`; every step is in it once."""
 
     def __init__(self, directory: Path, step: int, tensorboard: bool | None) -> None:
-        """step: where the run goes on; what was told of later steps before it was killed is forgotten."""
+        """step: where the run goes on; what was written of later steps before it was killed is forgotten."""
         self.path = directory / METRICS
         with storing("metrics", directory):
             if self.path.exists():
@@ -142,13 +142,3 @@ class Follower:
             self._started |= line["event"] == "start"
             if self._started:
                 self._progress.see(line)
-
-
-@contextmanager
-def shown(reporter: Reporter) -> Iterator[Progress]:
-    """A progress that is closed at the end."""
-    progress = Progress(reporter)
-    try:
-        yield progress
-    finally:
-        progress.close()

@@ -1,6 +1,7 @@
-"""The config of `distlfm train`: what an operator learns from, how, and who computes.
+"""The configs of `distlfm train` and `distlfm tune`.
 
-The config of `distlfm tune`: a training, what of it is searched, and how.
+A training has what an operator learns from, how, and who computes; a sweep has a training, what of it is searched, and
+how.
 """
 
 from __future__ import annotations

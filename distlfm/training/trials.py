@@ -1,8 +1,6 @@
-"""Examples that many trials share: read once, and kept by Ray's object store, one copy a node.
+"""The trials of a sweep: what is known of each, which is best, and the page at the end.
 
-The trials of a sweep: what is known of each, and which is best.
-
-The page of a sweep that has ended.
+Examples that many trials share are read once, and kept by Ray's object store, one copy per node.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from distlfm.cluster.ray.sweep import Values
-from distlfm.config import dump
+from distlfm.config import digest, dump
 from distlfm.lfo import Examples
 from distlfm.lfo.dataset import Arrays, Cache
 from distlfm.report.operator_page import Tried, tune_page
@@ -92,7 +90,7 @@ def report_sweep(directory: Path, config: TuneConfig, tried: Sequence[Tried]) ->
         config=dump(config),
         versions=versions(),
         seed=search.seed,
-        hash=hashlib.sha256(work.encode()).hexdigest()[:16],
+        hash=digest(work),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         more={"sampler": search.sampler, "stopped early by": "asynchronous successive halving"},
     )

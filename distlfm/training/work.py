@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,20 +14,19 @@ import torch
 
 from distlfm.cluster.machine import usable_cpus
 from distlfm.cluster.ranks.group import RankTask
-from distlfm.config import Config, dump
+from distlfm.config import digest
 from distlfm.errors import DistlfmError, OtherWork, UsageError, WorkError
 from distlfm.lfo import Examples, OperatorSchema, Ranks, Training, finish, load_checkpoint, save_checkpoint
 from distlfm.lfo.checkpoint import TRAINING
 from distlfm.mechanisms.plugins import import_plugins
-from distlfm.runs import CONFIG, OPERATOR, REPORT, SUMMARY
-from distlfm.runs.folder import begin, refuse_other_verbs
+from distlfm.runs import OPERATOR, REPORT, SUMMARY
+from distlfm.runs.folder import ELSEWHERE, begin, refuse_changed, refuse_other_verbs, versions, write_config
 from distlfm.runtime.threads import torch_threads
 from distlfm.store import Store, driver_lock
 from distlfm.store.files import put_quickly, remove, storing
 from distlfm.training.log import METRICS, RunLog
 from distlfm.training.settings import TrainConfig
 from distlfm.training.start import examples_after, open_start
-from distlfm.version import __version__
 
 CHECKPOINTS, LAST = "checkpoints", "last.pt"
 Line = dict[str, Any]
@@ -120,7 +117,7 @@ class _Scribe:
         self._saved_step, self._saved = training.step, time.monotonic()
         there = all((directory / name).exists() for name in (OPERATOR, SUMMARY))
         self._was_finished = there and training.step == training.total_steps
-        keep_config(directory, work.config)
+        write_config(directory, work.config)
         self.log = RunLog(directory, training.step, run.tensorboard)
         world = training.ranks.world
         self._tell("start", {"step": training.step, "total": training.total_steps, "world": world})
@@ -178,24 +175,16 @@ def open_examples(config: TrainConfig) -> Examples:
 
 def fingerprint_of(examples: Examples) -> str:
     """A hash that tells whether the same instances of the same stores are learned from, wherever these lie."""
-    return hashlib.sha256("\n".join(examples.sources).encode()).hexdigest()[:16]
+    return digest("\n".join(examples.sources))
 
 
 def same_run(last: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     """The content of a checkpoint; refused if it was begun with other settings or data, naming what differs."""
     content = load_checkpoint(last, TRAINING)
-    elsewhere = "Give the config and data it was begun with, or another --out directory."
-    before, now = (flat(one["config"]) for one in (content["identity"], identity))
-    differing = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     run = last.parent.parent
-    if differing:
-        key, more = differing[0], len(differing) - 1
-        others = f", and {more} more settings differ" if more else ""
-        raise OtherWork(
-            f"{run} was begun with {key}={before.get(key)!r}, and it is {now.get(key)!r} now{others}.", elsewhere
-        )
+    refuse_changed(run, content["identity"]["config"], identity["config"])
     if content["identity"]["data"] != identity["data"]:
-        raise OtherWork(f"{run} was begun with other data.", elsewhere)
+        raise OtherWork(f"{run} was begun with other data.", ELSEWHERE)
     return content
 
 
@@ -217,22 +206,8 @@ def summary_of(config: TrainConfig, training: Training, identity: Mapping[str, A
         "workers": training.ranks.world,
         "device": training.ranks.device.type,
         "data": identity["data"],
-        "versions": {"distlfm": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": versions(),
     }
-
-
-def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested mapping with dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in content.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return found
-
-
-def keep_config(directory: Path, config: Config) -> None:
-    """The resolved config, from which the run can be resumed."""
-    with storing(CONFIG, directory):
-        put_quickly(directory / CONFIG, dump(config).encode())
 
 
 def refuse_others(directory: Path) -> None:

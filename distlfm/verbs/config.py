@@ -1,8 +1,7 @@
-"""What an equation is, for those who write its config: in words, its parameters with their default priors, its options.
+"""`distlfm config`: every verb that has a config, and what an equation is for those who write its config.
 
-All of it is asked of the equation itself and of the models that check a config.
-
-Every verb that has a config, and how a file is read whose verb is not known beforehand.
+A sheet has the equation in words, its parameters with their default priors, and its options. All of it is asked of the
+equation itself and of the models that check a config. `load_any` reads a file whose verb is not known beforehand.
 """
 
 from __future__ import annotations

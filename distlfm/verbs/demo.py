@@ -1,11 +1,7 @@
-"""`make demo`: the main job end to end, one act after the other; a failed act says so and the rest goes on.
-
-How the acts of a demonstration follow on each other: a failed one says what to do, and the rest goes on.
-"""
+"""`make demo`: the main job end to end, one act after the other; a failed act says what to do, and the rest goes on."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import time
@@ -20,7 +16,7 @@ import numpy as np
 import scipy.sparse as sp
 import yaml
 
-from distlfm.config import build
+from distlfm.config import build, digest
 from distlfm.data import read, write_npz
 from distlfm.equations.problem import MeshConfig
 from distlfm.errors import DistlfmError, OtherWork, Stopped, WorkError
@@ -40,7 +36,7 @@ from distlfm.simulation.instances import simulate_from
 from distlfm.solvers.fem.group.client import PartitionedSolver
 from distlfm.solvers.fem.group.owner import Group
 from distlfm.store import Store
-from distlfm.store.files import refusal, storing
+from distlfm.store.files import storing, unexpected
 from distlfm.store.metadata import RUN_STORE
 from distlfm.training.settings import TrainConfig
 from distlfm.verbs.fit import fit
@@ -78,7 +74,7 @@ def play(acts: Sequence[Act], reporter: Reporter) -> list[Played]:
             failure = str(error)
         except Exception as error:  # a fault of one act is told as such, and keeps nobody from seeing the others
             _LOG.debug("an act failed", exc_info=True)
-            failure = unexpected(error)
+            failure = unexpected(error, "`distlfm -vv demo`")
         played.append(Played(act.title, time.perf_counter() - start, showing, failure))
         if showing is not None:
             reporter.say(f"      {showing.line} ({played[-1].seconds:.1f} s)")
@@ -105,14 +101,6 @@ def _names(folder: Path) -> Iterator[str]:
     return (f"{folder.name}.before-{number}" for number in count(1))
 
 
-def unexpected(error: Exception) -> str:
-    """A failure that nobody foresaw; a full disk and its like are told by what mends them."""
-    told = refusal(error) if isinstance(error, OSError) else None
-    if told is not None:
-        return str(told)
-    return f"Unexpected {type(error).__name__}: {error}. This is a fault of distlfm; `distlfm -vv demo` shows where."
-
-
 def write_index(folder: Path, acts: Sequence[Act], played: Sequence[Played], seed: int) -> Path:
     """The page of all acts."""
     settings = yaml.safe_dump({act.title: dict(act.settings) for act in acts}, sort_keys=False, allow_unicode=True)
@@ -120,7 +108,7 @@ def write_index(folder: Path, acts: Sequence[Act], played: Sequence[Played], see
         config=settings,
         versions=versions(),
         seed=seed,
-        hash=hashlib.sha256(settings.encode()).hexdigest()[:16],
+        hash=digest(settings),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     return demo_page(folder / INDEX, played, provenance)

@@ -1,6 +1,6 @@
 """`distlfm evaluate`: how good an operator is on a store whose answers are known, drawn from priors or fitted.
 
-Super-resolution: fresh instances on a grid twice as fine as the trained one, answered on both grids.
+Super-resolution is measured on fresh instances on a grid twice as fine as the trained one, answered on both grids.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from distlfm.config import apply_overrides, build, dump, fingerprint, read_yaml
 from distlfm.errors import DistlfmError, UsageError
 from distlfm.inference.findings.scores import Figures, Tally
 from distlfm.instance import Instance
-from distlfm.lfo import Answer, Operator, split
+from distlfm.lfo import Operator, OperatorAnswer, split
 from distlfm.lfo.dataset import kept_rows
 from distlfm.lfo.finish import lineage
 from distlfm.lfo.schema import check_store_units
@@ -100,9 +100,9 @@ def _both(operator: Operator, fine: Instance) -> Resolutions:
     return Resolutions(fine, answers, figures)
 
 
-def change(first: Answer, second: Answer) -> float | None:
+def change(first: OperatorAnswer, second: OperatorAnswer) -> float | None:
     """The largest difference of two answers' parameters, relative to the first."""
-    pairs = zip(first.parameters, second.parameters, strict=True)
+    pairs = zip(first.estimates, second.estimates, strict=True)
     return max((abs(b.mean - a.mean) / max(abs(a.mean), 1e-12) for a, b in pairs), default=None)
 
 
@@ -265,10 +265,8 @@ def trained_on(operator: Operator, checkpoint: Path, store: Store) -> bool:
     if not config.is_file():
         return False
     given = read_yaml(config).get("data", {}).get("stores", [])
-    for path in map(Path, given):
-        if path.resolve() == store.path.resolve() or find_or_none(path) == store.path.resolve():
-            return True
-    return False
+    here = store.path.resolve()
+    return any(here in (path.resolve(), find_or_none(path)) for path in map(Path, given))
 
 
 def find_or_none(path: Path) -> Path | None:

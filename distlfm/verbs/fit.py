@@ -1,8 +1,8 @@
 """`distlfm fit`: read instances, infer their forces in blocks, write a run directory.
 
-`distlfm fit --part I/N`: one share of a run's blocks, while others do theirs, on any machine that shares its folder.
-
-Nobody is over them: each has a lock on its part, and whoever finds no block missing at its end concludes the run.
+With `--part I/N` (`fit_part`) it does one share of a run's blocks, while others do theirs, on any machine that shares
+its folder. Nobody is over them: each has a lock on its part, and whoever finds no block missing at its end concludes
+the run.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from distlfm.cluster.blocks.ledger import Share
-from distlfm.config import fingerprint, load
+from distlfm.config import apply_overrides, build, fingerprint, load, nearest
 from distlfm.errors import Problem, UsageError, WorkError
 from distlfm.fleets.driver import run_blocks, told_how_to_go_on
 from distlfm.fleets.fit_plan import Prepared, command_for, make_plan, open_folder, prepare
@@ -32,10 +32,15 @@ from distlfm.runtime.watching import during, watched
 from distlfm.store import Store, driver_lock, part_lock, turn
 from distlfm.store.metadata import RUN_STORE
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-@dataclass
-class FitRun:
-    """What a fit gave. `set_aside` could not be read; `tally` has the scores; `notices` hold for all answers.
+
+@dataclass(repr=False)
+class FitRun(Sequence[FitResult]):
+    """What a fit gave: a sequence of results, of which `run["A"]` is that of the instance A.
+
+    `set_aside` could not be read; `tally` has the scores; `notices` hold for all answers.
 
     results are in the order of the data. With `run.dir` one is read from its file each time it is asked for, and of a
     large fleet only some were kept (`run.keep`); without, all are in memory.
@@ -48,6 +53,43 @@ class FitRun:
     tally: Tally = field(default_factory=Tally)
     held_rows: list[Figures] = field(default_factory=list)
     notices: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    @overload
+    def __getitem__(self, index: int | str) -> FitResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[FitResult]: ...
+    def __getitem__(self, index: int | str | slice) -> FitResult | Sequence[FitResult]:
+        if not isinstance(index, str):
+            return self.results[index]
+        kept = self._kept_ids()
+        if index in kept:
+            return self.results[kept.index(index)]
+        every = [str(row["id"]) for row in self.rows()]
+        if index in every:
+            raise UsageError(f"The posterior of {index!r} was not kept.", "Fit again with run.keep=all.")
+        raise UsageError(f"There is no instance {index!r} in the run.", nearest(index, every))
+
+    def _kept_ids(self) -> list[str]:
+        """The ids of `results`, in their order."""
+        return [str(row["id"]) for row in self.rows() if self.store is None or row.get("kept")]
+
+    def __repr__(self) -> str:
+        kept = "" if len(self) == self.tally.count else f", {len(self)} kept whole"
+        failed = f", {self.tally.failed} failed" if self.tally.failed else ""
+        aside = f", {len(self.set_aside)} set aside" if self.set_aside else ""
+        where = f" in {self.config.run.dir}" if self.config.run.dir is not None else ""
+        count = "1 instance" if self.tally.count == 1 else f"{self.tally.count} instances"
+        return f"<FitRun of {self.config.mechanism['kind']}{where}: {count}{kept}{failed}{aside}>"
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the figures of each instance as a pandas table, by id."""
+        import pandas
+
+        frame: pd.DataFrame = pandas.DataFrame(self.figures).set_index("id")
+        return frame
 
     def rows(self) -> Iterator[Figures]:
         """What is known of each instance, in the order of the data."""
@@ -75,19 +117,29 @@ class FitRun:
 
 
 def fit(
-    config: FitConfig | Path | str,
+    config: FitConfig | Mapping[str, Any] | Path | str,
     data: Sequence[Instance] | Path | str | None = None,
     overrides: Sequence[str] = (),
     reporter: Reporter | None = None,
 ) -> FitRun:
-    """Infer the forces of all instances. `data` stands in for the config's: instances, or a path to them.
+    """Infer the forces of all instances.
+
+    config: the path of a config file, a mapping with its content, or a config. data: instances, or a path to them, in
+    place of the config's. overrides: such as `["run.seed=1"]`, of a file or a mapping.
 
     With `run.dir` set, the run directory is written: config.yaml, store.zarr/, fits/, summary.json, report.html. A run
     that was stopped goes on where it was. Without, all is done in this process and kept in memory.
     """
     reporter = reporter or Silent()
-    if not isinstance(config, FitConfig):
+    if isinstance(config, Mapping):
+        config = build(FitConfig, apply_overrides(dict(config), overrides) if overrides else dict(config))
+    elif isinstance(config, Path | str):
         config = load(FitConfig, Path(config), overrides)
+    elif not isinstance(config, FitConfig):
+        raise UsageError(
+            f"The config is a {type(config).__name__}.",
+            "Give the path of a config file or a mapping with its content; a Model is fitted with model.fit(data).",
+        )
     if isinstance(data, Path | str):
         config = config.model_copy(update={"data": config.data.model_copy(update={"path": Path(data)})})
         data = None
@@ -190,7 +242,7 @@ def resume(directory: Path | str, overrides: Sequence[str] = (), reporter: Repor
     """Go on with a run that was stopped, from the config that it keeps, wherever it lies now."""
     path = Path(directory) / CONFIG
     if not path.is_file():
-        raise UsageError(f"{directory} is no run: it has no config.yaml.", "Give the --out folder of `distlfm fit`.")
+        raise UsageError(f"{directory} is not a run: it has no config.yaml.", "Give the --out folder of `distlfm fit`.")
     config = load(FitConfig, path, overrides)
     if config.data.path is None and config.data.dataset is None:
         raise UsageError(

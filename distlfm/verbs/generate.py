@@ -1,6 +1,6 @@
 """`distlfm generate`: a store of instances drawn from the priors of a config, with their truth.
 
-Generating instances as a job of blocks: a worker draws its block and writes it to the store.
+It is a job of blocks: a worker draws its block and writes it to the store.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from distlfm.fleets.sources import for_fitting, open_source
 from distlfm.fleets.spool import Source
 from distlfm.inference.findings.scores import Figures, Tally
 from distlfm.instance import Instance
-from distlfm.lfo import Answer, Operator
+from distlfm.lfo import Operator, OperatorAnswer
 from distlfm.runs import REPORT
 from distlfm.runs.folder import begin, refuse_other_verbs, versions, write_config, write_summary
 from distlfm.runs.settings import QueryConfig
@@ -32,7 +32,7 @@ MOST_HELD = 10_000
 """Answers that a query without a folder keeps; more than that belong into files."""
 
 MOST_PLOTTED = 24
-"""Up to so many instances are all drawn; of more, those worth a look."""
+"""Up to this many instances are all drawn; of more, those worth a look."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class QueryRun:
     checkpoint: str
     tally: Tally
     rows: list[Figures] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[OperatorAnswer] = field(default_factory=list)
 
     @property
     def overall(self) -> dict[str, Any]:

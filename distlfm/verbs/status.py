@@ -1,8 +1,7 @@
-"""How far a run is: from its markers and the driver's last word, without looking at any array.
+"""`distlfm status`: how far a run is, from its markers and the driver's last word, without looking at any array.
 
-How far a training or a sweep is: from small files, like any other status.
-
-What they are called is imported when it is needed: with it comes all that trains.
+A training or a sweep is asked for by its small files too. What they are called is imported when it is needed: with it
+comes all that trains.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def plan(
 ) -> Job:
     """The job that does a verb: its config is checked, nothing is written. asked.cpus: 0 is as many as are usual.
 
-    mpi_ranks: of a fit whose meshes are divided among so many processes on all of its nodes.
+    mpi_ranks: of a fit whose meshes are divided among this many processes on all of its nodes.
     """
     program = _program(verb, asked, mpi_ranks)
     asked = replace(asked, cpus=asked.cpus or CPUS[program])

@@ -1,17 +1,17 @@
 """`distlfm train`: an operator learned from stores, by one process or by many.
 
-The page of a training run: how it learned, and how it does on the instances it was not trained on.
+Its page shows how it learned, and how it does on the instances it was not trained on.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,24 +19,21 @@ from typing import Any
 
 import torch
 
-from distlfm.answers.asking import mark, origin
 from distlfm.cluster.machine import usable_cpus
 from distlfm.cluster.ranks.group import joined
 from distlfm.cluster.ranks.place import Place, find_place
-from distlfm.config import load, read_yaml
+from distlfm.config import digest, load, read_yaml
 from distlfm.errors import Stopped, UsageError
 from distlfm.lfo import Operator
-from distlfm.report.operator_page import training_page
 from distlfm.runs import CONFIG, OPERATOR, REPORT, SUMMARY
 from distlfm.runs.settings import EvaluateConfig
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.runtime.signals import Stop
 from distlfm.store.lock import holder
-from distlfm.training.log import METRICS, Follower, read_metrics, shown
+from distlfm.training.log import METRICS, Follower, Progress, read_metrics
 from distlfm.training.settings import TrainConfig, TrainRunConfig
 from distlfm.training.start import tell_observed
 from distlfm.training.work import CHECKPOINTS, LAST, TrainWork, refuse_others
-from distlfm.verbs.evaluate import find_or_none, scored
 
 TRIES, PAUSE = 5, 0.2
 SCRATCH = ".ray"
@@ -125,7 +122,7 @@ def resume_train(directory: Path | str, overrides: Sequence[str] = (), reporter:
     """Go on with a run from the config that it keeps; `overrides` say who computes."""
     path = Path(directory)
     if not (path / CHECKPOINTS / LAST).is_file() and not (path / CONFIG).is_file():
-        raise UsageError(f"{path} is no training run.", "Give the --out folder of `distlfm train`.")
+        raise UsageError(f"{path} is not a training run.", "Give the --out folder of `distlfm train`.")
     return train(path / CONFIG, [*overrides, f"run.dir={json.dumps(str(path))}"], reporter)
 
 
@@ -146,7 +143,7 @@ def launcher_for(run: TrainRunConfig, place: Place) -> str:
 
 
 def _inline(config: TrainConfig, place: Place, stop: Stop, reporter: Reporter) -> dict[str, Any]:
-    with shown(reporter) as progress, joined(place) as ranks:
+    with closing(Progress(reporter)) as progress, joined(place) as ranks:
         return TrainWork(config, watch=progress.see)(ranks, lambda: stop.requested)
 
 
@@ -158,7 +155,7 @@ def _spawned(config: TrainConfig, place: Place, stop: Stop, reporter: Reporter) 
     threads = config.run.threads or max(1, usable_cpus() // workers)
     reporter.say(f"{workers} processes on this machine, {threads} thread{'s' if threads > 1 else ''} each")
     assert config.run.dir is not None
-    with shown(reporter) as progress:
+    with closing(Progress(reporter)) as progress:
         follower = Follower(config.run.dir, progress)
         return spawn(TrainWork(with_threads(config, threads)), workers, threads, stop, follower.look)
 
@@ -169,7 +166,7 @@ def _by_ray(config: TrainConfig, place: Place, stop: Stop, reporter: Reporter) -
 
     del place
     assert config.run.dir is not None
-    with ray_session(config.run.address) as session, shown(reporter) as progress:
+    with ray_session(config.run.address) as session, closing(Progress(reporter)) as progress:
         nodes = session.node_cpus()
         workers = config.run.workers or max(1, len(nodes))
         threads = config.run.threads or max(1, sum(nodes.values()) // workers)
@@ -188,7 +185,7 @@ LAUNCHERS: dict[str, Callable[[TrainConfig, Place, Stop, Reporter], dict[str, An
 
 
 def with_threads(config: TrainConfig, threads: int) -> TrainConfig:
-    """The config with so many threads a worker."""
+    """The config with this number of threads per worker."""
     return config.model_copy(update={"run": config.run.model_copy(update={"threads": threads})})
 
 
@@ -217,9 +214,14 @@ MOST = 1000
 
 def report_training(run: Path | str, reporter: Reporter | None = None) -> Path:
     """Write report.html of a finished training run. Scores need the first of its stores; without it there are none."""
+    # Ranks import this module, and never the libraries of a report.
+    from distlfm.answers.asking import mark, origin
+    from distlfm.report.operator_page import training_page
+    from distlfm.verbs.evaluate import find_or_none, scored
+
     folder = Path(run)
     if not (folder / OPERATOR).is_file():
-        raise UsageError(f"{folder} is no finished training run: it has no {OPERATOR}.", "Finish it first.")
+        raise UsageError(f"{folder} is not a finished training run: it has no {OPERATOR}.", "Finish it first.")
     operator = Operator.load(folder / OPERATOR)
     content = read_yaml(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     stores = [Path(path) for path in content.get("data", {}).get("stores", [])]
@@ -231,7 +233,7 @@ def report_training(run: Path | str, reporter: Reporter | None = None) -> Path:
         except UsageError:  # no validation split
             found = None
     work = json.dumps(operator.training.get("settings"), sort_keys=True)
-    told = origin(operator, mark(folder / OPERATOR), hashlib.sha256(work.encode()).hexdigest()[:16])
+    told = origin(operator, mark(folder / OPERATOR), digest(work))
     told |= _told(operator.training)
     text = (folder / CONFIG).read_text(encoding="utf-8") if (folder / CONFIG).is_file() else ""
     return training_page(

@@ -21,7 +21,7 @@ from distlfm.lfo import Examples, split
 from distlfm.optional import require
 from distlfm.report.operator_page import Tried
 from distlfm.runs import CONFIG, REPORT
-from distlfm.runs.folder import begin, refuse_other_verbs
+from distlfm.runs.folder import begin, refuse_changed, refuse_other_verbs, write_config
 from distlfm.runtime.reporting import Reporter, Silent, Task
 from distlfm.runtime.signals import Stop
 from distlfm.store import driver_lock
@@ -29,7 +29,7 @@ from distlfm.store.files import put_all, storing
 from distlfm.training.log import METRICS, read_metrics
 from distlfm.training.settings import VALIDATION, TrainConfig, TuneConfig
 from distlfm.training.trials import FAILED, FINISHED, STOPPED, Trial, ranked, report_sweep, shared_examples, trial_name
-from distlfm.training.work import TrainWork, flat, keep_config, open_examples
+from distlfm.training.work import TrainWork, open_examples
 
 TRIALS, TABLE, BEST, FOLDER, SCRATCH = "trials.json", "trials.csv", "best.yaml", "trials", ".ray"
 WORST = 1e30
@@ -107,7 +107,7 @@ def tune(config: TuneConfig | Path | str, overrides: Sequence[str] = (), reporte
     with driver_lock(directory, "tune"):
         ledger = Ledger(config, directory)
         ledger.resume(reporter)
-        keep_config(directory, config)
+        write_config(directory, config)
         if len([one for one in ledger.trials if one.done]) < config.search.trials:
             _sweep(config, directory, ledger, reporter)
         return _conclude(config, directory, ledger, reporter)
@@ -202,14 +202,7 @@ class Ledger(SweepWatch):
         if not path.exists():
             return
         told = json.loads(path.read_text(encoding="utf-8"))
-        before, now = flat(told["config"]), flat(self.config.work())
-        differing = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
-        if differing:
-            key = differing[0]
-            raise UsageError(
-                f"{self.directory} was begun with {key}={before.get(key)!r}, and it is {now.get(key)!r} now.",
-                "Give the config it was begun with, or another --out directory.",
-            )
+        refuse_changed(self.directory, told["config"], self.config.work())
         self.trials = [Trial(**one) for one in told["trials"]]
         self._counted = {one.name for one in self.trials if one.done}
         reporter.say(f"{len(self._counted)} of {self.config.search.trials} trials are done already.")

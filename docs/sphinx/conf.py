@@ -22,7 +22,7 @@ author = "The distlfm authors"
 project_copyright = author
 version = release = distlfm.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "docstrings", "reference_of_keys", "reference_of_verbs"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "docstrings", "notebooks", "reference_of_keys", "reference_of_verbs"]
 root_doc = "docs/contents"
 include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**", "docker/*.md", "slurm/*.md"]
 exclude_patterns = [".*", "build", "runs", "**/__pycache__"]

@@ -1,8 +1,7 @@
 """Who may start runs: holders of an admin token. The link keeps digests of tokens, never the tokens.
 
-Flower's own link asks nobody: whoever reached its port could start runs. This plugin is put into it instead.
-
-Admin tokens of a coordinator's folder: made, handed over in a file, and taken back.
+Flower's own link asks nobody: whoever reached its port could start runs. `TokenPlugin` is put into it instead. Tokens
+are made in the coordinator's folder, handed over in a file, and taken back by dropping their digest.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def read_digests(path: Path) -> dict[str, str]:
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        raise UsageError(f"{path} is damaged: it is no list of tokens.", "Put a saved copy of it back.")
+        raise UsageError(f"{path} is damaged: it is not a list of tokens.", "Put a saved copy of it back.")
     return {str(name): str(digest) for name, digest in content.items()}
 
 

@@ -9,19 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx
 from flwr.app.user_config import UserConfig
 from flwr.common.serde import user_config_to_proto
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListRunsRequest,
-    StartRunRequest,
-    StopRunRequest,
-    StreamLogsRequest,
-)
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, StartRunRequest, StopRunRequest, StreamLogsRequest
 from flwr.proto.fab_pb2 import Fab
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
@@ -66,7 +59,7 @@ def connection_to(server: str, ca: Path | None, token_file: Path | None, *, inse
     """From an address HOST:PORT, the federation's certificate and a file with a token."""
     host, colon, port = server.rpartition(":")
     if not colon or not port.isdecimal():
-        raise UsageError(f"{server!r} is no address.", "Write HOST:PORT, such as link.example.org:8443.")
+        raise UsageError(f"{server!r} is not an address.", "Write HOST:PORT, such as link.example.org:8443.")
     if token_file is None or (ca is None and not insecure):
         raise UsageError("A link elsewhere needs --ca and --token.", "Ask the coordinator for both files.")
     if insecure:
@@ -110,9 +103,7 @@ class Control:
     def __enter__(self) -> Control:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def start_run(self, programme: dict[str, Any], name: str) -> int:
@@ -123,34 +114,28 @@ class Control:
             fab=Fab(hash_str=hashlib.sha256(content).hexdigest(), content=content),
             override_config=user_config_to_proto(settings),
         )
-        with self._told():
-            answer = self._client.StartRun(request)
+        answer = self._ask("StartRun", request)
         if not answer.HasField("run_id"):
             raise WorkError("The link did not start the run.", "Its log says why: state/superlink.log")
         return int(answer.run_id)
 
     def stop_run(self, run: int) -> None:
         """Ask for the end of a run."""
-        with self._told():
-            self._client.StopRun(StopRunRequest(run_id=run))
+        self._ask("StopRun", StopRunRequest(run_id=run))
 
     def runs(self) -> list[dict[str, str]]:
         """The last runs: id, state, and what it ended with."""
-        with self._told():
-            answer = self._client.ListRuns(ListRunsRequest())
+        answer = self._ask("ListRuns", ListRunsRequest())
         return [_run(run) for run in sorted(answer.run_dict.values(), key=lambda run: str(run.pending_at))]
 
     def run_state(self, run: int) -> dict[str, str]:
         """One run."""
-        with self._told():
-            answer = self._client.ListRuns(ListRunsRequest(run_id=run))
-        return _run(answer.run_dict[run])
+        return _run(self._ask("ListRuns", ListRunsRequest(run_id=run)).run_dict[run])
 
     def nodes(self) -> list[dict[str, str]]:
         """The sites as the link sees them: name and state."""
-        with self._told():
-            answer = self._client.ListNodes(ListNodesRequest())
-        known = [node for node in answer.nodes_info if node.status != "unregistered"]
+        nodes = self._ask("ListNodes", ListNodesRequest()).nodes_info
+        known = [node for node in nodes if node.status != "unregistered"]
         return [{"site": node.name, "state": node.status, "node": str(node.node_id)} for node in known]
 
     def follow(self, run: int, line: Callable[[str], None]) -> dict[str, str]:
@@ -176,6 +161,10 @@ class Control:
                     line(f"{away.cause} It is waited for.")
                 told = away.cause
             time.sleep(1.0)
+
+    def _ask(self, what: str, request: object) -> Any:
+        with self._told():
+            return getattr(self._client, what)(request)
 
     @contextmanager
     def _told(self) -> Iterator[None]:

@@ -3,10 +3,9 @@
 Nothing here is changed in a process that serves anything else: only in those that `superlink`, `supernode` and `tasks`
 start.
 
-The ServerApp's way to the sites, with shorter waits, and where no site waits for another.
-
-Flower looks for replies every three seconds, and fetches them one after another: a site that dies while it sends its
-reply would hold up those of all others, which are there already.
+`QuickGrid` is the ServerApp's way to the sites. Flower looks for replies every three seconds, and fetches them one
+after another: a site that dies while it sends its reply would hold up those of all others, which are there already.
+Here waits are shorter, and no site waits for another.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def send_errors_without_data() -> None:
 
 
 def _without_data(code: int, reason: str | None = None) -> Error:
-    """A full disk is told as such; nothing else of the words is."""
+    """Say that the disk is full, if it is; none of the other words."""
     return Error(code=code, reason=Reason.DISK.value if _FULL.match(reason or "") else NO_DATA)
 
 

@@ -71,8 +71,8 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Gate:
     """Wraps the link's web application. refused: told the path and the reason, for the audit log.
 
-    own: addresses of this machine, besides loopback, from which its processes may come. full: why so many bytes more
-    cannot be kept, or nothing; then all are told to come again later, as everything that is done here is kept first.
+    own: addresses of this machine, besides loopback, from which its processes may come. full: why this many more bytes
+    cannot be kept, or nothing; then all are asked to come again later, as everything that is done here is kept first.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""Starting a round programme, and waiting for what it brings.
+"""Start a round programme or a question, and wait for what it brings.
 
-Questions: a clinician's about one patient, which never leave the site; and the federation's, as secure sums.
+A clinician's question about one patient never leaves the site (`ask_site`); the federation's are answered as secure
+sums.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from distlfm.config import Config
+from distlfm.config import Config, digest
 from distlfm.errors import UsageError, WorkError
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.link.control import Connection, Control
@@ -30,7 +30,6 @@ from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.store.files import put_all, storing
 
 if TYPE_CHECKING:
-    from distlfm.federated.link.control import Connection
     from distlfm.federated.settings import ProgrammeConfig
     from distlfm.verbs.query import QueryRun
 
@@ -107,7 +106,7 @@ def write_run(folder: Path, programme: Config, result: RunResult) -> Path:
     provenance = Provenance(
         config=text,
         versions=versions(),
-        hash=hashlib.sha256(text.encode()).hexdigest()[:16],
+        hash=digest(text),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         more={"run": str(result.run)},
     )

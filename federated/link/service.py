@@ -10,18 +10,8 @@ from pathlib import Path
 
 from distlfm.errors import UsageError
 from distlfm.federated.link.processes import Program, Supervisor, environment, is_listening
-from distlfm.federated.setup.homes import (
-    Home,
-    LinkConfig,
-    LinkHome,
-    check_log,
-    check_readable,
-    check_secret,
-    joined,
-    make_folder,
-    near_address,
-    refuse_unless_loopback,
-)
+from distlfm.federated.setup import homes
+from distlfm.federated.setup.homes import Home, LinkConfig, LinkHome, joined, near_address
 from distlfm.federated.setup.identity import WARN_DAYS, certificate_end
 from distlfm.optional import require
 from distlfm.runtime.reporting import Reporter, Silent
@@ -39,12 +29,12 @@ def serve_link(folder: Path, reporter: Reporter | None = None, *, insecure: bool
     home, reporter = LinkHome(folder.resolve()), reporter or Silent()
     config = home.config()
     if insecure:
-        refuse_unless_loopback(config.bind)
+        homes.refuse_unless_loopback(config.bind)
         reporter.warn(PLAIN_TEXT)
     for secret in (home.secret, home.tokens, *(() if insecure else (home.key,))):
-        check_secret(secret)
-    check_readable(home.ca, home.certificate, home.roster)
-    check_log(home.audit)
+        homes.check_secret(secret)
+    homes.check_readable(home.ca, home.certificate, home.roster)
+    homes.check_log(home.audit)
     if not insecure:
         _check_certificate(home, reporter)
     with only_one(home), Stop() as stop:
@@ -94,8 +84,8 @@ def programs(home: LinkHome, config: LinkConfig, *, insecure: bool) -> list[Prog
 @contextmanager
 def only_one(home: Home) -> Iterator[None]:
     """Two supervisors in one folder would take each other's ports and logs."""
-    make_folder(home.state)
-    make_folder(home.flower)
+    homes.make_folder(home.state)
+    homes.make_folder(home.flower)
     with (home.state / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

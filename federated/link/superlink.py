@@ -1,8 +1,8 @@
 """The link's server: Flower's SuperLink behind our gate, with tokens for admins and keys for nodes.
 
-python -m distlfm.federated.link.superlink FOLDER [--insecure]
+    python -m distlfm.federated.link.superlink FOLDER [--insecure]
 
-Who asked the link for what, in its audit log: runs that were started and stopped, with their holder's name.
+Runs that were started and stopped are in the link's audit log, with their holder's name (`ControlEvents`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from flwr.common.constant import (
-    ISOLATION_MODE_PROCESS,
-    NOOP_FLWR_AID,
-    TRANSPORT_TYPE_GRPC_RERE,
-    Status,
-    SubStatus,
-)
+from flwr.common.constant import ISOLATION_MODE_PROCESS, NOOP_FLWR_AID, TRANSPORT_TYPE_GRPC_RERE, Status, SubStatus
 from flwr.common.event_log_plugin import EventLogWriterPlugin
 from flwr.proto.control_pb2 import StartRunRequest, StartRunResponse, StopRunRequest
 from flwr.supercore.auth.typing import AccountInfo

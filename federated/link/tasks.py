@@ -89,45 +89,35 @@ def perform(role: str, task: Task) -> None:
     """In the task's own process: run the app that the message is for."""
     flower.retry_soon()
     flower.install_whole(bundle.install)
-    certificates = None if task.certificate is None else Path(task.certificate).read_bytes()
+    given = {
+        "runtime_api_address": task.address,
+        "token": task.token,
+        "insecure": task.insecure,
+        "certificates": None if task.certificate is None else Path(task.certificate).read_bytes(),
+        "parent_pid": task.parent,
+        "runtime_dependency_install": False,
+    }
     if role == "link":
-        _serve(task, certificates)
+        _serve(given)
     else:
-        _answer(task, certificates)
+        _answer(given)
 
 
-def _serve(task: Task, certificates: bytes | None) -> None:
+def _serve(given: dict[str, Any]) -> None:
     from flwr.supercore.logger import mirror_output_to_queue
     from flwr.superlink.runtime import run_serverapp
 
-    from distlfm.federated.link.flower import QuickGrid
-
     queue: Queue[str | None] = Queue()
     mirror_output_to_queue(queue)
-    flower.reach_sites_with(QuickGrid)
-    run_serverapp(
-        runtime_api_address=task.address,
-        log_queue=queue,
-        token=task.token,
-        insecure=task.insecure,
-        certificates=certificates,
-        parent_pid=task.parent,
-        runtime_dependency_install=False,
-    )
+    flower.reach_sites_with(flower.QuickGrid)
+    run_serverapp(log_queue=queue, **given)
 
 
-def _answer(task: Task, certificates: bytes | None) -> None:
+def _answer(given: dict[str, Any]) -> None:
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 
     flower.send_errors_without_data()
-    run_clientapp(
-        runtime_api_address=task.address,
-        token=task.token,
-        insecure=task.insecure,
-        certificates=certificates,
-        parent_pid=task.parent,
-        runtime_dependency_install=False,
-    )
+    run_clientapp(**given)
 
 
 def _split(address: str) -> tuple[str, int]:

@@ -1,9 +1,8 @@
-"""Messages of one secure sum between the server and the nodes: who was asked, who answered, and who dropped out.
-
-The server's side of secure aggregation under Flower: a grid around a grid.
+"""The server's side of secure aggregation under Flower: a grid around a grid.
 
 A strategy sends its messages as ever; what it gets back is one reply with the weighted mean of the answers, as if it
-had averaged them itself, and an error for each site that dropped out. Single answers are never seen here.
+had averaged them itself, and an error for each site that dropped out. Single answers are never seen here. `Exchange`
+holds the messages of one secure sum: who was asked, who answered, and who dropped out.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """What a site remembers between messages, each of which may be handled by a new process.
 
-Files that only the owner reads, changed under one lock and replaced whole. Never a site's values: only the secrets of
-the masks while a sum is under way, which sums were answered, and what was used up today.
+`Memory` has files that only the owner reads, changed under one lock and replaced whole. Never a site's values: only the
+secrets of the masks while a sum is under way, which sums were answered, and what was used up today.
 
-Files that a round leaves at a site: held aside, and put in place only after the round's sum was opened.
-
+`Drafts` holds files that a round leaves at a site aside, and puts them in place only after the round's sum was opened.
 A coordinator can ask for work and then abandon the sum. What such work wrote must not change the next answer, so the
 files of a sum wait in a folder of their own, named by the run and by the sum's session, which is a hash of its roster.
 """

@@ -1,12 +1,9 @@
 """How roles come to know each other's public keys: the coordinator enrols sites, and each site pins the others.
 
-Who is enrolled is the coordinator's choice; whom a site believes is the site's own, and no message changes it.
-
-The link's list of sites: their public keys, and who was revoked. The coordinator's folder is the authority.
-
-A running link follows the file: an enrolled site is let in, and a revoked one is shut out, within a second.
-
-The files that coordinator and sites hand to each other when a federation is made. None of them is secret.
+Who is enrolled is the coordinator's choice, kept in the link's roster: the public keys of the sites, and who was
+revoked. A running link follows that file: an enrolled site is let in, and a revoked one is shut out, within a second.
+Whom a site believes is the site's own choice, and no message changes it. Kits, public keys and lists of peers are the
+files that coordinator and sites hand to each other when a federation is made; none of them is secret.
 """
 
 from __future__ import annotations
@@ -70,18 +67,7 @@ def read_roster(path: Path) -> Roster:
     """The list in a file; an empty one if there is none yet."""
     if not path.exists():
         return Roster()
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise unreadable(path, error) from None
-    except ValueError as error:
-        raise UsageError(f"Cannot read {path}: {error}.", "Put a saved copy of it back.") from None
-    return build(Roster, content, source=str(path))
-
-
-def write_roster(path: Path, roster: Roster) -> None:
-    """Replace the list, whole or not at all."""
-    put_all({path: (json.dumps(roster.model_dump(), indent=2) + "\n").encode()})
+    return build(Roster, _json(path, "Put a saved copy of it back."), source=str(path))
 
 
 def follow(state: Any, roster: Roster, owner: str) -> list[tuple[str, str]]:
@@ -151,15 +137,20 @@ def write_handed(path: Path, content: Config) -> None:
 
 def read_handed(model: type[Model], path: Path) -> Model:
     """A file that the other side sent; it is checked like a config."""
+    fix = "Give the file that the other side sent."
+    content = _json(path, fix)
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is not a file of a federation.", fix)
+    return build(model, content, source=str(path))
+
+
+def _json(path: Path, fix: str) -> Any:
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise unreadable(path, error) from None
     except ValueError as error:
-        raise UsageError(f"Cannot read {path}: {error}.", "Give the file that the other side sent.") from None
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} is no file of a federation.", "Give the file that the other side sent.")
-    return build(model, content, source=str(path))
+        raise UsageError(f"Cannot read {path}: {error}.", fix) from None
 
 
 def enrol(path: Path, files: Sequence[Path]) -> str:
@@ -184,7 +175,7 @@ def enrol(path: Path, files: Sequence[Path]) -> str:
             )
         sites[keys.site] = entry
     _distinct(sites)
-    write_roster(home.roster, roster.model_copy(update={"sites": sites}))
+    write_handed(home.roster, roster.model_copy(update={"sites": sites}))
     return _write_peers(home, config)
 
 
@@ -202,7 +193,7 @@ def revoke(path: Path, site: str) -> str:
     if site not in roster.sites:
         raise UsageError(f"There is no site {site!r}.", f"Enrolled are: {', '.join(roster.sites) or 'none'}.")
     gone = roster.sites[site].model_copy(update={"status": "revoked"})
-    write_roster(home.roster, roster.model_copy(update={"sites": {**roster.sites, site: gone}}))
+    write_handed(home.roster, roster.model_copy(update={"sites": {**roster.sites, site: gone}}))
     AuditLog(home.audit).append("revoke", "", site=site)
     return _write_peers(home, config)
 

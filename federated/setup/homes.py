@@ -1,8 +1,7 @@
 """The folder of a role: where a coordinator's and a site's keys, settings, logs and state lie.
 
-Folders are readable by their owner alone (0700), and so is every secret in them (0600).
-
-Which names hosts may have: they stand in certificates, and in the addresses that sites call.
+Folders are readable by their owner alone (0700), and so is every secret in them (0600). Names of hosts are checked here
+too: they stand in certificates, and in the addresses that sites call.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def check_host(host: str) -> str:
     except ValueError:
         if len(host) > LONGEST or not HOST_NAME.fullmatch(host):
             raise UsageError(
-                f"{host!r} is no name or address of a host.",
+                f"{host!r} is not a name or address of a host.",
                 "Give one such as link.example.org or 10.0.0.3, without a port: letters, digits and hyphens, up to 63 "
                 f"between dots and {LONGEST} in all; other letters in their xn-- form.",
             ) from None
@@ -54,9 +53,8 @@ EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
 def check_name(name: str) -> str:
     """The name itself, or a refusal."""
     if not NAME.fullmatch(name):
-        raise UsageError(
-            f"{name!r} is no name of a site or run.", "Use up to 40 small letters, digits and hyphens, such as ward-3."
-        )
+        fix = "Use up to 40 small letters, digits and hyphens, such as ward-3."
+        raise UsageError(f"{name!r} is not a name of a site or run.", fix)
     return name
 
 
@@ -118,37 +116,30 @@ class NodeConfig(Config):
         return joined(self.host, self.port)
 
 
+class Inside:
+    """A file or folder of a role, by its place in the role's folder."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __get__(self, home: Home, kind: type[Home]) -> Path:
+        return home.path / self._place
+
+
 @dataclass(frozen=True)
 class Home:
     """What both roles have."""
 
     path: Path
 
-    @property
-    def ca(self) -> Path:
-        return self.path / "ca.pem"
-
-    @property
-    def secret(self) -> Path:
-        """Shared by the processes of this role on this machine; whoever lacks it gets no task."""
-        return self.path / "superexec.secret"
-
-    @property
-    def audit(self) -> Path:
-        return self.path / "audit.jsonl"
-
-    @property
-    def state(self) -> Path:
-        return self.path / "state"
-
-    @property
-    def status(self) -> Path:
-        return self.state / "status.json"
-
-    @property
-    def flower(self) -> Path:
-        """FLWR_HOME."""
-        return self.state / "flower"
+    ca = Inside("ca.pem")
+    secret = Inside("superexec.secret")
+    """Shared by the processes of this role on this machine; whoever lacks it gets no task."""
+    audit = Inside("audit.jsonl")
+    state = Inside("state")
+    status = Inside("state/status.json")
+    flower = Inside("state/flower")
+    """FLWR_HOME."""
 
     def log(self, process: str) -> Path:
         return self.state / f"{process}.log"
@@ -158,57 +149,25 @@ class Home:
 class LinkHome(Home):
     """The coordinator's folder."""
 
-    @property
-    def config_file(self) -> Path:
-        return self.path / "link.yaml"
-
-    @property
-    def ca_key(self) -> Path:
-        """Signs server certificates; needed by `provision` alone, so it may be kept elsewhere afterwards."""
-        return self.path / "ca.key"
-
-    @property
-    def certificate(self) -> Path:
-        return self.path / "server.pem"
-
-    @property
-    def key(self) -> Path:
-        return self.path / "server.key"
-
-    @property
-    def tokens(self) -> Path:
-        """Digests of the admin tokens, by their holder's name."""
-        return self.path / "tokens.json"
-
-    @property
-    def admin_token(self) -> Path:
-        return self.path / "admin.token"
-
-    @property
-    def roster(self) -> Path:
-        """Public keys of the sites, and who was revoked."""
-        return self.path / "roster.json"
-
-    @property
-    def peers(self) -> Path:
-        return self.path / "peers.json"
-
-    @property
-    def kits(self) -> Path:
-        return self.path / "kits"
-
-    @property
-    def database(self) -> Path:
-        return self.state / "link.db"
-
-    @property
-    def runs(self) -> Path:
-        return self.path / "runs"
+    config_file = Inside("link.yaml")
+    ca_key = Inside("ca.key")
+    """Signs server certificates; needed by `provision` alone, so it may be kept elsewhere afterwards."""
+    certificate = Inside("server.pem")
+    key = Inside("server.key")
+    tokens = Inside("tokens.json")
+    """Digests of the admin tokens, by their holder's name."""
+    admin_token = Inside("admin.token")
+    roster = Inside("roster.json")
+    """Public keys of the sites, and who was revoked."""
+    peers = Inside("peers.json")
+    kits = Inside("kits")
+    database = Inside("state/link.db")
+    runs = Inside("runs")
 
     def config(self) -> LinkConfig:
         if not self.config_file.exists():
             raise UsageError(
-                f"{self.path} is no coordinator's folder: it has no link.yaml.",
+                f"{self.path} is not a coordinator's folder: it has no link.yaml.",
                 "Make one: distlfm federated provision link FOLDER --sites a,b,c",
             )
         return load(LinkConfig, self.config_file)
@@ -218,35 +177,18 @@ class LinkHome(Home):
 class SiteHome(Home):
     """A site's folder."""
 
-    @property
-    def config_file(self) -> Path:
-        return self.path / "node.yaml"
-
-    @property
-    def node_key(self) -> Path:
-        return self.path / "node.key"
-
-    @property
-    def node_public(self) -> Path:
-        return self.path / "node.pub"
-
-    @property
-    def signing_key(self) -> Path:
-        return self.path / "signing.key"
-
-    @property
-    def policy(self) -> Path:
-        return self.path / "policy.yaml"
-
-    @property
-    def node(self) -> Path:
-        """Says which process the link has let in."""
-        return self.state / "node.json"
+    config_file = Inside("node.yaml")
+    node_key = Inside("node.key")
+    node_public = Inside("node.pub")
+    signing_key = Inside("signing.key")
+    policy = Inside("policy.yaml")
+    node = Inside("state/node.json")
+    """Says which process the link has let in."""
 
     def config(self) -> NodeConfig:
         if not self.config_file.exists():
             raise UsageError(
-                f"{self.path} is no site's folder: it has no node.yaml.",
+                f"{self.path} is not a site's folder: it has no node.yaml.",
                 "Make one from the coordinator's kit: distlfm federated provision site KIT FOLDER",
             )
         return load(NodeConfig, self.config_file)

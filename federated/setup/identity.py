@@ -1,9 +1,8 @@
-"""The federation's own certificate authority, and the link's server certificate.
+"""Keys and certificates: who a site is, and who the link is.
 
-Who a site is: an Ed25519 key that signs its messages to the other sites, and an ECDSA key for the link's door.
-
+A site has an Ed25519 key that signs its messages to the other sites, and an ECDSA key with which the link lets it in.
 Both are made at the site and never leave it. The other sites pin the public signing key, 64 hex digits, in their
-policies.
+policies. The link has a server certificate, signed by the federation's own certificate authority.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from distlfm.errors import UsageError
@@ -30,10 +30,7 @@ from distlfm.store.files import put_all, unreadable
 def make_signing_key(home: SiteHome) -> str:
     """Make signing.key, and give its public part as 64 hex digits."""
     key = Ed25519PrivateKey.generate()
-    text = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    write_secret(home.signing_key, text)
+    write_secret(home.signing_key, _private(key))
     return public_hex(key)
 
 
@@ -61,10 +58,7 @@ def load_signing_key(path: Path) -> Ed25519PrivateKey:
 def make_node_key(home: SiteHome) -> str:
     """Make node.key and node.pub (ECDSA P-384, OpenSSH form, as Flower reads them). Gives the public line."""
     key = ec.generate_private_key(ec.SECP384R1())
-    text = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
-    write_secret(home.node_key, text)
+    write_secret(home.node_key, _private(key, PrivateFormat.OpenSSH))
     line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
     home.node_public.write_text(line + "\n", encoding="ascii")
     return line
@@ -77,7 +71,7 @@ def check_node_public(line: str) -> bytes:
     except (ValueError, UnicodeEncodeError):
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp384r1":
-        raise UsageError("A node key is no ECDSA key on P-384.", "Take the site's own file of public keys.")
+        raise UsageError("A node key is not an ECDSA key on P-384.", "Take the site's own file of public keys.")
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
@@ -88,7 +82,7 @@ def check_signing_public(digits: str) -> str:
     except ValueError:
         right = False
     if not right:
-        raise UsageError("A signing key is no 64 hex digits.", "Take the site's own file of public keys.")
+        raise UsageError("A signing key is not 64 hex digits.", "Take the site's own file of public keys.")
     return digits
 
 
@@ -105,7 +99,7 @@ BACKDATE = timedelta(minutes=5)
 """For sites whose clock is a little behind."""
 LONGEST_COMMON = 64
 WARN_DAYS = 30
-"""From so many days before its certificate ends a link says so when it starts."""
+"""Days before its certificate ends from which a link says so when it starts."""
 
 
 def make_certificates(home: LinkHome, federation: str, hosts: Sequence[str]) -> None:
@@ -214,7 +208,5 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+def _private(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey, form: PrivateFormat = PrivateFormat.PKCS8) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())

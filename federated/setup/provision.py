@@ -1,4 +1,4 @@
-"""Making the roles: the coordinator's folder, a site's folder, and how they come to know each other's public keys.
+"""Make the roles: the coordinator's folder, a site's folder, and how they come to know each other's public keys.
 
 coordinator: make_link → a kit for each site          (addresses and the CA's certificate; nothing secret)
 site:        make_site → a file of public keys         (the private ones are made here and stay here)
@@ -6,9 +6,7 @@ coordinator: enrol     → peers.json                    (every site's public si
 site:        pin       → the policy names its peers    (by the names that the site expects, and whose fingerprint
                                                         was compared by telephone)
 
-The last two are in `enrolment`.
-
-What a new site finds in its folder: a policy and settings, with a line about each choice.
+The last two are in `enrolment`. A new site finds a policy and settings in its folder, with a line about each choice.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.link.authn import add_token
 from distlfm.federated.secure.keys import sign
+from distlfm.federated.setup import identity
 from distlfm.federated.setup.enrolment import LABEL, Kit, PublicKeys, enrol, pin, read_handed, write_handed
 from distlfm.federated.setup.homes import (
     EVERYWHERE,
@@ -37,13 +36,6 @@ from distlfm.federated.setup.homes import (
     whole_or_not,
     write_config,
     write_secret,
-)
-from distlfm.federated.setup.identity import (
-    load_signing_key,
-    make_certificates,
-    make_node_key,
-    make_signing_key,
-    renew_certificate,
 )
 from distlfm.store.files import put_all
 from distlfm.version import __version__
@@ -108,11 +100,6 @@ def policy_text(site: str, package: str) -> str:
     return POLICY.format(site=site, package=package)
 
 
-def site_text(site: str) -> str:
-    """site.yaml of a new site."""
-    return SITE.format(site=site)
-
-
 SECRET_BYTES = 32
 _ALWAYS = ("127.0.0.1", "::1", "localhost")
 """The link's own processes reach it so, whatever the sites call it."""
@@ -139,7 +126,7 @@ def _fill_link(home: LinkHome, config: LinkConfig, hosts: Sequence[str]) -> list
     for folder in (home.path, home.state, home.flower, home.kits, home.runs):
         make_folder(folder)
     bound = () if config.bind in EVERYWHERE else (config.bind,)
-    make_certificates(home, config.federation, list(dict.fromkeys((config.host, *hosts, *bound, *_ALWAYS))))
+    identity.make_certificates(home, config.federation, list(dict.fromkeys((config.host, *hosts, *bound, *_ALWAYS))))
     write_secret(home.secret, secrets.token_bytes(SECRET_BYTES))
     write_config(home.config_file, config)
     add_token(home.path, "admin")
@@ -163,7 +150,7 @@ def renew(path: Path) -> datetime:
     """Give the link a new server certificate, with which it serves after its next start. Gives its end."""
     home = LinkHome(path)
     home.config()
-    until = renew_certificate(home)
+    until = identity.renew_certificate(home)
     AuditLog(home.audit).append("certificate renewed", "", until=until.isoformat())
     return until
 
@@ -201,7 +188,7 @@ def _fill_site(home: SiteHome, kit: Kit, operator: Path | None) -> Path:
     path = home.path
     for folder in (path, home.state, home.flower):
         make_folder(folder)
-    signing, node = make_signing_key(home), make_node_key(home)
+    signing, node = identity.make_signing_key(home), identity.make_node_key(home)
     write_secret(home.secret, secrets.token_bytes(SECRET_BYTES))
     home.ca.write_text(kit.ca, encoding="ascii")
     config = NodeConfig(federation=kit.federation, name=check_name(kit.site), host=kit.host, port=kit.port)
@@ -209,12 +196,12 @@ def _fill_site(home: SiteHome, kit: Kit, operator: Path | None) -> Path:
     if not home.policy.exists():
         home.policy.write_text(policy_text(kit.site, __version__), encoding="utf-8")
     if not (path / "site.yaml").exists():
-        (path / "site.yaml").write_text(site_text(kit.site), encoding="utf-8")
+        (path / "site.yaml").write_text(SITE.format(site=kit.site), encoding="utf-8")
     if operator is not None:
         make_folder(path / "model")
         shutil.copyfile(operator, path / "model" / "base.pt")
     keys = PublicKeys(federation=kit.federation, site=kit.site, node=node, signing=signing, proof="")
-    proof = sign(load_signing_key(home.signing_key), LABEL, keys.signed())
+    proof = sign(identity.load_signing_key(home.signing_key), LABEL, keys.signed())
     public = path / f"{kit.site}.public.json"
     write_handed(public, keys.model_copy(update={"proof": proof}))
     AuditLog(home.audit).append("provisioned", "", federation=kit.federation, signing=signing)

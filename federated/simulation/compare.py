@@ -1,8 +1,7 @@
 """What a federation is worth: the same tuning by each site alone, by all together, and on all data in one place.
 
 All of it is measured on patients that nobody learns from. Only a simulation can do this: sites do not see each other.
-
-What summary.json says of a simulated federation: means over held-out patients, and how sure they are.
+`summary` makes what summary.json says: means over held-out patients, and how sure they are.
 """
 
 from __future__ import annotations
@@ -138,10 +137,6 @@ def gain_share(comparison: Comparison, figure: str) -> float | None:
     return (base - everybody(comparison.federated, figure)) / pooled if pooled > 0 else None
 
 
-Patients = dict[str, dict[str, NDArray[np.float64]]]
-"""By model, then by site: a number a held-out patient."""
-
-
 def summary(config: FederatedConfig, sites: Mapping[str, Site], state: State, found: Comparison) -> dict[str, Any]:
     """standard_errors: of each mean. advantage: how much less the loss of the common model is than that of each site's.
 
@@ -154,7 +149,7 @@ def summary(config: FederatedConfig, sites: Mapping[str, Site], state: State, fo
         "own": _means(own),
         "standard_errors": {**_errors(elsewhere), "own": _errors(own)},
         "advantage": _advantage(elsewhere),
-        "epsilon": {name: _spent(site) for name, site in sites.items()},
+        "epsilon": {name: None if site.ledger is None else site.ledger.spent for name, site in sites.items()},
         "rounds": state.done,
         "kept_round": state.kept_round if state.kept is not None else state.done,
         "bytes": state.closing + sum(int(line.get("bytes", 0)) for line in state.history),
@@ -172,14 +167,14 @@ def summary(config: FederatedConfig, sites: Mapping[str, Site], state: State, fo
     }
 
 
-def _elsewhere(found: Comparison, names: list[str], figure: str) -> Patients:
+def _elsewhere(found: Comparison, names: list[str], figure: str) -> Scores:
     """On the patients of the other sites."""
     common = {"federated": found.federated, "pooled": found.pooled, "base": found.base}
     told = {model: {name: of_others(one, name, figure) for name in names} for model, one in common.items()}
     return {"local": {name: of_others(found.local[name], name, figure) for name in names}, **told}
 
 
-def _own(found: Comparison, names: list[str], figure: str) -> Patients:
+def _own(found: Comparison, names: list[str], figure: str) -> Scores:
     """On those of the site itself."""
     common = {"federated": found.federated, "pooled": found.pooled, "base": found.base}
     told = {model: {name: one[name][figure] for name in names} for model, one in common.items()}
@@ -187,19 +182,14 @@ def _own(found: Comparison, names: list[str], figure: str) -> Patients:
     return {"local": alone, **told, "personal": {name: one[figure] for name, one in found.personal.items()}}
 
 
-def _means(patients: Patients) -> dict[str, dict[str, float]]:
+def _means(patients: Scores) -> dict[str, dict[str, float]]:
     return {model: {name: float(np.nanmean(one)) for name, one in by.items()} for model, by in patients.items()}
 
 
-def _errors(patients: Patients) -> dict[str, dict[str, float | None]]:
+def _errors(patients: Scores) -> dict[str, dict[str, float | None]]:
     return {model: {name: standard_error(one) for name, one in by.items()} for model, by in patients.items()}
 
 
-def _advantage(patients: Patients) -> dict[str, dict[str, float | None]]:
+def _advantage(patients: Scores) -> dict[str, dict[str, float | None]]:
     less = {name: alone - patients["federated"][name] for name, alone in patients["local"].items()}
     return {name: {"mean": float(np.nanmean(one)), "standard_error": standard_error(one)} for name, one in less.items()}
-
-
-def _spent(site: Site) -> float | None:
-    ledger = site.ledger
-    return None if ledger is None else ledger.spent

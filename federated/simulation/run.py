@@ -1,8 +1,7 @@
 """`distlfm federated simulate`: a whole federation in one process, and what it is worth.
 
-Messages are those of real sites, masks and all, through Flower's own serialisation; only the network is left out.
-
-The last act of `make demo`: four sites tune an operator on their patients, who stay home.
+Messages are those of real sites, masks and all, through Flower's own serialisation; only the network is left out. `act`
+is the last act of `make demo`: four sites tune an operator on their patients, who stay home.
 """
 
 from __future__ import annotations
@@ -34,13 +33,12 @@ from distlfm.lfo import Operator
 from distlfm.report.demo import Showing
 from distlfm.report.federation import draw, federation_page, sites_figure
 from distlfm.runs import CONFIG, REPORT, SUMMARY
-from distlfm.runs.folder import begin, refuse_other_verbs, versions
+from distlfm.runs.folder import begin, refuse_other_verbs, versions, write_config
 from distlfm.runtime.reporting import Reporter, Silent, Task
 from distlfm.runtime.threads import torch_threads
 from distlfm.store import driver_lock
 from distlfm.store.files import put_quickly, storing
 from distlfm.store.lock import FILE as LOCK
-from distlfm.training.work import keep_config
 
 PICTURE = "sites.svg"
 RUN = 1
@@ -70,7 +68,7 @@ def simulate(
     begin(folder)
     _same_work(folder, config)
     with driver_lock(folder, "federated simulate"), torch_threads(config.run.threads):
-        keep_config(folder, config)
+        write_config(folder, config)
         operator = base_operator(config, folder, reporter)
         sites = make_sites(config, operator, folder, reporter)
         state = run_sites(config, operator, sites, folder / "rounds", reporter)

@@ -91,7 +91,7 @@ def pin_all(sites: Mapping[str, Site], min_cohort: int, budget: tuple[float, flo
 
 
 def nodes_of(sites: Mapping[str, Site]) -> dict[int, UserConfig]:
-    """What the nodes of a local grid are told: where their folder and policy are."""
+    """The config of the nodes of a local grid: where their folder and policy are."""
     return {
         number: {"site": str(site.folder), "name": name, "policy": str(site.folder / POLICY)}
         for number, (name, site) in enumerate(sites.items(), 1)

@@ -3,7 +3,8 @@
 If a patient could join between two questions, the difference of the answers would be about that patient alone. So the
 cohort is written down when it is first used, and only whoever runs the site makes a new one, by removing the file.
 
-How far a site's patients are fitted, from its folder alone: nothing is computed, and no records are read.
+`prepared` says how far a site's patients are fitted, from its folder alone: nothing is computed, and no records are
+read.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
 A line is on the disk before the work that it pays for begins, so that a crash can only have paid too much.
 
-How much privacy is spent: Rényi differential privacy of the sampled Gaussian mechanism.
-
-Each record is in a step with probability `rate`, independently; the sum has noise of `noise` times a record's largest
-contribution. Steps add up in each order (Mironov 2017; Mironov, Talwar and Zhang 2019), and the best order is turned
-into (ε, δ) as in Canonne, Kamath and Steinke (2020).
+Privacy is counted as Rényi differential privacy of the sampled Gaussian mechanism. Each record is in a step with
+probability `rate`, independently; the sum has noise of `noise` times a record's largest contribution. Steps add up in
+each order (Mironov 2017; Mironov, Talwar and Zhang 2019), and the best order is turned into (ε, δ) as in Canonne,
+Kamath and Steinke (2020).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def _rdp(noise: float, rate: float) -> NDArray[np.float64]:
     """Rényi divergence [orders] of one step."""
     if not 0 < rate <= 1 or not noise > 0:
         raise UsageError(
-            f"Noise {noise:g} with sampling rate {rate:g} is no mechanism.", "Noise is above 0, rates are in (0, 1]."
+            f"Noise {noise:g} with sampling rate {rate:g} is not a mechanism.", "Noise is above 0, rates are in (0, 1]."
         )
     if rate == 1:
         return np.array([order / (2 * noise**2) for order in ORDERS])
@@ -54,7 +53,7 @@ def _rdp(noise: float, rate: float) -> NDArray[np.float64]:
 
 
 def rdp(noise: float, rate: float, steps: int) -> NDArray[np.float64]:
-    """Rényi divergence [orders] of so many steps."""
+    """Rényi divergence [orders] of `steps` steps."""
     return _rdp(noise, rate) * steps
 
 
@@ -68,7 +67,7 @@ def epsilon(divergence: NDArray[np.float64], delta: float) -> float:
 
 
 def noise_for(target: float, delta: float, rate: float, steps: int) -> float:
-    """The least noise with which so many steps spend at most `target`."""
+    """The least noise with which `steps` steps spend at most `target`."""
     low, high = 0.05, 0.1
     while epsilon(rdp(high, rate, steps), delta) > target:
         low, high = high, 2 * high

@@ -50,16 +50,11 @@ def noisy_mean(gradients: Tensor, expected: float, privacy: PrivacyConfig, rando
 
 
 def tune_privately(
-    operator: Operator,
-    names: Sequence[str],
-    near: Sequence[str],
-    batch: Batch,
-    task: RoundTask,
-    privacy: PrivacyConfig,
+    operator: Operator, names: Sequence[str], near: Sequence[str], batch: Batch, task: RoundTask, privacy: PrivacyConfig
 ) -> Weights:
     """DP-SGD on an adapter's weights (Abadi et al. 2016), the records being patients; the ledger is the caller's.
 
-    Each step takes each patient with probability `privacy.sample`. No loss is told: it would not be private. Nor does
+    Each step takes each patient with probability `privacy.sample`. No loss is given: it would not be private. Nor does
     it fail because of the patients' data: weights that are no longer finite are left as they came.
     """
     if task.adapter == "none":
@@ -142,11 +137,7 @@ def private_mean(figures: NDArray[np.float64], privacy: PrivacyConfig, random: R
 
 
 def private_update(
-    before: NDArray[np.float64],
-    after: NDArray[np.float64],
-    clip: float,
-    noise: float,
-    random: Random | None = None,
+    before: NDArray[np.float64], after: NDArray[np.float64], clip: float, noise: float, random: Random | None = None
 ) -> NDArray[np.float64]:
     """The new weights [D], whose difference from the old ones is at most `clip` long and has noise in each number.
 

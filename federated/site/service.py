@@ -12,14 +12,8 @@ from distlfm.errors import UsageError, WorkError
 from distlfm.federated.link.processes import Program, Supervisor, environment
 from distlfm.federated.link.service import PLAIN_TEXT, only_one
 from distlfm.federated.settings import SiteConfig
-from distlfm.federated.setup.homes import (
-    NodeConfig,
-    SiteHome,
-    check_log,
-    check_readable,
-    check_secret,
-    refuse_unless_loopback,
-)
+from distlfm.federated.setup import homes
+from distlfm.federated.setup.homes import NodeConfig, SiteHome
 from distlfm.federated.site.cohort import FITS
 from distlfm.federated.site.policy import load_policy
 from distlfm.federated.site.work import Site
@@ -48,13 +42,13 @@ def serve_site(folder: Path, reporter: Reporter | None = None, *, insecure: bool
             f"Install the agreed version, or agree on this one and change `package` in {home.policy}"
         )
     if insecure:
-        refuse_unless_loopback(config.host)
+        homes.refuse_unless_loopback(config.host)
         reporter.warn(PLAIN_TEXT)
     _check_work(folder, reporter)
     for secret in (home.secret, home.node_key, home.signing_key):
-        check_secret(secret)
-    check_readable(home.ca)
-    check_log(home.audit)
+        homes.check_secret(secret)
+    homes.check_readable(home.ca)
+    homes.check_log(home.audit)
     with only_one(home), Stop() as stop:
         if not insecure:
             check_link(config, home.ca, reporter)
@@ -67,7 +61,7 @@ def _check_work(folder: Path, reporter: Reporter) -> None:
     config = load(SiteConfig, folder / "site.yaml")
     if not (folder / "model" / "base.pt").exists():
         raise UsageError(f"There is no {folder / 'model' / 'base.pt'}.", "Copy the federation's first operator there.")
-    check_readable(folder / "model" / "base.pt")
+    homes.check_readable(folder / "model" / "base.pt")
     Site(folder).check()
     if config.fit is not None and not (folder / FITS).exists():
         reporter.warn(f"patients are not fitted, which most programmes need: distlfm federated prepare {folder}")

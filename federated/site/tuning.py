@@ -1,18 +1,11 @@
-"""Fine-tuning at a site, without noise: some steps of a round's task from the weights that came.
+"""Fine-tune an operator at a site, without noise, and measure how good it is for the site's patients.
 
-Shapes: `B` windows.
+A round's task takes some steps from the weights that came. A site has tens of patients, and the noise of differential
+privacy grows with the number of weights it is added to. So an adapter tunes only the end of the network, its last
+projection, on features that are frozen and computed once (`Tail`). The tuned weights are the network's own: a
+checkpoint holds them as any other. Figures are one number per patient and figure.
 
-The few weights that differential privacy can bear: the last projection of an operator, on features that are frozen.
-
-A site has tens of patients, and noise grows with the number of weights it is added to. So only the end of the network
-is tuned, and what comes before it is computed once. The tuned weights are the network's own: a checkpoint holds them
-as any other.
-
-Shapes: `B` windows, `L` forces, `K` parameters, `H` hidden channels of the last projection.
-
-How good a model is for the patients of a site: one number a patient and figure.
-
-Shapes: `B` windows, `N` patients.
+Shapes: `B` windows, `N` patients, `L` forces, `K` parameters, `H` hidden channels of the last projection.
 """
 
 from __future__ import annotations
@@ -35,7 +28,6 @@ from distlfm.lfo.loss import force_q2, losses, reconstruction
 from distlfm.lfo.model import FourierOperator, soft_limits
 from distlfm.lfo.operator import TOGETHER
 from distlfm.lfo.physics import Forward
-from distlfm.lfo.spectral import along, spline
 
 Adapter = Literal["none", "head", "shift"]
 """head: the last projection and the shifts of the parameters, some two hundred weights. shift: only what is added to
@@ -129,20 +121,13 @@ class Tail:
         sd = seen.unit.view(*seen.unit.shape, *(1,) * len(grid))
         centre = self.model.normal.force_mean.view(-1, *(1,) * len(grid))
         return Prediction(
-            force=self._shown(seen.force + force, grid) * sd + centre,
-            force_logvar=soft_limits(self._shown(logvar, grid)) + 2 * sd.log(),
+            force=self.model.shown(seen.force + force, grid) * sd + centre,
+            force_logvar=soft_limits(self.model.shown(logvar, grid)) + 2 * sd.log(),
             params=seen.params + shift,
             params_logvar=soft_limits(seen.params_logvar + shift_logvar),
             unit=seen.unit,
             summary=seen.summary,
         )
-
-    def _shown(self, v: Tensor, grid: tuple[int, ...]) -> Tensor:
-        """v [B, L, *points] on the grid of the data, as the network does it."""
-        for dim, (points, n) in enumerate(zip(self.model.points, grid, strict=True)):
-            if n != points:
-                v = along(spline(points, n, v.dtype, v.device), v, dim + 2)
-        return v
 
 
 PLAIN = LossConfig(beta=0.0)

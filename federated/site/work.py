@@ -47,7 +47,7 @@ Part = Literal["train", "choose", "test"]
 class Trained:
     """What leaves a site after a round, before it is masked: the shared weights [D], and how many patients were used.
 
-    How good a model is, is told by `Site.evaluate` alone: with its own cohort, its own limits and its own price.
+    `Site.evaluate` alone says how good a model is: with its own cohort, its own limits and its own price.
     """
 
     vector: Vector
@@ -176,9 +176,7 @@ class Site:
         The site's own copy is the best of what came, what was made of it, and the base. It and the weights that stay
         here are written into the folder `into`, or else into the site's model.
         """
-        operator = open_operator(self.folder / BASE)
-        codec = codec_of(operator.model, task)
-        self._place(operator, codec, vector, task)
+        operator, codec = self._placed(vector, task)
         batch, common = self.windows(task.kind), copy.deepcopy(operator)
         with torch_threads(self.config.threads):
             if self.privacy is None:
@@ -212,7 +210,7 @@ class Site:
     def _tuned(
         self, operator: Operator, names: Sequence[str], codec: Codec, batch: Batch, task: RoundTask
     ) -> tuple[Mapping[str, Tensor], Tensor]:
-        """Tune the operator, in place; if that leads to no numbers, it stays as it came, and nobody else is told.
+        """Tune the operator, in place; if that leads to no numbers, it stays as it came, and nobody else learns of it.
 
         Returns the tuned weights, and which windows were used, [B] of bool.
         """
@@ -278,9 +276,7 @@ class Site:
         self, vector: Vector, task: RoundTask, run: str = "", part: Part = "test"
     ) -> tuple[dict[str, float], int]:
         """Figures of a model for patients of the site that nobody learns from, and how many of these there are."""
-        operator = open_operator(self.folder / BASE)
-        codec = codec_of(operator.model, task)
-        self._place(operator, codec, vector, task)
+        operator, _ = self._placed(vector, task)
         return self._figures(operator, task.kind, part, run), self.count(task.kind, part)
 
     def statistics(self, run: str = "") -> tuple[dict[str, float], int]:
@@ -301,9 +297,7 @@ class Site:
 
         If that is no better for the patients that choose, the common model is the site's own, or the base.
         """
-        operator = open_operator(self.folder / BASE)
-        codec = codec_of(operator.model, task)
-        self._place(operator, codec, vector, task)
+        operator, codec = self._placed(vector, task)
         names = [*codec.names, *self._tuned_here(operator, task)]
         common = copy.deepcopy(operator)
         with torch_threads(self.config.threads):
@@ -351,8 +345,10 @@ class Site:
     def _tuned_here(self, operator: Operator, task: RoundTask) -> tuple[str, ...]:
         return chosen([name for name, _ in operator.model.named_parameters()], task.local)
 
-    def _place(self, operator: Operator, codec: Codec, vector: Vector, task: RoundTask) -> None:
-        """Put the weights that came into the model, and those that stay here."""
+    def _placed(self, vector: Vector, task: RoundTask) -> tuple[Operator, Codec]:
+        """The operator with the weights that came and those that stay here, and what it shares."""
+        operator = open_operator(self.folder / BASE)
+        codec = codec_of(operator.model, task)
         codec.load(operator.model, vector)
         path = self.folder / LOCAL
         wanted = self._tuned_here(operator, task)
@@ -363,6 +359,7 @@ class Site:
                 for name in wanted:
                     if name in kept:
                         own[name].copy_(kept[name])
+        return operator, codec
 
     def _keep_local(self, codec: Codec, weights: Mapping[str, Tensor], into: Path | None) -> None:
         """Write the weights that stay here."""

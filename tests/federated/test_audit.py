@@ -78,7 +78,7 @@ def test_a_line_that_a_crash_cut_short_is_shown_and_the_log_goes_on(tmp_path: Pa
         file.write(b'{"number": 5, "ti')
     log.append("unmask", "0")
     report = verify(path)
-    assert report.flaws == ["Line 6 is no entry."]
+    assert report.flaws == ["Line 6 is not an entry."]
     assert report.entries[-1]["number"] == 5
 
 

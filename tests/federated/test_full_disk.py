@@ -23,7 +23,7 @@ from distlfm.federated.refused import Reason
 from distlfm.federated.secure.grid import SecureGrid
 from distlfm.federated.secure.mod import MASK, UNMASK
 from distlfm.federated.settings import read_config
-from distlfm.federated.setup.enrolment import Roster, write_roster
+from distlfm.federated.setup.enrolment import Roster, write_handed
 from distlfm.federated.setup.homes import Home, LinkHome
 from distlfm.federated.simulation import run as simulate
 from distlfm.federated.simulation.grid import TO_SERVER
@@ -221,7 +221,7 @@ def test_a_roster_that_could_not_be_followed_for_want_of_space_is_followed_later
         home.roster.touch()  # changed once more
         return found
 
-    write_roster(home.roster, Roster())
+    write_handed(home.roster, Roster())
     monkeypatch.setattr(superlink, "follow", follow)
     monkeypatch.setattr(superlink, "FOLLOW_SECONDS", 0.01)
     with pytest.raises(Enough):

@@ -121,7 +121,7 @@ def test_a_name_that_no_host_can_have_is_refused_before_anything_is_made(
     call = ["federated", "provision", "link", str(tmp_path / "link"), "--sites", ",".join(SITES), option, host]
     assert main(call) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"{host!r} is no name or address of a host. Give one such as link.example.org or 10.0.0.3" in line
+    assert f"{host!r} is not a name or address of a host. Give one such as link.example.org or 10.0.0.3" in line
     assert not (tmp_path / "link").exists()
 
 

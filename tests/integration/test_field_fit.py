@@ -103,7 +103,7 @@ def test_a_field_in_a_batch_is_fitted_as_if_alone(run: FitRun) -> None:
     settled = config.inference
     shared = settled.model_copy(update={"settled": settle(model, two, settled.field)})
     alone = fit_instances(model, two[1:], shared)
-    for one, other in zip(together[1].parameters, alone[0].parameters, strict=True):
+    for one, other in zip(together[1].estimates, alone[0].estimates, strict=True):
         assert one.mean == pytest.approx(other.mean, rel=1e-3)
     assert run.figures[1]["id"] == together[1].id
 
@@ -115,7 +115,7 @@ def test_two_ranks_give_the_answer_of_one(run: FitRun) -> None:
     for ranks in (1, 2):
         content = {**changed(ranks=ranks, solver="petsc"), "inference": options}
         found.append(fit(build(FitConfig, content), data=data).results[0])
-    for one, other in zip(found[0].parameters, found[1].parameters, strict=True):
+    for one, other in zip(found[0].estimates, found[1].estimates, strict=True):
         assert one.mean == pytest.approx(other.mean, rel=1e-4)
     np.testing.assert_allclose(found[0].grid.force.mean, found[1].grid.force.mean, atol=1e-4)
     del run

@@ -57,7 +57,7 @@ def fitted(mechanism: dict[str, Any], instance: Instance, **field: int) -> FitRe
 
 
 def interval_of(result: FitResult, name: str) -> tuple[float, float]:
-    (found,) = [one for one in result.parameters if one.parameter == name]
+    (found,) = [one for one in result.estimates if one.parameter == name]
     return found.lower95, found.upper95
 
 

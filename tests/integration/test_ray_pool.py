@@ -245,7 +245,7 @@ def test_an_address_without_a_cluster_is_told_at_once() -> None:
         knock(f"127.0.0.1:{port}")
     with pytest.raises(WorkError, match=r"There is no Ray cluster at nowhere\.invalid:6379"):
         knock("nowhere.invalid:6379")
-    with pytest.raises(UsageError, match="is no address"):
+    with pytest.raises(UsageError, match="is not an address"):
         knock("somewhere")
     assert time.monotonic() - began < 20
 

@@ -84,7 +84,7 @@ def test_parameters_are_within_their_intervals_as_often_as_promised(shipped: lis
     inside: list[bool] = []
     for result in shipped:
         assert result.instance.truth is not None
-        for one in result.parameters:
+        for one in result.estimates:
             place = space[one.parameter].labels.index(one.label) if one.label else 0
             inside.append(one.lower68 <= result.instance.truth.parameters[one.parameter][place] <= one.upper68)
     # Parameters of one instance depend on each other: the error is taken over instances.

@@ -30,7 +30,7 @@ def fitted(method: str, kernel: str = "rbf") -> FitResult:
 @pytest.mark.slow
 def test_draws_have_the_mean_and_spread_of_the_bands(method: str, kernel: str) -> None:
     result = fitted(method, kernel)
-    drawn, band = result.draws(TIMES, count=600), result.predict(TIMES)
+    drawn, band = result.draws(600, TIMES), result.predict(TIMES)
     for curves, expected in ((drawn.force, band.force), (drawn.outputs, band.outputs)):
         error = np.abs(curves.mean(0) - expected.mean) / np.maximum(expected.sd, 1e-6)
         assert error.max() < 0.2
@@ -40,8 +40,8 @@ def test_draws_have_the_mean_and_spread_of_the_bands(method: str, kernel: str) -
 def test_outputs_of_a_draw_solve_the_equation_with_its_force() -> None:
     result = fitted("collapsed")
     times = np.linspace(0, 11, 441)
-    drawn = result.draws(times, count=3)
-    values = {one.name: one.mean for one in result.parameters}
+    drawn = result.draws(3, times)
+    values = {one.name: one.mean for one in result.estimates}
     fixed = result.posterior.model.space["sensitivity"].fixed
     for p, name in enumerate(("output_0", "output_1")):
         gain = fixed.get(name, values.get(f"sensitivity[{name}]", values.get("sensitivity")))
@@ -52,7 +52,7 @@ def test_outputs_of_a_draw_solve_the_equation_with_its_force() -> None:
 
 def test_a_variational_draw_is_one_of_the_answer_and_seeds_repeat_it() -> None:
     result = fitted("variational")
-    one, again, other = (result.draws([3.0, 1.0], count=5, seed=seed) for seed in (1, 1, 2))
+    one, again, other = (result.draws(5, [3.0, 1.0], seed=seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one.force, again.force)
     assert not np.array_equal(one.force, other.force)
     assert one.force.shape == (5, 1, 2)

@@ -110,7 +110,7 @@ def test_a_population_with_known_rates_gives_its_force(populations: list[Instanc
 
     end = float(result.grid.times[-1])
     times = [1.1, end + 1.5]
-    told, drawn = result.predict(times, places[1:]), result.draws(times, 300, positions=places[1:])
+    told, drawn = result.predict(times, places[1:]), result.draws(300, times, positions=places[1:])
     np.testing.assert_allclose(drawn.force.std(0), told.force.sd, rtol=0.2)
     assert (drawn.outputs.std(0) < 1.2 * told.outputs.sd).all()
     assert drawn.outputs.std(0)[0, 1] > 0.3 * told.outputs.sd[0, 1]
@@ -120,7 +120,7 @@ def test_a_learned_growth_rate_has_an_interval_that_knows_the_force(populations:
     """The volume of forces that explain the data depends on growth; without it the interval is shifted and narrow."""
     model = fisher(populations)
     (result,) = fit_instances(model, populations[1:2], build(InferenceConfig, QUICK))
-    (growth,) = [one for one in result.parameters if one.parameter == "growth"]
+    (growth,) = [one for one in result.estimates if one.parameter == "growth"]
     truth = float(populations[1].truth.parameters["growth"][0])  # type: ignore[union-attr]
     assert growth.lower95 < truth < growth.upper95
     assert figures(result)["latent_q2"] > 0.9

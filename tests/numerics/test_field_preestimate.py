@@ -105,7 +105,7 @@ def test_the_force_follows_from_slopes_alone(tmp_path: Path) -> None:
     np.testing.assert_allclose(second.force.mean, first.force.mean, rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(second.outputs.sd, first.outputs.sd, rtol=1e-6, atol=1e-9)
 
-    drawn = result.draws([0.3, 0.7, 2.5], 400, positions=np.array([0.2, 0.6, 0.4]))
+    drawn = result.draws(400, [0.3, 0.7, 2.5], positions=np.array([0.2, 0.6, 0.4]))
     told = result.predict([0.3, 0.7, 2.5], np.array([0.2, 0.6, 0.4]))
     np.testing.assert_allclose(drawn.force.std(0), told.force.sd, rtol=0.15)
     np.testing.assert_allclose(drawn.outputs.std(0), told.outputs.sd, rtol=0.15)

@@ -43,7 +43,7 @@ def assert_same(one: FitResult, other: FitResult, tolerance: float) -> None:
     assert one.status == other.status
     np.testing.assert_allclose(bands(one), bands(other), rtol=tolerance, atol=tolerance)
     assert one.bound == pytest.approx(other.bound, rel=tolerance, abs=tolerance)
-    for first, second in zip(one.parameters, other.parameters, strict=True):
+    for first, second in zip(one.estimates, other.estimates, strict=True):
         assert first.mean == pytest.approx(second.mean, rel=max(tolerance, 1e-9))
 
 
@@ -245,7 +245,7 @@ def test_a_model_with_nothing_unknown_is_conditioned_and_no_more() -> None:
     instance = Instance("x", ("a",), np.arange(6.0), np.ones(shape), np.ones(shape, bool), variance=np.ones(shape))
     (result,) = fit_instances(model, [instance], quick())
     assert result.status == "converged"
-    assert result.parameters == ()
+    assert result.estimates == ()
     assert result.undetermined == ()
 
 

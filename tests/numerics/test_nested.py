@@ -132,7 +132,7 @@ def test_hidden_states_do_not_let_the_noise_vanish() -> None:
     for result in results:
         assert result.instance.truth is not None
         true = float(result.instance.truth.parameters["noise"][0])
-        (found,) = [one for one in result.parameters if one.parameter == "noise"]
+        (found,) = [one for one in result.estimates if one.parameter == "noise"]
         assert true / 2 < found.mean < 2 * true
     scores = [figures(result)["latent_q2"] for result in results]
     assert np.mean(scores) > 0.8, scores

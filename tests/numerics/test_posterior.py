@@ -218,7 +218,7 @@ def test_the_scale_of_a_force_is_named_as_undetermined_until_a_sensitivity_is_fi
 
 def test_shrinkage_tells_known_parameters_from_unknown_ones() -> None:
     (result,) = fit_instances(one_gene({"basal": {"a": 0.1}}), one_gene_data(1), QUICK)
-    found = {one.name: one for one in result.parameters}
+    found = {one.name: one for one in result.estimates}
     assert set(found) == {"decay", "sensitivity", "force.variance"}
     assert found["decay"].shrinkage > 0.5
     assert found["sensitivity"].shrinkage < 0.5

@@ -273,4 +273,4 @@ def test_a_saved_fit_predicts_as_before(method: str, tmp_path: Path) -> None:
         before, after = result.predict(times), again.predict(times)
         np.testing.assert_allclose(after.force.mean, before.force.mean, rtol=1e-12)
         np.testing.assert_allclose(after.outputs.upper95, before.outputs.upper95, rtol=1e-10)
-        assert [one.mean for one in again.parameters] == pytest.approx([one.mean for one in result.parameters])
+        assert [one.mean for one in again.estimates] == pytest.approx([one.mean for one in result.estimates])

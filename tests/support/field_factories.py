@@ -138,7 +138,7 @@ def make_field(
         effective_draws=300.0,
         seconds=0.8,
         force_names=model.system.force_names,
-        parameters=estimates(posterior)[0],
+        estimates=estimates(posterior)[0],
         undetermined=(),
         grid=invented(*lattice(np.linspace(0, 1, 9), places)),
         at_data=invented(instance.times, instance.positions),

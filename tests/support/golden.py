@@ -199,7 +199,7 @@ def _fitted(folder: Path, config: str, data: distlfm.Instance, *overrides: str) 
     for what, found in (("grid", result.grid), ("asked", asked)):
         for name, band in (("force", found.force), ("outputs", found.outputs)):
             numbers |= {f"{what}.{name}.{side}": getattr(band, side) for side in ("mean", "sd", "lower95", "upper95")}
-    for estimate in result.parameters:
+    for estimate in result.estimates:
         numbers[f"parameter.{estimate.name}"] = np.array([estimate.mean, estimate.sd])
     return numbers
 

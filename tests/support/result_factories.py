@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distlfm.answer import Band
 from distlfm.inference.base import Mixture, Posterior, Predicted, Unknowns
 from distlfm.inference.findings.estimates import Direction, Estimate
 from distlfm.inference.findings.scores import Tally, words_of
 from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.observations import collate
-from distlfm.inference.result import Band, FitResult, Prediction
+from distlfm.inference.result import FitResult, Prediction
 from distlfm.instance import FloatArray, Instance, Truth
 from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_mechanism
@@ -113,7 +114,7 @@ def make_result(
         effective_draws=300.0,
         seconds=0.8,
         force_names=model.mechanism.force_names,
-        parameters=tuple(_estimates(model, known, rng, scale)),
+        estimates=tuple(_estimates(model, known, rng, scale)),
         undetermined=tuple(undetermined),
         grid=grid,
         at_data=grid,

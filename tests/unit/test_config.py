@@ -118,8 +118,8 @@ def test_a_wrong_prior_is_told_by_keys_that_can_be_written(section: str, prior: 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        *((given, f"{given!r} is no number") for given in ("x", None, True, [1.0], float("nan"))),
-        *(({"p": given}, f"p is {given!r}, which is no number") for given in ("x", None, {"p": 1.0})),
+        *((given, f"{given!r} is not a number") for given in ("x", None, True, [1.0], float("nan"))),
+        *(({"p": given}, f"p is {given!r}, which is not a number") for given in ("x", None, {"p": 1.0})),
     ],
 )
 def test_a_known_value_that_is_no_number_is_told_once_and_as_it_is_written(

@@ -37,13 +37,13 @@ PROJECT = Path(__file__).resolve().parents[2]
 EXTRAS = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 NO_CONFIG = "There is no config file none.yaml. Shipped ones are in configs/; give the path of one."
 NO_STORE = "There is no store none. Give the path of a run, or of a store."
-EMPTY_STORE = "empty is no store: it has no zarr.json, and no store.zarr. Give the path of a run, or of a store."
+EMPTY_STORE = "empty is not a store: it has no zarr.json, and no store.zarr. Give the path of a run, or of a store."
 NO_CHECKPOINT = "There is no checkpoint none.pt. `distlfm train` makes one."
 NO_OPERATOR = "empty has no operator.pt. Give a checkpoint, or the folder of a finished training run."
-NO_RUN = "is no run: it has no config.yaml. Give the --out folder of `distlfm fit`, `train` or `tune`, or the store of"
+NO_RUN = "is not a run: it has no config.yaml. Give the --out folder of `distlfm fit`, `train` or `tune`, or the store"
 NO_DATA = "There is no such file or folder."
 EMPTY_DATA = "The folder has no file that can be read (0 other entries). Put files in it that end in one of: .csv"
-NO_LINK = "is no coordinator's folder: it has no link.yaml. Make one: distlfm federated provision link FOLDER"
+NO_LINK = "is not a coordinator's folder: it has no link.yaml. Make one: distlfm federated provision link FOLDER"
 NO_SITE = "Make one from the coordinator's kit: distlfm federated provision site KIT FOLDER"
 NO_COLUMN = "good.csv, column 'hours': There is no column 'hours'. Set columns.time. The file has: time, output, value."
 HOURS = ("data.columns.time=hours", "data.columns.values=[value]")
@@ -75,10 +75,10 @@ MISSING: dict[str, str] = {
     "operator show none.pt": NO_CHECKPOINT,
     "operator export none.pt --out x": NO_CHECKPOINT,
     "federated link none": f"none {NO_LINK}",
-    "federated prepare none": f"none is no site's folder: it has no site.yaml. {NO_SITE}",
-    "federated site none": f"none is no site's folder: it has no node.yaml. {NO_SITE}",
+    "federated prepare none": f"none is not a site's folder: it has no site.yaml. {NO_SITE}",
+    "federated site none": f"none is not a site's folder: it has no node.yaml. {NO_SITE}",
     "federated run none.yaml": NO_CONFIG,
-    "federated query size": "It is not said who is asked. Give --site FOLDER, or --programme CONFIG and --link FOLDER.",
+    "federated query size": "Neither a site nor a programme is given. Give --site FOLDER, or --programme CONFIG and",
     "federated status none": "none is neither a coordinator's nor a site's folder. Make one: distlfm",
     "federated simulate none.yaml": NO_CONFIG,
     "federated audit none": "Cannot read the audit log none: No such file or directory. Give the path of one.",
@@ -114,8 +114,8 @@ EMPTY: dict[str, str] = {
     "store export empty --out x.npz --format npz": EMPTY_STORE,
     "operator show empty": NO_OPERATOR,
     "federated link empty": f"empty {NO_LINK}",
-    "federated prepare empty": f"empty is no site's folder: it has no site.yaml. {NO_SITE}",
-    "federated site empty": f"empty is no site's folder: it has no node.yaml. {NO_SITE}",
+    "federated prepare empty": f"empty is not a site's folder: it has no site.yaml. {NO_SITE}",
+    "federated site empty": f"empty is not a site's folder: it has no node.yaml. {NO_SITE}",
     "federated provision token empty anna": f"empty {NO_LINK}",
 }
 WRONG: dict[str, str] = {
@@ -127,10 +127,10 @@ WRONG: dict[str, str] = {
     "fit train.yaml --data good.csv": "'verb' should be 'fit', not 'train'. Give a config whose verb is fit.",
     "train fit.yaml --out t": "fit.yaml: 'verb' should be 'train', not 'fit'. Give a config whose verb is train.",
     "federated simulate fit.yaml --out s": "'verb' should be 'federated', not 'fit'. Give a config whose verb",
-    "query good.csv good.csv": "good.csv is no checkpoint, or a damaged one. Give one of `distlfm train`.",
-    "fit good.pt": "Cannot read the config file good.pt: it is no text. Give the path of one.",
-    "train train.yaml --data good.csv --out t": "good.csv is no store",
-    "simulate transcription --out toy.csv": "toy.csv is no .npz file. Give --out a name that ends in .npz.",
+    "query good.csv good.csv": "good.csv is not a checkpoint, or a damaged one. Give one of `distlfm train`.",
+    "fit good.pt": "Cannot read the config file good.pt: it is not text. Give the path of one.",
+    "train train.yaml --data good.csv --out t": "good.csv is not a store",
+    "simulate transcription --out toy.csv": "toy.csv is not an .npz file. Give --out a name that ends in .npz.",
 }
 AGED: dict[str, str] = {
     "query old.pt good.csv": OLD,

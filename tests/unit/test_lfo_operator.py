@@ -66,7 +66,7 @@ def test_an_answer_survives_saving(operator: Operator, instances: list[Instance]
     one, other = operator(instances[0]), again(instances[0])
     assert np.array_equal(one.mean, other.mean)
     assert np.array_equal(one.upper95, other.upper95)
-    assert one.parameters == other.parameters
+    assert one.estimates == other.estimates
     assert one.novelty == other.novelty
 
 
@@ -77,8 +77,8 @@ def test_a_batch_is_answered_as_one_by_one(operator: Operator, instances: list[I
         assert answer.id == one.id
         assert np.allclose(answer.mean, alone.mean, atol=1e-4)
         assert np.allclose(
-            [estimate.mean for estimate in answer.parameters],
-            [estimate.mean for estimate in alone.parameters],
+            [estimate.mean for estimate in answer.estimates],
+            [estimate.mean for estimate in alone.estimates],
             atol=1e-4,
         )
         assert answer.novelty == pytest.approx(alone.novelty, rel=1e-2)
@@ -91,7 +91,7 @@ def test_bands_are_ordered_and_hold_the_mean(operator: Operator, instances: list
     assert (answer.lower68 < answer.mean).all()
     assert (answer.mean < answer.upper68).all()
     assert (answer.upper68 < answer.upper95).all()
-    for estimate in answer.parameters:
+    for estimate in answer.estimates:
         assert estimate.lower95 < estimate.lower68 < estimate.mean < estimate.upper68 < estimate.upper95
 
 
@@ -134,7 +134,7 @@ def test_parameters_are_those_of_the_trained_points_however_fine_the_grid(
     rough = smooth + 0.05 * ~here * np.random.default_rng(0).standard_normal(smooth.shape)
     fine = replace(one, times=times, values=rough if exactly else smooth, mask=np.ones((2, points), bool))
     known, found = operator(one), operator(fine)
-    sides = [[(e.mean, e.sd, e.lower95, e.upper95) for e in answer.parameters] for answer in (known, found)]
+    sides = [[(e.mean, e.sd, e.lower95, e.upper95) for e in answer.estimates] for answer in (known, found)]
     assert np.allclose(*sides, rtol=1e-5 if exactly else 2e-2)
     assert found.mean.shape == (1, points)
     if exactly:

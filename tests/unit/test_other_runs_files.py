@@ -70,7 +70,7 @@ def test_the_config_of_another_verb_or_of_none_is_not_written_over(call: str, ot
     (out / "config.yaml").write_text(CONFIGS[other])
     (out / "summary.json").write_text("{}")
     before = content(out)
-    what = f"is a run of `distlfm {other}`, and" if "verb" in CONFIGS[other] else "is no run of"
+    what = f"is a run of `distlfm {other}`, and" if "verb" in CONFIGS[other] else "is not a run of"
     with pytest.raises(UsageError, match=rf"{what} .*would write over its config.yaml\. Choose another --out") as told:
         VERBS[call](out)
     assert f"`distlfm {verb}`" in str(told.value)

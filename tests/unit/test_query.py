@@ -50,7 +50,7 @@ def test_tables_hold_every_number_of_every_answer(tmp_path: Path) -> None:
         np.testing.assert_allclose(told, [getattr(one, column) for one in answers], rtol=1e-5, atol=1e-6)
     parameters = rows_of(tmp_path / "parameters.csv")
     assert [row["parameter"] for row in parameters if row["instance"] == "gen-000000"] == [
-        one.name for one in answers[0].parameters
+        one.name for one in answers[0].estimates
     ]
     first = {row["parameter"]: row for row in parameters if row["instance"] == "gen-000000"}
     assert instances[0].truth is not None
@@ -86,7 +86,7 @@ def test_figures_are_what_they_say_by_hand() -> None:
     assert row["latent_q2"] == pytest.approx(1 - error)
     inside = (truth.force >= answer.lower68) & (truth.force <= answer.upper68)
     assert row["latent_coverage_68"] == pytest.approx(inside.mean())
-    decay = [one.mean for one in answer.parameters if one.name.startswith("decay[")]
+    decay = [one.mean for one in answer.estimates if one.name.startswith("decay[")]
     assert row["parameter_mae"]["decay"] == pytest.approx(np.abs(decay - truth.parameters["decay"]).mean())
     own = [row["parameter_mae"][name] for name in ("basal", "decay", "sensitivity")]
     assert row["parameter_mae_sum"] == pytest.approx(sum(own))

@@ -114,11 +114,11 @@ def test_bands_are_held_against_what_fits_leave_open(tmp_path: Path) -> None:
     params, spread = store.read("params_mean"), np.zeros_like(store.read("params_mean"))
     for row, answer in enumerate(answers):
         for k in index:
-            one, at = answer.parameters[k], store.spec.parameters.index(answer.parameters[k].name)
+            one, at = answer.estimates[k], store.spec.parameters.index(answer.estimates[k].name)
             params[row, at] = one.mean
             # to first order, the variance of a normal one on the scale on which it is learned
             low, high = operator.model.normal.standardised(
-                torch.tensor([[getattr(x, side) for x in answer.parameters] for side in ("lower95", "upper95")])
+                torch.tensor([[getattr(x, side) for x in answer.estimates] for side in ("lower95", "upper95")])
             )[:, k].tolist()
             slope = one.mean if operator.model.normal.param_log[k] > 0 else 1.0
             spread[row, at] = ((high - low) / 2 / 1.96 * float(operator.model.normal.param_sd[k]) * slope) ** 2

@@ -44,7 +44,7 @@ def test_exported_program_gives_the_operator_s_numbers(make: Any, form: str, tmp
             expected = np.stack([getattr(one, name) for one in answers])
             np.testing.assert_allclose(found[told].numpy(), expected, rtol=2e-4, atol=2e-5)
         for name, told in (("mean", "parameter_mean"), ("upper95", "parameter_upper95")):
-            rows = [[getattr(one, name) for one in answer.parameters] for answer in answers]
+            rows = [[getattr(one, name) for one in answer.estimates] for answer in answers]
             np.testing.assert_allclose(found[told].numpy(), rows, rtol=2e-4, atol=2e-5)
 
 

@@ -62,7 +62,7 @@ def test_parameters_intervals_are_judged_where_they_are_learned() -> None:
         for name in sorted(values, key=lambda name: name):
             by_name.setdefault(name.partition("[")[0], []).append(values[name])
         truth = Truth(np.zeros(1), parameters={name: np.array(one) for name, one in by_name.items()})
-        found.add(operator, replace(answer, parameters=tuple(given)), replace(instance, truth=truth))
+        found.add(operator, replace(answer, estimates=tuple(given)), replace(instance, truth=truth))
     np.testing.assert_allclose(found.curve()["parameters"], LEVELS, atol=0.03)
 
 
@@ -73,7 +73,7 @@ def test_known_elements_count_as_they_are() -> None:
     assert operator.schema.fixed == {"sensitivity[output_0]": 1.0}
     true = true_elements(instance, operator.schema)
     assert true["sensitivity[output_0]"] == 1.0
-    learned = next(one for one in answer.parameters if one.name == "sensitivity[output_1]")
+    learned = next(one for one in answer.estimates if one.name == "sensitivity[output_1]")
     error = abs(learned.mean - true["sensitivity[output_1]"])
     assert parameter_errors(answer, instance, operator.schema)["sensitivity"] == pytest.approx(error / 2)
 

@@ -13,10 +13,11 @@ import pytest
 from matplotlib.collections import PathCollection, QuadMesh, TriMesh
 from matplotlib.figure import Figure, SubFigure
 
+from distlfm.answer import Band
 from distlfm.config import build
 from distlfm.errors import UsageError
 from distlfm.inference.findings.residuals import residuals
-from distlfm.inference.result import Band, FitResult, Prediction
+from distlfm.inference.result import FitResult, Prediction
 from distlfm.instance import BoolArray, FloatArray
 from distlfm.mechanisms.field import FieldConfig
 from distlfm.report.field_maps import plot_field

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from distlfm.inference.findings.scores import Tally
 from distlfm.instance import Instance, Truth
-from distlfm.lfo import Answer, Estimate, GridDim, OperatorSchema
+from distlfm.lfo import Estimate, GridDim, OperatorAnswer, OperatorSchema
 from distlfm.report.operator_curves import plot_calibration, plot_learning, plot_resolutions, plot_scores
 from distlfm.report.operator_page import Example, query_page
 from distlfm.report.operator_plots import plot_answer, plot_beside, save_figure, true_map
@@ -21,7 +21,7 @@ BANDS = ("mean", "sd", "lower68", "upper68", "lower95", "upper95")
 SHAPES = {1: (12,), 2: (6, 5), 3: (6, 5, 4), 4: (4, 3, 3, 3)}
 
 
-def made(num_dims: int, truth: bool = True) -> tuple[Instance, Answer, OperatorSchema]:
+def made(num_dims: int, truth: bool = True) -> tuple[Instance, OperatorAnswer, OperatorSchema]:
     """An invented instance of one output, its answer, and the schema, over time and `num_dims` − 1 space dimensions."""
     shape, random = SHAPES[num_dims], np.random.default_rng(0)
     dims = tuple(GridDim(name=name, size=n, start=0.0, stop=1.0) for name, n in zip("txyz", shape, strict=False))
@@ -44,7 +44,7 @@ def made(num_dims: int, truth: bool = True) -> tuple[Instance, Answer, OperatorS
         dims=dims,
         units={"t": "h", "u": "unknown"},
     )
-    answer = Answer(
+    answer = OperatorAnswer(
         id="one",
         forces=("f",),
         dims=tuple(dim.name for dim in dims),
@@ -52,7 +52,7 @@ def made(num_dims: int, truth: bool = True) -> tuple[Instance, Answer, OperatorS
         mean=mean,
         sd=sd,
         **bands,
-        parameters=parameters,
+        estimates=parameters,
         novelty=0.4,
         warning=None,
     )

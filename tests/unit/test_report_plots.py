@@ -125,11 +125,11 @@ def test_data_and_truth_follow_names_when_the_instance_orders_outputs_otherwise(
 def test_outputs_beyond_the_limit_are_left_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_PANELS == 24
     monkeypatch.setattr("distlfm.report.curves.MAX_PANELS", 4)
-    figure = plot_fit(replace(make_result(num_outputs=7), parameters=()))
+    figure = plot_fit(replace(make_result(num_outputs=7), estimates=()))
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["gene0", "gene1", "gene2", "gene3", "Latent force"]
     assert "The first 4 are shown; 3 more outputs are not." in texts(figure)
-    figure = plot_fit(replace(make_result(num_outputs=4), parameters=()))
+    figure = plot_fit(replace(make_result(num_outputs=4), estimates=()))
     assert not any("are shown" in text for text in texts(figure))
 
 
@@ -155,7 +155,7 @@ def test_a_failed_fit_still_gives_figures() -> None:
 
 def test_intervals_on_the_figure_are_those_of_the_result() -> None:
     result = make_result()
-    estimate = next(one for one in result.parameters if one.parameter == "decay")
+    estimate = next(one for one in result.estimates if one.parameter == "decay")
     wide, narrow = panel(plot_fit(result), "decay (mechanism)").containers
     bars = [wide.patches[0], narrow.patches[0]]
     assert bars[0].get_x() == pytest.approx(estimate.lower95)
@@ -164,7 +164,7 @@ def test_intervals_on_the_figure_are_those_of_the_result() -> None:
 
 
 def test_parameters_of_far_scales_do_not_share_an_axis() -> None:
-    one = make_result(kind="lotka_volterra").parameters
+    one = make_result(kind="lotka_volterra").estimates
     growth, mortality = one[0], one[1]
     far = replace(mortality, lower95=100.0, upper95=200.0, mean=150.0, lower68=120.0, upper68=180.0)
     assert len(grouped([growth, mortality])) == 1
@@ -173,10 +173,10 @@ def test_parameters_of_far_scales_do_not_share_an_axis() -> None:
 
 def test_positive_parameters_get_a_logarithmic_axis_and_others_do_not() -> None:
     result = make_result()
-    wide = [replace(one, lower95=0.01, upper95=10.0) for one in result.parameters]
-    signed = [replace(one, lower95=-1.0) for one in result.parameters]
+    wide = [replace(one, lower95=0.01, upper95=10.0) for one in result.estimates]
+    signed = [replace(one, lower95=-1.0) for one in result.estimates]
     for estimates, scale in ((wide, "log"), (signed, "linear")):
-        figure = plot_fit(replace(result, parameters=tuple(estimates)))
+        figure = plot_fit(replace(result, estimates=tuple(estimates)))
         assert panel(figure, "decay (mechanism)").get_xscale() == scale
 
 

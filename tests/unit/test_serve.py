@@ -104,7 +104,7 @@ def test_answer_is_the_operators(client: TestClient) -> None:
     for name in ("mean", "lower68", "upper68", "lower95", "upper95"):
         np.testing.assert_allclose(shown["forces"]["force"][name], getattr(wanted, name)[0], rtol=1e-6)
     assert {name: row["upper95"] for name, row in shown["parameters"].items()} == pytest.approx(
-        {one.name: one.upper95 for one in wanted.parameters}
+        {one.name: one.upper95 for one in wanted.estimates}
     )
     assert shown["novelty"] == pytest.approx(wanted.novelty)
 

@@ -94,7 +94,7 @@ def test_the_fits_process_gives_bands_on_the_operators_grid(tmp_path: Path) -> N
     fitted = restored(found["answer"], found["kinds"], shown.answer)
     assert (fitted.lower95 < fitted.mean).all()
     assert (fitted.mean < fitted.upper95).all()
-    assert {one.name for one in fitted.parameters} >= {"decay[output_0]", "decay[output_1]"}
+    assert {one.name for one in fitted.estimates} >= {"decay[output_0]", "decay[output_1]"}
     assert found["method"] == "preestimate"
     assert (tmp_path / "fit.png").read_bytes().startswith(b"\x89PNG")
 
@@ -144,11 +144,11 @@ def test_a_fit_that_cannot_be_done_leaves_its_sentence(tmp_path: Path) -> None:
 
 def test_an_answer_comes_back_from_plain_data_as_it_was() -> None:
     answer = gene().answer
-    kinds = {one.name: one.kind for one in answer.parameters}
+    kinds = {one.name: one.kind for one in answer.estimates}
     back = restored(json.loads(json.dumps(as_data(answer))), kinds, answer)
     for name in ("mean", "sd", "lower68", "upper95"):
         np.testing.assert_array_equal(getattr(back, name), getattr(answer, name))
-    assert back.parameters == answer.parameters
+    assert back.estimates == answer.estimates
 
 
 def test_agreement_is_whole_with_itself_and_measured_with_another() -> None:
@@ -164,9 +164,9 @@ def test_agreement_is_whole_with_itself_and_measured_with_another() -> None:
 
 def test_parameters_that_only_one_of_both_has_are_listed_too() -> None:
     shown = gene()
-    fitted = replace(shown.answer, parameters=shown.answer.parameters[1:])
+    fitted = replace(shown.answer, estimates=shown.answer.estimates[1:])
     rows = {row["name"]: row for row in parameter_rows(shown, fitted)}
-    first, second = shown.answer.parameters[:2]
+    first, second = shown.answer.estimates[:2]
     assert rows[first.name]["fit"] is None
     assert rows[second.name]["fit"]["mean"] == pytest.approx(second.mean)
 

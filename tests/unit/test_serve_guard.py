@@ -204,7 +204,7 @@ def test_a_free_port_is_found_and_its_address_told() -> None:
     ("arguments", "told"),
     [
         (["nowhere.pt"], "There is no checkpoint nowhere.pt."),
-        (["nowhere.pt", "--host", "clinic"], "'clinic' is no address."),
+        (["nowhere.pt", "--host", "clinic"], "'clinic' is not an address."),
         (["nowhere.pt", "--host", "0.0.0.0"], "0.0.0.0 can be reached by other machines"),
         (["nowhere.pt", "--port", "99999"], "'port' should be less than or equal to 65535"),
         (["nowhere.pt", "tokn_file=x"], "Unknown key 'tokn_file'. Did you mean 'token_file'?"),

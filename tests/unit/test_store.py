@@ -173,7 +173,7 @@ def test_what_is_not_given_is_nothing_but_name_and_status_are_needed(tmp_path: P
     [
         ({"force_man": np.zeros(4)}, "Did you mean 'force_mean'"),
         ({"elbo": np.zeros(3)}, r"elbo has shape \(3,\), and instances 0 to 3 need \(4,\)"),
-        ({"status": np.full(4, 99)}, "99 is no status"),
+        ({"status": np.full(4, 99)}, "99 is not a status"),
     ],
 )
 def test_block_that_does_not_fit_is_refused_before_anything_is_written(
@@ -263,7 +263,7 @@ def test_schema_of_the_future_is_refused_and_so_is_what_is_no_store(tmp_path: Pa
         Store.open(store.path)
     with pytest.raises(UsageError, match="There is no store"):
         Store.open(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="is no store"):
+    with pytest.raises(UsageError, match="is not a store"):
         Store.open(tmp_path)
 
 

@@ -142,7 +142,7 @@ def test_call_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s.zarr", blocks=[0])
     with pytest.raises(UsageError, match="Did you mean 'well'"):
         export(store, "wel", tmp_path / "s.h5")
-    with pytest.raises(UsageError, match="is no HDF5 file"):
+    with pytest.raises(UsageError, match="is not an HDF5 file"):
         export(store, "well", tmp_path / "s.nc")
     with pytest.raises(UsageError, match="there already"):
         export(store, "npz", tmp_path / "s.zarr")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from query_factories import genes
 
 import distlfm
 from distlfm.config import load
@@ -17,6 +16,7 @@ from distlfm.store.export import export
 from distlfm.store.inspection import summarise
 from distlfm.verbs.fit import resume
 from distlfm.verbs.train import open_run, resume_train
+from tests.support.query_factories import genes
 
 GENERATE = "verb: generate\nmechanism: {kind: transcription}\ninstances: 4\npoints: 11\nnum_outputs: 2\n"
 FIT = "verb: fit\nmechanism: {kind: transcription}\nrun: {executor: serial}\n"

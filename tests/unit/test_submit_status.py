@@ -111,7 +111,7 @@ def test_a_damaged_list_of_jobs_costs_only_the_damaged_line(folder: Path, capsys
 
 def test_a_folder_without_run_and_jobs_has_no_status(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "bin"]) == 2
-    assert "bin is no store" in capsys.readouterr().err
+    assert "bin is not a store" in capsys.readouterr().err
 
 
 def test_looking_at_a_run_loads_nothing_that_computes() -> None:

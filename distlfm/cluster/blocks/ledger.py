@@ -1,13 +1,10 @@
-"""Who has which block, and what is known of it: the part that all pools share. It knows of no process.
+"""Decide who has which block, and what is known of it: the part that all pools share. It knows of no process.
 
-One share of a job's blocks, for those who work beside each other without a driver over them.
-
-Seconds that blocks of a size take, learned from those that are done.
-
-Which block comes next, and how long the rest will take.
-
-The block that costs most goes first: with several workers, the long ones then don't stick out at the end. What a block
-costs is measured: a first guess only says which blocks are alike.
+`Ledger` hands out blocks and takes back what became of them. `Schedule` says which block comes next and how long the
+rest will take: the block that costs most goes first, because with several workers the long ones then do not stick out
+at the end. Costs are measured: `Rates` learns the seconds of a size from blocks that are done, and a first guess only
+says which blocks are alike. `Share` is one part of a job's blocks, for those who work beside each other without a
+driver over them.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ class Share:
         return f"{self.part}/{self.parts}"
 
     def blocks(self, num_blocks: int) -> range:
-        """Its blocks of so many: every `parts`-th, so that dear and cheap ones are mixed."""
+        """Its blocks of `num_blocks`: every `parts`-th, so that dear and cheap ones are mixed."""
         return range(self.part - 1, num_blocks, self.parts)
 
 
@@ -46,7 +43,7 @@ def share_of(text: str) -> Share:
     """The share that a text such as `2/16` names."""
     found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
-        raise UsageError(f"{text!r} is no part of the work.", "Give --part I/N with I from 1 to N, such as 2/16.")
+        raise UsageError(f"{text!r} is not a part of the work.", "Give --part I/N with I from 1 to N, such as 2/16.")
     return Share(int(found[1]), int(found[2]))
 
 
@@ -80,7 +77,7 @@ class Rates:
         return kind in self._measured
 
     def learn(self, weight: float, seconds: float) -> None:
-        """A block of this weight took so many seconds."""
+        """Take note that a block of this weight took `seconds`."""
         kind = kind_of(weight)
         before = self._measured.get(kind, (0.0, 0.0))
         self._measured[kind] = (before[0] + max(seconds, LEAST_SECONDS), before[1] + weight)
@@ -107,7 +104,7 @@ MIDWAY = 0.5
 """A block in hand is taken to be half done."""
 
 WORTH_A_LOOK = 8
-"""With so many blocks a kind to try, trying the smallest and a middling one early costs little of the order."""
+"""With this many blocks per kind to try, trying the smallest and a middling one early costs little of the order."""
 
 
 class Schedule:
@@ -157,7 +154,7 @@ class Schedule:
             self._rates.learn(self._weights[block], seconds)
 
     def time_left(self, workers: int) -> float:
-        """Seconds until all is done by so many workers; NaN before any block is measured.
+        """Seconds until all is done by this number of workers; NaN before any block is measured.
 
         No schedule is shorter than the even share of the work, nor than the longest block; this is the longer of both.
         """
@@ -184,7 +181,7 @@ def _usable(weight: float) -> float:
 
 
 DOUBTED_BLOCKS, DOUBTED_ROWS = 2, 64
-"""If so many blocks with so many rows together fail as a wrong call does, and none has worked, the call is wrong."""
+"""If this many blocks, with this many rows, fail as a wrong call does and none has worked, the call is wrong."""
 
 RETURNS = 3
 """Workers that an action may lose with their nodes, in a row: one more, and it may be what ends nodes."""
@@ -253,7 +250,7 @@ class Ledger:
         worker: str,
         workers: int,
     ) -> Iterator[Event]:
-        """How the action of a block went, that took so many seconds. Raises what ends the whole run."""
+        """Take note of how the action of a block went, which took `seconds`. Raises what ends the whole run."""
         whole = isinstance(rescue.action, Run)
         self._in_hand -= 1
         rescue.feed(failure, self.proven)

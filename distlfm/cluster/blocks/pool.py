@@ -65,7 +65,7 @@ Event = Started | BlockDone | BlockRetried | RowsSetAside | WorkerLost
 
 
 class Pool(ABC):
-    """Who does the work; `workers` is how many are up, so that so many blocks can be in hand at a time."""
+    """Who does the work; `workers` is how many are up, which is the most blocks in hand at a time."""
 
     workers: int
 

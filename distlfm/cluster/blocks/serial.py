@@ -1,6 +1,6 @@
 """One worker in this very process: needs no Ray, and is what every other pool must agree with.
 
-Do one action with a worker; what it raises, and what it reports, comes back as plain data.
+`perform` does one action with a worker; what it raises, and what it reports, comes back as plain data.
 """
 
 from __future__ import annotations

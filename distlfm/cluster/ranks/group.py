@@ -1,6 +1,6 @@
 """Ranks of a torch process group: gradients averaged by DistributedDataParallel, over NCCL on GPUs and Gloo on CPUs.
 
-What processes that train together are given to do.
+`RankTask` is what processes that train together are given to do.
 """
 
 from __future__ import annotations

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from distlfm.errors import UsageError
-from distlfm.runtime.hosts import expand_hosts
+from distlfm.runtime.hosts import LOOPBACK, expand_hosts
 
-LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORTS = 15000, 5000
 """Ports below those that systems give out by themselves; which one, follows from the job's number."""
 
@@ -98,7 +97,7 @@ class _Numbers:
             return default
         if text is None or not text.isdigit():
             raise UsageError(
-                f"The launcher's {self._prefix}{name} is {text!r}, which is no number.",
+                f"The launcher's {self._prefix}{name} is {text!r}, which is not a number.",
                 "Unset it, or start the processes by torchrun, srun or mpirun.",
             )
         return int(text)

@@ -1,9 +1,8 @@
 """Several ranks on this machine, as processes that this one starts and that end with it.
 
-One of the processes that `ddp_spawn` starts: `python -m distlfm.cluster.ranks.spawn RANK WORLD RENDEZVOUS`.
-
-Its task comes through the standard input, which stays open: its end is the driver's, and then this process ends too.
-Its last line of output is its answer.
+`spawn` is the driver's side. This module is also the program of a rank: `python -m distlfm.cluster.ranks.spawn RANK
+WORLD RENDEZVOUS`. The task comes through the standard input, which stays open: its end is the driver's, and then the
+rank ends too. The last line of output is the rank's answer.
 """
 
 from __future__ import annotations

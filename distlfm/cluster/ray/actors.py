@@ -1,9 +1,8 @@
 """Ray actors of one job: made, asked and ended one by one.
 
-An actor that dies is never restarted by Ray, which would hand it the same deadly block for ever: the pool makes a new
-one, and decides what that does.
-
-What runs inside a Ray actor: one worker of a job, whose answers are plain text.
+`Crew` is the driver's side. An actor that dies is never restarted by Ray, which would hand it the same deadly block for
+ever: the pool makes a new one, and decides what that does. `Host` runs inside an actor: one worker of a job, whose
+answers are plain text.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ PR_SET_PDEATHSIG = 1
 class Host:
     """Holds the worker of one process.
 
-    path: where the driver imports from. job: pickled; it is opened by `open`, so that what fails there can be told.
+    path: where the driver imports from. job: pickled; it is opened by `open`, so that what fails there can be reported.
     """
 
     def __init__(self, path: Sequence[str], job: bytes) -> None:

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from distlfm.cluster.machine import import_environment
@@ -135,15 +136,9 @@ def ray_over(
     token = secrets.token_hex(32)
     nodes: list[Node] = []
     try:
-        orders = Orders(
-            token,
-            port=site.port,
-            peers=tuple(hosts[1:]),
-            interface=site.interface,
-            scratch=site.scratch,
-            cpus=site.cpus,
-        )
-        nodes.append(Node(hosts[0], start_command(hosts[0], reach, site), orders))
+        orders = partial(Orders, token, interface=site.interface, scratch=site.scratch, cpus=site.cpus)
+        first = orders(port=site.port, peers=tuple(hosts[1:]))
+        nodes.append(Node(hosts[0], start_command(hosts[0], reach, site), first))
         head = nodes[0].up(look)
         reporter.say(f"Ray: head on {head.host} at {head.address}; its own logs: {head.folder}/session_latest/logs")
         environment = {name: value for name, value in os.environ.items() if name not in STRAY}
@@ -151,14 +146,7 @@ def ray_over(
         counter = _count(head.address, len(hosts), environment)
         try:
             for host in hosts[1:]:
-                theirs = Orders(
-                    token,
-                    address=head.address,
-                    peers=(hosts[0],),
-                    interface=site.interface,
-                    scratch=site.scratch,
-                    cpus=site.cpus,
-                )
+                theirs = orders(address=head.address, peers=(hosts[0],))
                 nodes.append(Node(host, start_command(host, reach, site), theirs))
             for node in nodes[1:]:
                 node.up(look)

@@ -49,7 +49,7 @@ def reach(address: str) -> None:
     """Is there anything at all? Raises if not."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host:
-        raise UsageError(f"{address!r} is no address of a Ray cluster.", "Give HOST:PORT, or auto.")
+        raise UsageError(f"{address!r} is not an address of a Ray cluster.", "Give HOST:PORT, or auto.")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:

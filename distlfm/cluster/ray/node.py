@@ -45,7 +45,7 @@ RAY = "import sys; from ray.scripts.scripts import main; sys.exit(main())"
 
 @dataclass(frozen=True)
 class Orders:
-    """What a node is told. address: of the head; empty for the head itself, which listens at `port` or above.
+    """The orders of a node. address: of the head; empty for the head itself, which listens at `port` or above.
 
     peers: hosts that must be able to reach it. interface: the network to use, chosen by the peers if empty. scratch:
     where its files go. cpus: how many to offer; all that it may use if it is 0.
@@ -153,7 +153,7 @@ def _pause(seconds: float) -> bool:
 
 
 def arguments(up: Up, host: str, port: int) -> Sequence[str]:
-    """What `ray start` is told: what it may use of the node, and ports that two jobs on a node do not share.
+    """The arguments of `ray start`: what it may use of the node, and ports that two jobs on a node do not share.
 
     Nobody reads the logs through Ray, and no node is added: what serves these ends is not started.
     """

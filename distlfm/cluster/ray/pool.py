@@ -30,7 +30,7 @@ RECOUNT_SECONDS = 5.0
 """How often the cluster's nodes are counted: they may come and go."""
 
 OPEN_TRIES = 3
-"""If so many workers in a row cannot be opened while none is, the work is given up."""
+"""Number of workers in a row that may fail to open, while none is open, before the work is given up."""
 
 WORKER_BYTES = 400 * MEBIBYTE
 """What the process of a worker takes before it has a block."""
@@ -62,7 +62,7 @@ class RayPool(Pool):
         self.workers = 0
 
     def planned(self, job: Job, num_blocks: int) -> int:
-        """How many workers a job with so many blocks gets."""
+        """Number of workers that a job with `num_blocks` gets."""
         nodes = self.session.node_cpus().values()
         if job.cpus > max(nodes, default=0):
             raise UsageError(

@@ -1,9 +1,8 @@
 """A Ray to work with: a private one on this machine that ends with us, or a cluster that runs already.
 
 Ray listens on all interfaces, and an open Ray runs anybody's code: so a private one always asks for a token that is
-made anew and known to its own processes only.
-
-What Ray changes in the process that starts it, and how that is put back: environment, signals, output, files.
+made anew and known to its own processes only. What Ray changes in the process that starts it (environment, signals,
+output, files) is put back at the end.
 """
 
 from __future__ import annotations

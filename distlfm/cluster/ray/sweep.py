@@ -1,9 +1,8 @@
 """Many trials by Ray Tune: Optuna says what is tried next, and ASHA ends early what does worse than others did by then.
 
-Nothing of Ray Tune's own state is kept: whoever calls keeps what trials have reported. To go on, the known trials are
-tried again first, and tell their past reports at once; so the search and the scheduler learn all that they knew.
-
-What a sweep may choose from, as a config says it.
+The ranges at the top are what a sweep may choose from, as a config says it. Nothing of Ray Tune's own state is kept:
+whoever calls keeps what trials have reported. To go on, the known trials are tried again first, and report their past
+at once; so the search and the scheduler learn all that they knew.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import math
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -158,7 +156,7 @@ class Plan:
     """What is searched, and for how long.
 
     longest, grace: of a trial, and before which none is ended; in units of `TIME`. keep: of the trials that come to a
-    rung, one in so many goes on. known: values that were tried before, and come first.
+    rung, one in this many goes on. known: values that were tried before, and come first.
     """
 
     space: Mapping[str, Range]
@@ -222,13 +220,15 @@ def sweep(
             callbacks=[_callback(watch, stop)],
         ),
     )
-    with _removed(scratch):
-        try:
-            tuner.fit()
-        except Exception as error:
-            if not stop.requested:
-                why = " ".join(str(error).split())[-500:]
-                raise WorkError(f"The sweep broke off: {why}", "The same command goes on with it.") from error
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        tuner.fit()
+    except Exception as error:
+        if not stop.requested:
+            why = " ".join(str(error).split())[-500:]
+            raise WorkError(f"The sweep broke off: {why}", "The same command goes on with it.") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _trainable(config: dict[str, Any], task: SweepTask, shared: Any) -> None:
@@ -287,12 +287,3 @@ def _callback(watch: SweepWatch, stop: Stop) -> Any:
                 raise Halted
 
     return Watcher()
-
-
-@contextmanager
-def _removed(folder: Path) -> Iterator[None]:
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -17,7 +17,7 @@ from typing import Any
 from distlfm.cluster.blocks.failure import failure_of
 from distlfm.cluster.machine import adopt_import_path, import_environment, import_path
 from distlfm.cluster.ranks.group import GroupRanks, RankTask
-from distlfm.cluster.ray.actors import decode, encode
+from distlfm.cluster.ray.actors import THREADS, decode, encode
 from distlfm.cluster.ray.session import RaySession
 from distlfm.errors import UsageError, WorkError
 from distlfm.optional import require
@@ -30,7 +30,6 @@ LOSSES = 3
 
 ANSWER, HALT = "answer.json", "halt"
 DIED = "a process ended unexpectedly (killed from outside, out of memory, or a crash in compiled code)"
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 SETTINGS = {
     "RAY_TRAIN_V2_ENABLED": "1",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
@@ -57,11 +56,7 @@ class RayTraining:
             )
 
     def run(
-        self,
-        task: RankTask,
-        stop: Stop,
-        warn: Callable[[str], None],
-        look: Callable[[], None] = lambda: None,
+        self, task: RankTask, stop: Stop, warn: Callable[[str], None], look: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """Let the workers do the task; gives the first one's report. look: called again and again meanwhile."""
         os.environ.update(SETTINGS)  # the session puts the environment back
@@ -104,7 +99,7 @@ class RayTraining:
 
     def _trainer(self, task: RankTask) -> Any:
         train, torch_train = require("ray.train", extra="ray"), require("ray.train.torch", extra="ray")
-        environment = {**import_environment(), **{name: str(self.cpus) for name in THREADS}}
+        environment = {**import_environment(), **dict.fromkeys(THREADS, str(self.cpus))}
         gpus = self.session.ray.cluster_resources().get("GPU", 0) >= self.workers
         payload = (import_path(), pickle.dumps(task), str(self.scratch))
         return torch_train.TorchTrainer(

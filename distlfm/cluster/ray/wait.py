@@ -16,7 +16,7 @@ LOOK_SECONDS = 0.1
 
 
 def main(address: str, wanted: int, patience: float) -> None:
-    """Look until so many nodes are there, or for so many seconds."""
+    """Look until `wanted` nodes are there, or for `patience` seconds."""
     ray: Any = require("ray", extra="ray")
     until = time.monotonic() + patience
     ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)

@@ -1,10 +1,9 @@
-"""What is done when a job has lost a node.
+"""The allocation of a Slurm job, as its environment says, and what is done when the job has lost a node.
 
-`--no-kill` lets a job outlive any of its nodes, even the one with its batch script: Slurm would then keep the others
-until the walltime ends, and nobody would work on them. So those that are left look after the job, and one queues it
-again as soon as Slurm has given the first node up.
-
-The allocation of a Slurm job, as its environment tells: which nodes, how many tasks, the how-many-th attempt.
+An allocation has nodes, tasks, and the number of times that the job was begun. `--no-kill` lets a job outlive any of
+its nodes, even the one with its batch script: Slurm would then keep the others until the walltime ends, and nobody
+would work on them. So those that are left look after the job, and one queues it again as soon as Slurm has given the
+first node up.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def array_share(environment: Mapping[str, str]) -> Share:
     """Which part of the work a task of an array has: the how-many-th of its tasks it is."""
     told = [environment.get(f"SLURM_ARRAY_TASK_{name}", "") for name in ("ID", "MIN", "MAX", "COUNT", "STEP")]
     if not all(text.isdigit() for text in told[:4]):
-        raise UsageError("This is no task of a Slurm array.", "Submit it with sbatch --array=0-15.")
+        raise UsageError("This is not a task of a Slurm array.", "Submit it with sbatch --array=0-15.")
     task, first, last, count = (int(text) for text in told[:4])
     step = int(told[4]) if told[4].isdigit() else 1
     place = (task - first) // step
@@ -88,7 +87,7 @@ LOOK_SECONDS = 5.0
 """How often Slurm is asked."""
 
 TURN_LOOKS = 4
-"""Each of the nodes that are left has so many looks for itself, before the next one tries too."""
+"""Number of looks that each of the nodes that are left has for itself, before the next one tries too."""
 
 ANSWER_SECONDS = 60.0
 
@@ -96,7 +95,7 @@ ANSWER_SECONDS = 60.0
 def look_after(job: str, first: str, me: str, pause: Callable[[float], bool], again: bool = True) -> bool:
     """Wait until the job has ended or has lost node `first`. Then it is queued again, by the first left that can.
 
-    me: this node, as Slurm calls it. pause: waits for so many seconds, and tells whether to stop waiting. again: else
+    me: this node, as Slurm calls it. pause: waits for some seconds, and says whether to stop waiting. again: else
     the job is cancelled, so that it does not keep nodes on which nobody works. Gives whether this was done from here.
     """
     looks = 0

@@ -1,6 +1,6 @@
-"""What Slurm says of jobs: asked of squeue, and of the accounting for those that have left the queue.
+"""The jobs of a run: a folder beside it with scripts, configs and logs, a list of them, and what Slurm says of them.
 
-The jobs of a run: a folder beside it that holds their scripts, configs and logs, and a list of them.
+States come from squeue, and from the accounting for jobs that have left the queue.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Resources:
     """What a job asks of Slurm. cpus: of a task; gpus: of a node; memory: of a node, else memory_per_cpu.
 
     time: a limit, as Slurm writes it.
-    array: so many tasks, `16`, or `16%4` for four at once. dependency: a job's number, or as Slurm writes it.
+    array: the number of tasks, `16`, or `16%4` for four at once. dependency: a job's number, or as Slurm writes it.
     others: any other option of sbatch, such as `--qos=long`.
     """
 
@@ -47,11 +47,11 @@ class Resources:
     def __post_init__(self) -> None:
         seconds_of(self.time)
         if self.array and not _ARRAY.fullmatch(self.array):
-            raise UsageError(f"--array {self.array!r} is no number of tasks.", "Give 16, or 16%4 for four at once.")
+            raise UsageError(f"--array {self.array!r} is not a number of tasks.", "Give 16, or 16%4 for four at once.")
         if self.array and (self.nodes, self.tasks_per_node) != (1, 1):
             raise UsageError("The tasks of an array are one process each, on one node.", "Leave --nodes out.")
         if self.memory and not _MEMORY.fullmatch(self.memory):
-            raise UsageError(f"--memory {self.memory!r} is no amount of memory.", "Give 64G, or 800M.")
+            raise UsageError(f"--memory {self.memory!r} is not an amount of memory.", "Give 64G, or 800M.")
         if not all(_AFTER.fullmatch(one) for one in _after(self.dependency)):
             raise UsageError(
                 f"--dependency {self.dependency!r} is none that Slurm knows.", "Give a job's number, or afterany:17:18."
@@ -126,7 +126,7 @@ class BatchScript:
         for option in asked.others:
             found = _OPTION.fullmatch(option)
             if found is None:
-                raise UsageError(f"{option!r} is no option of sbatch.", "Write --name=value, such as --qos=long.")
+                raise UsageError(f"{option!r} is not an option of sbatch.", "Write --name=value, such as --qos=long.")
             if found["name"] in given:
                 raise UsageError(f"--{found['name']} is set already.", f"Leave {option!r} out.")
             yield f"--{found['name']}={_quoted(option.partition('=')[2])}" if "=" in option else option
@@ -136,7 +136,7 @@ def seconds_of(time: str) -> int:
     """A limit as Slurm writes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, …"""
     found = _TIME.fullmatch(time)
     if found is None or not time.strip("0:-"):  # Slurm takes zero for no limit at all
-        raise UsageError(f"--time {time!r} is no time.", "Give 90 (minutes), 12:00:00 (hours) or 2-00:00 (days).")
+        raise UsageError(f"--time {time!r} is not a time.", "Give 90 (minutes), 12:00:00 (hours) or 2-00:00 (days).")
     parts = [int(part) for part in found["parts"].split(":")]
     if found["days"] is not None:
         hours, minutes, seconds = (*parts, 0, 0)[:3]

@@ -1,6 +1,7 @@
 """Fit fields: all instances of a batch on one mesh, each refined until its own answer no longer changes.
 
-What a field's answer may depend on besides the data: steps, inducing points and mesh, and how they are refined.
+A field's answer may depend on steps, inducing points and mesh besides the data; the first part says how these are
+refined.
 """
 
 from __future__ import annotations

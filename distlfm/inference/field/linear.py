@@ -3,16 +3,13 @@
 The gradients are those of one trajectory or of matched slopes, and stay as they are while kernels, noise and
 coefficients change: the marginal likelihood then calls no solver at all.
 
-Shapes: `A` rows of unknowns, `B` instances, `T` values, `n` times, `J` nodes, `k` coefficients, `R` whitened numbers.
-
-One instance's linearisations at several values of its coefficients, and what is between them.
-
 How strongly outputs answer to the force depends on the coefficients, and with it the volume of forces that explain the
-data: left out, the coefficients' posterior is shifted, and too narrow. So for each coefficient the equation is
+data: left out, the coefficients' posterior is shifted, and too narrow. So for each coefficient the equation is also
 linearised in the force at three values, each around the force that explains the data best there, and gradients, force
 and outputs are interpolated by parabolas.
 
-Shapes: `A` rows of unknowns, `I = 2 c + 1` linearisations for `c` coefficients, `T` values, `n` times, `J` nodes.
+Shapes: `A` rows of unknowns, `B` instances, `I = 2 c + 1` linearisations for `c` coefficients, `T` values, `n` times,
+`J` nodes, `k` coefficients, `R` whitened numbers.
 """
 
 from __future__ import annotations

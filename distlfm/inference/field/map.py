@@ -4,15 +4,11 @@ The force is `√variance · Σ (space column × time column) · w` plus what th
 normal. A linear equation with constant coefficients answers a pulse at any time alike, so only the space columns go
 through the solver, once, and the time columns are convolved with the answer.
 
-Shapes: `A` rows of unknowns, `J` nodes, `N` steps, `T` observed points, `R` whitened numbers, `M_t`, `M_x` inducing
-points in time and space, `O` places, `d` space dimensions.
-
-Whether a force of one sign moves the outputs both ways, and how strongly it moves them if it does.
-
 What inducing points leave open is bounded by the answer to its deviation where no answer to a force is negative. A
 force under a derivative pushes one side up and the other down: there the answers of single nodes are taken by size.
 
-Shapes: `A` rows of unknowns, `N` steps, `J` nodes, `G` groups of them, `O` places.
+Shapes: `A` rows of unknowns, `J` nodes, `G` groups of them, `N` steps, `T` observed points, `R` whitened numbers,
+`M_t`, `M_x` inducing points in time and space, `O` places, `d` space dimensions.
 """
 
 from __future__ import annotations
@@ -35,6 +31,7 @@ from distlfm.inference.field.points import (
     left_open,
     pick,
     profile_at,
+    pulse_of,
     take_apart,
     whitened_basis,
 )
@@ -179,7 +176,7 @@ class FieldMap:
         with torch.no_grad():
             initial, force, _ = self._sources(values)
             if self.both_ways:
-                pulses = pulses_of(groups_of(self.nodes)).expand(len(force), -1, -1, -1)
+                pulses = pulse_of(pulses_of(groups_of(self.nodes)), self.grid).expand(len(force), -1, -1, -1)
                 initial, force = (
                     torch.cat([initial, torch.zeros_like(pulses[:, :, 0])], 1),
                     torch.cat([force, pulses], 1),
@@ -250,13 +247,13 @@ class FieldMap:
         answers = observed[:, :num_pulses, 1:]
         open_time = left_open(time)
         both = torch.cat([time, open_time, torch.ones_like(open_time)], -1)
-        kicks = kicks_of(both, places, self.grid.steps)
+        kicks = kicks_of(both, places, self.grid)
         found = self._pairs(answers[:, :size], kicks[..., : time.shape[-1]], places, rows)
         open_answers = answers[:, size:]
         if self.both_ways:
             groups = groups_of(self.nodes)
             strength = self._strengths(values, groups, places)
-            most = largest_in(groups, force[:, num_pulses - 1, 0])
+            most = largest_in(groups, force[:, num_pulses - 1, -1])
             open_answers = torch.stack([strength.sum(1), torch.einsum("ag,agjo->ajo", most, strength)], 1)
         loose = torch.einsum("atji,aijo->ato", kicks[..., -2:], open_answers)
         scale = self.separable.variance(hyper)
@@ -269,7 +266,7 @@ class FieldMap:
         return found, slack
 
     def _sources(self, values: Values) -> tuple[Tensor, Tensor, Tensor]:
-        """What goes through the solver: initial states [A, S, J], pulses [A, S, 1, J], and the deviation of the start.
+        """What goes through the solver: initial states [A, S, J], pulses [A, S, K, J], and the deviation of the start.
 
         First the space columns, then two for what is left open, then those of an unknown start.
         """
@@ -283,12 +280,12 @@ class FieldMap:
         starts, deviation = self.starts(values, hyper)
         initial = torch.cat([torch.zeros_like(pulses), starts], 1)
         force = torch.cat([pulses, torch.zeros_like(starts)], 1).unsqueeze(2)
-        return initial, force, deviation
+        return initial, pulse_of(force, self.grid), deviation
 
     def _strengths(self, values: Values, groups: Tensor, places: Places) -> Tensor:
         """How strongly each group of nodes [J] moves each place so many steps later, up or down, [A, G, N, O]."""
         theta = self.theta(values)
-        force = pulses_of(groups).expand(len(theta), -1, -1, -1)
+        force = pulse_of(pulses_of(groups), self.grid).expand(len(theta), -1, -1, -1)
         none = torch.zeros_like(force[:, :, 0])
         return solve(self.engine, theta, none, force, self.grid, places.observe, driven=False)[:, :, 1:].abs()
 
@@ -323,7 +320,7 @@ class FieldMap:
             groups = groups_of(nodes)
             most = largest_in(groups, loose.squeeze(-1).unflatten(-1, (len(times), len(nodes))))
             strength = self._strengths(values, groups, places)
-            bound = torch.einsum("atjg,agjo->ato", kicks_of(most, places, self.grid.steps), strength)
+            bound = torch.einsum("atjg,agjo->ato", kicks_of(most, places, self.grid), strength)
             slack = pick(bound, places, rows).square()
         if starts.shape[1]:
             later = deviation[..., None] * seen[:, size + 1 :]

@@ -1,21 +1,19 @@
-"""What the inducing points leave open of a field's force and unknown start, drawn from the prior.
+"""Linear fields: the marginal likelihood of the unknowns with the force integrated out, and what follows from it.
 
 A force is a sum of columns times whitened numbers and a remainder that is independent of them (Matheron's rule, taken
-apart). Of a kernel with factors, time K_t = C_t C_tᵀ + E_t and space K_x = C_x C_xᵀ + E_x, the covariance of the
-remainder is `E_t ⊗ K_x + C_t C_tᵀ ⊗ E_x`: roots of what each factor leaves open are enough to draw it.
+apart). The remainder, which the inducing points leave open of the force and of an unknown start, is drawn from the
+prior. Of a kernel with factors, time K_t = C_t C_tᵀ + E_t and space K_x = C_x C_xᵀ + E_x, its covariance is `E_t ⊗ K_x
++ C_t C_tᵀ ⊗ E_x`: roots of what each factor leaves open are enough to draw it.
 
-Shapes: `A` rows of unknowns, `Q` query points, `N` steps, `J` nodes.
-
-Linear fields: the marginal likelihood of the unknowns with the force integrated out, and what follows from it.
-
-Shapes: `A` rows of unknowns, `T` observed points, `R` whitened numbers, `Q` query points, `d` space dimensions.
+Shapes: `A` rows of unknowns, `T` observed points, `R` whitened numbers, `Q` query points, `N` steps, `J` nodes, `d`
+space dimensions.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -200,4 +198,4 @@ def given(residual: Tensor, columns: Tensor, values: Tensor) -> Tensor:
 def reaching(grid: TimeGrid, until: float) -> TimeGrid:
     """The grid, longer if need be, so that it reaches `until`."""
     needed = math.ceil((until - grid.start) / grid.dt - 1e-9)
-    return grid if needed <= grid.steps else TimeGrid(grid.start, grid.dt, needed)
+    return grid if needed <= grid.steps else replace(grid, steps=needed)

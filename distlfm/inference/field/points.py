@@ -1,16 +1,11 @@
-"""Observed points of fields as pairs of distinct times and distinct places, and what trajectories are at them.
+"""Points of fields: observed ones, inducing ones, and those where an initial state is known.
+
+Observed points are pairs of distinct times and distinct places, at which trajectories are read. Inducing points in time
+and in space span a basis. A given initial state is carried from the points where it is known to the nodes of a mesh.
 
 Shapes: `B` instances, `A` rows of unknowns, `T` observed points, `U` distinct times, `O` distinct places, `J` nodes,
-`N` steps, `r` columns in time.
-
-Inducing points of a field in time and in space, and the basis that they span.
-
-Shapes: `A` rows of unknowns, `n` inputs, `M` inducing points, `M_t`, `M_x` of them in time and space, `d` space
+`N` steps, `r` columns in time, `n` inputs, `M` inducing points, `M_t`, `M_x` of them in time and space, `d` space
 dimensions.
-
-A given initial state, from the points where it is known to the nodes of a mesh.
-
-Shapes: `J` nodes, `d` dimensions.
 """
 
 from __future__ import annotations
@@ -68,11 +63,17 @@ def take_apart(points: Tensor, grid: TimeGrid, discretised: Discretised) -> Plac
     return Places(before.long(), exact - before, observe, time.reshape(shape), index)
 
 
-def kicks_of(time: Tensor, places: Places, steps: int) -> Tensor:
+def pulse_of(force: Tensor, grid: TimeGrid) -> Tensor:
+    """A force [..., 1, J] put at the time [..., K, J] from which it kicks the first step alone."""
+    return torch.nn.functional.pad(force, (0, 0, grid.scheme.pulse[0], 0))
+
+
+def kicks_of(time: Tensor, places: Places, grid: TimeGrid) -> Tensor:
     """How strongly the answer to a pulse j + 1 steps ago counts at each time: [A, U, N, r] of time [A, N + 1, r]."""
-    pairs = time[:, :-1] + time[:, 1:]
+    steps = grid.steps
+    kicks = grid.scheme.mix(time, steps) / grid.scheme.pulse[1]
     # The answer of pulse k to step n is answers[n − 1 − k]; row `steps` is a zero for pulses that are still to come.
-    padded = torch.cat([pairs, torch.zeros_like(pairs[:, :1])], 1)
+    padded = torch.cat([kicks, torch.zeros_like(kicks[:, :1])], 1)
     lag = torch.arange(steps)
 
     def at(step: Tensor) -> Tensor:

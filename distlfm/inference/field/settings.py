@@ -1,6 +1,6 @@
 """What a field's fit is computed on: mesh, time steps and inducing points, settled for a whole fleet from its data.
 
-Where a fitted field is shown, and kept in a store: an even lattice of times and places where the domain is a box.
+A fitted field is shown, and kept in a store, on an even lattice of times and places where the domain is a box.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from distlfm.instance import FloatArray, Instance
 from distlfm.mechanisms.field import FieldConfig
 from distlfm.solvers.field.engine import TimeGrid
 from distlfm.solvers.field.meshed import Meshed, count_nodes, meshed
+from distlfm.solvers.field.scheme import CRANK_NICOLSON, scheme_named
 
 MOST_VERTICES = 400
 LEAST_CELLS, MOST_CELLS = 40, 400
@@ -64,6 +65,7 @@ class FieldSettings(Config):
     start: float
     dt: float
     steps: int
+    scheme: str = CRANK_NICOLSON.name
     num_times: int
     num_places: int
     shown_times: int | None = None
@@ -72,7 +74,7 @@ class FieldSettings(Config):
 
     @property
     def grid(self) -> TimeGrid:
-        return TimeGrid(self.start, self.dt, self.steps)
+        return TimeGrid(self.start, self.dt, self.steps, scheme_named(self.scheme))
 
     def finer_steps(self) -> FieldSettings:
         return self.model_copy(update={"dt": self.dt / 2, "steps": 2 * self.steps})
@@ -134,6 +136,7 @@ def settle_extent(model: Model, extent: Extent, options: FieldOptions) -> FieldS
         start=grid.start,
         dt=grid.dt,
         steps=grid.steps,
+        scheme=grid.scheme.name,
         num_times=times,
         num_places=places,
         shown_times=options.shown_times,
@@ -290,7 +293,7 @@ def _grid(model: Model, extent: Extent) -> TimeGrid:
             "Raise mechanism.step, or leave it out to take one from the data.",
         )
     steps = min(needed, most // unit * unit)
-    return TimeGrid(float(start), span / steps, steps)
+    return TimeGrid(float(start), span / steps, steps, scheme_named(options.scheme))
 
 
 def _short_lengths(model: Model) -> list[float]:

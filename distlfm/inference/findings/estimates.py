@@ -1,9 +1,8 @@
 """What a posterior says of the parameters: estimates with intervals, and the directions that the data leave open.
 
-Where data and priors contradict each other: unknowns that ended far outside what their prior expects.
-
-Wrong units are the usual cause. A flexible force describes values that are a thousand times too large as well as right
-ones, so no score of the fit tells; the priors do, which were written in the right units.
+Data and priors contradict each other where unknowns ended far outside what their prior expects. Wrong units are the
+usual cause. A flexible force describes values that are a thousand times too large as well as right ones, so no score of
+the fit shows it; the priors do, which were written in the right units.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
-"""Whether the prior of a force's lengthscale fits the times, and the places, that it was observed at.
+"""Whether priors and equation fit the data, said before a fit begins.
 
-A default is written for times of some units: with minutes for hours it expects a force that turns many times between
-two observations. Such a fit may end well and tells nothing, so the user is told before it begins.
-
-Whether the default priors of an equation are in the units of the data.
-
-Whether an output has negative values though its equation is of something that is never negative.
-
-Whether series are so long that another kernel would be quicker by far.
+The prior of a force's lengthscale should fit the times, and the places, that it was observed at. A default is written
+for times of some units: with minutes for hours it expects a force that turns many times between two observations. Such
+a fit may end well and says nothing. Other notices: default priors of an equation in other units than the data, negative
+values of an output that is never negative, and series so long that another kernel would be quicker by far.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def _lengthscales(result: FitResult, points: FloatArray) -> FloatArray:
     known: dict[str, float] = {}
     if name in [parameter.name for parameter in space.parameters]:
         known = dict(space[name].fixed)
-        known |= {one.label: one.mean for one in result.parameters if one.parameter == name}
+        known |= {one.label: one.mean for one in result.estimates if one.parameter == name}
     labels = ("t", *"xyz"[: points.shape[1] - 1])
     lengths = np.array([known.get(label, np.nan) for label in labels])
     usable = np.isfinite(lengths).all() and (lengths > 0).all()

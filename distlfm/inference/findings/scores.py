@@ -1,10 +1,8 @@
-"""The figures of a fleet, row by row: means and extremes, and the few rows that are worth showing.
+"""How good fits are: Q², coverage and parameter errors of one, against the truth where it is known, and of a fleet.
 
-What is kept of an instance is one number a figure; its row is kept only while it is among the worst, best or slowest.
-
-How good a fit is: Q², coverage and parameter errors, against the truth where it is known.
-
-No figure here is ever seen by a fit. A figure whose truth is unknown is None.
+No figure here is ever seen by a fit. A figure whose truth is unknown is None. `Tally` takes the figures of a fleet row
+by row: means and extremes, and the few rows that are worth showing. What it keeps of an instance is one number per
+figure; its row is kept only while it is among the worst, best or slowest.
 """
 
 from __future__ import annotations
@@ -19,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from distlfm.answer import Band
 from distlfm.inference.findings.estimates import Direction
 from distlfm.inference.findings.residuals import structure
-from distlfm.inference.result import FAILED, Band, FitResult, Prediction
+from distlfm.inference.result import FAILED, FitResult, Prediction
 from distlfm.instance import BoolArray, FloatArray
 
 Figures = dict[str, Any]
@@ -143,7 +142,7 @@ def parameter_errors(result: FitResult, true: Mapping[str, FloatArray]) -> dict[
     space = result.posterior.model.space
     errors: dict[str, float] = {}
     for name, values in true.items():
-        estimates = [one for one in result.parameters if one.parameter == name]
+        estimates = [one for one in result.estimates if one.parameter == name]
         if not estimates:
             continue
         labels = space[name].labels

@@ -1,12 +1,11 @@
 """From a whitened vector of everything unknown to the force as a function and the outputs, through the solver.
 
-The vector w = (z, v) holds the parameters z and the whitened inducing values v of the forces; a priori w ~ N(0, I).
-Shapes: `S` samples, `B` instances, `n` parameters, `L` forces, `M` inducing points, `W = n + L·M`.
+The vector w = (z, v) holds the parameters z and the whitened inducing values v of the forces; a priori w ~ N(0, I). The
+posterior of every fit whose answer goes through the solver is draws of both, each with its own force and trajectory,
+and what there is to say of the solver's steps.
 
-Draws of parameters and inducing values, each with its own force and trajectory.
-
-The posterior of every fit whose answer goes through the solver, and what there is to say of the solver's steps.
-Shapes: `S` draws, `B` instances, `A` of them, `W` unknowns, `L` forces, `P` outputs, `Q` query times.
+Shapes: `S` samples or draws, `B` instances, `A` of them, `n` parameters, `L` forces, `M` inducing points, `W = n + L·M`
+unknowns, `P` outputs, `Q` query times.
 """
 
 from __future__ import annotations
@@ -231,16 +230,22 @@ class SolvedPosterior(Posterior):
         z, _ = self.forward.split(self.w)
         return Unknowns(z, torch.full(z.shape[:2], 1 / len(z), dtype=z.dtype))
 
-    def draw(self, rows: Tensor, times: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
-        found = self.predict(rows, times)
+    def draw(self, rows: Tensor, times: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        force, outputs, sound = self._solve(rows, times)
+        z, _ = self.forward.split(_pick(self.w[:, rows], sound))
         order = torch.randperm(len(self.w), generator=torch.Generator().manual_seed(seed))
         chosen = order[torch.arange(count) % len(order)]
-        return found.force.means[chosen], found.outputs.means[chosen]
+        return force[chosen], outputs[chosen], z[chosen]
 
     def predict(self, rows: Tensor, times: Tensor) -> Predicted:
+        shown, seen, _ = self._solve(rows, times)
+        return Predicted(Mixture(shown, torch.zeros_like(shown)), Mixture(seen, torch.zeros_like(seen)))
+
+    def _solve(self, rows: Tensor, times: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Forces [S, A, L, Q] and outputs [S, A, P, Q] of all draws, and the draw [S, A] that stands in for each."""
         num_forces = len(self.model.kernels)
         chunk = max(1, CHUNK_ROWS // len(self.w))
-        force, outputs = [], []
+        force, outputs, stand_ins = [], [], []
         for start, some in enumerate_chunks(rows, chunk):
             stepped("prediction", start, len(rows))
             seeds = [self.noise_seeds[int(i)] for i in some]
@@ -251,8 +256,8 @@ class SolvedPosterior(Posterior):
             sound = _sound(outcome.ok)
             outputs.append(_pick(outcome.outputs[..., 1:], sound))
             force.append(_pick(outcome.force[..., 1:], sound))
-        shown, seen = torch.cat(force, 1), torch.cat(outputs, 1)
-        return Predicted(Mixture(shown, torch.zeros_like(shown)), Mixture(seen, torch.zeros_like(seen)))
+            stand_ins.append(sound)
+        return torch.cat(force, 1), torch.cat(outputs, 1), torch.cat(stand_ins, 1)
 
     def solved(self) -> Tensor:
         """Which draws of which instances can be solved up to the last observation, [S, B]."""

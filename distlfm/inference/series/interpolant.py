@@ -1,13 +1,11 @@
 """Curves through the data with their slopes: natural cubic splines, or Gaussian processes where the data are noisy.
 
-A Gaussian process with its derivative is again one, so mean and variance of the slope are known in closed form (Solak
-et al. 2003). Every series has its own length, size and noise, found by its marginal likelihood, all series at once.
-Shapes: `B` instances, `P` outputs, `T` times, `Q` points asked for, `N = B·P` series.
-
-Natural cubic splines through each output of each instance, and how its noise passes through them.
-
 A spline is linear in the data it goes through, so value and slope anywhere are weights times data, and their variances
-are squared weights times the data's. Shapes: `B` instances, `P` outputs, `T` times, `Q` points asked for.
+are squared weights times the data's. A Gaussian process with its derivative is again one, so mean and variance of the
+slope are known in closed form (Solak et al. 2003). Every series has its own length, size and noise, found by its
+marginal likelihood, all series at once.
+
+Shapes: `B` instances, `P` outputs, `T` times, `Q` points asked for, `N = B·P` series.
 """
 
 from __future__ import annotations

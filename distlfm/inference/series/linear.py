@@ -1,14 +1,12 @@
 """The joint prior of force and outputs of any linear mechanism, by the quadrature of `solvers.linear`.
 
-Shapes: `B` instances, `N = P·T` observations, `L` forces, `G` nodes, `Q` query times.
+How much outputs vary if the forces do is carried from one time to the next. With the weights w of
+`solvers.linear.response` the variances are wᵀ K w for each output and time, which takes products of large matrices: all
+outputs and times by all nodes, by all nodes. Between two breaks only the force at the panel's own nodes is new, so that
+a step needs no more than its covariance with the state so far.
 
-How much outputs of a linear mechanism vary if its forces do: variances carried from one time to the next.
-
-With the weights w of `solvers.linear.response` they are wᵀ K w for each output and time, which takes products of large
-matrices: all outputs and times by all nodes, by all nodes. Between two breaks only the force at the panel's own nodes
-is new, so that a step needs no more than its covariance with the state so far.
-
-Shapes: `B` instances, `D` states, `P` outputs, `L` forces, `n` panels with `Q` nodes each, `G = n·Q`, `N` observations.
+Shapes: `B` instances, `D` states, `P` outputs, `T` times, `N = P·T` observations, `L` forces, `n` panels with `Q` nodes
+each, `G = n·Q` nodes; in predictions `Q` query times.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Operators and sparse matrices as named arrays, for the wire. No torch, no dolfin here: both ends use it.
+"""What the fitting process asks a helper group for, and what it gets: arrays. No torch, no dolfin: both ends use it.
 
-What the fitting process asks a helper group for, and what it gets: arrays. No torch, no dolfin here.
-
-The assembled equation split into nodes that move and nodes that a Dirichlet condition holds.
+Operators and sparse matrices travel as named arrays. The assembled equation is split into nodes that move and nodes
+that a Dirichlet condition holds.
 """
 
 from __future__ import annotations

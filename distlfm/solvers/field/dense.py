@@ -1,11 +1,9 @@
 """Small meshes: dense matrices, batched over parameter values; a step is one product with a stored inverse.
 
-Many fields on one mesh, each with coefficients of its own and one force, solved forward.
-
-The scheme is that of every engine (`solvers/field/engine.py`). An engine steps all coefficients together, for many
-right-hand sides each and with what an adjoint needs. With one right-hand side, and on a small mesh, there are faster
-ways: where all parts of the equation have the same modes (reaction and diffusion do) each mode is stepped on its own;
-elsewhere matrices are taken one by one, so that each stays in the cache.
+The engine steps all coefficients together, for many right-hand sides each and with what an adjoint needs. Many fields
+on one mesh, each with coefficients of its own and one force, are solved forward by the same scheme
+(`solvers/field/scheme.py`) in faster ways: where all parts of the equation have the same modes (reaction and diffusion
+do) each mode is stepped on its own; elsewhere matrices are taken one by one, so that each stays in the cache.
 
 Shapes: `B` fields, `J` nodes, `F` free ones and as many modes, `N` steps, `O` places, `k` coefficients.
 """
@@ -20,17 +18,37 @@ from torch import Tensor
 
 from distlfm.solvers.fem.spec import System
 from distlfm.solvers.field.engine import Engine, Sensitivities, TimeGrid, solve
+from distlfm.solvers.field.scheme import Step, sweep, sweep_back
+
+
+@dataclass(frozen=True)
+class _Step(Step[Tensor]):
+    """inverse: [A, F, F] of the left matrix; matrix: [A, F, F], the right one."""
+
+    inverse: Tensor
+    matrix: Tensor
+
+    def solve(self, side: Tensor) -> Tensor:
+        return self.inverse @ side
+
+    def solve_transposed(self, side: Tensor) -> Tensor:
+        return self.inverse.mT @ side
+
+    def right(self, state: Tensor) -> Tensor:
+        return self.matrix @ state
+
+    def right_transposed(self, multiplier: Tensor) -> Tensor:
+        return self.matrix.mT @ multiplier
 
 
 @dataclass(frozen=True)
 class _Saved:
-    """inverse: [A, F, F] of M − dt/2 A; right: [A, F, F] = M + dt/2 A; states: [A, N + 1, J, S], free nodes only."""
+    """states: [A, N + 1, J, S], free nodes only; mixed: [A, S, P, J], the force that each step takes."""
 
-    inverse: Tensor
-    right: Tensor
+    step: _Step
     load: Tensor
     states: Tensor
-    pairs: Tensor
+    mixed: Tensor
     shape: tuple[int, int, int, int]
     grid: TimeGrid
     observe: Tensor
@@ -72,77 +90,62 @@ class DenseEngine(Engine):
         driven: bool,
         keep: bool,
     ) -> tuple[Tensor, _Saved]:
-        with_one = torch.cat([torch.ones_like(theta[:, :1]), theta], -1)
+        with_one, scheme = _with_one(theta), grid.scheme
         stiffness = torch.einsum("ak,kij->aij", with_one, self.stiffness)
         load = torch.einsum("ak,kij->aij", with_one, self.load)
-        left = self.mass - 0.5 * grid.dt * stiffness
-        right = self.mass + 0.5 * grid.dt * stiffness
-        inverse = torch.linalg.inv(left)
-        advance = inverse @ right
+        inverse = torch.linalg.inv(scheme.left(self.mass, stiffness, grid.dt))
+        step = _Step(inverse, scheme.right(self.mass, stiffness, grid.dt))
+        advance = step.solve(step.matrix)
         num_values, num_sides, leading, _ = force.shape
         looked = observe.to_dense()
         held = self.held_values[:, None] if driven else torch.zeros_like(self.held_values)[:, None]
         constant: Tensor | float = 0.0
         if driven:
             constant = grid.dt * (inverse @ torch.einsum("ak,ki->ai", with_one, self.source).unsqueeze(-1))
-        pairs = _pairs(force, grid.steps)
-        kicks = 0.5 * grid.dt * (inverse @ load).unsqueeze(1) @ pairs.permute(0, 2, 3, 1)
+        mixed = scheme.mix(force, grid.steps)
+        kicks = grid.dt * (inverse @ load).unsqueeze(1) @ mixed.permute(0, 2, 3, 1)
         start = initial.mT[:, self.free]
         if kicks.shape[1] == 1 and not driven:
             moving = _after_pulse(advance, start, advance @ start + kicks[:, 0], grid.steps)
         else:
-            moving = _stepped(advance, start, kicks, constant, grid.steps)
+            each = [kick + constant for kick in kicks.unbind(1)] + [constant] * (grid.steps - kicks.shape[1])
+            moving = torch.stack(list(sweep([lambda y, kick: advance @ y + kick] * grid.steps, start, each)), 1)
         observed = looked[:, self.free] @ moving + looked[:, self.held] @ held
         states = initial.new_zeros(num_values, 1, self.num_nodes, num_sides)
         if keep:
             states = states.repeat(1, grid.steps + 1, 1, 1)
             states[:, :, self.free] = moving
         shape = (num_values, num_sides, leading, self.num_nodes)
-        return observed.permute(0, 3, 1, 2), _Saved(inverse, right, load, states, pairs, shape, grid, looked, driven)
+        return observed.permute(0, 3, 1, 2), _Saved(step, load, states, mixed, shape, grid, looked, driven)
 
     def adjoint(self, saved: _Saved, weights: Tensor) -> Sensitivities:
         grid, dt = saved.grid, saved.grid.dt
         pulled = saved.observe.mT @ weights.permute(0, 2, 3, 1)
         loads = pulled[:, :, self.free]
-        back = saved.inverse.mT
-        multiplier = torch.zeros_like(loads)
-        carried = torch.zeros_like(loads[:, 0])
-        for n in range(grid.steps, 0, -1):
-            now = back @ (loads[:, n] + carried)
-            multiplier[:, n] = now
-            carried = saved.right.mT @ now
+        moved = torch.empty_like(loads[:, 1:])
         initial = torch.zeros_like(saved.states[:, 0])
-        initial[:, self.free] = loads[:, 0] + carried
-        moved = multiplier[:, 1:]
+
+        def visit(n: int, multiplier: Tensor) -> None:
+            moved[:, n] = multiplier
+
+        initial[:, self.free] = sweep_back([saved.step] * grid.steps, loads.flip(1).unbind(1), visit)
         theta = self._theta_gradient(saved, moved)
-        half = 0.5 * dt * saved.load.mT.unsqueeze(1) @ moved[:, : saved.pairs.shape[2]]
-        return Sensitivities(theta, initial.mT, _unpair(half.permute(0, 3, 1, 2), saved.shape[2]))
+        pushed = (dt * saved.load.mT.unsqueeze(1) @ moved[:, : saved.mixed.shape[2]]).permute(0, 3, 1, 2)
+        force = pushed.new_zeros(*pushed.shape[:2], saved.shape[2], pushed.shape[-1])
+        return Sensitivities(theta, initial.mT, grid.scheme.mix_transposed(pushed, force))
 
     def _theta_gradient(self, saved: _Saved, moved: Tensor) -> Tensor:
         """[A, k]: each coefficient's matrices against one sum of outer products over steps and right-hand sides."""
         dt = saved.grid.dt
-        states = saved.states[:, :, self.free]
-        both = states[:, 1:] + states[:, :-1]
-        outer = moved.permute(0, 2, 1, 3).flatten(2) @ both.permute(0, 2, 1, 3).flatten(2).mT
-        found = 0.5 * dt * torch.einsum("aij,kij->ak", outer, self.stiffness)
-        early = moved[:, : saved.pairs.shape[2]]
-        forced = early.permute(0, 2, 1, 3).flatten(2) @ saved.pairs.permute(0, 3, 2, 1).flatten(2).mT
-        found += 0.5 * dt * torch.einsum("aij,kij->ak", forced, self.load)
+        states = saved.grid.scheme.mix(saved.states[:, :, self.free].permute(0, 2, 1, 3), saved.grid.steps)
+        outer = moved.permute(0, 2, 1, 3).flatten(2) @ states.flatten(2).mT
+        found = dt * torch.einsum("aij,kij->ak", outer, self.stiffness)
+        early = moved[:, : saved.mixed.shape[2]]
+        forced = early.permute(0, 2, 1, 3).flatten(2) @ saved.mixed.permute(0, 3, 2, 1).flatten(2).mT
+        found += dt * torch.einsum("aij,kij->ak", forced, self.load)
         if saved.driven:
             found += dt * torch.einsum("ai,ki->ak", moved.sum((1, 3)), self.source)
         return found[:, 1:]
-
-
-def _stepped(advance: Tensor, start: Tensor, kicks: Tensor, constant: Tensor | float, steps: int) -> Tensor:
-    """States [A, N + 1, F, S], step by step."""
-    found = start.new_empty(len(start), steps + 1, *start.shape[1:])
-    found[:, 0] = now = start
-    for n in range(steps):
-        now = advance @ now + constant
-        if n < kicks.shape[1]:
-            now = now + kicks[:, n]
-        found[:, n + 1] = now
-    return found
 
 
 def _after_pulse(advance: Tensor, start: Tensor, first: Tensor, steps: int) -> Tensor:
@@ -152,24 +155,6 @@ def _after_pulse(advance: Tensor, start: Tensor, first: Tensor, steps: int) -> T
         found = torch.cat([found, power.unsqueeze(1) @ found[:, : steps - found.shape[1]]], 1)
         power = power @ power
     return torch.cat([start.unsqueeze(1), found], 1)
-
-
-def _pairs(force: Tensor, steps: int) -> Tensor:
-    """f_n + f_{n+1} [A, S, P, J] for the leading P steps, after which it is zero."""
-    leading = force.shape[2]
-    padded = torch.nn.functional.pad(force, (0, 0, 0, 1)) if leading < steps + 1 else force
-    first = force[:, :, : min(leading, steps)]
-    return first + padded[:, :, 1 : 1 + first.shape[2]]
-
-
-def _unpair(gradient: Tensor, leading: int) -> Tensor:
-    """The adjoint of `_pairs`: gradient [A, S, P, J] → [A, S, K, J]."""
-    found = gradient.new_zeros(*gradient.shape[:2], leading, gradient.shape[-1])
-    count = gradient.shape[2]
-    found[:, :, :count] += gradient
-    later = min(count, leading - 1)
-    found[:, :, 1 : 1 + later] += gradient[:, :, :later]
-    return found
 
 
 SAME_MODES = 1e-10
@@ -209,13 +194,15 @@ class OneByOne(Stepper):
 
     def __call__(self, theta: Tensor, start: Tensor, force: Tensor, grid: TimeGrid, observe: Tensor) -> Tensor:
         engine, with_one = self.engine, _with_one(theta)
-        half = 0.5 * grid.dt * torch.einsum("bk,kij->bij", with_one, engine.stiffness)
+        stiffness, scheme = torch.einsum("bk,kij->bij", with_one, engine.stiffness), grid.scheme
         load = torch.einsum("bk,kij->bij", with_one, engine.load)
         source = grid.dt * torch.einsum("bk,ki->bi", with_one, engine.source)
-        right = torch.cat([engine.mass + half, load, source.unsqueeze(-1)], -1)
+        right = torch.cat([scheme.right(engine.mass, stiffness, grid.dt), load, source.unsqueeze(-1)], -1)
         sizes = [len(engine.free), load.shape[-1], 1]
-        advance, driven, constant = torch.linalg.solve(engine.mass - half, right).split(sizes, -1)
-        kicks = _step_pairs(force, grid) @ driven.mT + constant.mT
+        advance, driven, constant = torch.linalg.solve(scheme.left(engine.mass, stiffness, grid.dt), right).split(
+            sizes, -1
+        )
+        kicks = grid.dt * scheme.mix(force, grid.steps) @ driven.mT + constant.mT
         rows = zip(advance.contiguous(), start[:, engine.free], kicks, strict=True)
         states = torch.stack([self._stepped(*row) for row in rows])
         return _seen(engine, states, observe.to_dense()[:, engine.free], observe)
@@ -223,10 +210,8 @@ class OneByOne(Stepper):
     @staticmethod
     def _stepped(advance: Tensor, start: Tensor, kicks: Tensor) -> Tensor:
         """States [N + 1, F] of y ← advance · y + kick; advance: [F, F], kicks: [N, F]."""
-        found = [start]
-        for kick in kicks.unbind(0):
-            found.append(torch.addmv(kick, advance, found[-1]))
-        return torch.stack(found)
+        steps = [lambda y, kick: torch.addmv(kick, advance, y)] * len(kicks)
+        return torch.stack(list(sweep(steps, start, kicks.unbind(0))))
 
 
 @dataclass(frozen=True)
@@ -262,29 +247,24 @@ class Modal(Stepper):
 
     def __call__(self, theta: Tensor, start: Tensor, force: Tensor, grid: TimeGrid, observe: Tensor) -> Tensor:
         engine, with_one = self.engine, _with_one(theta)
-        half = 0.5 * grid.dt * (with_one @ self.rates)
-        pairs = _step_pairs(force, grid)
+        rates, mixed = with_one @ self.rates, grid.dt * grid.scheme.mix(force, grid.steps)
+        left = grid.scheme.left(1.0, rates, grid.dt)
         kicks = (grid.dt * (with_one @ self.source)).unsqueeze(1)
         for weight, load in zip(with_one.unbind(-1), self.load, strict=True):
             if bool(load.any()):
-                kicks = kicks + weight[:, None, None] * (pairs @ load.mT)
-        decay, kicks = (1 + half) / (1 - half), kicks.expand(-1, grid.steps, -1) / (1 - half).unsqueeze(1)
+                kicks = kicks + weight[:, None, None] * (mixed @ load.mT)
+        decay, kicks = (
+            grid.scheme.right(1.0, rates, grid.dt) / left,
+            kicks.expand(-1, grid.steps, -1) / left.unsqueeze(1),
+        )
         state = start[:, engine.free] @ engine.mass @ self.shapes
-        states = [state]
-        for kick in kicks.unbind(1):
-            state = torch.addcmul(kick, decay, state)
-            states.append(state)
+        states = list(sweep([lambda y, kick: torch.addcmul(kick, decay, y)] * grid.steps, state, kicks.unbind(1)))
         looked = observe.to_dense()
         return _seen(engine, torch.stack(states, 1), looked[:, engine.free] @ self.shapes, observe)
 
 
 def _with_one(theta: Tensor) -> Tensor:
     return torch.cat([torch.ones_like(theta[:, :1]), theta], -1)
-
-
-def _step_pairs(force: Tensor, grid: TimeGrid) -> Tensor:
-    """dt/2 (f_n + f_{n+1}), [B, N, J]."""
-    return 0.5 * grid.dt * (force[:, :-1] + force[:, 1:])
 
 
 def _seen(engine: DenseEngine, states: Tensor, looked: Tensor, observe: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The contract of an engine: it solves many trajectories of one discretised equation, and solves back.
 
-Crank–Nicolson on `M ẏ = A(θ) y + B(θ) f + c(θ)` with N steps of length dt, the same scheme in every engine:
-`(M − dt/2 A) y_{n+1} = (M + dt/2 A) y_n + dt/2 B (f_n + f_{n+1}) + dt c`, and y held fixed at Dirichlet nodes.
+`M ẏ = A(θ) y + B(θ) f + c(θ)` with N steps of length dt, by the grid's scheme (`scheme.py`) in every engine, and y held
+fixed at Dirichlet nodes.
 
 Shapes: `A` parameter values, `S` right-hand sides each, `J` nodes, `K ≤ N + 1` leading times at which the force is not
 zero, `O` places at which the state is observed, `k` coefficients.
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from distlfm.solvers.field.scheme import CRANK_NICOLSON, Scheme
+
 
 @dataclass(frozen=True)
 class TimeGrid:
@@ -25,6 +27,7 @@ class TimeGrid:
     start: float
     dt: float
     steps: int
+    scheme: Scheme = CRANK_NICOLSON
 
     @property
     def times(self) -> Tensor:

@@ -1,6 +1,6 @@
-"""A field on a mesh that FEniCS made: the helper group assembles once, and the engine follows from the mesh's size.
+"""A field on a mesh, ready to be solved: nodes, an engine, and the operator that looks at the field anywhere.
 
-A field on a mesh, ready to be solved: nodes, an engine, and the operator that looks at the field anywhere.
+Where FEniCS made the mesh, the helper group assembles once, and the engine follows from the mesh's size.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class PetscEngine(Engine):
             given = dict(zip(self.names, values, strict=True))
             start, pushed = initial[a].numpy(), force[a].numpy()
             observed, run = self.solver.forward(
-                given, start, pushed, grid.dt, grid.steps, looked, driven=driven, keep_states=keep
+                given, start, pushed, grid.dt, grid.steps, looked, driven=driven, keep_states=keep, scheme=grid.scheme
             )
             found.append(observed)
             runs.append(run)
@@ -119,7 +119,8 @@ class TapedEngine(Engine):
             "force": force.numpy(),
             **pack_csr("observe", to_csr(observe)),
         }
-        header = {"key": self.key, "dt": grid.dt, "num_steps": grid.steps, "keep": keep}
+        steps = {"dt": grid.dt, "num_steps": grid.steps, "scheme": vars(grid.scheme)}
+        header = {"key": self.key, "keep": keep, **steps}
         self.group.revive()
         reply = self.group.call("taped_forward", header, arrays)[0]
         run, generation = int(reply.header["run"] or 0), self.group.generation

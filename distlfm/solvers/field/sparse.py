@@ -14,24 +14,48 @@ from torch import Tensor
 
 from distlfm.solvers.fem.spec import FloatArray, System
 from distlfm.solvers.field.engine import Engine, Sensitivities, TimeGrid
+from distlfm.solvers.field.scheme import Scheme, Step, sweep, sweep_back
 
 KEPT = 8
 """Factors kept: the gradient asks for the one of the value just solved, and a line search comes back."""
 
 
+class FactoredStep(Step[FloatArray]):
+    """factor: solves with the left matrix, as one of SuperLU does; matrix: the right one."""
+
+    def __init__(self, factor: Any, matrix: Any) -> None:
+        self.factor, self.matrix = factor, sp.csr_array(matrix)
+
+    def solve(self, side: FloatArray) -> FloatArray:
+        return np.asarray(self.factor.solve(np.ascontiguousarray(side)))
+
+    def solve_transposed(self, side: FloatArray) -> FloatArray:
+        return np.asarray(self.factor.solve(np.ascontiguousarray(side), trans="T"))
+
+    def right(self, state: FloatArray) -> FloatArray:
+        return np.asarray(self.matrix @ state)
+
+    def right_transposed(self, multiplier: FloatArray) -> FloatArray:
+        return np.asarray(self.matrix.T @ multiplier)
+
+
 @dataclass(frozen=True)
 class _Factor:
-    solver: Any
-    right: sp.csr_array
+    step: FactoredStep
     load: sp.csr_array
     source: FloatArray
+
+    def kick(self, mixed: FloatArray, n: int, dt: float, *, driven: bool) -> Any:
+        """Of step n, [F, S], by the force [S, P, J] that steps take."""
+        found: Any = dt * (self.load @ mixed[:, n].T) if n < mixed.shape[1] else 0.0
+        return found + dt * self.source[:, None] if driven else found
 
 
 @dataclass(frozen=True)
 class _Saved:
     factors: list[_Factor]
     states: list[FloatArray]
-    pairs: FloatArray
+    mixed: FloatArray
     shape: tuple[int, int, int, int]
     grid: TimeGrid
     observe: sp.csr_array
@@ -47,10 +71,10 @@ class SparseEngine(Engine):
         self.silent = (
             not any(part is not None and part.any() for part in system.source) and not system.held_values.any()
         )
-        self._factors: dict[tuple[bytes, float], _Factor] = {}
+        self._factors: dict[tuple[bytes, float, Scheme], _Factor] = {}
 
-    def _factor(self, theta: NDArray[np.float64], dt: float) -> _Factor:
-        key = (theta.tobytes(), dt)
+    def _factor(self, theta: NDArray[np.float64], dt: float, scheme: Scheme) -> _Factor:
+        key = (theta.tobytes(), dt, scheme)
         if key in self._factors:
             return self._factors[key]
         system = self.system
@@ -63,11 +87,11 @@ class SparseEngine(Engine):
                 source += weight * part
         # Symmetric pattern: ordering by AᵀA would fill in several times as much.
         solver = splu(
-            sp.csc_array(system.mass - 0.5 * dt * stiffness),
+            sp.csc_array(scheme.left(system.mass, stiffness, dt)),
             permc_spec="MMD_AT_PLUS_A",
             options={"SymmetricMode": True},
         )
-        found = _Factor(solver, sp.csr_array(system.mass + 0.5 * dt * stiffness), load, source)
+        found = _Factor(FactoredStep(solver, scheme.right(system.mass, stiffness, dt)), load, source)
         while len(self._factors) >= KEPT:
             self._factors.pop(next(iter(self._factors)))
         self._factors[key] = found
@@ -84,71 +108,59 @@ class SparseEngine(Engine):
         driven: bool,
         keep: bool,
     ) -> tuple[Tensor, _Saved]:
-        system, dt = self.system, grid.dt
-        looked = _sparse(observe)
+        system, looked = self.system, _sparse(observe)
         starts, forces = initial.detach().numpy(), force.detach().numpy()
-        pairs = _pairs(forces, grid.steps)
+        mixed = grid.scheme.mix(forces, grid.steps)
         observed, kept, factors = [], [], []
         for a, value in enumerate(theta.detach().numpy()):
-            factor = self._factor(value, dt)
+            factor = self._factor(value, grid.dt, grid.scheme)
             states = np.zeros((grid.steps + 1, self.num_nodes, initial.shape[1]))
             states[0] = starts[a].T
             states[:, system.held] = system.held_values[:, None] if driven else 0.0
-            now = states[0, system.free]
-            for n in range(grid.steps):
-                side = factor.right @ now
-                if n < pairs.shape[2]:
-                    side += 0.5 * dt * (factor.load @ pairs[a, :, n].T)
-                if driven:
-                    side += dt * factor.source[:, None]
-                now = factor.solver.solve(side)
-                states[n + 1, system.free] = now
+            kicks = (factor.kick(mixed[a], n, grid.dt, driven=driven) for n in range(grid.steps))
+            for n, now in enumerate(sweep([factor.step.advance] * grid.steps, states[0, system.free], kicks)):
+                states[n, system.free] = now
             factors.append(factor)
             if keep:
                 kept.append(states)
             observed.append(np.stack([looked @ one for one in states]).transpose(2, 0, 1))
         shape = (len(theta), *force.shape[1:])
-        saved = _Saved(factors, kept, pairs, shape, grid, looked, driven)
+        saved = _Saved(factors, kept, mixed, shape, grid, looked, driven)
         return torch.from_numpy(np.stack(observed)), saved
 
     def adjoint(self, saved: _Saved, weights: Tensor) -> Sensitivities:
-        system, dt, steps = self.system, saved.grid.dt, saved.grid.steps
-        _, num_sides, leading, num_nodes = saved.shape
-        num_values = len(saved.factors)
-        theta = np.zeros((num_values, len(self.names)))
-        initial = np.zeros((num_values, num_sides, num_nodes))
-        force = np.zeros((num_values, num_sides, leading, num_nodes))
-        count = saved.pairs.shape[2]
-        for a, (factor, states) in enumerate(zip(saved.factors, saved.states, strict=True)):
-            weight = weights[a].numpy()
-            carried = np.zeros((len(system.free), num_sides))
-            for n in range(steps, 0, -1):
-                pulled = (saved.observe.T @ weight[:, n].T)[system.free]
-                multiplier = factor.solver.solve(pulled + carried, trans="T")
-                both = states[n, system.free] + states[n - 1, system.free]
-                pair = saved.pairs[a, :, n - 1].T if n - 1 < count else None
-                for k in range(len(self.names)):
-                    theta[a, k] += dt * self._pairing(k + 1, multiplier, both, pair, driven=saved.driven)
-                if pair is not None:
-                    gradient = 0.5 * dt * (factor.load.T @ multiplier).T
-                    force[a, :, n - 1] += gradient
-                    if n < leading:
-                        force[a, :, n] += gradient
-                carried = factor.right.T @ multiplier
-            start = (saved.observe.T @ weight[:, 0].T)[system.free] + carried
-            initial[a][:, system.free] = start.T
-        return Sensitivities(torch.from_numpy(theta), torch.from_numpy(initial), torch.from_numpy(force))
+        found = [self._adjoint(saved, a, weight.numpy()) for a, weight in enumerate(weights)]
+        return Sensitivities(*(torch.from_numpy(np.stack(parts)) for parts in zip(*found, strict=True)))
+
+    def _adjoint(self, saved: _Saved, a: int, weights: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """The gradients of one value by theta [k], initial state [S, J] and force [S, K, J]; weights: [S, N + 1, O]."""
+        factor, states, mixed = saved.factors[a], saved.states[a], saved.mixed[a]
+        free, dt, steps, scheme = self.system.free, saved.grid.dt, saved.grid.steps, saved.grid.scheme
+        theta, pushed = np.zeros(len(self.names)), np.zeros_like(mixed)
+        initial, force = np.zeros((saved.shape[1], self.num_nodes)), np.zeros(saved.shape[1:])
+
+        def visit(n: int, multiplier: FloatArray) -> None:
+            state = scheme.between(states[n, free], states[n + 1, free])
+            push = mixed[:, n].T if n < mixed.shape[1] else None
+            for k in range(len(theta)):
+                theta[k] += dt * self._pairing(k + 1, multiplier, state, push, driven=saved.driven)
+            if push is not None:
+                pushed[:, n] = dt * (factor.load.T @ multiplier).T
+
+        pulled = ((saved.observe.T @ weights[:, n].T)[free] for n in range(steps, -1, -1))
+        initial[:, free] = sweep_back([factor.step] * steps, pulled, visit).T
+        return theta, initial, scheme.mix_transposed(pushed, force)
 
     def _pairing(
-        self, k: int, multiplier: FloatArray, both: FloatArray, pair: FloatArray | None, *, driven: bool
+        self, k: int, multiplier: FloatArray, state: FloatArray, push: FloatArray | None, *, driven: bool
     ) -> float:
         """How the multiplier of one step weighs the coefficient k."""
         stiffness, load, source = self.system.stiffness[k], self.system.load[k], self.system.source[k]
         found = 0.0
         if stiffness is not None:
-            found += 0.5 * float(np.vdot(multiplier, stiffness @ both))
-        if load is not None and pair is not None:
-            found += 0.5 * float(np.vdot(multiplier, load @ pair))
+            found += float(np.vdot(multiplier, stiffness @ state))
+        if load is not None and push is not None:
+            found += float(np.vdot(multiplier, load @ push))
         if source is not None and driven:
             found += float(multiplier.sum(1) @ source)
         return found
@@ -168,12 +180,3 @@ def _sparse(observe: Tensor) -> sp.csr_array:
         rows, columns = entries.indices().numpy()
         return sp.csr_array((entries.values().numpy(), (rows, columns)), shape=(observe.shape[0], observe.shape[1]))
     return sp.csr_array(observe.numpy())
-
-
-def _pairs(force: FloatArray, steps: int) -> FloatArray:
-    """f_n + f_{n+1} [A, S, P, J] for the leading P steps, after which it is zero."""
-    first = force[:, :, : min(force.shape[2], steps)]
-    following = np.zeros_like(first)
-    later = force[:, :, 1 : 1 + first.shape[2]]
-    following[:, :, : later.shape[2]] = later
-    return first + following

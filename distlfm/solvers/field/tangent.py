@@ -8,7 +8,8 @@ Shapes: `J` nodes, `F` free ones, `N` steps, `k` coefficients, `S` changes or ob
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from torch import Tensor
 from distlfm.solvers.fem.spec import FloatArray, IntArray
 from distlfm.solvers.field.engine import TimeGrid, solve
 from distlfm.solvers.field.meshed import DENSE_NODES, Meshed
+from distlfm.solvers.field.scheme import sweep, sweep_back
+from distlfm.solvers.field.sparse import FactoredStep
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,10 @@ class Watched:
     share: FloatArray
     rows: sp.csr_array
 
+    def weight(self, n: int) -> FloatArray:
+        """How much of the state at step n each observation has, [S]."""
+        return np.asarray((self.before == n) * (1 - self.share) + (self.before + 1 == n) * self.share)
+
 
 @dataclass(frozen=True)
 class Gradients:
@@ -80,90 +87,70 @@ class Gradients:
 
 
 class Tangent:
-    """Small changes of a trajectory: `(M − dt/2 K') δ' = (M + dt/2 K) δ + dt/2 (B δf + B' δf') + dt/2 (g + g') δθ`.
+    """Small changes of a trajectory, by the grid's scheme: `M δ̇ = K δ + B δf + g δθ`.
 
-    K, B and g are the form's derivatives by state, force and coefficients; a prime marks the later end of the step.
+    K, B and g are the form's derivatives by state, force and coefficients, and differ from time to time.
     """
 
     def __init__(self, field: Meshed, theta: Tensor, force: Tensor, states: Tensor, grid: TimeGrid) -> None:
         """theta: [k]; force, states: [N + 1, J] of the trajectory."""
         self.grid, self.num_nodes = grid, states.shape[1]
         self.free = np.setdiff1d(np.arange(self.num_nodes), field.fixed)
-        form, half = form_at(field, theta, states.numpy(), force.numpy()), 0.5 * grid.dt
+        form, dt = form_at(field, theta, states.numpy(), force.numpy()), grid.dt
         mass = form.mass[self.free][:, self.free]
-        moving = [half * matrix[self.free][:, self.free] for matrix in form.by_state]
-        self._right = [sp.csr_array(mass + matrix) for matrix in moving[:-1]]
-        self._factors = [_factor(sp.csc_array(mass - matrix)) for matrix in moving[1:]]
-        self._load = [sp.csr_array(half * matrix[self.free]) for matrix in form.by_force]
-        by_theta = form.by_theta[:, :, self.free].transpose(0, 2, 1)
-        self._by_theta = half * (by_theta[:-1] + by_theta[1:])
+        moving = [matrix[self.free][:, self.free] for matrix in form.by_state]
+        self._steps = [
+            FactoredStep(_factor(sp.csc_array(grid.scheme.left(mass, after, dt))), grid.scheme.right(mass, before, dt))
+            for before, after in itertools.pairwise(moving)
+        ]
+        self._load = [sp.csr_array(dt * matrix[self.free]) for matrix in form.by_force]
+        by_theta = dt * form.by_theta[:, :, self.free].transpose(0, 2, 1)
+        self._by_theta = grid.scheme.between(by_theta[:-1], by_theta[1:])
 
     def forward(self, force: FloatArray, initial: FloatArray) -> FloatArray:
         """Changes of the state [N + 1, J, S] due to changes of the force [N + 1, J, S] and initial state [J, S]."""
-        found = np.zeros((self.grid.steps + 1, self.num_nodes, initial.shape[1]))
-        now = initial[self.free]
-        found[0, self.free] = now
         loads = [load @ change for load, change in zip(self._load, force, strict=True)]
-        for n, (right, factor) in enumerate(zip(self._right, self._factors, strict=True)):
-            now = factor.solve(right @ now + loads[n] + loads[n + 1])
-            found[n + 1, self.free] = now
-        return found
+        return self._swept(initial[self.free], (self.grid.scheme.between(*both) for both in itertools.pairwise(loads)))
 
     def by_theta(self) -> FloatArray:
         """Derivatives of the states by the coefficients, [N + 1, J, k]."""
-        found = np.zeros((self.grid.steps + 1, self.num_nodes, self._by_theta.shape[2]))
-        now = np.zeros_like(self._by_theta[0])
-        for n, (right, factor) in enumerate(zip(self._right, self._factors, strict=True)):
-            now = factor.solve(right @ now + self._by_theta[n])
-            found[n + 1, self.free] = now
+        return self._swept(np.zeros_like(self._by_theta[0]), self._by_theta)
+
+    def _swept(self, start: FloatArray, kicks: Iterable[FloatArray]) -> FloatArray:
+        """Changes [N + 1, J, S] from a start [F, S] and a kick [F, S] for each step."""
+        found = np.zeros((self.grid.steps + 1, self.num_nodes, start.shape[1]))
+        for n, now in enumerate(sweep([step.advance for step in self._steps], start, kicks)):
+            found[n, self.free] = now
         return found
 
     def backward(self, watched: Watched) -> Gradients:
         """The gradients of every observation, in one sweep."""
         seen = sp.csc_array(watched.rows.T)[self.free].toarray()
-        count, steps = seen.shape[1], self.grid.steps
+        count, steps, scheme = seen.shape[1], self.grid.steps, self.grid.scheme
         force = np.zeros((steps + 1, self.num_nodes, count))
         theta = np.zeros((self._by_theta.shape[2], count))
-        carried = np.zeros_like(seen)
-        for n in range(steps, -1, -1):
-            weight = np.where(watched.before == n, 1 - watched.share, 0.0)
-            weight = weight + np.where(watched.before + 1 == n, watched.share, 0.0)
-            carried = carried + seen * weight
-            if n == 0:
-                break
-            dual = self._factors[n - 1].solve_transposed(carried)
-            force[n] += self._load[n].T @ dual
-            force[n - 1] += self._load[n - 1].T @ dual
-            theta += self._by_theta[n - 1].T @ dual
-            carried = self._right[n - 1].T @ dual
         initial = np.zeros((self.num_nodes, count))
-        initial[self.free] = carried
+        pulled = (seen * watched.weight(n) for n in range(steps, -1, -1))
+
+        def visit(n: int, multiplier: FloatArray) -> None:
+            force[n] += scheme.old * (self._load[n].T @ multiplier)
+            force[n + 1] += scheme.new * (self._load[n + 1].T @ multiplier)
+            theta[:] += self._by_theta[n].T @ multiplier
+
+        initial[self.free] = sweep_back(self._steps, pulled, visit)
         return Gradients(np.ascontiguousarray(force.transpose(2, 0, 1)), initial.T.copy(), theta.T.copy())
 
 
-class _Dense:
+class _Inverse:
+    """Solves with a small matrix, as a factor of SuperLU does with a large one."""
+
     def __init__(self, matrix: sp.csc_array) -> None:
         self._inverse = np.linalg.inv(matrix.toarray())
 
-    def solve(self, right: FloatArray) -> FloatArray:
-        found: FloatArray = self._inverse @ right
-        return found
-
-    def solve_transposed(self, right: FloatArray) -> FloatArray:
-        found: FloatArray = self._inverse.T @ right
+    def solve(self, side: FloatArray, trans: str = "N") -> FloatArray:
+        found: FloatArray = (self._inverse if trans == "N" else self._inverse.T) @ side
         return found
 
 
-class _Sparse:
-    def __init__(self, matrix: sp.csc_array) -> None:
-        self._factor: Any = splu(matrix)
-
-    def solve(self, right: FloatArray) -> FloatArray:
-        return np.asarray(self._factor.solve(np.ascontiguousarray(right)))
-
-    def solve_transposed(self, right: FloatArray) -> FloatArray:
-        return np.asarray(self._factor.solve(np.ascontiguousarray(right), trans="T"))
-
-
-def _factor(matrix: sp.csc_array) -> _Dense | _Sparse:
-    return _Dense(matrix) if matrix.shape[0] <= DENSE_NODES else _Sparse(matrix)
+def _factor(matrix: sp.csc_array) -> Any:
+    return _Inverse(matrix) if matrix.shape[0] <= DENSE_NODES else splu(matrix)

@@ -1,10 +1,9 @@
 """A problem on its mesh: function space, weak form with boundary terms, fixed nodes, and the numbers of its nodes.
 
-Degrees of freedom have three numbers. The *local* one of a rank, its own first. The *global* one of dolfin and PETSc,
-contiguous by rank. The *canonical* one, lexicographic by coordinates (the first axis counts most), which does not
-depend on mesh order or ranks: all arrays that cross to the client are in it.
-
-Boundary conditions: what they add to the weak form, and which degrees of freedom they fix.
+Boundary conditions add terms to the weak form, or fix degrees of freedom. These have three numbers. The *local* one of
+a rank, its own first. The *global* one of dolfin and PETSc, contiguous by rank. The *canonical* one, lexicographic by
+coordinates (the first axis counts most), which does not depend on mesh order or ranks: all arrays that cross to the
+client are in it.
 """
 
 from __future__ import annotations

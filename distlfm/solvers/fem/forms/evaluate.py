@@ -1,9 +1,8 @@
-"""A weak form and its first derivatives at given states: what a linearised trajectory, or matched slopes, are made of.
+"""A weak form and its first derivatives at given states, and values of a field at points anywhere in the domain.
 
-A Crank–Nicolson step of any form has no other derivatives than these: `M (y' − y) / dt = ½ F(y', f') + ½ F(y, f)`. So
-they are assembled once at each time, and whoever asked does all sweeps forward and backward by linear algebra.
-
-Values of a field at points anywhere in the domain: a sparse matrix from nodes to points.
+A step of any form by a scheme (`solvers/field/scheme.py`) has no other derivatives than these. So they are assembled
+once at each time, and whoever asked does all sweeps forward and backward by linear algebra: a linearised trajectory, or
+matched slopes. A field is read at points by a sparse matrix from nodes to points.
 """
 
 from __future__ import annotations

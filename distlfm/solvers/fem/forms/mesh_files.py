@@ -1,8 +1,7 @@
 """Meshes from files, as arrays: FEniCS XML and XDMF by dolfin, all others (Gmsh, VTK, …) by meshio.
 
-Call these on one rank only: they communicate with nobody.
-
-A mesh as arrays, and what makes one unfit: no cells, loose vertices, cells without volume, or that meet amiss.
+A mesh is refused if it has no cells, loose vertices, cells without volume, or cells that meet amiss. Call these on one
+rank only: they communicate with nobody.
 """
 
 from __future__ import annotations

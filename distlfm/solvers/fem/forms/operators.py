@@ -3,11 +3,9 @@
 Dirichlet conditions are not applied to them: the nodes that are fixed come along. Forms are compiled once and assembled
 at θ = 0 and at each unit vector, because to compile one for each coefficient would take seconds each.
 
-Distributed operators as sums of a few matrices.
-
-M, A(θ) and B(θ) are often made of the same matrices: decay and force of a reaction–diffusion equation are multiples of
-the mass matrix. Each different matrix is kept once, and an operator is a set of weights of them. A step then multiplies
-once with each of them, forward and backward.
+Distributed operators are sums of a few matrices. M, A(θ) and B(θ) are often made of the same ones: decay and force of a
+reaction–diffusion equation are multiples of the mass matrix. Each different matrix is kept once, and an operator is a
+set of weights of them. A step then multiplies once with each of them, forward and backward.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""Crank–Nicolson trajectories on a mesh that is spread over ranks, and their discrete adjoint. Runs in helper groups.
+"""Trajectories on a mesh that is spread over ranks, and their discrete adjoint. Runs in helper groups.
 
-`(M − dt/2 A) y_{n+1} = (M + dt/2 A) y_n + dt/2 B (f_n + f_{n+1}) + dt c`, with y held at its value on Dirichlet nodes.
-Those rows of the left-hand matrix are rows of the identity, and the columns are lifted to the right, so that a
-symmetric matrix stays one. The matrix is factored once for a value of coefficients and step; all right-hand sides are
-solved at once.
+Steps are those of a scheme (`solvers/field/scheme.py`), with y held at its value on Dirichlet nodes. Those rows of the
+left-hand matrix are rows of the identity, and the columns are lifted to the right, so that a symmetric matrix stays
+one. The matrix is factored once for a value of coefficients and step, by MUMPS or PETSc, or solved by Krylov with
+multigrid; all right-hand sides are solved at once.
 
-Arrays hold the rank's own nodes, `J_r` of them. `S` right-hand
-sides, `K` leading times with a force, `O_r` observations that see these nodes, `N` steps.
-
-Solvers of one distributed matrix and many right-hand sides: a factor by MUMPS or PETSc, or Krylov with multigrid.
+Arrays hold the rank's own nodes, `J_r` of them. `S` right-hand sides, `K` leading times with a force, `O_r`
+observations that see these nodes, `N` steps.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ from scipy.sparse import csr_array
 from distlfm.errors import UsageError, WorkError
 from distlfm.solvers.fem.forms.operators import Bases, at_coefficients
 from distlfm.solvers.fem.spec import FloatArray
+from distlfm.solvers.field.scheme import Scheme, sweep, sweep_back
 
 MAX_ITERATIONS = 500
 MUMPS_TRANSPOSE = 9  # ICNTL(9): 1 solves A x = b, anything else Aᵀ x = b
@@ -142,14 +141,16 @@ def _no_factor(reason: str) -> WorkError:
 class Stepper:
     """One step of the scheme at given coefficients, forward and backward."""
 
-    def __init__(self, bases: Bases, theta: Mapping[str, float], dt: float, kind: str, tolerance: float) -> None:
-        self.bases, self.dt = bases, dt
+    def __init__(
+        self, bases: Bases, theta: Mapping[str, float], dt: float, kind: str, tolerance: float, scheme: Scheme
+    ) -> None:
+        self.bases, self.dt, self.scheme = bases, dt, scheme
         stiffness = at_coefficients(bases.stiffness, theta, bases.names)
-        self.after = bases.mass + 0.5 * dt * stiffness
-        self.load = 0.5 * dt * at_coefficients(bases.load, theta, bases.names)
+        self.right = scheme.right(bases.mass, stiffness, dt)
+        self.load = dt * at_coefficients(bases.load, theta, bases.names)
         self.source = dt * at_coefficients(bases.source, theta, bases.names)
-        before = bases.mass - 0.5 * dt * stiffness
-        matrix = _combined(bases.matrices, before)
+        left = scheme.left(bases.mass, stiffness, dt)
+        matrix = _combined(bases.matrices, left)
         held = matrix.createVecRight()
         values = held.getArray()
         values[bases.fixed] = bases.fixed_values
@@ -159,7 +160,7 @@ class Stepper:
         matrix.zeroRowsColumns((first + bases.fixed).astype(np.int32), diag=1.0)
         symmetric = all(
             one is other or weight == 0
-            for one, other, weight in zip(bases.matrices, bases.transposed, before, strict=True)
+            for one, other, weight in zip(bases.matrices, bases.transposed, left, strict=True)
         )
         self.solver: LinearSolver = make_solver(matrix, kind, tolerance, symmetric=symmetric)
 
@@ -177,10 +178,14 @@ def _combined(matrices: tuple[Any, ...], weights: FloatArray) -> Any:
 
 @dataclass
 class Run:
-    """A forward solve that waits for its adjoint. states: [N + 1, S, J_r], None if no gradient by theta is wanted."""
+    """A forward solve that waits for its adjoint. states: [N + 1, S, J_r], None if no gradient by theta is wanted.
+
+    mixed: [S, P, J_r], the force that each of the leading steps takes; num_forced: K, the times that it is given at.
+    """
 
     stepper: Stepper
-    force: FloatArray
+    mixed: FloatArray
+    num_forced: int
     states: FloatArray | None
     observe: csr_array[Any]
     driven: bool
@@ -213,7 +218,7 @@ class Columns:
 def run_forward(run: Run, initial: FloatArray | None) -> FloatArray:
     """What is observed, [S, N + 1, O_r], from initial [S, J_r]; keeps the states in the run if it has room for them."""
     stepper, bases = run.stepper, run.stepper.bases
-    count = len(run.force)
+    count = len(run.mixed)
     state, right, operand = (Columns(bases, count) for _ in range(3))
     images = [Columns(bases, count) for _ in bases.matrices]
     held = bases.fixed_values if run.driven else np.zeros(len(bases.fixed))
@@ -221,28 +226,56 @@ def run_forward(run: Run, initial: FloatArray | None) -> FloatArray:
         state.values[:] = initial
     state.values[:, bases.fixed] = held
     observed = np.empty((count, run.num_steps + 1, run.observe.shape[0]))
-    push, scratch = (np.empty((count, bases.num_local)) for _ in range(2))
+    scratch = np.empty((count, bases.num_local))
     constant = stepper.source - stepper.lift if run.driven else np.zeros(bases.num_local)
-    for step in range(run.num_steps + 1):
-        if step:
-            forced = _force_sum(run.force, step - 1, push)
-            total = right.values
-            total[:] = constant
-            for matrix, image, of_state, of_force in zip(
-                bases.matrices, images, stepper.after, stepper.load, strict=True
-            ):
-                given = np.multiply(state.values, of_state, out=operand.values)
-                if forced and of_force:
-                    given += np.multiply(push, of_force, out=scratch)
-                matrix.matMult(operand.matrix, image.matrix)
-                total += image.values
-            total[:, bases.fixed] = held
-            stepper.solver.solve(right.matrix, state.matrix, transposed=False)
+
+    def advance(state: Columns, push: FloatArray | None) -> Columns:
+        """Overwrite the state, from which an iterative solver begins; one product takes state and force together."""
+        total = right.values
+        total[:] = constant
+        for matrix, image, of_state, of_force in zip(bases.matrices, images, stepper.right, stepper.load, strict=True):
+            given = np.multiply(state.values, of_state, out=operand.values)
+            if push is not None and of_force:
+                given += np.multiply(push, of_force, out=scratch)
+            matrix.matMult(operand.matrix, image.matrix)
+            total += image.values
+        total[:, bases.fixed] = held
+        stepper.solver.solve(right.matrix, state.matrix, transposed=False)
+        return state
+
+    pushes = [*run.mixed.swapaxes(0, 1), *[None] * (run.num_steps - run.mixed.shape[1])]
+    for n, now in enumerate(sweep([advance] * run.num_steps, state, pushes)):
         if run.states is not None:
-            run.states[step] = state.values
-        observed[:, step] = (run.observe_seen @ state.values[:, run.seen].T).T
+            run.states[n] = now.values
+        observed[:, n] = (run.observe_seen @ now.values[:, run.seen].T).T
     _check_finite(bases, state.values)
     return observed
+
+
+class _Back:
+    """Steps of a run backward. Arrays are [S, J_r]; images: what the transposed matrices make of the multiplier."""
+
+    def __init__(self, stepper: Stepper, count: int) -> None:
+        self._stepper = stepper
+        self._side, self._multiplier = Columns(stepper.bases, count), Columns(stepper.bases, count)
+        self.images = [Columns(stepper.bases, count) for _ in stepper.bases.matrices]
+
+    def solve_transposed(self, side: FloatArray) -> FloatArray:
+        bases = self._stepper.bases
+        self._side.values[:] = side
+        self._stepper.solver.solve(self._side.matrix, self._multiplier.matrix, transposed=True)
+        self._multiplier.values[:, bases.fixed] = 0.0
+        for transposed, image in zip(bases.transposed, self.images, strict=True):
+            transposed.matMult(self._multiplier.matrix, image.matrix)
+        return self._multiplier.values
+
+    def right_transposed(self, multiplier: FloatArray) -> FloatArray:
+        del multiplier  # whose images are there
+        return self.combined(self._stepper.right)
+
+    def combined(self, weights: FloatArray) -> FloatArray:
+        """The sum of the images by weights, one for each matrix."""
+        return np.asarray(sum(weight * image.values for weight, image in zip(weights, self.images, strict=True)))
 
 
 def run_adjoint(run: Run, weights: FloatArray) -> dict[str, FloatArray]:
@@ -250,61 +283,40 @@ def run_adjoint(run: Run, weights: FloatArray) -> dict[str, FloatArray]:
 
     initial: [S, J_r]; force: [S, K, J_r]; theta: [k], this rank's part of the sum.
     """
-    stepper, bases = run.stepper, run.stepper.bases
-    count, num_forced = run.force.shape[:2]
-    right, multiplier = Columns(bases, count), Columns(bases, count)
-    images = [Columns(bases, count) for _ in bases.matrices]
-    by_force = np.zeros_like(run.force)
-    # Σ_n ⟨Cᵀλ, y_n + y_{n+1}⟩ and ⟨Cᵀλ, f_n + f_{n+1}⟩ for each matrix C, and Σ_n λ for the source.
+    stepper, bases, scheme = run.stepper, run.stepper.bases, run.stepper.scheme
+    back = _Back(stepper, len(run.mixed))
+    pushed = np.zeros_like(run.mixed)
+    # Σ_n ⟨Cᵀλ, y⟩ and ⟨Cᵀλ, f⟩ for each matrix C, with what each step takes for y and f, and Σ_n λ for the source.
     with_states, with_forces = np.zeros(len(bases.matrices)), np.zeros(len(bases.matrices))
     multipliers = np.zeros(bases.num_local)
-    push, pair, scratch = (np.empty((count, bases.num_local)) for _ in range(3))
-    sensitivity = right.values
-    _add_seen(run, weights, run.num_steps, sensitivity)
-    for step in reversed(range(run.num_steps)):
-        stepper.solver.solve(right.matrix, multiplier.matrix, transposed=True)
-        multiplier.values[:, bases.fixed] = 0.0
-        multipliers += multiplier.values.sum(axis=0)
-        sensitivity = right.values
-        sensitivity[:] = 0.0
-        _add_seen(run, weights, step, sensitivity)
-        forced = _force_sum(run.force, step, push)
+
+    def visit(n: int, multiplier: FloatArray) -> None:
+        multipliers[:] += multiplier.sum(axis=0)
         if run.states is not None:
-            np.add(run.states[step], run.states[step + 1], out=pair)
-        for i, (transposed, image) in enumerate(zip(bases.transposed, images, strict=True)):
-            transposed.matMult(multiplier.matrix, image.matrix)
-            values = image.values
-            sensitivity += np.multiply(values, stepper.after[i], out=scratch)
-            if run.states is not None:
-                with_states[i] += np.vdot(values, pair)
-            if forced:
-                with_forces[i] += np.vdot(values, push)
-                np.multiply(values, stepper.load[i], out=scratch)
-                for time in range(step, min(step + 2, num_forced)):
-                    by_force[:, time] += scratch
-    sensitivity[:, bases.fixed] = 0.0
-    _check_finite(bases, sensitivity)
-    theta = 0.5 * stepper.dt * (bases.stiffness[1:] @ with_states + bases.load[1:] @ with_forces)
+            state = scheme.between(run.states[n], run.states[n + 1])
+            with_states[:] += [np.vdot(image.values, state) for image in back.images]
+        if n < run.mixed.shape[1]:
+            with_forces[:] += [np.vdot(image.values, run.mixed[:, n]) for image in back.images]
+            pushed[:, n] = back.combined(stepper.load)
+
+    pulled = (_seen_back(run, weights[:, n]) for n in range(run.num_steps, -1, -1))
+    gradient = sweep_back([back] * run.num_steps, pulled, visit)
+    gradient[:, bases.fixed] = 0.0
+    _check_finite(bases, gradient)
+    theta = stepper.dt * (bases.stiffness[1:] @ with_states + bases.load[1:] @ with_forces)
     if run.states is None:
         theta[:] = np.nan
     if run.driven:
         theta += stepper.dt * (bases.source[1:] @ multipliers)
-    return {"theta": theta, "initial": sensitivity.copy(), "force": by_force}
+    force = np.zeros((len(pushed), run.num_forced, bases.num_local))
+    return {"theta": theta, "initial": gradient, "force": scheme.mix_transposed(pushed, force)}
 
 
-def _force_sum(force: FloatArray, step: int, out: FloatArray) -> bool:
-    """Put f_n + f_{n+1}, [S, J_r], into `out`; False if both are zero."""
-    num_forced = force.shape[1]
-    if step + 1 < num_forced:
-        np.add(force[:, step], force[:, step + 1], out=out)
-    elif step < num_forced:
-        out[:] = force[:, step]
-    return step < num_forced
-
-
-def _add_seen(run: Run, weights: FloatArray, step: int, sensitivity: FloatArray) -> None:
-    """Carry the weights of a time back to the nodes, [S, J_r]."""
-    sensitivity[:, run.seen] += (run.observe_seen.T @ weights[:, step].T).T
+def _seen_back(run: Run, weights: FloatArray) -> FloatArray:
+    """Weights of one time [S, O_r], carried back to the nodes [S, J_r]."""
+    found = np.zeros((len(weights), run.stepper.bases.num_local))
+    found[:, run.seen] = (run.observe_seen.T @ weights.T).T
+    return found
 
 
 def _check_finite(bases: Bases, values: FloatArray) -> None:

@@ -1,7 +1,7 @@
-"""One Crank–Nicolson step of any weak form, recorded on a tape of dolfin-adjoint.
+"""One step of any weak form, recorded on a tape of dolfin-adjoint.
 
-`(y_{n+1} − y_n) / dt` is tested against v and set equal to `½ form(y_{n+1}, f_{n+1}) + ½ form(y_n, f_n)`, the state
-being held at Dirichlet nodes.
+`(y_{n+1} − y_n) / dt` is tested against v and set equal to the form at both ends by the weights of the scheme
+(`solvers/field/scheme.py`), the state being held at Dirichlet nodes.
 
 dolfin-adjoint's own `solve` derives and looks up the adjoint's forms anew in each step, in Python: a tenth of a second
 whatever the mesh. `CachedStepper` derives them once; its steps are blocks on the same tape. `PlainStepper` leaves all
@@ -17,6 +17,7 @@ from typing import Any
 from distlfm.solvers.fem.forms.adjoint import import_adjoint
 from distlfm.solvers.fem.forms.discretise import Discretisation
 from distlfm.solvers.fem.forms.operators import fixed_nodes
+from distlfm.solvers.field.scheme import CRANK_NICOLSON, Scheme
 
 # Newton's method ends at this residual, relative to the first one or to that of a unit change of the state.
 NEWTON_RELATIVE, NEWTON_ABSOLUTE = 1e-11, 1e-13
@@ -26,7 +27,7 @@ NEWTON_ITERATIONS = 30
 class Stepper(ABC):
     """The equation of one time step of a problem, built once; any number of trajectories are recorded with it."""
 
-    def __init__(self, d: Discretisation) -> None:
+    def __init__(self, d: Discretisation, scheme: Scheme = CRANK_NICOLSON) -> None:
         adjoint = import_adjoint()
         import dolfin
         from ufl import replace
@@ -40,7 +41,9 @@ class Stepper(ABC):
             new = replace(d.form, {d.state: self.after, d.force: self.force_after})
             old = replace(d.form, {d.state: self.before, d.force: self.force_before})
             moved = self.rate * (self.after - self.before) * d.test * dolfin.dx
-            self.residual = moved - 0.5 * new - 0.5 * old
+            # A literal zero would drop the form, and derivatives of nothing cannot be assembled.
+            weights = [weight or dolfin.Constant(0.0) for weight in (scheme.new, scheme.old)]
+            self.residual = moved - weights[0] * new - weights[1] * old
             self.jacobian = dolfin.derivative(self.residual, self.after, trial)
             self.left: Any = None
             self.right: Any = None
@@ -105,8 +108,8 @@ class PlainStepper(Stepper):
 class CachedStepper(Stepper):
     """Steps whose adjoint forms are derived and compiled once."""
 
-    def __init__(self, d: Discretisation) -> None:
-        super().__init__(d)
+    def __init__(self, d: Discretisation, scheme: Scheme = CRANK_NICOLSON) -> None:
+        super().__init__(d, scheme)
         import dolfin
 
         with import_adjoint().stop_annotating():

@@ -1,6 +1,6 @@
 """The user's equation: its class imported by reference, and its weak form built and checked.
 
-Is a weak form affine in the state, the force and its coefficients? If so its operators can be assembled once.
+If the form is affine in the state, the force and its coefficients, its operators can be assembled once.
 """
 
 from __future__ import annotations

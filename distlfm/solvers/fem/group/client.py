@@ -21,6 +21,7 @@ from distlfm.errors import UsageError
 from distlfm.solvers.fem.group.owner import Group
 from distlfm.solvers.fem.group.wire import Array
 from distlfm.solvers.fem.spec import Csr, FloatArray, IntArray, ProblemSpec
+from distlfm.solvers.field.scheme import CRANK_NICOLSON, Scheme
 
 LARGEST_FACTORED = 200_000
 """Nodes; above, `auto` iterates where the matrix is symmetric: the memory of a factor grows faster than the mesh."""
@@ -101,6 +102,7 @@ class PartitionedSolver:
         *,
         driven: bool = True,
         keep_states: bool = True,
+        scheme: Scheme = CRANK_NICOLSON,
     ) -> tuple[FloatArray, RunId]:
         """Observed states [S, N + 1, O], and the run for `adjoint`.
 
@@ -138,6 +140,7 @@ class PartitionedSolver:
             "solver": {"kind": self.kind, "tolerance": self.linear.tolerance},
             "driven": driven,
             "keep_states": keep_states,
+            "scheme": vars(scheme),
         }
         replies = self._group.call("petsc_forward", header, arrays)
         observed = np.zeros((len(force), num_steps + 1, matrix.shape[0]))

@@ -2,9 +2,7 @@
 
 The owner, which is the process that runs a fit, never loads MPI. It starts the ranks and listens; each rank dials in on
 a connection of its own and blocks there between requests, so idle ranks use no processor. A request goes to all ranks
-and each of them answers.
-
-What a helper group is asked, what its ranks answer, and which requests a group started anew must hear again.
+and each of them answers. Some requests must be heard again by a group that was started anew.
 """
 
 from __future__ import annotations

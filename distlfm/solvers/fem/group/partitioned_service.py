@@ -1,9 +1,9 @@
 """What a helper group can be asked of a mesh that is spread over its ranks: the verbs of `partitioned.py`.
 
-Arrays hold the rank's own nodes, in the order of `owned`, which `petsc_open` tells: `J_r` of them. `S` right-hand
-sides, `K` leading times with a force, `O_r` observations that see these nodes, `N` steps.
+Between requests a rank holds problems, of two kinds, by their keys.
 
-What a rank of a helper group holds between requests: problems, of two kinds, by their keys.
+Arrays hold the rank's own nodes, in the order of `owned`, which `petsc_open` gives: `J_r` of them. `S` right-hand
+sides, `K` leading times with a force, `O_r` observations that see these nodes, `N` steps.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from scipy.sparse import csr_array
 from distlfm.errors import UsageError
 from distlfm.solvers.fem.forms.operators import Bases, reduce_operators
 from distlfm.solvers.fem.forms.partitioned import Run, Stepper, run_adjoint, run_forward
+from distlfm.solvers.field.scheme import scheme_in
 
 Session = dict[str, Any]
 """Lasts as long as the rank."""
@@ -63,12 +64,13 @@ class PartitionedProblem:
     runs: dict[int, Run] = field(default_factory=dict)
     num_runs: int = 0
 
-    def stepper(self, theta: Mapping[str, float], dt: float, kind: str, tolerance: float) -> Stepper:
-        key = (tuple(theta[name] for name in self.bases.names), dt, kind, tolerance)
+    def stepper(self, theta: Mapping[str, float], *settings: Any) -> Stepper:
+        """settings: dt, kind and tolerance of the solver, scheme."""
+        key = (tuple(theta[name] for name in self.bases.names), *settings)
         if key not in self.steppers:
             while len(self.steppers) >= KEPT_STEPPERS:
                 self.steppers.popitem(last=False)
-            self.steppers[key] = Stepper(self.bases, theta, dt, kind, tolerance)
+            self.steppers[key] = Stepper(self.bases, theta, *settings)
         self.steppers.move_to_end(key)
         return self.steppers[key]
 
@@ -104,7 +106,7 @@ def _assembled(session: Session, header: Header) -> Bases:
 
 
 def forward(session: Session, header: Header, arrays: Arrays) -> Answer:
-    """`petsc_forward` {key, theta, dt, num_steps, solver: {kind, tolerance}, driven, keep_states}.
+    """`petsc_forward` {key, theta, dt, num_steps, solver: {kind, tolerance}, driven, keep_states, scheme}.
 
     Arrays: initial [S, J_r] or none for zero, force [S, K, J_r], and the rows [O_r, J_r] of the observation operator in
     compressed rows: observe/data, observe/indices, observe/indptr. Answers {run} and observed [S, N + 1, O_r].
@@ -113,15 +115,16 @@ def forward(session: Session, header: Header, arrays: Arrays) -> Answer:
     bases, num_steps = problem.bases, int(header["num_steps"])
     theta = {name: float(header["theta"][name]) for name in bases.names}
     solver = header["solver"]
-    stepper = problem.stepper(theta, float(header["dt"]), solver["kind"], float(solver["tolerance"]))
-    force = arrays["force"]
+    settings = float(header["dt"]), solver["kind"], float(solver["tolerance"]), scheme_in(header)
+    stepper, force = problem.stepper(theta, *settings), arrays["force"]
     indptr = arrays["observe/indptr"]
     observe = csr_array(
         (arrays["observe/data"], arrays["observe/indices"], indptr), shape=(len(indptr) - 1, bases.num_local)
     )
     keep = bool(header.get("keep_states", True))
     states = np.empty((num_steps + 1, len(force), bases.num_local)) if keep else None
-    run = Run(stepper, force, states, observe, bool(header.get("driven", True)), num_steps)
+    mixed = stepper.scheme.mix(force, num_steps)
+    run = Run(stepper, mixed, force.shape[1], states, observe, bool(header.get("driven", True)), num_steps)
     observed = run_forward(run, arrays.get("initial"))
     problem.num_runs += 1
     problem.runs[problem.num_runs] = run

@@ -24,6 +24,7 @@ from distlfm.solvers.fem.forms.taped import TapedTrajectory
 from distlfm.solvers.fem.group import partitioned_service
 from distlfm.solvers.fem.group.partitioned_service import WHOLE, Answer, Arrays, Header, Session, Verb, forget, held
 from distlfm.solvers.fem.spec import ProblemSpec, pack_csr, pack_operators, unpack_csr
+from distlfm.solvers.field.scheme import Scheme, scheme_in
 
 
 @dataclass
@@ -39,7 +40,7 @@ class Problem:
     """What a rank holds of one problem."""
 
     discretisation: Discretisation
-    stepper: CachedStepper | None = None
+    steppers: dict[Scheme, CachedStepper] = field(default_factory=dict)
     derivatives: FormDerivatives | None = None
     recordings: dict[int, Recording] = field(default_factory=dict)
     num_recordings: int = 0
@@ -99,7 +100,7 @@ def interpolate(session: Session, header: Header, arrays: Arrays) -> Answer:
 
 
 def taped_forward(session: Session, header: Header, arrays: Arrays) -> Answer:
-    """`taped_forward` {key, dt, num_steps, keep}: record trajectories of any weak form.
+    """`taped_forward` {key, dt, num_steps, keep, scheme}: record trajectories of any weak form.
 
     Arrays: theta [A, k] in the order of `coefficients`; initial [A, S, J]; force [A, S, K, J] at the leading K times;
     the observation operator [O, J] packed as `observe`, or nothing to get all nodes.
@@ -108,7 +109,10 @@ def taped_forward(session: Session, header: Header, arrays: Arrays) -> Answer:
     """
     problem = _opened(session, header)
     d = problem.discretisation
-    problem.stepper = stepper = problem.stepper or CachedStepper(d)
+    scheme = scheme_in(header)
+    if scheme not in problem.steppers:
+        problem.steppers[scheme] = CachedStepper(d, scheme)
+    stepper = problem.steppers[scheme]
     theta, initial, force = (np.asarray(arrays[name], dtype=np.float64) for name in ("theta", "initial", "force"))
     num_steps, dt = int(header["num_steps"]), float(header["dt"])
     observe = unpack_csr("observe", arrays) if "observe/data" in arrays else None

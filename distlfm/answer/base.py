@@ -1,0 +1,184 @@
+"""The contract of an answer, whoever gives it: a fit, or an operator.
+
+Shapes: `L` forces, `P` outputs, `Q` times, or points of a field; `d` space dimensions.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from distlfm.answer.draws import Draws
+from distlfm.answer.functionals import Functional, Summary, summarise
+from distlfm.answer.parameters import Estimated, Parameters, html_table
+from distlfm.instance import FloatArray, Instance
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+NUM_DRAWS = 400
+"""Draws that an interval of a functional is made of, unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """mean, sd, and the central intervals of 68 and 95 %, each of the same shape."""
+
+    mean: FloatArray
+    sd: FloatArray
+    lower68: FloatArray
+    upper68: FloatArray
+    lower95: FloatArray
+    upper95: FloatArray
+
+
+class Answer(ABC):
+    """Force, outputs and parameters of one instance, with their uncertainty.
+
+    A new kind of answer has `id`, `force_names`, `output_names`, `estimates`, `instance`, and `advice` (what to know
+    before relying on it, empty if there is nothing to say), and fills in the abstract methods. One that cannot tell of
+    outputs or has no joint draws raises a `UsageError` that says what does.
+    """
+
+    if TYPE_CHECKING:
+
+        @property
+        def id(self) -> str: ...
+        @property
+        def force_names(self) -> tuple[str, ...]: ...
+        @property
+        def output_names(self) -> tuple[str, ...]: ...
+        @property
+        def estimates(self) -> Sequence[Estimated]: ...
+        @property
+        def instance(self) -> Instance | None: ...
+        @property
+        def advice(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def times(self) -> FloatArray:
+        """Where force and outputs are told, [Q]."""
+
+    @property
+    @abstractmethod
+    def positions(self) -> FloatArray | None:
+        """The places of these times, [Q, d] of a field; None of a series."""
+
+    @property
+    @abstractmethod
+    def force(self) -> Band:
+        """The forces at `times`: bands of [L, Q]."""
+
+    @property
+    @abstractmethod
+    def outputs(self) -> Band:
+        """The outputs at `times`, without measurement noise: bands of [P, Q]."""
+
+    @property
+    @abstractmethod
+    def has_outputs(self) -> bool:
+        """Whether `outputs` can be told."""
+
+    @property
+    @abstractmethod
+    def trustworthy(self) -> bool:
+        """Whether there is an answer to rely on; `advice` says why not."""
+
+    @abstractmethod
+    def draws(
+        self,
+        count: int = NUM_DRAWS,
+        times: Sequence[float] | FloatArray | None = None,
+        positions: FloatArray | None = None,
+        seed: int = 0,
+    ) -> Draws:
+        """Draw force, outputs and parameters jointly from the posterior.
+
+        times: [Q], by default those of `force`; a field takes positions [Q, d] with them.
+        """
+
+    @abstractmethod
+    def _headline(self) -> str:
+        """What kind of answer it is, in a few words."""
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters by name, with `.to_frame()`."""
+        return Parameters(self.estimates)
+
+    def summarise(
+        self,
+        functional: Functional,
+        count: int = NUM_DRAWS,
+        times: Sequence[float] | FloatArray | None = None,
+        positions: FloatArray | None = None,
+        seed: int = 0,
+        name: str | None = None,
+    ) -> Summary:
+        """Return the posterior of any number that is made of a draw, with its intervals.
+
+        functional: a function of a `Draw`, such as `lambda draw: draw["p21"].max()`, or a shipped one: `Integral`,
+        `PeakTime`, `PeakHeight`, `Exceedance`. The other arguments are those of `draws`.
+        """
+        return summarise(self.draws(count, times, positions, seed), functional, name)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a table with a row for each curve and time: kind, name, time, places of a field, and the band."""
+        from distlfm.answer.tables import to_frame
+
+        return to_frame(self)
+
+    def to_xarray(self) -> xr.Dataset:
+        """Return bands, parameters and observations with named dimensions.
+
+        Curves are over `time`. Those of a field are over `time`, `x`, … if its points are a lattice, else over `point`.
+        """
+        from distlfm.answer.tables import to_xarray
+
+        return to_xarray(self)
+
+    def to_arviz(self, count: int = NUM_DRAWS, seed: int = 0) -> Any:
+        """Return joint draws and observations as ArviZ's `InferenceData`; needs the extra `arviz`."""
+        from distlfm.answer.tables import to_arviz
+
+        return to_arviz(self, count, seed)
+
+    def plot(self, names: Sequence[str] | None = None) -> Any:
+        """Draw forces and outputs with their bands, and the observations; return the axes, an array of matplotlib's.
+
+        names: forces and outputs to draw, by default all. Of a field on a line, means over time and place are drawn.
+        """
+        from distlfm.answer.picture import plot
+
+        return plot(self, names)
+
+    def __repr__(self) -> str:
+        where = f"{len(self.times)} {'times' if self.positions is None else 'points'}"
+        span = f" from {self.times.min():g} to {self.times.max():g}" if len(self.times) else ""
+        outputs = f"; outputs {_few(self.output_names)}" if self.has_outputs else ""
+        warning = f"; {self.advice}" if self.advice else ""
+        return (
+            f"<{type(self).__name__} of {self.id!r}: {self._headline()}; {_few(self.force_names)} at {where}{span}"
+            f"{outputs}; {len(self.parameters)} parameters{_shortened(warning)}>"
+        )
+
+    def _repr_html_(self) -> str:
+        from distlfm.answer.picture import picture
+
+        advice = f"<p><em>{escape(self.advice)}</em></p>" if self.advice else ""
+        head = f"<p><strong>{escape(self.id)}</strong>: {escape(self._headline())}</p>"
+        return f"<div>{head}{advice}{picture(self)}{html_table(self.parameters)}</div>"
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"
+
+
+def _shortened(text: str, length: int = 300) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"

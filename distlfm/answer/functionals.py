@@ -1,0 +1,152 @@
+"""Numbers that are made of a draw, and their posterior: integrals, peaks, time above a level, or any function.
+
+Curves are linear between the times of a draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from distlfm.answer.draws import Draw, Draws
+from distlfm.errors import UsageError
+from distlfm.instance import FloatArray
+
+Functional = Callable[[Draw], Any]
+
+
+@dataclass(frozen=True, repr=False)
+class Summary:
+    """The posterior of a functional. values: [S, ...], of each draw; the others: their mean, sd and central intervals.
+
+    All are numbers, or arrays of one shape where the functional gives arrays.
+    """
+
+    name: str
+    values: FloatArray
+    mean: Any
+    sd: Any
+    lower68: Any
+    upper68: Any
+    lower95: Any
+    upper95: Any
+
+    def __repr__(self) -> str:
+        if np.ndim(self.mean):
+            return f"<{self.name}: array of shape {np.shape(self.mean)}, from {len(self.values)} draws>"
+        return f"<{self.name}: {self.mean:.4g} ± {self.sd:.2g}, 95 % from {self.lower95:.4g} to {self.upper95:.4g}>"
+
+
+def summarise(draws: Draws, functional: Functional, name: str | None = None) -> Summary:
+    """Apply `functional` to each draw, and return the mean, sd and central intervals of what it gives."""
+    called = name or getattr(functional, "name", None) or getattr(functional, "__name__", "functional")
+    called = "functional" if called == "<lambda>" else str(called)
+    given = [functional(draw) for draw in draws]
+    try:
+        values = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"The functional gives {type(given[0]).__name__}, of which no interval can be made.",
+            "Let it return a number, or an array of the same shape for each draw.",
+        ) from None
+    ends = [np.quantile(values, level, axis=0) for level in (0.16, 0.84, 0.025, 0.975)]
+    columns = [values.mean(0), values.std(0), *ends]
+    return Summary(called, values, *(float(one) if np.ndim(one) == 0 else one for one in columns))
+
+
+@dataclass(frozen=True)
+class Integral:
+    """The area under a curve from `start` to `stop`, by default over all times.
+
+    of: the name of a force or an output; the first force by default.
+    """
+
+    of: str | None = None
+    start: float | None = None
+    stop: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"integral of {self.of or 'the force'}"
+
+    def __call__(self, draw: Draw) -> float:
+        times, curve = _window(draw, self.of, self.start, self.stop)
+        return float(np.sum(np.diff(times) * (curve[1:] + curve[:-1]) / 2))
+
+
+@dataclass(frozen=True)
+class PeakTime:
+    """When a curve is highest between `start` and `stop`. Among several highest times, the first one."""
+
+    of: str | None = None
+    start: float | None = None
+    stop: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"time of the peak of {self.of or 'the force'}"
+
+    def __call__(self, draw: Draw) -> float:
+        times, curve = _window(draw, self.of, self.start, self.stop)
+        return float(times[np.argmax(curve)])
+
+
+@dataclass(frozen=True)
+class PeakHeight:
+    """The highest value of a curve between `start` and `stop`."""
+
+    of: str | None = None
+    start: float | None = None
+    stop: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"height of the peak of {self.of or 'the force'}"
+
+    def __call__(self, draw: Draw) -> float:
+        return float(_window(draw, self.of, self.start, self.stop)[1].max())
+
+
+@dataclass(frozen=True)
+class Exceedance:
+    """For how long a curve is above `level` between `start` and `stop`, in the unit of the times."""
+
+    level: float
+    of: str | None = None
+    start: float | None = None
+    stop: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"time of {self.of or 'the force'} above {self.level:g}"
+
+    def __call__(self, draw: Draw) -> float:
+        times, curve = _window(draw, self.of, self.start, self.stop)
+        low, high = np.minimum(curve[1:], curve[:-1]), np.maximum(curve[1:], curve[:-1])
+        rise = np.where(high > low, high - low, 1.0)
+        share = np.where(low >= self.level, high > self.level, np.clip((high - self.level) / rise, 0.0, 1.0))
+        return float(np.sum(np.diff(times) * share))
+
+
+def _window(draw: Draw, of: str | None, start: float | None, stop: float | None) -> tuple[FloatArray, FloatArray]:
+    """Times and values of a curve between two times, both ends included."""
+    if draw.positions is not None:
+        raise UsageError(
+            "This is a number of a curve over time, and a field has places too.",
+            "Give a function of your own: it gets draw.times, draw.positions, draw.force and draw.outputs.",
+        )
+    order = np.argsort(draw.times, kind="stable")
+    times, curve = draw.times[order], draw[of or draw.force_names[0]][order]
+    first = times[0] if start is None else start
+    last = times[-1] if stop is None else stop
+    if not times[0] <= first < last <= times[-1]:
+        raise UsageError(
+            f"The window from {first:g} to {last:g} is not within the times, {times[0]:g} to {times[-1]:g}.",
+            "Choose start and stop within them, or give summarise the times to draw at.",
+        )
+    within = times[(times > first) & (times < last)]
+    wanted = np.concatenate([[first], within, [last]])
+    return wanted, np.interp(wanted, times, curve)

@@ -1,0 +1,103 @@
+"""The parameters of an answer as a mapping from names to estimates with intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Protocol
+
+from distlfm.config import nearest
+from distlfm.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = ("mean", "sd", "lower68", "upper68", "lower95", "upper95")
+MAX_ROWS = 40
+
+
+class Estimated(Protocol):
+    """One parameter in natural units: its mean, standard deviation and central intervals of 68 and 95 %."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def mean(self) -> float: ...
+    @property
+    def sd(self) -> float: ...
+    @property
+    def lower68(self) -> float: ...
+    @property
+    def upper68(self) -> float: ...
+    @property
+    def lower95(self) -> float: ...
+    @property
+    def upper95(self) -> float: ...
+
+
+class Parameters(Mapping[str, Estimated]):
+    """Estimates by name, such as `parameters["decay[p21]"].mean`, in the order of the model."""
+
+    def __init__(self, estimates: Sequence[Estimated]) -> None:
+        self._estimates = {one.name: one for one in estimates}
+
+    def __getitem__(self, name: str) -> Estimated:
+        if name not in self._estimates:
+            raise UnknownParameter(f"There is no parameter {name!r}.", nearest(name, list(self._estimates)))
+        return self._estimates[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._estimates)
+
+    def __len__(self) -> int:
+        return len(self._estimates)
+
+    def __repr__(self) -> str:
+        shown = [f"{one.name} {one.mean:.3g} ± {one.sd:.2g}" for one in list(self.values())[:6]]
+        more = [f"{len(self) - 6} more"] if len(self) > 6 else []
+        return f"<{len(self)} parameters: {', '.join(shown + more)}>" if len(self) else "<no parameters>"
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row for each parameter: kind, mean, sd, both intervals, and the shrinkage where it is known.
+
+        shrinkage: 0 where the data say nothing, 1 where they say all.
+        """
+        import pandas
+
+        rows = {one.name: {"kind": one.kind, **{name: getattr(one, name) for name in COLUMNS}} for one in self.values()}
+        for one in self.values():
+            if hasattr(one, "shrinkage"):
+                rows[one.name]["shrinkage"] = one.shrinkage
+        frame: pd.DataFrame = pandas.DataFrame.from_dict(rows, orient="index")
+        frame.index.name = "parameter"
+        return frame
+
+    def _repr_html_(self) -> str:
+        return html_table(self)
+
+
+class UnknownParameter(UsageError, KeyError):
+    """A name that no parameter has; a `KeyError`, as mappings raise."""
+
+    def __str__(self) -> str:
+        return f"{self.cause} {self.fix}"
+
+
+def html_table(parameters: Mapping[str, Estimated]) -> str:
+    """Parameters with their intervals as an HTML table, at most MAX_ROWS of them."""
+    rows = [
+        f"<tr><td>{escape(one.name)}</td><td>{_number(one.mean)}</td><td>{_number(one.sd)}</td>"
+        f"<td>{_number(one.lower95)} … {_number(one.upper95)}</td></tr>"
+        for one in list(parameters.values())[:MAX_ROWS]
+    ]
+    left_out = len(parameters) - len(rows)
+    more = f"<p>{left_out} more parameters: <code>parameters.to_frame()</code></p>" if left_out else ""
+    head = "<tr><th>parameter</th><th>mean</th><th>sd</th><th>95 %</th></tr>"
+    return f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>{more}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else "–"

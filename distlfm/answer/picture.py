@@ -1,0 +1,131 @@
+"""An answer as a picture: bands of forces and outputs with the observations, in a program or in a notebook."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distlfm.config import nearest
+from distlfm.errors import UsageError
+from distlfm.instance import FloatArray
+
+if TYPE_CHECKING:
+    from distlfm.answer.base import Answer, Band
+
+COLOURS = {"force": "#1b6ca8", "output": "#4b7f52"}
+COLUMNS = 3
+MOST_SHOWN = 9
+"""Panels that a notebook shows without being asked."""
+
+
+def plot(answer: Answer, names: Sequence[str] | None = None) -> Any:
+    """Draw the curves `names` into a figure of pyplot, which a notebook shows, and return its axes [panels]."""
+    import matplotlib.pyplot as plt
+
+    wanted = _wanted(answer, names)
+    figure = plt.figure(figsize=_size(len(wanted)), layout="constrained")
+    return _draw(answer, figure, wanted)
+
+
+def picture(answer: Answer) -> str:
+    """The same as an HTML image that needs no other file; a sentence where there is nothing to draw."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    if not np.isfinite(answer.force.mean).any():
+        return "<p>There is no finite answer to draw.</p>"
+    if answer.positions is not None and answer.positions.shape[1] > 1:
+        return "<p>A field in space: see <code>to_xarray()</code>.</p>"
+    wanted = _wanted(answer, None)[:MOST_SHOWN]
+    figure = Figure(figsize=_size(len(wanted)), layout="constrained")
+    FigureCanvasAgg(figure)
+    _draw(answer, figure, wanted)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=90)
+    code = base64.b64encode(file.getvalue()).decode()
+    alt = f"{', '.join(name for _, name, _ in wanted)} of {answer.id} with bands of 68 and 95 %"
+    return f'<img alt="{alt.replace(chr(34), "")}" src="data:image/png;base64,{code}">'
+
+
+def _wanted(answer: Answer, names: Sequence[str] | None) -> list[tuple[str, str, int]]:
+    """Kind, name and row of each curve to draw."""
+    known = [("force", name, i) for i, name in enumerate(answer.force_names)]
+    if answer.has_outputs:
+        known += [("output", name, i) for i, name in enumerate(answer.output_names)]
+    if names is None:
+        return known
+    for name in names:
+        if name not in [one for _, one, _ in known]:
+            raise UsageError(f"There is no force or output {name!r}.", nearest(name, [one for _, one, _ in known]))
+    return [next(one for one in known if one[1] == name) for name in names]
+
+
+def _size(panels: int) -> tuple[float, float]:
+    columns = min(COLUMNS, panels)
+    return 3.6 * columns, 2.7 * math.ceil(panels / columns)
+
+
+def _draw(answer: Answer, figure: Any, wanted: Sequence[tuple[str, str, int]]) -> Any:
+    columns = min(COLUMNS, len(wanted))
+    axes = [figure.add_subplot(math.ceil(len(wanted) / columns), columns, i + 1) for i in range(len(wanted))]
+    for axis, (kind, name, row) in zip(axes, wanted, strict=True):
+        band = answer.force if kind == "force" else answer.outputs
+        if answer.positions is None:
+            _series(answer, axis, kind, name, row, band)
+        else:
+            _field(answer, axis, row, band)
+        axis.set_title(name)
+    return np.array(axes)
+
+
+def _series(answer: Answer, axis: Any, kind: str, name: str, row: int, band: Band) -> None:
+    times, colour = answer.times, COLOURS[kind]
+    for level, alpha in ((95, 0.18), (68, 0.32)):
+        low, high = getattr(band, f"lower{level}")[row], getattr(band, f"upper{level}")[row]
+        axis.fill_between(times, low, high, color=colour, alpha=alpha, linewidth=0, label=f"{level} %")
+    axis.plot(times, band.mean[row], color=colour, label="mean")
+    instance = answer.instance
+    if instance is not None:
+        if kind == "output" and name in instance.outputs:
+            here = instance.outputs.index(name)
+            seen = instance.mask[here]
+            axis.plot(instance.times[seen], instance.values[here][seen], "k.", label="observed")
+        truth = instance.truth
+        curves = None if truth is None or truth.positions is not None else _true(truth, kind)
+        if truth is not None and curves is not None and row < len(curves):
+            axis.plot(truth.times, curves[row], "k--", linewidth=0.9, label="true")
+        axis.set_xlabel(" ".join(filter(None, ["time", _unit(instance.metadata.get("time_unit"))])))
+        if kind == "output":
+            axis.set_ylabel(instance.metadata.get("value_unit", ""))
+    else:
+        axis.set_xlabel("time")
+    axis.legend(fontsize="x-small", frameon=False)
+
+
+def _true(truth: Any, kind: str) -> FloatArray | None:
+    curves: FloatArray | None = truth.force if kind == "force" else truth.outputs
+    return None if kind == "output" and truth.measured else curves
+
+
+def _unit(unit: str | None) -> str:
+    return f"({unit})" if unit else ""
+
+
+def _field(answer: Answer, axis: Any, row: int, band: Band) -> None:
+    assert answer.positions is not None
+    dims = answer.positions.shape[1]
+    if dims > 1:
+        raise UsageError(
+            f"plot draws fields on a line, and this one has {dims} space dimensions.",
+            "Choose a time or a line of to_xarray() and plot that, or open the report of a run.",
+        )
+    places = answer.positions[:, 0]
+    filled = axis.tricontourf(answer.times, places, band.mean[row], levels=20)
+    axis.figure.colorbar(filled, ax=axis)
+    axis.set_xlabel("time")
+    axis.set_ylabel("x")

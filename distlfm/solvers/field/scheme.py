@@ -1,0 +1,166 @@
+"""Schemes of time stepping: every engine takes its coefficients, and the order of its steps, from here.
+
+A scheme solves `M ẏ = F(y, f)` by the rate at both ends of a step: `M (y' − y) = dt (old F(y, f) + new F(y', f'))`. For
+`F = A y + B f + c` this is `left y' = right y + kick` with `left = M − new dt A`, `right = M + old dt A` and
+`kick = dt (B (old f + new f') + c)`. An engine supplies the linear algebra, a `Step`; `sweep` and `sweep_back` put
+steps and their adjoints in order. Nothing here needs torch, because ranks of helper groups use it too.
+
+A new scheme is a file with `register(Scheme("name", old, new, order))`. A config names the file in `plugins` and the
+scheme in `mechanism.scheme`. `tests/contracts/test_scheme.py` is what it has to pass.
+
+Shapes: `N` steps, `K ≤ N + 1` leading times at which a value is not zero, `P ≤ N` leading steps that they reach.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from distlfm.errors import UsageError
+
+Array = TypeVar("Array")
+"""A numpy array or a tensor of torch."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """old, new: weights of the rates at the start and at the end of a step. order: of convergence in the step."""
+
+    name: str
+    old: float
+    new: float
+    order: int
+
+    def __post_init__(self) -> None:
+        if abs(self.old + self.new - 1) > 1e-12:
+            raise UsageError(
+                f"The weights {self.old:g} and {self.new:g} of the scheme {self.name!r} do not sum to 1.",
+                "A scheme whose weights do not does not converge to the equation: correct them.",
+            )
+
+    def left(self, mass: Any, rate: Any, dt: float) -> Any:
+        """The matrix to solve with."""
+        return mass - self.new * dt * rate
+
+    def right(self, mass: Any, rate: Any, dt: float) -> Any:
+        """The matrix that is applied to the state before a step."""
+        return mass + self.old * dt * rate
+
+    def between(self, before: Array, after: Array) -> Array:
+        """What a step takes for a value given at both its ends."""
+        found: Array = self.old * _any(before) + self.new * _any(after)
+        return found
+
+    def mix(self, values: Array, steps: int) -> Array:
+        """`between` for each step: values [..., K, J] at the leading times → [..., P, J]."""
+        given = _any(values)
+        count = min(given.shape[-2] if self.old else given.shape[-2] - 1, steps)
+        found, later = self.old * given[..., :count, :], given[..., 1 : count + 1, :]
+        found[..., : later.shape[-2], :] += self.new * later
+        mixed: Array = found
+        return mixed
+
+    def mix_transposed(self, gradient: Array, out: Array) -> Array:
+        """The adjoint of `mix`: gradient [..., P, J] is added to out [..., K, J]."""
+        given, found = _any(gradient), _any(out)
+        count, later = given.shape[-2], min(given.shape[-2], found.shape[-2] - 1)
+        found[..., :count, :] += self.old * given
+        found[..., 1 : 1 + later, :] += self.new * given[..., :later, :]
+        return out
+
+    @property
+    def pulse(self) -> tuple[int, float]:
+        """The time, 0 or 1, at which a force kicks the first step and no other, and its weight there."""
+        return (0, self.old) if self.old else (1, self.new)
+
+
+class Adjoint(Protocol[Array]):
+    """What `sweep_back` needs of a step."""
+
+    def solve_transposed(self, side: Array) -> Array: ...
+
+    def right_transposed(self, multiplier: Array) -> Array: ...
+
+
+class Step(ABC, Generic[Array]):
+    """The linear algebra of one step, as an engine supplies it."""
+
+    @abstractmethod
+    def solve(self, side: Array) -> Array:
+        """Solve with the left matrix."""
+
+    @abstractmethod
+    def solve_transposed(self, side: Array) -> Array:
+        """Solve with its transpose."""
+
+    @abstractmethod
+    def right(self, state: Array) -> Array:
+        """Apply the right matrix."""
+
+    @abstractmethod
+    def right_transposed(self, multiplier: Array) -> Array:
+        """Apply its transpose."""
+
+    def advance(self, before: Array, kick: Any) -> Array:
+        """The state after a step."""
+        return self.solve(self.right(before) + kick)
+
+
+def sweep(steps: Sequence[Callable[[Array, Any], Array]], start: Array, kicks: Iterable[Any]) -> Iterator[Array]:
+    """The state at all N + 1 times.
+
+    steps: the function (state, kick) → state of each, which is `Step.advance` unless an engine has a shorter way.
+    """
+    state = start
+    yield state
+    for advance, kick in zip(steps, kicks, strict=True):
+        state = advance(state, kick)
+        yield state
+
+
+def sweep_back(steps: Sequence[Adjoint[Array]], pulled: Iterable[Array], visit: Callable[[int, Array], None]) -> Array:
+    """The gradient by the start. `visit` gets each step n, the last one first, and the gradient by its kick.
+
+    pulled: the gradient by what is seen at each of the N + 1 times, the last one first.
+    """
+    given = iter(pulled)
+    gradient = next(given)
+    for n in reversed(range(len(steps))):
+        multiplier = steps[n].solve_transposed(gradient)
+        visit(n, multiplier)
+        gradient = _any(next(given)) + steps[n].right_transposed(multiplier)
+    return gradient
+
+
+def _any(array: object) -> Any:
+    """An array of either kind, whose operations the type checker is not asked about."""
+    return array
+
+
+SCHEMES: dict[str, Scheme] = {}
+
+
+def register(scheme: Scheme) -> Scheme:
+    """Make a scheme known to `mechanism.scheme` by its name."""
+    SCHEMES[scheme.name] = scheme
+    return scheme
+
+
+def scheme_named(name: str) -> Scheme:
+    """The registered scheme of this name; UsageError where there is none."""
+    if name not in SCHEMES:
+        raise UsageError(
+            f"There is no time scheme {name!r}.",
+            f"Set mechanism.scheme to {' or '.join(sorted(SCHEMES))}, or name the file that registers it in plugins.",
+        )
+    return SCHEMES[name]
+
+
+def scheme_in(header: Mapping[str, Any]) -> Scheme:
+    """The scheme of a request to a helper group, whose processes know no plugins."""
+    return Scheme(**header["scheme"]) if "scheme" in header else CRANK_NICOLSON
+
+
+CRANK_NICOLSON = register(Scheme("crank_nicolson", old=0.5, new=0.5, order=2))

@@ -1,0 +1,192 @@
+"""Kernels of a force with the priors of their parameters: `RBF(lengthscale=LogNormal(2.0, 0.3))`.
+
+A parameter is given as a prior or, where it is known, as a number. Of a field, a mapping gives each dimension its own:
+`lengthscale={"t": LogNormal(1.0), "x": 0.2}`. What is left out has the equation's default prior.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from distlfm.config import build
+from distlfm.errors import UsageError
+from distlfm.gp.kernels import VARIANCE
+from distlfm.inference.model import ForceConfig
+from distlfm.mechanisms.priors import HalfNormal, LogNormal, Normal, Uniform
+
+Prior = LogNormal | Normal | Uniform | HalfNormal
+Given = Prior | float | Mapping[str, Prior | float]
+
+
+class Kernel(ABC):
+    """The kernel of a force: one of the shipped ones, or a sum or product of them, `RBF() + Periodic()`."""
+
+    kind: ClassVar[str]
+    variance: Given | None
+    own: Mapping[str, Given | None]
+
+    def __add__(self, other: Kernel) -> Sum:
+        return Sum(self, other)
+
+    def __mul__(self, other: Kernel) -> Product:
+        return Product(self, other)
+
+    def kernel(self) -> dict[str, Any]:
+        """The section `force.kernel` of a config."""
+        return {"kind": self.kind}
+
+    def to_config(self) -> ForceConfig:
+        """Return the section `force` of a config."""
+        priors: dict[str, Any] = {}
+        fixed: dict[str, Any] = {}
+        leaves = list(self._leaves())
+        count = Counter(name for _, name, _ in leaves)
+        for place, name, given in [*leaves, ((), VARIANCE, self.variance)]:
+            key = name if count[name] < 2 else ".".join([*place, name])
+            if given is None:
+                continue
+            known, assumed = _parted(type(self).__name__, name, given)
+            priors |= {key + element: prior for element, prior in assumed.items()}
+            if known is not None:
+                fixed[key] = known
+        content = {"kernel": self.kernel(), "priors": priors, "fixed": fixed}
+        return build(ForceConfig, {key: value for key, value in content.items() if value}, source="force")
+
+    def _leaves(self, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, Given | None]]:
+        """Place, name and value of every parameter but the variance."""
+        for name, given in self.own.items():
+            yield place, name, given
+
+    def __repr__(self) -> str:
+        shown = {**self.own, VARIANCE: self.variance}
+        inner = ", ".join(f"{name}={given!r}" for name, given in shown.items() if given is not None)
+        return f"{type(self).__name__}({inner})"
+
+
+def _parted(kernel: str, name: str, given: Given) -> tuple[Any, dict[str, Prior]]:
+    """What is known of a parameter, and priors by "" or "[t]" of what is not."""
+    if isinstance(given, Mapping):
+        known = {label: value for label, value in given.items() if not isinstance(value, Prior)}
+        for label, value in known.items():
+            _number(kernel, f"{name}[{label}]", value)
+        return known or None, {f"[{label}]": value for label, value in given.items() if isinstance(value, Prior)}
+    if isinstance(given, Prior):
+        return None, {"": given}
+    return _number(kernel, name, given), {}
+
+
+def _number(kernel: str, name: str, given: object) -> float:
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise UsageError(
+            f"{kernel}: {name} is {given!r}, which is neither a prior nor a number.",
+            f"Write {name}=LogNormal(2.0, 0.3), or {name}=2.0 where it is known.",
+        )
+    return float(given)
+
+
+class _Stationary(Kernel):
+    """A kernel of the distance alone.
+
+    lengthscale: over what distance the force stays alike. variance: the force's size squared.
+    ard: of a field, one lengthscale for each dimension, or one for all. dims: the dimensions that it sees, 0 is time.
+    """
+
+    def __init__(
+        self,
+        lengthscale: Given | None = None,
+        variance: Given | None = None,
+        *,
+        ard: bool = True,
+        dims: Sequence[int] | None = None,
+    ) -> None:
+        self.own: Mapping[str, Given | None] = {"lengthscale": lengthscale}
+        self.variance = variance
+        self.ard, self.dims = ard, dims
+
+    def kernel(self) -> dict[str, Any]:
+        more: dict[str, Any] = {} if self.ard else {"ard": False}
+        return {"kind": self.kind, **more, **({} if self.dims is None else {"dims": tuple(self.dims)})}
+
+
+class RBF(_Stationary):
+    """The squared-exponential kernel: forces that are smooth."""
+
+    kind = "rbf"
+
+
+class Matern12(_Stationary):
+    """The Matérn kernel of ν = ½: forces that are continuous and rough."""
+
+    kind = "matern12"
+
+
+class Matern32(_Stationary):
+    """The Matérn kernel of ν = 3/2: forces that have a slope."""
+
+    kind = "matern32"
+
+
+class Matern52(_Stationary):
+    """The Matérn kernel of ν = 5/2: forces that have a curvature; long series are fitted by a filter."""
+
+    kind = "matern52"
+
+
+class Periodic(_Stationary):
+    """Forces that repeat themselves after `period_length`."""
+
+    kind = "periodic"
+
+    def __init__(
+        self,
+        period_length: Given | None = None,
+        lengthscale: Given | None = None,
+        variance: Given | None = None,
+        *,
+        ard: bool = True,
+        dims: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(lengthscale, variance, ard=ard, dims=dims)
+        self.own = {**self.own, "period_length": period_length}
+
+
+class _Composite(Kernel):
+    """Kernels put together. They share one variance, which the whole has: `Sum(RBF(), Periodic(), variance=…)`."""
+
+    def __init__(self, *parts: Kernel, variance: Given | None = None) -> None:
+        self.parts, self.variance, self.own = parts, variance, {}
+        for part in parts:
+            if not isinstance(part, Kernel):
+                raise UsageError(f"{part!r} is not a kernel.", "Give kernels, such as RBF() and Periodic().")
+            if part.variance is not None:
+                name = type(self).__name__
+                raise UsageError(
+                    f"The parts of a {self.kind} share one variance, and {type(part).__name__} has its own.",
+                    f"Give it to the whole: {name}({type(part).__name__}(), …, variance=…).",
+                )
+
+    def kernel(self) -> dict[str, Any]:
+        return {"kind": self.kind, "parts": [part.kernel() for part in self.parts]}
+
+    def _leaves(self, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, Given | None]]:
+        for i, part in enumerate(self.parts):
+            yield from part._leaves((*place, str(i)))
+
+    def __repr__(self) -> str:
+        own = [] if self.variance is None else [f"variance={self.variance!r}"]
+        return f"{type(self).__name__}({', '.join([*map(repr, self.parts), *own])})"
+
+
+class Sum(_Composite):
+    """The sum of kernels: forces that are sums of independent ones. Also written `RBF() + Periodic()`."""
+
+    kind = "sum"
+
+
+class Product(_Composite):
+    """The product of kernels. Also written `RBF() * Periodic()`."""
+
+    kind = "product"

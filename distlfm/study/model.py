@@ -1,0 +1,226 @@
+"""The model of a study: an equation, the prior of its force, and a likelihood; it fits data and is saved as YAML."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel
+
+from distlfm.config import apply_overrides, build, read_yaml
+from distlfm.data import ReadReport
+from distlfm.errors import UsageError
+from distlfm.inference.fit import InferenceConfig
+from distlfm.inference.model import ForceConfig
+from distlfm.instance import Instance
+from distlfm.likelihoods import LikelihoodConfig
+from distlfm.mechanisms import FieldMechanism, System
+from distlfm.runs.settings import FitConfig, SimulateConfig
+from distlfm.runtime.reporting import Reporter
+from distlfm.simulation.instances import simulate_from
+from distlfm.study.forces import Kernel
+from distlfm.study.noise import Likelihood
+from distlfm.verbs.fit import FitRun, fit
+
+Data = Instance | Sequence[Instance] | ReadReport | Path | str
+
+
+class Model:
+    """An equation with the priors of everything that is unknown in it.
+
+    mechanism: an equation, such as `Transcription(["p21", "mdm2"])`; without names, the data's outputs are taken.
+    force: the kernel of the latent force, such as `RBF(lengthscale=LogNormal(2.0, 0.3))`.
+    likelihood: how data scatter, `Gaussian()` by default.
+    inference: how a fit is done, by the keys of the section `inference` of a config, such as `{"restarts": 3}`.
+    """
+
+    def __init__(
+        self,
+        mechanism: System | Mapping[str, Any],
+        force: Kernel | ForceConfig | Mapping[str, Any] | None = None,
+        likelihood: Likelihood | LikelihoodConfig | Mapping[str, Any] | None = None,
+        inference: InferenceConfig | Mapping[str, Any] | None = None,
+    ) -> None:
+        content: dict[str, Any] = {"verb": "fit", "mechanism": _mechanism(mechanism)}
+        if isinstance(mechanism, System):
+            plugins = _plugins(type(mechanism))
+            content |= {"plugins": plugins} if plugins else {}
+        sections: dict[str, Any] = {
+            "force": force.to_config() if isinstance(force, Kernel) else force,
+            "likelihood": likelihood.to_config() if isinstance(likelihood, Likelihood) else likelihood,
+            "inference": inference,
+        }
+        for name, section in sections.items():
+            if section is None:
+                continue
+            if not isinstance(section, BaseModel | Mapping):
+                raise UsageError(f"{name} is {section!r}.", EXAMPLES[name])
+            content[name] = _brief(section) if isinstance(section, BaseModel) else dict(section)
+        self._config = build(FitConfig, content, source="Model")
+
+    @classmethod
+    def from_config(cls, config: Path | str | Mapping[str, Any] | FitConfig, overrides: Sequence[str] = ()) -> Model:
+        """Return the model that a config of `distlfm fit` describes: the path of its file, a mapping, or a config.
+
+        Data and settings of the run are kept: `Model.from_config(path).fit()` does what `distlfm fit path` does.
+        """
+        content, source = _content(config)
+        made = cls.__new__(cls)
+        made._config = build(FitConfig, apply_overrides(content, overrides) if overrides else content, source=source)
+        return made
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the content of the config file: only what differs from the defaults is named."""
+        return {"verb": "fit", **_brief(self._config)}
+
+    def save(self, path: Path | str) -> Path:
+        """Write the config file, which `distlfm fit` and `Model.from_config` read."""
+        path = Path(path)
+        try:
+            path.write_text(yaml.safe_dump(self.to_config(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"Cannot write {path}: {error.strerror}.", "Check the folder and its permissions."
+            ) from None
+        return path
+
+    @property
+    def config(self) -> FitConfig:
+        """The same, checked and with all defaults."""
+        return self._config
+
+    def fit(
+        self,
+        data: Data | None = None,
+        out: Path | str | None = None,
+        *,
+        executor: Literal["auto", "serial", "ray"] | None = None,
+        workers: int | None = None,
+        seed: int | None = None,
+        overrides: Sequence[str] = (),
+        reporter: Reporter | None = None,
+    ) -> FitRun:
+        """Infer the forces of instances, and return one result for each: `run[0]`, `run["sample-3"]`.
+
+        data: what `read_frame` and `read_xarray` give, instances, or the path of a file; by default the config's.
+        out: a folder to write results and a report to; a run that was stopped goes on there when it is repeated.
+        executor: with `out`, who works: `ray` on all cores, or `serial`. overrides: keys of the config, such as
+        `["inference.restarts=3"]`.
+        """
+        where = {"dir": None if out is None else str(out), "executor": executor, "workers": workers, "seed": seed}
+        run = {name: value for name, value in where.items() if value is not None}
+        content = self.to_config()
+        content["run"] = {**content.get("run", {}), **run}
+        config = build(FitConfig, apply_overrides(content, overrides), source="Model.fit")
+        if config.run.dir is None and config.run.executor == "ray":
+            raise UsageError("Ray works on runs that are kept in a folder.", 'Give it: model.fit(data, out="runs/x").')
+        return fit(self._workable(config), _instances(data), reporter=reporter)
+
+    def simulate(self, instances: int = 1, **options: Any) -> list[Instance]:
+        """Draw instances from the model, with their truth. options: keys of `distlfm simulate`, such as `points=24`."""
+        content = {key: value for key, value in self.to_config().items() if key in SHARED}
+        return simulate_from(build(SimulateConfig, {**content, "instances": instances, **options}, source="simulate"))
+
+    def _workable(self, config: FitConfig) -> FitConfig:
+        """The same on this process alone where other ones could not know the equation."""
+        from distlfm.mechanisms import find_system
+
+        system = find_system(config.mechanism["kind"])
+        if _owner(system).__module__ != "__main__" or config.run.dir is None or config.run.executor == "serial":
+            return config
+        if config.run.executor == "ray":
+            raise UsageError(
+                f"{system.__name__} is defined in the notebook or program itself, where workers of Ray do not find it.",
+                'Put the class into a file of its own and import it, or use executor="serial".',
+            )
+        return config.model_copy(update={"run": config.run.model_copy(update={"executor": "serial"})})
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Model):
+            return NotImplemented
+        return self._config.model_dump(mode="json") == other._config.model_dump(mode="json")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        config = self._config
+        outputs = ", ".join(config.mechanism.get("outputs", ())) or "the data's outputs"
+        priors = ", ".join([*config.force.priors, *(f"{name} known" for name in config.force.fixed)])
+        force = f"{config.force.kernel.kind} force" + (f" ({priors})" if priors else "")
+        return f"<Model of {config.mechanism['kind']}: {outputs}; {force}; {config.likelihood.kind} likelihood>"
+
+
+EXAMPLES = {
+    "force": "Give a kernel, such as RBF(lengthscale=LogNormal(2.0, 0.3)); a kernel object of gpytorch is for "
+    "distlfm.inference.model.Model.",
+    "likelihood": "Give one, such as Gaussian() or Poisson().",
+    "inference": 'Give a mapping, such as {"restarts": 3}.',
+}
+SHARED = ("mechanism", "force", "likelihood", "plugins")
+
+
+def _mechanism(given: System | Mapping[str, Any]) -> dict[str, Any]:
+    """The section `mechanism` of an equation: the options that were given."""
+    if isinstance(given, System):
+        whole = given.options.model_dump(mode="json")
+        return {name: whole[name] for name in whole if name == "kind" or name in given.options.model_fields_set}
+    if isinstance(given, Mapping):
+        return dict(given)
+    made = f'{given.__name__}(["name"])' if isinstance(given, type) else 'Transcription(["p21", "mdm2"])'
+    raise UsageError(f"The mechanism is {given!r}.", f"Give an equation with its outputs, such as {made}.")
+
+
+def _plugins(system: type[System]) -> list[str]:
+    """The module that registers a user's own equation, as a config names it."""
+    owner = _owner(system)
+    if owner.__module__ == "__main__" or owner.__module__.startswith("distlfm."):
+        return []
+    try:
+        file = Path(inspect.getfile(owner))
+    except (OSError, TypeError):
+        return [owner.__module__]
+    beside = Path(f"{owner.__module__}.py")
+    if "." in owner.__module__ or file.suffix != ".py" or (beside.is_file() and beside.samefile(file)):
+        return [owner.__module__]
+    return [str(file)]
+
+
+def _owner(system: type[System]) -> type:
+    return system.equation if issubclass(system, FieldMechanism) else system
+
+
+def _content(config: Path | str | Mapping[str, Any] | FitConfig) -> tuple[dict[str, Any], str]:
+    if isinstance(config, FitConfig):
+        return {"verb": "fit", **_brief(config)}, "config"
+    if isinstance(config, Mapping):
+        return dict(config), "config"
+    return read_yaml(Path(config)), str(config)
+
+
+def _brief(model: BaseModel) -> dict[str, Any]:
+    """The fields of a config that were set, as plain data; kinds are always named."""
+    whole = model.model_dump(mode="json")
+    found = {}
+    for name in type(model).model_fields:
+        if name != "kind" and name not in model.model_fields_set:
+            continue
+        value = getattr(model, name)
+        found[name] = _brief(value) if isinstance(value, BaseModel) and name != "settled" else whole[name]
+    return found
+
+
+def _instances(data: Data | None) -> Sequence[Instance] | ReadReport | Path | str | None:
+    if isinstance(data, Instance):
+        return [data]
+    if data is None or isinstance(data, ReadReport | Path | str):
+        return data
+    found: list[Any] | None = list(data) if isinstance(data, Sequence) else None
+    if not found or not all(isinstance(one, Instance) for one in found):
+        raise UsageError(
+            f"The data are a {type(data).__name__}" + (" of no instances." if found is not None else "."),
+            "Read a pandas table with read_frame, an xarray object with read_xarray, or give a list of Instance.",
+        )
+    return found
