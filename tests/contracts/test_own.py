@@ -94,10 +94,8 @@ def test_a_likelihood_of_ones_own_fits_and_an_outlier_costs_it_little(folder: Pa
     assert moved < 0.2, "with normal noise it is 0.4"
     kept = load(next((folder / "run" / "fits").glob("*.npz")))
     assert kept.posterior.model.likelihood.options.kind == "student"
-    drawn = build(
-        SimulateConfig, {**{name: content[name] for name in ("plugins", "likelihood")}, "mechanism": MECHANISM}
-    )
-    assert "scale" in simulate_from(drawn)[0].truth.parameters
+    drawn = {"plugins": content["plugins"], "likelihood": content["likelihood"], "mechanism": {"kind": "glucose"}}
+    assert "scale" in simulate_from(build(SimulateConfig, drawn))[0].truth.parameters
     assert build(FitConfig, config.model_dump(mode="json")) == config
 
 
