@@ -83,7 +83,7 @@ def test_every_block_belongs_to_exactly_one_part(num_blocks: int, parts: int) ->
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "1", "a/b", "1/0", "-1/2"])
 def test_what_is_no_part_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="no part"):
+    with pytest.raises(UsageError, match="not a part"):
         share_of(text)
 
 
