@@ -138,7 +138,7 @@ def test_each_instance_has_an_answer_of_its_own(case: Case) -> None:
         assert result.method == case.name
         assert result.status not in FAILED
         assert np.isfinite(numbers(result)).all()
-        assert [one.name for one in result.parameters] == list(case.model.space.free_names)
+        assert [one.name for one in result.estimates] == list(case.model.space.free_names)
 
 
 def test_a_batch_is_its_instances_one_by_one(case: Case) -> None:

@@ -89,7 +89,7 @@ def test_a_likelihood_of_ones_own_fits_and_an_outlier_costs_it_little(folder: Pa
     run = fit(config, data=[levels(0.0), levels(1.0)])
     clean, spoilt = run.results
     assert clean.method == spoilt.method == "nested"
-    assert {one.parameter for one in clean.parameters if one.kind == "noise"} == {"scale"}
+    assert {one.parameter for one in clean.estimates if one.kind == "noise"} == {"scale"}
     moved = np.abs(clean.grid.outputs.mean - spoilt.grid.outputs.mean).max()
     assert moved < 0.2, "with normal noise it is 0.4"
     kept = load(next((folder / "run" / "fits").glob("*.npz")))
@@ -147,7 +147,7 @@ def test_a_method_of_ones_own_is_asked_for_by_a_config(folder: Path) -> None:
     assert result.method == "prior"
     kept = load(next((folder / "run" / "fits").glob("*.npz")))
     np.testing.assert_allclose(kept.predict([1.0, 2.0]).force.mean, result.predict([1.0, 2.0]).force.mean, rtol=1e-9)
-    free = [one for one in result.parameters if one.kind == "mechanism"]
+    free = [one for one in result.estimates if one.kind == "mechanism"]
     assert max(abs(one.shrinkage) for one in free) < 0.6, "nothing was learned"
     assert build(FitConfig, config.model_dump(mode="json")) == config
     with pytest.raises(UsageError, match=r"Fields are not fitted by the method 'prior'\. Use one of auto, collapsed"):
