@@ -5,6 +5,7 @@ A config may say that values are known: a number for all elements of a parameter
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +65,6 @@ def by_options(init: Callable[[Any, Any], None]) -> Callable[..., None]:
         only = options["options"] if set(options) == {"options"} else outputs[0] if len(outputs) == 1 else None
         init(this, only if isinstance(only, MechanismConfig) else this._options(*outputs, **options))
 
-    __init__.by_options = True  # type: ignore[attr-defined]
     return __init__
 
 
@@ -89,7 +89,7 @@ class System(ABC):
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         own = cls.__dict__.get("__init__")
-        if own is not None and not getattr(own, "by_options", False):
+        if own is not None and list(inspect.signature(own).parameters)[1:] == ["options"]:
             cls.__init__ = by_options(own)  # type: ignore[method-assign]
 
     @by_options
