@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from distlfm.answers.asking import renamed
 from distlfm.config import load
 from distlfm.inference.findings.scores import q2
 from distlfm.instance import Instance
 from distlfm.lfo import Examples, Operator, OperatorAnswer, Training, finish, load_checkpoint
 from distlfm.lfo.checkpoint import TRAINING as TRAINING_STATE
+from distlfm.queries.asking import renamed
 from distlfm.runs.settings import GenerateConfig
 from distlfm.runtime.reporting import Plain
 from distlfm.store import Store, find_store

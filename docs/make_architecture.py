@@ -40,7 +40,7 @@ ROADS: dict[str, dict[str, str]] = {
     "fit of a field": {
         "distlfm/verbs/fit.py": "the same verb",
         "distlfm/mechanisms/field.py": "a weak form as a mechanism",
-        "distlfm/equations/problem.py": "equation, mesh, boundary conditions and start, as plain data",
+        "distlfm/equations/base.py": "equation, mesh, boundary conditions and start, as plain data",
         "distlfm/solvers/field/meshed.py": "the engine is chosen by the size of the mesh",
         "distlfm/solvers/fem/group/owner.py": "a helper process with FEniCS assembles the matrices once",
         "distlfm/solvers/field/dense.py": "time steps of a small mesh, for a batch",
@@ -69,12 +69,12 @@ ROADS: dict[str, dict[str, str]] = {
     "query": {
         "distlfm/cli/query.py": "the options of `distlfm query`",
         "distlfm/verbs/query.py": "the verb: an operator and data in, answers out",
-        "distlfm/answers/asking.py": "the checkpoint is found, names in the data are matched with its own",
+        "distlfm/queries/asking.py": "the checkpoint is found, names in the data are matched with its own",
         "distlfm/lfo/checkpoint.py": "it is read, and nothing in it is executed",
         "distlfm/fleets/sources.py": "instances, a few at a time",
         "distlfm/lfo/operator.py": "an instance in, an answer out",
         "distlfm/lfo/novelty.py": "the warning, if the data are unlike those of the training",
-        "distlfm/answers/tables.py": "answers as CSV and JSON",
+        "distlfm/queries/tables.py": "answers as CSV and JSON",
     },
     "secure round": {
         "distlfm/cli/federated.py": "the options of `distlfm federated`",

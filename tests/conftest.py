@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from distlfm.mechanisms.plugins import import_plugins
+from distlfm.mechanisms.build import import_plugins
 
 ORDER_SEED = "DISTLFM_ORDER_SEED"
 """Environment variable that says what `--order-seed` is where it is not given."""

@@ -57,7 +57,7 @@ def show(checkpoint: Checkpoint, plugin: Plugins = None) -> None:
 
     Example: `distlfm operator show runs/operator`
     """
-    from distlfm.answers.export import described
+    from distlfm.queries.export import described
 
     rows = [[name, value] for name, value in described(checkpoint, plugin or ()).items()]
     STATE.reporter.table("", ("what", "value"), rows)
@@ -78,7 +78,7 @@ def export(
 
     - `distlfm operator export runs/operator --format torchscript --out operator.ts`
     """
-    from distlfm.answers.export import export as run_export
+    from distlfm.queries.export import export as run_export
 
     path = run_export(checkpoint, out, form, plugin or ())
     STATE.reporter.say(f"{path} takes values and mask; {path.with_suffix('.json')} says how")

@@ -69,7 +69,7 @@ def verify(paths: Stores) -> int:
     """
     from distlfm.store import Store
     from distlfm.store.inspection import verify as check
-    from distlfm.store.markers import finished
+    from distlfm.store.metadata import finished
 
     whole = True
     for path in paths:
@@ -127,7 +127,7 @@ def export(
     """
     from distlfm.store import Store
     from distlfm.store.export import export as write
-    from distlfm.store.markers import finished
+    from distlfm.store.metadata import finished
 
     store = Store.open(path)
     with STATE.reporter.task("export", len(finished(store.path))) as task:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from distlfm.dimension import NUMBER, POSITION, RATE, TIME
 from distlfm.equations.base import Equation, positive, register_equation
+from distlfm.instance import NUMBER, POSITION, RATE, TIME
 
 
 @register_equation("reaction_diffusion")

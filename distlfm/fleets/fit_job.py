@@ -34,7 +34,7 @@ from distlfm.inference.survey import Survey
 from distlfm.instance import Instance
 from distlfm.mechanisms import build_system
 from distlfm.runs.settings import FitConfig
-from distlfm.runtime.watching import during
+from distlfm.runtime.reporting import during
 from distlfm.solvers.field.meshed import SPARSE_NODES, close_helper_groups
 from distlfm.store import STATUSES, Store, StoreSpec, pack
 from distlfm.store.block import misfit

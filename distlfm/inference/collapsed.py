@@ -15,7 +15,7 @@ from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum, Stat
 from distlfm.inference.posterior import ParameterPosterior, PosteriorConfig, infer
 from distlfm.inference.series.linear import LinearGaussian, choose_quadrature
 from distlfm.inference.whitened import WhitenedMarginal
-from distlfm.runtime.watching import during, stepped
+from distlfm.runtime.reporting import during, stepped
 
 START_SPREAD = 0.7
 """Standard deviation, in units of the prior's, of the random starts after the first, which is the prior's middle."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum, Status, evaluate, minimise
-from distlfm.runtime.watching import during, stepped
+from distlfm.runtime.reporting import during, stepped
 
 FLATTEST = 0.3
 """Smallest curvature kept: the prior alone has curvature 1, and less than this is a saddle, not knowledge."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 from pydantic import Field, model_validator
 
 from distlfm.config import Config
-from distlfm.config.registry import OneOf
+from distlfm.config.keys import OneOf
 from distlfm.errors import UsageError
 from distlfm.inference.field.fit import CollapsedFields, is_recorded
 from distlfm.inference.field.laplace import Laplace

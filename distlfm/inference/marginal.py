@@ -19,7 +19,7 @@ from distlfm.gp.linalg import safe_cholesky
 from distlfm.inference.gaussian import log_normal
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
-from distlfm.mechanisms.parameters import Values
+from distlfm.mechanisms.priors import Values
 
 CACHED = 8_000_000
 """Bytes of the largest matrices of one call: what outgrows the cache is four times slower, and is mapped anew."""

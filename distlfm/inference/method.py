@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from distlfm.config.registry import Registry
+from distlfm.config.keys import Registry
 from distlfm.inference.base import Fit, Posterior
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations, collate

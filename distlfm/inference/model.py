@@ -12,17 +12,15 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from distlfm.config import Config, nearest
-from distlfm.dimension import Dimension
 from distlfm.errors import UsageError
 from distlfm.gp.expression import Periodic, Scaled, Stationary
 from distlfm.gp.kernels import FunctionalKernel, KernelConfig
 from distlfm.inference.observations import Observations
+from distlfm.instance import Dimension
 from distlfm.likelihoods import LikelihoodConfig, build_likelihood
-from distlfm.mechanisms.base import Mechanism
+from distlfm.mechanisms.base import Known, Mechanism, System
 from distlfm.mechanisms.field import FieldMechanism
-from distlfm.mechanisms.parameters import Parameter, ParameterSpace, Values
-from distlfm.mechanisms.priors import LogNormal, Prior
-from distlfm.mechanisms.system import Known, System
+from distlfm.mechanisms.priors import LogNormal, Parameter, ParameterSpace, Prior, Values
 from distlfm.solvers.linear import Linearity, probe
 
 

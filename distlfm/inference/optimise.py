@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from distlfm.config import Config
-from distlfm.runtime.watching import stepped
+from distlfm.runtime.reporting import stepped
 
 Objective = Callable[[Tensor, Tensor], Tensor]
 """(z [A, n], rows [A]) → value [A]; a value that is not finite means that z is not allowed."""

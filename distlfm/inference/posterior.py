@@ -19,7 +19,7 @@ from torch import Tensor
 from distlfm.config import Config
 from distlfm.inference.curvature import ROWS, hessian, root_of_inverse
 from distlfm.inference.optimise import Objective
-from distlfm.runtime.watching import during, stepped
+from distlfm.runtime.reporting import during, stepped
 
 LEAST = 60
 """Proposals of a stage, however few the unknowns."""

@@ -18,7 +18,7 @@ from distlfm.inference.gaussian import log_normal
 from distlfm.inference.marginal import Marginal, Moments
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
-from distlfm.mechanisms.parameters import Values
+from distlfm.mechanisms.priors import Values
 
 ROWS = 8
 """Rows of unknowns that are evaluated at once where no gradient is asked for."""

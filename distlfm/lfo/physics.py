@@ -21,7 +21,7 @@ from distlfm.lfo.schema import OperatorSchema, element_names
 from distlfm.lfo.spectral import table
 from distlfm.mechanisms.base import Mechanism
 from distlfm.mechanisms.build import build_system
-from distlfm.mechanisms.parameters import ParameterSpace
+from distlfm.mechanisms.priors import ParameterSpace
 from distlfm.solvers.linear import Panels, extract, panels, probe, propagate
 from distlfm.solvers.ode import CLASSICAL, march
 

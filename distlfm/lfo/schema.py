@@ -13,12 +13,11 @@ import numpy as np
 from pydantic import Field
 
 from distlfm.config import Config
-from distlfm.dimension import same_unit
 from distlfm.errors import UsageError
-from distlfm.instance import FloatArray
+from distlfm.instance import FloatArray, same_unit
+from distlfm.mechanisms.base import System
 from distlfm.mechanisms.build import build_system, known_systems
 from distlfm.mechanisms.field import FieldConfig
-from distlfm.mechanisms.system import System
 from distlfm.store import Store, StoreSpec
 from distlfm.store.layout import UNKNOWN_UNIT, unit
 

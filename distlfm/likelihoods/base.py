@@ -15,10 +15,9 @@ from pydantic import Field, ModelWrapValidatorHandler, model_validator
 from torch import Tensor
 
 from distlfm.config import Config
-from distlfm.config.registry import OneOf, Registry
+from distlfm.config.keys import OneOf, Registry
 from distlfm.instance import FloatArray, Instance
-from distlfm.mechanisms.parameters import Parameter, Values
-from distlfm.mechanisms.priors import LogNormal, Prior
+from distlfm.mechanisms.priors import LogNormal, Parameter, Prior, Values
 
 LIKELIHOODS: Registry[type[Likelihood]] = Registry("likelihood")
 

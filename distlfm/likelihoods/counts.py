@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from distlfm.dimension import NUMBER
 from distlfm.errors import UsageError
-from distlfm.instance import FloatArray, Instance
+from distlfm.instance import NUMBER, FloatArray, Instance
 from distlfm.likelihoods.base import Likelihood, Numbers, Observed, register_likelihood
-from distlfm.mechanisms.parameters import Parameter, Values
+from distlfm.mechanisms.priors import Parameter, Values
 
 SHARPNESS = 20.0
 """A count's rate is softplus(20 y)/20: y itself where y is well above zero, and positive everywhere."""

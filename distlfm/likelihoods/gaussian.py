@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distlfm.dimension import NUMBER, VALUE
 from distlfm.errors import UsageError
-from distlfm.instance import FloatArray
+from distlfm.instance import NUMBER, VALUE, FloatArray
 from distlfm.likelihoods.base import Likelihood, Numbers, Observed, register_likelihood
-from distlfm.mechanisms.parameters import Parameter, Values
+from distlfm.mechanisms.priors import Parameter, Values
 
 
 @register_likelihood("gaussian")

@@ -1,11 +1,10 @@
 """Equations: one file a mechanism. Importing this package registers those that are shipped."""
 
 from distlfm.mechanisms import cascade, glucose, linear_ode, lotka_volterra, nonparametric, transcription
-from distlfm.mechanisms.base import REGISTRY, Mechanism, MechanismConfig, join_states, register, zero_state
+from distlfm.mechanisms.base import REGISTRY, Mechanism, MechanismConfig, System, join_states, register, zero_state
 from distlfm.mechanisms.build import build_mechanism, build_system, find_system, known_systems
 from distlfm.mechanisms.field import FieldMechanism
-from distlfm.mechanisms.parameters import Parameter, ParameterSpace, Values
-from distlfm.mechanisms.system import System
+from distlfm.mechanisms.priors import Parameter, ParameterSpace, Values
 
 __all__ = [
     "REGISTRY",

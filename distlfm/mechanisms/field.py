@@ -12,13 +12,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, FiniteFloat, PositiveFloat, TypeAdapter, model_validator
 
 from distlfm.config import Config
-from distlfm.dimension import POSITION, TIME, VALUE, Dimension
 from distlfm.equations import Coefficient, Equation
-from distlfm.equations.problem import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
+from distlfm.equations.base import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
 from distlfm.errors import UsageError
-from distlfm.mechanisms.parameters import Parameter
-from distlfm.mechanisms.priors import LogNormal, Prior
-from distlfm.mechanisms.system import MechanismConfig, System, by_options
+from distlfm.instance import POSITION, TIME, VALUE, Dimension
+from distlfm.mechanisms.base import MechanismConfig, System, by_options
+from distlfm.mechanisms.priors import LogNormal, Parameter, Prior
 
 DIMS = {"interval": 1, "rectangle": 2, "box": 3}
 OF_PROFILE = "how many times the given profile the state at the start is"

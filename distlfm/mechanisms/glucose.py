@@ -7,12 +7,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from distlfm.dimension import RATE, TIME, VALUE
 from distlfm.errors import UsageError
-from distlfm.mechanisms.base import Mechanism, MechanismConfig, register, start_parameter
-from distlfm.mechanisms.parameters import Parameter, Values
-from distlfm.mechanisms.priors import LogNormal, Prior
-from distlfm.mechanisms.system import by_options
+from distlfm.instance import RATE, TIME, VALUE
+from distlfm.mechanisms.base import Mechanism, MechanismConfig, by_options, register, start_parameter
+from distlfm.mechanisms.priors import LogNormal, Parameter, Prior, Values
 
 
 class GlucoseConfig(MechanismConfig):

@@ -8,12 +8,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from distlfm.dimension import NUMBER, TIME, VALUE
 from distlfm.errors import UsageError
-from distlfm.mechanisms.base import Mechanism, MechanismConfig, register, start_parameter, zero_state
-from distlfm.mechanisms.parameters import Parameter, Values
-from distlfm.mechanisms.priors import LogNormal, Normal
-from distlfm.mechanisms.system import by_options
+from distlfm.instance import NUMBER, TIME, VALUE
+from distlfm.mechanisms.base import Mechanism, MechanismConfig, by_options, register, start_parameter, zero_state
+from distlfm.mechanisms.priors import LogNormal, Normal, Parameter, Values
 
 
 class LinearODEConfig(MechanismConfig):

@@ -9,12 +9,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from distlfm.dimension import TIME, VALUE
-from distlfm.mechanisms.base import Mechanism, MechanismConfig, register, start_parameter
-from distlfm.mechanisms.parameters import Parameter, Values
-from distlfm.mechanisms.priors import LogNormal
+from distlfm.instance import TIME, VALUE
+from distlfm.mechanisms.base import Mechanism, MechanismConfig, by_options, register, start_parameter
+from distlfm.mechanisms.priors import LogNormal, Parameter, Values
 from distlfm.mechanisms.responses import ResponseConfig, build_response
-from distlfm.mechanisms.system import by_options
 
 
 class LotkaVolterraConfig(MechanismConfig):

@@ -6,11 +6,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from distlfm.dimension import RATE, VALUE, Dimension
-from distlfm.mechanisms.base import Mechanism, MechanismConfig, register, start_parameter
-from distlfm.mechanisms.parameters import Parameter, Values
-from distlfm.mechanisms.priors import Normal
-from distlfm.mechanisms.system import by_options
+from distlfm.instance import RATE, VALUE, Dimension
+from distlfm.mechanisms.base import Mechanism, MechanismConfig, by_options, register, start_parameter
+from distlfm.mechanisms.priors import Normal, Parameter, Values
 
 
 class NonparametricConfig(MechanismConfig):

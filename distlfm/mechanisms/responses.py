@@ -16,8 +16,7 @@ from torch.nn.functional import logsigmoid, softplus
 
 from distlfm.config import Config
 from distlfm.errors import UsageError
-from distlfm.mechanisms.parameters import Parameter, Values
-from distlfm.mechanisms.priors import Normal
+from distlfm.mechanisms.priors import Normal, Parameter, Values
 
 FLOOR = 1e-12
 """Keeps the logarithm of a positive response finite."""

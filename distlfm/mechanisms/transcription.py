@@ -7,12 +7,18 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from distlfm.dimension import NUMBER, RATE, TIME, VALUE
-from distlfm.mechanisms.base import Initial, Mechanism, MechanismConfig, register, start_parameter, zero_state
-from distlfm.mechanisms.parameters import Parameter, Values
-from distlfm.mechanisms.priors import LogNormal
+from distlfm.instance import NUMBER, RATE, TIME, VALUE
+from distlfm.mechanisms.base import (
+    Initial,
+    Mechanism,
+    MechanismConfig,
+    by_options,
+    register,
+    start_parameter,
+    zero_state,
+)
+from distlfm.mechanisms.priors import LogNormal, Parameter, Values
 from distlfm.mechanisms.responses import Identity, ResponseConfig, build_response
-from distlfm.mechanisms.system import by_options
 
 
 class TranscriptionConfig(MechanismConfig):

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import MaxNLocator
 
 from distlfm.instance import FloatArray, Instance
-from distlfm.report.curves import WIDE_HEIGHT
 from distlfm.report.field_maps import ERROR_MAP, MAP_DPI
 from distlfm.report.page import Cell, Figure, Link, Provenance, Section, Table, embed, write_page
+from distlfm.report.panels import WIDE_HEIGHT
 from distlfm.report.style import DASHED, MEASURED, TRUTH, house, new_figure, plain, quantity
 
 

@@ -17,12 +17,11 @@ from distlfm.answer import Band
 from distlfm.inference.findings.residuals import Residuals, residuals
 from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray
-from distlfm.report.curves import draw_band
 from distlfm.report.field_maps import ERROR_MAP, MAP_DPI, plot_field, set_scales, time_title
 from distlfm.report.field_view import FieldView
-from distlfm.report.forest import draw_forest, forest_height, grouped
 from distlfm.report.page import Figure as PageFigure
 from distlfm.report.page import embed
+from distlfm.report.panels import draw_band, draw_forest, forest_height, grouped
 from distlfm.report.style import DASHED, INFERRED, MEASURED, QUIET, TRUTH, handles, house, new_figure, plain, quantity
 from distlfm.report.words import assumed_words, force_unit, parameter_units, true_parameters
 

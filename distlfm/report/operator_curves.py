@@ -14,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 
 from distlfm.instance import FloatArray, Instance
 from distlfm.lfo import OperatorAnswer, OperatorSchema
-from distlfm.report.curves import draw_band
 from distlfm.report.operator_plots import band_of, true_curve, true_map
+from distlfm.report.panels import draw_band
 from distlfm.report.style import (
     BAND68,
     DASHED,

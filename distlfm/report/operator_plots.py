@@ -32,10 +32,9 @@ from distlfm.instance import FloatArray, Instance
 from distlfm.lfo import GridDim, OperatorAnswer, OperatorSchema
 from distlfm.lfo.answer import Estimate as AnswerEstimate
 from distlfm.lfo.grid import to_grid
-from distlfm.report.curves import MAX_PANELS, WIDE_HEIGHT, Layout, draw_band
 from distlfm.report.field_maps import ERROR_MAP, LEVEL_MAP, MAP_DPI, SPREAD_MAP
-from distlfm.report.forest import draw_forest, forest_height, grouped
 from distlfm.report.page import PIXELS_PER_INCH
+from distlfm.report.panels import MAX_PANELS, WIDE_HEIGHT, Layout, draw_band, draw_forest, forest_height, grouped
 from distlfm.report.style import BAND95, DASHED, INFERRED, MEASURED, TRUTH, handles, house, new_figure, plain, quantity
 from distlfm.store.files import put_quickly, storing
 

@@ -18,8 +18,7 @@ from distlfm.inference.findings.scores import Tally
 from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray
 from distlfm.report import words
-from distlfm.report.curves import Layout, draw_curves
-from distlfm.report.forest import draw_forest, forest_height, grouped
+from distlfm.report.panels import Layout, draw_curves, draw_forest, forest_height, grouped
 from distlfm.report.style import (
     BAND68,
     BAND95,

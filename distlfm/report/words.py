@@ -15,13 +15,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from distlfm.dimension import Dimension
-from distlfm.equations.problem import BoundaryConfig
+from distlfm.equations.base import BoundaryConfig
 from distlfm.gp.kernels import KernelConfig
 from distlfm.inference.findings.estimates import Direction, Estimate
 from distlfm.inference.model import Model
 from distlfm.inference.result import FitResult
-from distlfm.instance import FloatArray
+from distlfm.instance import Dimension, FloatArray
 from distlfm.mechanisms import Parameter
 from distlfm.mechanisms.field import FieldConfig
 from distlfm.mechanisms.priors import HalfNormal, LogNormal, Normal, Prior

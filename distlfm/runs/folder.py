@@ -21,7 +21,7 @@ from distlfm.inference.findings.scores import Row, Tally, figures_of
 from distlfm.runs.settings import GenerateConfig
 from distlfm.inference.method import FIELDS, SERIES
 from distlfm.likelihoods import LIKELIHOODS
-from distlfm.mechanisms.plugins import code_of, own_code
+from distlfm.mechanisms.build import code_of, own_code
 from distlfm.runs import CONFIG, REPORT, SUMMARY
 from distlfm.runs.settings import FitConfig
 from distlfm.store.files import finite

@@ -15,12 +15,12 @@ from distlfm.inference.model import ForceConfig, Model
 from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_system, find_system
 from distlfm.mechanisms.build import check_parameters
-from distlfm.mechanisms.plugins import WithPlugins, located, plugin_name
+from distlfm.mechanisms.build import WithPlugins, located, plugin_name
 from typing import Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 from distlfm.config import Config
 from pydantic import Field
-from distlfm.mechanisms.plugins import WithPlugins
+from distlfm.mechanisms.build import WithPlugins
 
 
 class WorkConfig(Config):

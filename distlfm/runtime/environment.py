@@ -1,4 +1,4 @@
-"""The environment of an MPI helper process, and programs of the system that are started by name.
+"""The environment of an MPI helper process, programs of the system that are started by name, and threads of torch.
 
 A process that runs under Slurm, Ray or another mpirun carries variables that make a new MPI believe it belongs to that
 launcher: `MPI_Init` then aborts or hangs. Helper groups therefore start from an environment without them.
@@ -7,7 +7,8 @@ launcher: `MPI_Init` then aborts or hangs. Helper groups therefore start from an
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from distlfm.errors import StartError
@@ -103,3 +104,16 @@ def user_cache_directory(environment: Mapping[str, str]) -> Path:
         return Path(cache_home) / "distlfm"
     home = environment.get("HOME")
     return (Path(home) if home else Path.home()) / ".cache" / "distlfm"
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Tensor operations take `count` threads inside."""
+    import torch  # a light process has no use for it
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from distlfm.answers.figures import true_elements
-from distlfm.answers.tables import COLUMNS, Tables
 from distlfm.instance import FloatArray, Instance
 from distlfm.lfo import OperatorAnswer, OperatorSchema
 from distlfm.lfo.answer import Estimate
+from distlfm.queries.figures import true_elements
+from distlfm.queries.tables import COLUMNS, Tables
 from distlfm.report.operator_plots import FORMATS, plot_answer, plot_beside
 from distlfm.report.style import house
 

@@ -25,7 +25,7 @@ from distlfm.report.operator_plots import as_answer
 from distlfm.report.plots import plot_fit
 from distlfm.report.words import direction_words, status_words
 from distlfm.runs.settings import FitConfig
-from distlfm.runtime.watching import Step, watched
+from distlfm.runtime.reporting import Step, watched
 from distlfm.serve.answers import picture, written
 from distlfm.solvers.field.meshed import close_helper_groups
 from distlfm.store.files import put_quickly

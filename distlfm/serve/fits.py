@@ -32,7 +32,7 @@ from distlfm.lfo import Operator
 from distlfm.lfo.finish import Priors, learned_priors
 from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_system
-from distlfm.mechanisms.plugins import located
+from distlfm.mechanisms.build import located
 from distlfm.report.words import prior_words
 from distlfm.runs.settings import DataConfig, FitConfig, RunConfig
 from distlfm.serve.answers import Shown

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distlfm.answers.asking import ask, find_checkpoint, mark
 from distlfm.errors import UsageError
 from distlfm.fleets.fit_job import safe
 from distlfm.lfo import Operator, OperatorAnswer
+from distlfm.queries.asking import ask, find_checkpoint, mark
 from distlfm.serve.answers import Shown, agreement, parameter_rows, picture, plot_comparison, restored, written
 from distlfm.serve.fits import Fits, Running, fit_options
 from distlfm.serve.settings import ServeConfig

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from distlfm.errors import UsageError
-from distlfm.mechanisms.plugins import WithPlugins
+from distlfm.mechanisms.build import WithPlugins
 from distlfm.runs.settings import DataConfig
 
 PORT = 8765

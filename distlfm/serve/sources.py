@@ -22,13 +22,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from distlfm.answers.asking import check_data, renamed
 from distlfm.config import apply_overrides, build
 from distlfm.errors import DataError, DistlfmError, Problem, UsageError
 from distlfm.fleets.sources import for_fitting, open_source
 from distlfm.fleets.spool import Source
 from distlfm.instance import Instance
 from distlfm.lfo import OperatorSchema
+from distlfm.queries.asking import check_data, renamed
 from distlfm.runs.settings import DataConfig, QueryConfig
 from distlfm.serve.settings import ServeConfig
 

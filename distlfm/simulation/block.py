@@ -22,12 +22,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from distlfm.config import nearest
-from distlfm.dimension import Dimension
 from distlfm.errors import UsageError
 from distlfm.inference.model import Model
-from distlfm.instance import FloatArray
+from distlfm.instance import Dimension, FloatArray
 from distlfm.mechanisms import Parameter, System
-from distlfm.mechanisms.parameters import Values
+from distlfm.mechanisms.priors import Values
 from distlfm.runs.folder import identity, versions
 from distlfm.runs.settings import GenerateConfig
 from distlfm.simulation.fields import Lattice

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distlfm.equations.problem import MeshConfig
+from distlfm.equations.base import MeshConfig
 from distlfm.errors import UsageError, WorkError
 from distlfm.gp.kernels import Separable, separate
 from distlfm.inference.field.map import FieldMap
@@ -20,7 +20,7 @@ from distlfm.inference.field.points import pick, place_inducing
 from distlfm.inference.field.settings import mesh_ranks, open_on
 from distlfm.inference.model import Model
 from distlfm.instance import FloatArray, Instance, Truth
-from distlfm.mechanisms.parameters import Values
+from distlfm.mechanisms.priors import Values
 from distlfm.runs.settings import SimulateConfig
 from distlfm.simulation.series import draw_values, normals, steady_factor
 from distlfm.solvers.field.dense import stepper_of

@@ -27,7 +27,7 @@ from distlfm.gp.linalg import Cholesky, safe_cholesky
 from distlfm.gp.pathwise import Domain, ForcePrior, draw_prior
 from distlfm.inference.model import Model
 from distlfm.instance import FloatArray
-from distlfm.mechanisms.parameters import ParameterSpace, Values
+from distlfm.mechanisms.priors import ParameterSpace, Values
 from distlfm.solvers.base import Force, SolverConfig, reads_state
 from distlfm.solvers.linear import Linearity, extract, panels, propagate
 from distlfm.solvers.ode import solve

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from distlfm.config import Config
 from distlfm.mechanisms.base import Mechanism
-from distlfm.mechanisms.parameters import Values
+from distlfm.mechanisms.priors import Values
 
 Force = Callable[[Tensor], Tensor]
 """All latent forces of every sample and instance, as a function: `n` inputs → values [S, B, L, n].

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from distlfm.mechanisms.base import Mechanism
-from distlfm.mechanisms.parameters import ParameterSpace, Values
+from distlfm.mechanisms.priors import ParameterSpace, Values
 
 PROBE_TOLERANCE = 1e-9
 PROBES = 7

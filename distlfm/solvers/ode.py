@@ -28,7 +28,7 @@ from torchdiffeq import odeint, odeint_adjoint
 
 from distlfm.errors import UsageError
 from distlfm.mechanisms.base import Mechanism
-from distlfm.mechanisms.parameters import Values
+from distlfm.mechanisms.priors import Values
 from distlfm.solvers.base import Force, Problem, SolverConfig, Trajectory, VectorField
 
 Run = Callable[[Problem, Tensor | None, Sequence[Tensor]], Tensor]

@@ -3,8 +3,7 @@
 from distlfm.store.block import pack
 from distlfm.store.layout import SCHEMA, STATUSES, StoreSpec
 from distlfm.store.lock import Holder, driver_lock, holder, part_lock, turn
-from distlfm.store.markers import content_hash, read_progress, write_progress
-from distlfm.store.metadata import find_store, is_store
+from distlfm.store.metadata import content_hash, find_store, is_store, read_progress, write_progress
 from distlfm.store.store import Store
 
 __all__ = [

@@ -35,7 +35,7 @@ from distlfm.optional import require
 from distlfm.store.files import flush, flush_tree, partial, storing
 from distlfm.store.inspection import OnBlock
 from distlfm.store.layout import FAILED, STATUSES, StoreSpec, unit
-from distlfm.store.markers import Marker
+from distlfm.store.metadata import Marker
 from distlfm.store.store import Store
 
 

@@ -18,8 +18,7 @@ import numpy as np
 from distlfm.errors import DistlfmError
 from distlfm.store.layout import FAILED, Variable, grid, statics, tally
 from distlfm.store.lock import driver_of
-from distlfm.store.markers import FOLDER, Marker, finished, marker_path, read_marker
-from distlfm.store.metadata import METADATA, find_store, is_store
+from distlfm.store.metadata import FOLDER, METADATA, Marker, find_store, finished, is_store, marker_path, read_marker
 from distlfm.store.store import ROWS, Store
 
 SHOWN = 5

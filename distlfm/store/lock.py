@@ -19,8 +19,7 @@ from distlfm.config import Config
 from distlfm.errors import UsageError
 from distlfm.runtime.hosts import job_name
 from distlfm.store.files import storing
-from distlfm.store.markers import NO_LOCKS
-from distlfm.store.metadata import RUN_STORE
+from distlfm.store.metadata import NO_LOCKS, RUN_STORE
 
 FILE, PARTS, TURN = "lock", "parts", "turn"
 ATTEMPTS, PAUSE = 5, 0.05

@@ -29,9 +29,21 @@ from distlfm.optional import require
 from distlfm.store.block import Encoder, checked_arrays, checked_rows, create_array, encoded_rows, shard_name, unpack
 from distlfm.store.files import flush, flush_tree, partial, put_all, remove, storing, unreadable
 from distlfm.store.layout import STRING, StoreSpec, Variable, mesh_arrays, statics, tally, variables
-from distlfm.store.markers import FOLDER as MARKERS
-from distlfm.store.markers import Marker, claimed, finished, marker_path, publish, read_marker
-from distlfm.store.metadata import METADATA, attributes_of, consolidate, find_store, read_attributes, read_spec
+from distlfm.store.metadata import FOLDER as MARKERS
+from distlfm.store.metadata import (
+    METADATA,
+    Marker,
+    attributes_of,
+    claimed,
+    consolidate,
+    find_store,
+    finished,
+    marker_path,
+    publish,
+    read_attributes,
+    read_marker,
+    read_spec,
+)
 
 if TYPE_CHECKING:
     import xarray

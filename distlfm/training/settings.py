@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, model_validator
 
-from distlfm.answers.asking import find_checkpoint, mark
 from distlfm.cluster.ray.sweep import Range, Values
 from distlfm.config import Config, apply_overrides, build, nearest
 from distlfm.errors import UsageError
 from distlfm.lfo import OperatorConfig, TrainSettings, load_checkpoint
-from distlfm.mechanisms.plugins import WithPlugins
+from distlfm.mechanisms.build import WithPlugins
+from distlfm.queries.asking import find_checkpoint, mark
 from distlfm.runs.settings import DataConfig
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distlfm.answers.asking import check_data, find_checkpoint, renamed
 from distlfm.errors import DistlfmError, Problem, UsageError
 from distlfm.fleets.sources import for_fitting, open_source
 from distlfm.instance import Instance
@@ -16,6 +15,7 @@ from distlfm.lfo import Examples, Operator
 from distlfm.lfo.finish import lineage
 from distlfm.lfo.grid import Observed
 from distlfm.lfo.settings import SplitConfig
+from distlfm.queries.asking import check_data, find_checkpoint, renamed
 from distlfm.runs.settings import DataConfig
 from distlfm.runtime.reporting import Reporter
 from distlfm.store import Store

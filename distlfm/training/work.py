@@ -18,10 +18,10 @@ from distlfm.config import digest
 from distlfm.errors import DistlfmError, OtherWork, UsageError, WorkError
 from distlfm.lfo import Examples, OperatorSchema, Ranks, Training, finish, load_checkpoint, save_checkpoint
 from distlfm.lfo.checkpoint import TRAINING
-from distlfm.mechanisms.plugins import import_plugins
+from distlfm.mechanisms.build import import_plugins
 from distlfm.runs import OPERATOR, REPORT, SUMMARY
 from distlfm.runs.folder import ELSEWHERE, begin, refuse_changed, refuse_other_verbs, versions, write_config
-from distlfm.runtime.threads import torch_threads
+from distlfm.runtime.environment import torch_threads
 from distlfm.store import Store, driver_lock
 from distlfm.store.files import put_quickly, remove, storing
 from distlfm.training.log import METRICS, RunLog

@@ -18,10 +18,10 @@ import yaml
 
 from distlfm.config import Config, apply_overrides, build, read_yaml
 from distlfm.config.keys import Key, flow, keys_of, kind_of, parts, sections_of
-from distlfm.dimension import NUMBER, Dimension
 from distlfm.equations import EQUATIONS
 from distlfm.errors import UsageError
 from distlfm.inference.model import Model
+from distlfm.instance import NUMBER, Dimension
 from distlfm.mechanisms import (
     FieldMechanism,
     MechanismConfig,
@@ -31,7 +31,7 @@ from distlfm.mechanisms import (
     find_system,
     known_systems,
 )
-from distlfm.mechanisms.plugins import import_plugins
+from distlfm.mechanisms.build import import_plugins
 from distlfm.mechanisms.priors import Prior
 from distlfm.runs.settings import FitConfig, GenerateConfig, SimulateConfig
 from distlfm.training.settings import TrainConfig, TuneConfig

@@ -18,7 +18,7 @@ import yaml
 
 from distlfm.config import build, digest
 from distlfm.data import read, write_npz
-from distlfm.equations.problem import MeshConfig
+from distlfm.equations.base import MeshConfig
 from distlfm.errors import DistlfmError, OtherWork, Stopped, WorkError
 from distlfm.inference.archive import SavedFits
 from distlfm.inference.result import FitResult

@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from distlfm.answers.asking import ask, find_checkpoint, mark, origin
-from distlfm.answers.figures import Calibration, Draws, failed_answer, novelty_of, row_of, true_elements
 from distlfm.config import apply_overrides, build, dump, fingerprint, read_yaml
 from distlfm.errors import DistlfmError, UsageError
 from distlfm.inference.findings.scores import Figures, Tally
@@ -25,12 +23,14 @@ from distlfm.lfo.dataset import kept_rows
 from distlfm.lfo.finish import lineage
 from distlfm.lfo.schema import check_store_units
 from distlfm.lfo.settings import SplitConfig
+from distlfm.queries.asking import ask, find_checkpoint, mark, origin
+from distlfm.queries.figures import Calibration, Draws, failed_answer, novelty_of, row_of, true_elements
 from distlfm.report.operator_page import Example, Resolutions, Scores, evaluation_page
 from distlfm.runs import CONFIG, REPORT, SUMMARY
 from distlfm.runs.folder import begin, forget_report, refuse_other_verbs, versions, write_config, write_summary
 from distlfm.runs.settings import AskConfig, EvaluateConfig, GenerateConfig, SamplingConfig
+from distlfm.runtime.environment import torch_threads
 from distlfm.runtime.reporting import Reporter, Silent
-from distlfm.runtime.threads import torch_threads
 from distlfm.store import Store, find_store
 from distlfm.store.block import unpack
 from distlfm.verbs.generate import generate

@@ -11,9 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from distlfm.answers.asking import Asked, ask, check_data, find_checkpoint, mark, origin, renamed
-from distlfm.answers.figures import failed_answer, novelty_of, row_of, true_elements
-from distlfm.answers.tables import PLOTS, WRITTEN, forget_answers, tables
 from distlfm.config import apply_overrides, build, dump, fingerprint
 from distlfm.data import catalog
 from distlfm.errors import UsageError, WorkError
@@ -22,11 +19,14 @@ from distlfm.fleets.spool import Source
 from distlfm.inference.findings.scores import Figures, Tally
 from distlfm.instance import Instance
 from distlfm.lfo import Operator, OperatorAnswer
+from distlfm.queries.asking import Asked, ask, check_data, find_checkpoint, mark, origin, renamed
+from distlfm.queries.figures import failed_answer, novelty_of, row_of, true_elements
+from distlfm.queries.tables import PLOTS, WRITTEN, forget_answers, tables
 from distlfm.runs import REPORT
 from distlfm.runs.folder import begin, refuse_other_verbs, versions, write_config, write_summary
 from distlfm.runs.settings import QueryConfig
+from distlfm.runtime.environment import torch_threads
 from distlfm.runtime.reporting import Reporter, Silent
-from distlfm.runtime.threads import torch_threads
 
 MOST_HELD = 10_000
 """Answers that a query without a folder keeps; more than that belong into files."""

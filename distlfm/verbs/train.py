@@ -215,7 +215,7 @@ MOST = 1000
 def report_training(run: Path | str, reporter: Reporter | None = None) -> Path:
     """Write report.html of a finished training run. Scores need the first of its stores; without it there are none."""
     # Ranks import this module, and never the libraries of a report.
-    from distlfm.answers.asking import mark, origin
+    from distlfm.queries.asking import mark, origin
     from distlfm.report.operator_page import training_page
     from distlfm.verbs.evaluate import find_or_none, scored
 

@@ -176,8 +176,8 @@ def make_site(kit_file: Path, path: Path, operator: Path | None = None) -> Path:
 
 def _checked(operator: Path) -> Path:
     """The checkpoint that a path means, if this version can read it."""
-    from distlfm.answers.asking import find_checkpoint
     from distlfm.lfo import load_checkpoint  # whoever makes a link needs no torch
+    from distlfm.queries.asking import find_checkpoint
 
     found = find_checkpoint(operator)
     load_checkpoint(found)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from distlfm.answers.asking import renamed
 from distlfm.config import build
 from distlfm.errors import OtherWork, UsageError
 from distlfm.federated.settings import SiteConfig
@@ -16,6 +15,7 @@ from distlfm.federated.site.cohort import FITS, patient_of
 from distlfm.fleets.sources import Intake, read_instances, windows
 from distlfm.instance import Instance
 from distlfm.lfo import Batch, Operator
+from distlfm.queries.asking import renamed
 from distlfm.runs.folder import ELSEWHERE
 from distlfm.runs.settings import DataConfig, FitConfig
 from distlfm.runtime.reporting import Reporter, Silent

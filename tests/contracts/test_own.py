@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from distlfm.config import build
-from distlfm.config.registry import Registry
+from distlfm.config.keys import Registry
 from distlfm.errors import UsageError
 from distlfm.inference.archive import load
 from distlfm.inference.method import SERIES

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from distlfm.config import build
-from distlfm.equations.problem import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
+from distlfm.equations.base import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
 from distlfm.errors import UsageError
 from distlfm.fleets.fit_job import model_of
 from distlfm.inference.field.points import kicks_of, pulse_of, take_apart

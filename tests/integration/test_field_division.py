@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from distlfm.config import build
-from distlfm.equations.problem import EquationRef, MeshConfig, ProblemSpec
+from distlfm.equations.base import EquationRef, MeshConfig, ProblemSpec
 from distlfm.fleets.fit_job import model_with
 from distlfm.inference.field.settings import Extent, FieldOptions, num_ranks, open_field, settle_extent
 from distlfm.inference.model import Model

@@ -26,7 +26,7 @@ from distlfm.federated.site import policy as policies
 from distlfm.federated.site.ledger import Ledger
 from distlfm.federated.site.policy import check_local, check_package, load_policy
 from distlfm.mechanisms import REGISTRY
-from distlfm.mechanisms.plugins import import_plugins
+from distlfm.mechanisms.build import import_plugins
 from distlfm.runs.settings import FitConfig
 from tests.support.importing import ROOT, import_environment
 

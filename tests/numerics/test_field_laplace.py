@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import torch
 
 from distlfm.config import build, read_yaml
-from distlfm.equations.problem import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
+from distlfm.equations.base import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
 from distlfm.errors import UsageError
 from distlfm.fleets.fit_job import model_of
 from distlfm.inference.archive import load, save
@@ -26,7 +26,7 @@ from distlfm.inference.observations import collate
 from distlfm.inference.optimise import OptimiserConfig, Status
 from distlfm.instance import Instance
 from distlfm.runs.settings import FitConfig, SimulateConfig
-from distlfm.runtime.watching import watched
+from distlfm.runtime.reporting import watched
 from distlfm.simulation.instances import simulate_from
 from distlfm.solvers.field.engine import TimeGrid, solve
 from distlfm.solvers.field.meshed import Meshed, meshed

@@ -17,7 +17,7 @@ from distlfm.inference.series.linear import LinearGaussian, Quadrature, output_v
 from distlfm.instance import Instance
 from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_mechanism
-from distlfm.mechanisms.parameters import Values
+from distlfm.mechanisms.priors import Values
 from distlfm.mechanisms.transcription import Transcription, TranscriptionConfig
 from distlfm.solvers.linear import extract, panels, probe, response
 

@@ -13,8 +13,7 @@ from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.model import ForceConfig, Model
 from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import Mechanism, MechanismConfig, Parameter, Values, build_mechanism
-from distlfm.mechanisms.parameters import ParameterSpace
-from distlfm.mechanisms.priors import LogNormal
+from distlfm.mechanisms.priors import LogNormal, ParameterSpace
 from distlfm.simulation.instances import simulate
 from distlfm.solvers.linear import Linearity, extract, probe
 

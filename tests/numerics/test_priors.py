@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from distlfm.errors import UsageError
 from distlfm.mechanisms import build_mechanism
-from distlfm.mechanisms.parameters import Parameter, ParameterSpace
-from distlfm.mechanisms.priors import HalfNormal, LogNormal, Normal, Prior, Uniform
+from distlfm.mechanisms.priors import HalfNormal, LogNormal, Normal, Parameter, ParameterSpace, Prior, Uniform
 
 PRIORS: dict[str, tuple[Prior, scipy.stats.rv_continuous]] = {
     "lognormal": (LogNormal(median=0.4, spread=0.8), scipy.stats.lognorm(s=0.8, scale=0.4)),

@@ -9,7 +9,7 @@ from torch.nn.functional import softplus
 
 from distlfm.errors import UsageError
 from distlfm.mechanisms import build_mechanism
-from distlfm.mechanisms.parameters import ParameterSpace
+from distlfm.mechanisms.priors import ParameterSpace
 from distlfm.mechanisms.responses import Composed, Exp, Hill, Identity, Response, ResponseConfig, build_response
 
 FORCES, OUTPUTS = ("f", "g"), ("a", "b", "c")

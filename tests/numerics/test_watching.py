@@ -12,8 +12,7 @@ from distlfm.config import build
 from distlfm.inference.fit import fit_instances
 from distlfm.runs.settings import FitConfig
 from distlfm.runtime import reporting
-from distlfm.runtime.reporting import Plain
-from distlfm.runtime.watching import Step, during, stepped, watched
+from distlfm.runtime.reporting import Plain, Step, during, stepped, watched
 from distlfm.verbs.fit import fit
 from tests.support.fit_toy import make_instances, make_model, quick
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distlfm.cli import main
-from distlfm.store.markers import FOLDER as MARKERS
+from distlfm.store.metadata import FOLDER as MARKERS
 from tests.support.query_factories import genes
 
 NOBODY = 65534

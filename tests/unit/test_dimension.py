@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from distlfm.config import read_yaml
-from distlfm.dimension import NUMBER, POSITION, RATE, TIME, VALUE, Dimension, named
 from distlfm.gp.kernels import KernelConfig
 from distlfm.inference.model import ForceConfig, Model
+from distlfm.instance import NUMBER, POSITION, RATE, TIME, VALUE, Dimension, named
 from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import Mechanism, Parameter, build_system
 from distlfm.mechanisms.base import MechanismConfig, zero_state
-from distlfm.mechanisms.parameters import Values
-from distlfm.mechanisms.priors import LogNormal
+from distlfm.mechanisms.priors import LogNormal, Values
 from distlfm.report.words import force_unit, parameter_units
 from tests.support.result_factories import make_page, make_result
 

@@ -25,7 +25,7 @@ LONGER = ("lotka_volterra", "reaction_diffusion")
 """Nonlinear, and in space; those that take longer still go the same ways."""
 
 PLUGIN = '''
-from distlfm.dimension import TIME
+from distlfm.instance import TIME
 from distlfm.mechanisms import Mechanism, Parameter, register, zero_state
 from distlfm.mechanisms.priors import LogNormal
 

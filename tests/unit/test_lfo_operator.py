@@ -13,7 +13,6 @@ import pytest
 import torch
 from scipy.interpolate import CubicSpline
 
-from distlfm.answers.export import described
 from distlfm.errors import UsageError
 from distlfm.instance import Instance
 from distlfm.lfo import (
@@ -31,6 +30,7 @@ from distlfm.lfo.dataset import fingerprint
 from distlfm.lfo.novelty import Novelty, features
 from distlfm.lfo.schema import SCHEMA, OperatorSchema
 from distlfm.lfo.spectral import spline
+from distlfm.queries.export import described
 from distlfm.runtime.reporting import Plain
 from distlfm.store import Store
 from distlfm.verbs.evaluate import evaluate

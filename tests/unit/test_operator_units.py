@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from distlfm.answers.export import described
 from distlfm.cli import main
 from distlfm.config import build
-from distlfm.dimension import same_unit
 from distlfm.errors import UsageError
+from distlfm.instance import same_unit
 from distlfm.lfo import Examples, Operator
+from distlfm.queries.export import described
 from distlfm.store import Store
 from distlfm.training.settings import TrainConfig
 from distlfm.training.start import read_observed

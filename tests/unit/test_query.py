@@ -14,12 +14,12 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from distlfm.answers.asking import find_checkpoint
-from distlfm.answers.tables import COLUMNS, tables
 from distlfm.data import write_npz
 from distlfm.errors import DistlfmError, UsageError, WorkError
 from distlfm.inference.findings.scores import AVERAGED
 from distlfm.instance import Instance
+from distlfm.queries.asking import find_checkpoint
+from distlfm.queries.tables import COLUMNS, tables
 from distlfm.store import Store
 from distlfm.verbs.query import query, worth_a_look
 from tests.support.query_factories import field, fresh_genes, genes, operator_of

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from distlfm.answers import export as query_export
-from distlfm.answers.export import OUTPUTS, described, export
 from distlfm.errors import MissingExtra, UsageError
+from distlfm.queries import export as query_export
+from distlfm.queries.export import OUTPUTS, described, export
 from distlfm.store import Store
 from tests.support.query_factories import field, genes, operator_of
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from distlfm.answers.figures import LEVELS, Calibration, at_truth, parameter_errors, true_elements
 from distlfm.instance import Truth
 from distlfm.lfo import Estimate
+from distlfm.queries.figures import LEVELS, Calibration, at_truth, parameter_errors, true_elements
 from distlfm.store import Store
 from tests.support.query_factories import fresh_genes, genes, operator_of
 

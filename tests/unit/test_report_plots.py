@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 from distlfm.errors import UsageError
 from distlfm.inference.findings.scores import Tally
 from distlfm.inference.observations import collate
-from distlfm.report.curves import MAX_PANELS
-from distlfm.report.forest import grouped
+from distlfm.report.panels import MAX_PANELS, grouped
 from distlfm.report.plots import plot_fit, plot_overview, plot_phase, plot_trace
 from distlfm.report.style import quantity
 from tests.support.result_factories import make_result, make_rows
@@ -124,7 +123,7 @@ def test_data_and_truth_follow_names_when_the_instance_orders_outputs_otherwise(
 
 def test_outputs_beyond_the_limit_are_left_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_PANELS == 24
-    monkeypatch.setattr("distlfm.report.curves.MAX_PANELS", 4)
+    monkeypatch.setattr("distlfm.report.panels.MAX_PANELS", 4)
     figure = plot_fit(replace(make_result(num_outputs=7), estimates=()))
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["gene0", "gene1", "gene2", "gene3", "Latent force"]

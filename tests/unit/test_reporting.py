@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from distlfm.runtime import reporting
-from distlfm.runtime.reporting import Plain, Reporter, Silent, Terminal, reporter_for
-from distlfm.runtime.watching import Step
+from distlfm.runtime.reporting import Plain, Reporter, Silent, Step, Terminal, reporter_for
 
 
 class TerminalStream(io.StringIO):

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from distlfm.answers.tables import as_data
 from distlfm.config import build
 from distlfm.data import write_npz
 from distlfm.inference.fit import InferenceConfig
@@ -21,9 +20,10 @@ from distlfm.inference.optimise import OptimiserConfig, minimise
 from distlfm.instance import Instance
 from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import REGISTRY
-from distlfm.mechanisms.plugins import import_plugins
+from distlfm.mechanisms.build import import_plugins
+from distlfm.queries.tables import as_data
 from distlfm.runs.settings import FitConfig
-from distlfm.runtime.watching import watched
+from distlfm.runtime.reporting import watched
 from distlfm.serve.answers import Shown, agreement, in_words, parameter_rows, plot_comparison, restored
 from distlfm.serve.fit_child import INSTANCE, RESULT, STATE, TASK, Steps, work
 from distlfm.serve.fits import FitOptions, Running, fit_options

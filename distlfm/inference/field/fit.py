@@ -30,8 +30,8 @@ from distlfm.inference.optimise import OptimiserConfig, Optimum
 from distlfm.inference.posterior import PosteriorConfig, infer
 from distlfm.inference.result import FitResult, results_of
 from distlfm.instance import Instance
-from distlfm.mechanisms.parameters import Values
-from distlfm.runtime.watching import during, stepped
+from distlfm.mechanisms.priors import Values
+from distlfm.runtime.reporting import during, stepped
 from distlfm.solvers.field.meshed import Meshed
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from distlfm.inference.posterior import PosteriorConfig, infer
 from distlfm.inference.result import FitResult, results_of
 from distlfm.inference.whitened import noise_of
 from distlfm.instance import Instance
-from distlfm.runtime.watching import during, stepped
+from distlfm.runtime.reporting import during, stepped
 
 if TYPE_CHECKING:
     from distlfm.inference.fit import InferenceConfig

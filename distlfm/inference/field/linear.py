@@ -21,7 +21,7 @@ from torch import Tensor
 
 from distlfm.inference.field.map import Columns, FieldMap
 from distlfm.inference.field.points import SMALLEST, left_open, whitened_basis
-from distlfm.mechanisms.parameters import Values
+from distlfm.mechanisms.priors import Values
 
 CHUNK = 20_000_000
 """Numbers held at once while gradients are multiplied with basis functions."""

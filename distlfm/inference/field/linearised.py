@@ -30,8 +30,8 @@ from distlfm.inference.field.points import Places, at_times, left_open, pick
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.inference.whitened import Asked, Compared, WhitenedMarginal, noise_of
-from distlfm.mechanisms.parameters import Values
-from distlfm.runtime.watching import stepped
+from distlfm.mechanisms.priors import Values
+from distlfm.runtime.reporting import stepped
 from distlfm.solvers.fem.spec import FloatArray
 from distlfm.solvers.field.meshed import Meshed
 from distlfm.solvers.field.tangent import Tangent, Watched, trajectory

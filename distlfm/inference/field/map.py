@@ -36,7 +36,7 @@ from distlfm.inference.field.points import (
     whitened_basis,
 )
 from distlfm.inference.model import Model
-from distlfm.mechanisms.parameters import Values
+from distlfm.mechanisms.priors import Values
 from distlfm.solvers.field.engine import Engine, TimeGrid, solve
 from distlfm.solvers.field.meshed import Discretised
 from distlfm.solvers.field.reduced import ReducedEngine, find_shapes

@@ -25,7 +25,7 @@ from distlfm.inference.field.points import Places, at_times, pick, whitened_basi
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.inference.whitened import Asked, Compared, WhitenedMarginal, noise_of
-from distlfm.mechanisms.parameters import Values
+from distlfm.mechanisms.priors import Values
 from distlfm.solvers.field.engine import TimeGrid, solve
 
 RESOLVED = 1e-6

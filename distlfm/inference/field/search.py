@@ -21,7 +21,7 @@ from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.inference.optimise import OptimiserConfig, Optimum, Status
 from distlfm.inference.whitened import noise_of
-from distlfm.runtime.watching import during
+from distlfm.runtime.reporting import during
 
 LINEARISATIONS = 15
 """Most linearisations of one fit."""

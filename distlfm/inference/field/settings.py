@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from distlfm.config import Config
-from distlfm.equations.problem import MeshConfig
+from distlfm.equations.base import MeshConfig
 from distlfm.errors import UsageError
 from distlfm.inference.field.map import FieldMap
 from distlfm.inference.field.points import place_inducing

@@ -41,8 +41,8 @@ from distlfm.inference.posterior import PosteriorConfig, infer
 from distlfm.inference.result import FitResult, results_of
 from distlfm.inference.whitened import Asked, Compared, WhitenedMarginal
 from distlfm.instance import FloatArray, Instance
-from distlfm.mechanisms.parameters import Values
-from distlfm.runtime.watching import during
+from distlfm.mechanisms.priors import Values
+from distlfm.runtime.reporting import during
 from distlfm.solvers.field.meshed import Meshed
 from distlfm.solvers.field.tangent import form_at
 

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
-from distlfm.dimension import TIME, Dimension, same_unit
 from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.model import Model
 from distlfm.inference.series.statespace import supports
 from distlfm.inference.survey import Survey
-from distlfm.instance import Instance
-from distlfm.mechanisms.parameters import Parameter
-from distlfm.mechanisms.system import System
+from distlfm.instance import TIME, Dimension, Instance, same_unit
+from distlfm.mechanisms.base import System
+from distlfm.mechanisms.priors import Parameter
 
 EDGE = 1.0
 """A prior is off if not even this many of its deviations reach the gaps between times, or their span."""

@@ -24,7 +24,7 @@ from distlfm.inference.method import register_method
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.inference.series.collapsed import LinearMethod
-from distlfm.mechanisms.parameters import Values
+from distlfm.mechanisms.priors import Values
 from distlfm.mechanisms.responses import Identity
 from distlfm.mechanisms.transcription import Transcription
 

@@ -26,8 +26,8 @@ from distlfm.inference.collapsed import enumerate_chunks
 from distlfm.inference.method import SeriesMethod
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
-from distlfm.mechanisms.parameters import Values
-from distlfm.runtime.watching import stepped
+from distlfm.mechanisms.priors import Values
+from distlfm.runtime.reporting import stepped
 from distlfm.solvers.base import SolverConfig
 from distlfm.solvers.ode import RULES, check_step, choose_steps, solve
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from distlfm.gp.linalg import safe_cholesky
 from distlfm.inference.series.forward import Forward
-from distlfm.mechanisms.parameters import Values
+from distlfm.mechanisms.priors import Values
 
 STEPS = 2
 """Gauss–Newton steps near a known mode, from the linear prediction."""

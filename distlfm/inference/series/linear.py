@@ -21,7 +21,7 @@ from distlfm.gp.linalg import safe_cholesky
 from distlfm.inference.marginal import GaussianMarginal, Moments, QueryPrior
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
-from distlfm.mechanisms.parameters import Values
+from distlfm.mechanisms.priors import Values
 from distlfm.solvers.linear import Linearity, LinearSystem, Panels, extract, panels, propagate, response
 
 

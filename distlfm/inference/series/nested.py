@@ -32,7 +32,7 @@ from distlfm.inference.series.forward import (
 )
 from distlfm.inference.series.layers import Layers
 from distlfm.inference.series.preestimate import PreestimateConfig, matched_start
-from distlfm.runtime.watching import during, stepped
+from distlfm.runtime.reporting import during, stepped
 
 if TYPE_CHECKING:
     from distlfm.inference.fit import InferenceConfig

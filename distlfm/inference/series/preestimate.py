@@ -28,8 +28,8 @@ from distlfm.inference.optimise import OptimiserConfig
 from distlfm.inference.posterior import PosteriorConfig, infer
 from distlfm.inference.series.forward import Forward, SolvedMethod, SolvedPosterior
 from distlfm.inference.series.interpolant import Interpolated, Smoothness, by_processes, by_splines
-from distlfm.mechanisms.parameters import Values
-from distlfm.runtime.watching import during
+from distlfm.mechanisms.priors import Values
+from distlfm.runtime.reporting import during
 
 if TYPE_CHECKING:
     from distlfm.inference.fit import InferenceConfig

@@ -40,7 +40,7 @@ from distlfm.inference.series.forward import (
     notices_of,
     too_coarse,
 )
-from distlfm.runtime.watching import during, stepped
+from distlfm.runtime.reporting import during, stepped
 from distlfm.solvers.base import SolverConfig
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from distlfm.equations.problem import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
+from distlfm.equations.base import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
 
 __all__ = [
     "BoundaryConfig",

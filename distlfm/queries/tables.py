@@ -15,9 +15,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from distlfm.answers.figures import true_elements
 from distlfm.instance import Instance
 from distlfm.lfo import OperatorAnswer, OperatorSchema
+from distlfm.queries.figures import true_elements
 from distlfm.runs import REPORT, SUMMARY
 from distlfm.runs.folder import forget_report
 from distlfm.store.files import finite, storing

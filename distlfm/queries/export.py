@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlfm.answers.asking import find_checkpoint, mark
 from distlfm.errors import MissingExtra, UsageError
 from distlfm.lfo import GridDim, Operator, OperatorSchema
-from distlfm.mechanisms.plugins import import_plugins
+from distlfm.mechanisms.build import import_plugins
+from distlfm.queries.asking import find_checkpoint, mark
 from distlfm.store.files import put_quickly, storing
 
 INPUTS = ("values", "mask")
