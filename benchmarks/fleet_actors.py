@@ -19,8 +19,8 @@ from distlfm.config import load
 from distlfm.fleets.fit_job import FITS, FitJob
 from distlfm.fleets.fit_plan import make_job, make_plan, open_store
 from distlfm.runs.settings import FitConfig
+from distlfm.runtime.process import Stop
 from distlfm.runtime.reporting import Silent
-from distlfm.runtime.signals import Stop
 from distlfm.verbs.generate import generate
 
 GENES = [f"configs/{verb}/transcription{toy}.yaml" for verb, toy in (("generate", ""), ("fit", "_toy"))]

@@ -29,8 +29,8 @@ from distlfm.cluster.ray.session import ray_session
 from distlfm.config import load
 from distlfm.fleets.fit_plan import open_folder, prepare
 from distlfm.runs.settings import FitConfig, GenerateConfig
+from distlfm.runtime.process import Stop
 from distlfm.runtime.reporting import Silent
-from distlfm.runtime.signals import Stop
 from distlfm.verbs.generate import GenerateJob, generate, open_store
 
 STORE_DATA = ["data.dataset=null", "data.columns=null", "data.stride=1", "data.window=null", "data.fraction=1"]

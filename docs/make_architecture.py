@@ -69,12 +69,11 @@ ROADS: dict[str, dict[str, str]] = {
     "query": {
         "distlfm/cli/query.py": "the options of `distlfm query`",
         "distlfm/verbs/query.py": "the verb: an operator and data in, answers out",
-        "distlfm/queries/asking.py": "the checkpoint is found, names in the data are matched with its own",
+        "distlfm/queries/asking.py": "the checkpoint and its names; answers as CSV and JSON",
         "distlfm/lfo/checkpoint.py": "it is read, and nothing in it is executed",
         "distlfm/fleets/sources.py": "instances, a few at a time",
         "distlfm/lfo/operator.py": "an instance in, an answer out",
         "distlfm/lfo/novelty.py": "the warning, if the data are unlike those of the training",
-        "distlfm/queries/tables.py": "answers as CSV and JSON",
     },
     "secure round": {
         "distlfm/cli/federated.py": "the options of `distlfm federated`",

@@ -33,7 +33,7 @@ from distlfm.cluster.slurm.allocation import COMPLETE, Allocation, find_allocati
 from distlfm.cluster.slurm.jobs import JobNote, add_note, base_of, jobs_folder, notes_of
 from distlfm.config import read_yaml
 from distlfm.errors import TRY_AGAIN, DistlfmError
-from distlfm.runtime.environment import cannot_start
+from distlfm.runtime.process import cannot_start
 from distlfm.runtime.reporting import Reporter, reporter_for
 from distlfm.store.files import storing
 

@@ -18,7 +18,7 @@ from typing import NoReturn
 from distlfm.cluster.ray.hosts import Reach, Site, ray_over
 from distlfm.cluster.slurm.allocation import FIRST_PORT, Allocation
 from distlfm.launch.preempt import JobLog, launch, parser, verb_command, verb_of
-from distlfm.runtime.hosts import expand_hosts
+from distlfm.runtime.process import expand_hosts
 
 VERBS = ("fit", "generate", "tune", "train", "resume")
 

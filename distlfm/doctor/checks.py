@@ -24,7 +24,7 @@ from pathlib import Path
 from distlfm.doctor.probe import Status
 from distlfm.errors import UsageError
 from distlfm.optional import SYSTEM_PACKAGES, install_line
-from distlfm.runtime.environment import scrubbed_mpi_environment
+from distlfm.runtime.process import scrubbed_mpi_environment
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 3.0  # between asking and killing; Ray and mpirun need about one to end their children

@@ -25,8 +25,8 @@ from distlfm.cluster.blocks.pool import BlockDone, BlockRetried, Event, Pool, Ro
 from distlfm.cluster.blocks.serial import SerialPool
 from distlfm.errors import Stopped
 from distlfm.runs.settings import WorkConfig
+from distlfm.runtime.process import Signalled, Stop, raised
 from distlfm.runtime.reporting import Reporter, Task, watched
-from distlfm.runtime.signals import Signalled, Stop, raised
 from distlfm.solvers.field.meshed import close_helper_groups
 from distlfm.store import Store, write_progress
 from distlfm.store.files import storing

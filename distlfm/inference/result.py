@@ -20,7 +20,7 @@ from distlfm.inference.base import Fit, Mixture, Posterior
 from distlfm.inference.findings.estimates import Direction, Estimate, estimates, strain, undetermined
 from distlfm.inference.optimise import Status
 from distlfm.instance import FloatArray, Instance
-from distlfm.runtime.environment import torch_threads
+from distlfm.runtime.process import torch_threads
 
 LEVELS = (0.68, 0.95)
 FAILED = ("diverged", "failed")

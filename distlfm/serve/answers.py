@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from distlfm.instance import FloatArray, Instance
 from distlfm.lfo import OperatorAnswer, OperatorSchema
 from distlfm.lfo.answer import Estimate
+from distlfm.queries.asking import COLUMNS, Tables
 from distlfm.queries.figures import true_elements
-from distlfm.queries.tables import COLUMNS, Tables
 from distlfm.report.operator_plots import FORMATS, plot_answer, plot_beside
 from distlfm.report.style import house
 

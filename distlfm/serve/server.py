@@ -20,8 +20,8 @@ import uvicorn
 
 from distlfm.errors import UsageError
 from distlfm.report.words import CAUTION
+from distlfm.runtime.process import Stop
 from distlfm.runtime.reporting import Reporter
-from distlfm.runtime.signals import Stop
 from distlfm.serve.app import make_app
 from distlfm.serve.guard import open_token
 from distlfm.serve.session import Session

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from distlfm.config import Config
 from distlfm.errors import UsageError
-from distlfm.runtime.hosts import job_name
+from distlfm.runtime.process import job_name
 from distlfm.store.files import storing
 from distlfm.store.metadata import NO_LOCKS, RUN_STORE
 

@@ -21,7 +21,7 @@ from distlfm.lfo.checkpoint import TRAINING
 from distlfm.mechanisms.build import import_plugins
 from distlfm.runs import OPERATOR, REPORT, SUMMARY
 from distlfm.runs.folder import ELSEWHERE, begin, refuse_changed, refuse_other_verbs, versions, write_config
-from distlfm.runtime.environment import torch_threads
+from distlfm.runtime.process import torch_threads
 from distlfm.store import Store, driver_lock
 from distlfm.store.files import put_quickly, remove, storing
 from distlfm.training.log import METRICS, RunLog

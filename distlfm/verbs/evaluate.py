@@ -29,7 +29,7 @@ from distlfm.report.operator_page import Example, Resolutions, Scores, evaluatio
 from distlfm.runs import CONFIG, REPORT, SUMMARY
 from distlfm.runs.folder import begin, forget_report, refuse_other_verbs, versions, write_config, write_summary
 from distlfm.runs.settings import AskConfig, EvaluateConfig, GenerateConfig, SamplingConfig
-from distlfm.runtime.environment import torch_threads
+from distlfm.runtime.process import torch_threads
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.store import Store, find_store
 from distlfm.store.block import unpack

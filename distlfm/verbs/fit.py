@@ -26,7 +26,7 @@ from distlfm.instance import Instance
 from distlfm.runs import CONFIG, REPORT
 from distlfm.runs.folder import versions, write_page, write_summary
 from distlfm.runs.settings import FitConfig
-from distlfm.runtime.environment import torch_threads
+from distlfm.runtime.process import torch_threads
 from distlfm.runtime.reporting import Reporter, Silent, during, watched
 from distlfm.store import Store, driver_lock, part_lock, turn
 from distlfm.store.metadata import RUN_STORE

@@ -19,13 +19,24 @@ from distlfm.fleets.spool import Source
 from distlfm.inference.findings.scores import Figures, Tally
 from distlfm.instance import Instance
 from distlfm.lfo import Operator, OperatorAnswer
-from distlfm.queries.asking import Asked, ask, check_data, find_checkpoint, mark, origin, renamed
+from distlfm.queries.asking import (
+    PLOTS,
+    WRITTEN,
+    Asked,
+    ask,
+    check_data,
+    find_checkpoint,
+    forget_answers,
+    mark,
+    origin,
+    renamed,
+    tables,
+)
 from distlfm.queries.figures import failed_answer, novelty_of, row_of, true_elements
-from distlfm.queries.tables import PLOTS, WRITTEN, forget_answers, tables
 from distlfm.runs import REPORT
 from distlfm.runs.folder import begin, refuse_other_verbs, versions, write_config, write_summary
 from distlfm.runs.settings import QueryConfig
-from distlfm.runtime.environment import torch_threads
+from distlfm.runtime.process import torch_threads
 from distlfm.runtime.reporting import Reporter, Silent
 
 MOST_HELD = 10_000

@@ -27,8 +27,8 @@ from distlfm.errors import Stopped, UsageError
 from distlfm.lfo import Operator
 from distlfm.runs import CONFIG, OPERATOR, REPORT, SUMMARY
 from distlfm.runs.settings import EvaluateConfig
+from distlfm.runtime.process import Stop
 from distlfm.runtime.reporting import Reporter, Silent
-from distlfm.runtime.signals import Stop
 from distlfm.store.lock import holder
 from distlfm.training.log import METRICS, Follower, Progress, read_metrics
 from distlfm.training.settings import TrainConfig, TrainRunConfig

@@ -22,8 +22,8 @@ from distlfm.optional import require
 from distlfm.report.operator_page import Tried
 from distlfm.runs import CONFIG, REPORT
 from distlfm.runs.folder import begin, refuse_changed, refuse_other_verbs, write_config
+from distlfm.runtime.process import Stop
 from distlfm.runtime.reporting import Reporter, Silent, Task
-from distlfm.runtime.signals import Stop
 from distlfm.store import driver_lock
 from distlfm.store.files import put_all, storing
 from distlfm.training.log import METRICS, read_metrics

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from distlfm.federated.setup.homes import LOOPBACK, Home, near_address
+from distlfm.runtime.process import Stop
 from distlfm.runtime.reporting import Reporter
-from distlfm.runtime.signals import Stop
 from distlfm.store.files import no_room, put_quickly
 
 LOOK_SECONDS = 0.2

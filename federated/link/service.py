@@ -14,8 +14,8 @@ from distlfm.federated.setup import homes
 from distlfm.federated.setup.homes import Home, LinkConfig, LinkHome, joined, near_address
 from distlfm.federated.setup.identity import WARN_DAYS, certificate_end
 from distlfm.optional import require
+from distlfm.runtime.process import Stop
 from distlfm.runtime.reporting import Reporter, Silent
-from distlfm.runtime.signals import Stop
 
 PLAIN_TEXT = (
     "--insecure: plain text and no node keys. Every process of this machine can read the models, pose as a site and "

@@ -24,7 +24,7 @@ from distlfm.federated.simulation.sites import uses_datasets
 from distlfm.federated.site.tuning import names_of, patient_figures, tune
 from distlfm.federated.site.work import BASE, Site, codec_of, open_operator
 from distlfm.lfo import Batch, Operator
-from distlfm.runtime.environment import torch_threads
+from distlfm.runtime.process import torch_threads
 
 Scores = dict[str, dict[str, NDArray[np.float64]]]
 """By site, then by figure: a number a held-out patient."""

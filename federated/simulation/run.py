@@ -34,7 +34,7 @@ from distlfm.report.demo import Showing
 from distlfm.report.federation import draw, federation_page, sites_figure
 from distlfm.runs import CONFIG, REPORT, SUMMARY
 from distlfm.runs.folder import begin, refuse_other_verbs, versions, write_config
-from distlfm.runtime.environment import torch_threads
+from distlfm.runtime.process import torch_threads
 from distlfm.runtime.reporting import Reporter, Silent, Task
 from distlfm.store import driver_lock
 from distlfm.store.files import put_quickly, storing

@@ -18,8 +18,8 @@ from distlfm.federated.site.cohort import FITS
 from distlfm.federated.site.policy import load_policy
 from distlfm.federated.site.work import Site
 from distlfm.optional import require
+from distlfm.runtime.process import Stop
 from distlfm.runtime.reporting import Reporter, Silent
-from distlfm.runtime.signals import Stop
 from distlfm.version import __version__
 
 HANDSHAKE_SECONDS = 10.0

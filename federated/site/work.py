@@ -31,7 +31,7 @@ from distlfm.federated.site.ledger import Ledger
 from distlfm.federated.site.privacy import private_mean, private_update, refuse_whole, tune_privately
 from distlfm.federated.site.tuning import NotFinite, adapter_names, means, names_of, patient_figures, tune
 from distlfm.lfo import Batch, Examples, FourierOperator, Operator, load_checkpoint, save_checkpoint
-from distlfm.runtime.environment import torch_threads
+from distlfm.runtime.process import torch_threads
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.store import is_store
 from distlfm.store.files import put_quickly, storing

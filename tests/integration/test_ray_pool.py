@@ -25,7 +25,7 @@ from distlfm.cluster.ray.session import RaySession, ray_session
 from distlfm.config import build
 from distlfm.errors import StorageError, UsageError, WorkError
 from distlfm.runs.settings import GenerateConfig
-from distlfm.runtime.signals import Stop
+from distlfm.runtime.process import Stop
 from distlfm.store.inspection import verify
 from distlfm.verbs.generate import GenerateJob, open_store
 from tests.support.importing import import_environment
@@ -204,7 +204,7 @@ from pathlib import Path
 from tests.support.pool_toy import ToyJob, results
 from distlfm.cluster.ray.pool import RayPool
 from distlfm.cluster.ray.session import ray_session
-from distlfm.runtime.signals import Stop
+from distlfm.runtime.process import Stop
 for address in (sys.argv[1], "auto"):
     with ray_session(address) as session:
         assert not session.local

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from distlfm.runtime.environment import scrubbed_mpi_environment
+from distlfm.runtime.process import scrubbed_mpi_environment
 from tests.support.importing import ROOT
 
 PROGRAM = ROOT / "tests" / "support" / "heat_gradient_program.py"
@@ -67,7 +67,7 @@ def test_helper_group_starts_inside_another_mpirun(tmp_path: Path) -> None:
     outer = tmp_path / "outer.py"
     outer.write_text(
         "import os, subprocess, sys\n"
-        "from distlfm.runtime.environment import scrubbed_mpi_environment\n"
+        "from distlfm.runtime.process import scrubbed_mpi_environment\n"
         "assert 'PMIX_RANK' in os.environ\n"
         f"command = ['mpirun', '-n', '2', sys.executable, {str(inner)!r}]\n"
         "subprocess.run(command, env=scrubbed_mpi_environment(os.environ), check=True, timeout=60)\n"

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from distlfm.runtime.environment import scrubbed_mpi_environment
+from distlfm.runtime.process import scrubbed_mpi_environment
 
 
 def answer_of(program: str, *arguments: str, ranks: int = 1) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from distlfm.cluster.ray.pool import RayPool
 from distlfm.cluster.ray.session import ray_session
 from distlfm.errors import WorkError
-from distlfm.runtime.signals import Stop
+from distlfm.runtime.process import Stop
 from tests.support.pool_toy import ToyJob
 
 NUM_BLOCKS = 8

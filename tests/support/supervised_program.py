@@ -10,8 +10,8 @@ from pathlib import Path
 
 from distlfm.federated.link.processes import Program, Supervisor, end_with_supervisor
 from distlfm.federated.setup.homes import Home
+from distlfm.runtime.process import Stop
 from distlfm.runtime.reporting import reporter_for
-from distlfm.runtime.signals import Stop
 
 
 def main(what: str, folder: Path) -> None:

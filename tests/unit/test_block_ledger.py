@@ -13,7 +13,7 @@ from distlfm.cluster.blocks.pool import BlockDone, Event, RowsSetAside
 from distlfm.cluster.blocks.rescue import Attempt, Rescue, Run
 from distlfm.cluster.blocks.serial import SerialPool
 from distlfm.errors import UsageError, WorkError
-from distlfm.runtime.signals import Stop
+from distlfm.runtime.process import Stop
 from tests.support.pool_toy import ToyJob, results
 
 DIED = death("killed")

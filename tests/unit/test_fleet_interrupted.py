@@ -21,8 +21,8 @@ from distlfm.fleets.driver import Fleet, _pool, told_how_to_go_on
 from distlfm.inference.archive import load
 from distlfm.runs import folder as rundir
 from distlfm.runs.settings import FitConfig, WorkConfig
+from distlfm.runtime.process import SIGNALS
 from distlfm.runtime.reporting import Plain, Silent
-from distlfm.runtime.signals import SIGNALS
 from distlfm.verbs import fit as fit_module
 from distlfm.verbs.fit import FitRun, fit, resume
 from distlfm.verbs.status import status

@@ -26,7 +26,7 @@ from distlfm.launch import ddp, mpi_group, preempt, ray_cluster
 from distlfm.launch.ddp import rank_environment, step_command
 from distlfm.launch.preempt import work_environment
 from distlfm.launch.ray_cluster import site_of
-from distlfm.runtime.hosts import LOOPBACK, free_port, interface_address, own_address
+from distlfm.runtime.process import LOOPBACK, free_port, interface_address, own_address
 
 ALLOCATION = Allocation("17", 17, ("n1", "n2"), tasks=2)
 PLAIN = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "DISTLFM_"))}

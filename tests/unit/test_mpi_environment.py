@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from distlfm.errors import UsageError, WorkError
-from distlfm.runtime import environment as module
-from distlfm.runtime.environment import scrubbed_mpi_environment
+from distlfm.runtime import process as module
+from distlfm.runtime.process import scrubbed_mpi_environment
 from distlfm.solvers.fem.group.launcher import Plan, plan_launch, reachable_address
 
 UNDER_A_LAUNCHER = {

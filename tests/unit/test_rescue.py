@@ -25,7 +25,7 @@ from distlfm.errors import (
     UsageError,
     WorkError,
 )
-from distlfm.runtime.signals import Stop
+from distlfm.runtime.process import Stop
 from tests.support.pool_toy import ToyJob, results
 
 RAISED = failure_of(ValueError("bad"))

@@ -21,7 +21,7 @@ from distlfm.instance import Instance
 from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import REGISTRY
 from distlfm.mechanisms.build import import_plugins
-from distlfm.queries.tables import as_data
+from distlfm.queries.asking import as_data
 from distlfm.runs.settings import FitConfig
 from distlfm.runtime.reporting import watched
 from distlfm.serve.answers import Shown, agreement, in_words, parameter_rows, plot_comparison, restored

@@ -13,7 +13,7 @@ import pytest
 
 from distlfm.cluster.blocks.pool import BlockDone
 from distlfm.cluster.blocks.serial import SerialPool
-from distlfm.runtime.signals import SIGNALS, BrokenOff, Stop
+from distlfm.runtime.process import SIGNALS, BrokenOff, Stop
 from tests.support.pool_toy import ToyJob, results
 
 

@@ -10,7 +10,7 @@ from distlfm.cluster.blocks.ledger import Share, share_of
 from distlfm.cluster.slurm import allocation as slurm_watch
 from distlfm.cluster.slurm.allocation import FIRST_PORT, PORTS, array_share, find_allocation, job_facts
 from distlfm.errors import UsageError
-from distlfm.runtime.hosts import expand_hosts
+from distlfm.runtime.process import expand_hosts
 
 JOB = {
     "SLURM_JOB_ID": "31007",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distlfm.cluster.blocks.job import Job
-from distlfm.runtime.signals import Stop
+from distlfm.runtime.process import Stop
 
 GRACE_SECONDS = 10.0
 """After a stop was asked for, blocks in hand may still be finished for so long."""

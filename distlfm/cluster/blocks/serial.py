@@ -17,7 +17,7 @@ from distlfm.cluster.blocks.job import Job, Worker
 from distlfm.cluster.blocks.ledger import Ledger
 from distlfm.cluster.blocks.pool import GRACE_SECONDS, Event, Pool, Started
 from distlfm.cluster.blocks.rescue import Action, Attempt, Run
-from distlfm.runtime.signals import BrokenOff, Stop
+from distlfm.runtime.process import BrokenOff, Stop
 
 
 def perform(worker: Worker, action: Action) -> tuple[dict[str, Any], Failure | None]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from distlfm.errors import UsageError
-from distlfm.runtime.hosts import LOOPBACK, expand_hosts
+from distlfm.runtime.process import LOOPBACK, expand_hosts
 
 FIRST_PORT, PORTS = 15000, 5000
 """Ports below those that systems give out by themselves; which one, follows from the job's number."""

@@ -26,7 +26,7 @@ from distlfm.cluster.machine import adopt_import_path, import_environment, impor
 from distlfm.cluster.ranks.group import RankTask, joined
 from distlfm.cluster.ranks.place import Place
 from distlfm.cluster.ray.actors import decode, encode
-from distlfm.runtime.signals import Stop
+from distlfm.runtime.process import Stop
 
 FAILED, ORPHANED = 1, 3
 LENGTH = 8

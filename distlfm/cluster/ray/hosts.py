@@ -25,8 +25,7 @@ from distlfm.cluster.machine import import_environment
 from distlfm.cluster.ray.node import END, START_SECONDS, Orders, Up
 from distlfm.cluster.ray.session import JOINED, STRAY
 from distlfm.errors import WorkError
-from distlfm.runtime.environment import cannot_start
-from distlfm.runtime.hosts import LOOPBACK
+from distlfm.runtime.process import LOOPBACK, cannot_start
 from distlfm.runtime.reporting import Reporter
 
 NODE = ("-m", "distlfm.cluster.ray.node")

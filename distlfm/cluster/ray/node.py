@@ -25,7 +25,7 @@ from distlfm.cluster.machine import MEBIBYTE, object_store_bytes, usable_cpus
 from distlfm.cluster.ray.session import INNER, PRIVATE, STRAY, guarded, private_directory
 from distlfm.cluster.slurm.allocation import look_after
 from distlfm.errors import DistlfmError, WorkError
-from distlfm.runtime.hosts import free_port, own_address
+from distlfm.runtime.process import free_port, own_address
 
 END = b"end\n"
 """What the starter says before it closes the input."""

@@ -18,7 +18,7 @@ from distlfm.cluster.machine import MEBIBYTE, free_bytes
 from distlfm.cluster.ray.actors import Crew, Lost, Member
 from distlfm.cluster.ray.session import RayEnded, RaySession
 from distlfm.errors import UsageError, WorkError
-from distlfm.runtime.signals import Stop
+from distlfm.runtime.process import Stop
 
 START_SECONDS = 300.0
 """Without any worker for so long, the work is given up."""

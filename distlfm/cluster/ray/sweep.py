@@ -23,7 +23,7 @@ from distlfm.cluster.ray.session import RaySession
 from distlfm.config import Config
 from distlfm.errors import WorkError
 from distlfm.optional import require
-from distlfm.runtime.signals import Stop
+from distlfm.runtime.process import Stop
 
 Values = Mapping[str, Any]
 

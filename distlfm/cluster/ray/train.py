@@ -21,7 +21,7 @@ from distlfm.cluster.ray.actors import THREADS, decode, encode
 from distlfm.cluster.ray.session import RaySession
 from distlfm.errors import UsageError, WorkError
 from distlfm.optional import require
-from distlfm.runtime.signals import Stop
+from distlfm.runtime.process import Stop
 from distlfm.store.files import put_quickly
 
 LOOK_SECONDS = 0.1

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from distlfm.cluster.blocks.ledger import Share
 from distlfm.errors import UsageError
-from distlfm.runtime.hosts import expand_hosts, job_name
+from distlfm.runtime.process import expand_hosts, job_name
 
 FIRST_PORT, PORTS = 20000, 10000
 """Where a job's Ray listens: the port follows from the job's number, so that two jobs on a node seldom meet."""

@@ -5,7 +5,7 @@ dolfin-adjoint imports `ufl_legacy`. Newer distributions build dolfin on that na
 So where dolfin speaks `ufl`, `ufl_legacy` becomes another name of those very modules before dolfin-adjoint is loaded.
 
 Importing dolfin initialises MPI: call this only in a helper process started with
-`distlfm.runtime.environment.scrubbed_mpi_environment`.
+`distlfm.runtime.process.scrubbed_mpi_environment`.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ from typing import Literal, cast
 
 from distlfm.errors import MissingExtra, UsageError
 from distlfm.optional import install_line
-from distlfm.runtime.environment import cannot_start, scrubbed_mpi_environment
-from distlfm.runtime.hosts import LOOPBACK, expand_hosts, own_address
+from distlfm.runtime.process import LOOPBACK, cannot_start, expand_hosts, own_address, scrubbed_mpi_environment
 
 LauncherName = Literal["auto", "python", "mpirun", "srun"]
 LAUNCHER = "DISTLFM_MPI_LAUNCHER"
