@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from flwr.app import Context, Message, RecordDict
 from flwr.common.logger import LOGGER_NAME
@@ -52,7 +53,7 @@ def test_one_full_batch_step_of_equal_shards_is_the_step_of_all_data(tmp_path: P
     before = codec.encode(central.model.state_dict())
     whole = joined([site.windows() for site in sites.values()])
     assert len(whole) == 32
-    tune(central, codec.names, codec.names, whole, programme.round_task(1))
+    tune(central, codec.names, codec.names, whole, programme.round_task(1), torch.Generator())
     expected = codec.encode(central.model.state_dict())
     assert np.abs(expected - before).max() > 1e-3
     assert np.abs(found - expected).max() <= 1e-6
