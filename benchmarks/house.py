@@ -200,7 +200,7 @@ def traced() -> dict[str, list[str]]:
 
 
 def _one_round(folder: Path, tiny: Iterable[str]) -> tuple[object, ...]:
-    """What one round of four sites with generated patients is told; the sums are secure, and in one process."""
+    """Run one round of four sites with generated patients; the sums are secure, and in one process."""
     small = ", ".join(("run.launcher=inline", *tiny))
     return (
         *(CONFIGS / "federated/glucose.yaml", "--out", folder, "data=generated", "patients=12", "personal=1"),

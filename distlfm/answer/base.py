@@ -62,7 +62,7 @@ class Answer(ABC):
     @property
     @abstractmethod
     def times(self) -> FloatArray:
-        """Where force and outputs are told, [Q]."""
+        """Times of force and outputs, [Q]."""
 
     @property
     @abstractmethod

@@ -134,11 +134,11 @@ class _Auto(Method):
     """Stands for others: nothing is fitted by it."""
 
     def fit(self, *_: Any) -> NoReturn:
-        raise NotImplementedError
+        raise AssertionError("auto is settled before anything is fitted or kept")
 
     @classmethod
     def restore(cls, *_: Any) -> NoReturn:
-        raise NotImplementedError
+        raise AssertionError("auto is settled before anything is fitted or kept")
 
 
 @register_method("auto")
