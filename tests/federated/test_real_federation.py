@@ -25,7 +25,7 @@ from tests.support.federation_guide import documented, shown
 from tests.support.fleet_runs import all_gone, driving
 from tests.support.foreign_bundle import start_foreign
 from tests.support.importing import ROOT
-from tests.support.real_sites import SITES, WATCHED, Background, Federation, events, wait_until
+from tests.support.real_sites import SITES, WATCHED, Background, Federation, events, start_role, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -33,18 +33,26 @@ HOSTILE = ROOT / "tests" / "support" / "hostile_link.py"
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """No process of it may connect to anything but this machine, as noted by an audit hook from its first line on."""
     made = Federation(tmp_path_factory.mktemp("real"))
     try:
         made.start("link")
         prepare = documented("prepare", places={"federation/north": made.sites["north"].path})
         assert "are fitted" in subprocess.run(prepare, capture_output=True, text=True, check=True).stdout
-        for role in SITES:
-            made.start(role)
-        wait_until(lambda: made.online() == set(SITES), why=lambda: made.log_of("link") + made.log_of("north"))
         yield made
     finally:
         made.close()
+    noted = {line.split(" ", 1)[1] for line in made.connections.read_text().splitlines()}
+    assert "127.0.0.1" in noted
+    assert {name for name in noted if name not in ("127.0.0.1", "localhost") and not name.startswith("/")} == set()
+
+
+@pytest.fixture
+def federation(started: Federation) -> Federation:
+    """Whole, whatever the test before has killed."""
+    started.mend()
+    return started
 
 
 def test_every_command_of_the_guide_is_one_that_runs_here() -> None:
@@ -53,13 +61,16 @@ def test_every_command_of_the_guide_is_one_that_runs_here() -> None:
 
 
 @pytest.fixture(scope="module")
-def first(federation: Federation) -> dict[str, Any]:
+def first(started: Federation) -> dict[str, Any]:
     """What an undisturbed run brings; `commands` are those of all processes while it ran."""
-    background = Background(federation, federation.programme(1), "first")
-    wait_until(lambda: bool(events(federation.sites["north"], "mask")), why=lambda: federation.log_of("north"))
-    pids = set().union(*(federation.family(role) for role in ("link", *SITES)))
+    started.mend()
+    north = started.sites["north"]
+    known = len(events(north, "mask"))
+    background = Background(started, started.programme(1), "first")
+    wait_until(lambda: len(events(north, "mask")) > known, why=lambda: started.log_of("north"))
+    pids = set().union(*(started.family(role) for role in ("link", *SITES)))
     commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids if Path(f"/proc/{pid}/cmdline").exists()]
-    return {"result": background.wait(), "commands": commands, "pids": pids}
+    return {"result": background.wait(), "commands": commands}
 
 
 def test_a_secure_round_of_four_sites_makes_a_new_common_operator(
@@ -76,13 +87,15 @@ def test_a_secure_round_of_four_sites_makes_a_new_common_operator(
 
 def test_all_logs_tell_of_the_run_under_one_id(federation: Federation, first: dict[str, Any]) -> None:
     run = str(first["result"].run)
-    [started] = events(federation.link, "run started")
+    [started] = (entry for entry in events(federation.link, "run started") if entry["run"] == run)
     assert (started["run"], started["facts"]["by"], started["facts"]["name"]) == (run, "admin", "first")
     for home in federation.sites.values():
         masked, handed = (entry for entry in events(home, "mask") if entry["run"] == run)
         assert masked["facts"]["bytes"] > handed["facts"]["bytes"] > 0  # of the update, and that it has the model
         assert len(masked["facts"]["sha256"]) == 64
-    for entry in events(federation.link, "sum"):
+    sums = [entry for entry in events(federation.link, "sum") if entry["run"] == run]
+    assert sums
+    for entry in sums:
         assert entry["facts"]["sent"] > 0
         assert entry["facts"]["received"] > 0
         assert len(entry["facts"]["sha256"]) == 64
@@ -134,14 +147,14 @@ def test_status_tells_of_sites_and_runs(federation: Federation, first: dict[str,
     verb = [sys.executable, "-m", "distlfm", "federated", "status", "--json"]
     done = subprocess.run([*verb, str(federation.link.path)], capture_output=True, text=True, check=True)
     told = json.loads(done.stdout)
-    assert told["sites"] == dict.fromkeys(SITES, "online")
-    assert {run["outcome"] for run in told["runs"]} == {"completed"}
+    assert {name: told["sites"][name] for name in SITES} == dict.fromkeys(SITES, "online")
+    assert {str(run["run"]): run["outcome"] for run in told["runs"]}[str(first["result"].run)] == "completed"
     assert {process["state"] for process in told["processes"].values()} == {"up"}
 
 
 def test_a_run_ends_right_when_a_site_is_killed_in_a_round_and_the_site_comes_back(federation: Federation) -> None:
     """It is started again at once, and let in with its key when the link has noticed that it was gone."""
-    known = len(events(federation.sites["west"], "shares"))
+    known, logged = len(events(federation.sites["west"], "shares")), len(federation.drivers["west"].text)
     background = Background(federation, federation.programme(1), "site-killed")
     wait_until(lambda: len(events(federation.sites["west"], "shares")) > known)
     federation.kill("west")
@@ -149,7 +162,7 @@ def test_a_run_ends_right_when_a_site_is_killed_in_a_round_and_the_site_comes_ba
     history = background.wait().content["history"]
     assert [line["sites"] for line in history] == [3]
     west = federation.drivers["west"]
-    wait_until(lambda: west.text.count("supernode is up") == 2, why=lambda: west.text + federation.log_of("west"))
+    wait_until(lambda: "supernode is up" in west.text[logged:], why=lambda: west.text + federation.log_of("west"))
     assert federation.online() == set(SITES)
 
 
@@ -157,13 +170,14 @@ def test_a_run_ends_right_when_the_link_is_killed_in_a_round(federation: Federat
     known = len(events(federation.sites["north"], "shares"))
     background = Background(federation, federation.programme(1), "link-killed")
     wait_until(lambda: len(events(federation.sites["north"], "shares")) > known)
-    pid = json.loads(federation.link.status.read_text())["processes"]["superlink"]["pid"]
-    os.kill(pid, signal.SIGKILL)
+    before = json.loads(federation.link.status.read_text())["processes"]["superlink"]
+    os.kill(before["pid"], signal.SIGKILL)
     content = background.wait().content
     assert content["rounds"] == 1
     assert content["history"][0]["sites"] >= 3  # replies that were on their way may be lost with it
     told = json.loads(federation.link.status.read_text())["processes"]["superlink"]
-    assert (told["starts"], told["last_exit"], told["state"]) == (2, -signal.SIGKILL, "up")
+    wanted = (before["starts"] + 1, -signal.SIGKILL, "up")
+    assert (told["starts"], told["last_exit"], told["state"]) == wanted
 
 
 def test_a_run_goes_on_after_its_last_round_when_the_whole_link_was_killed(
@@ -173,7 +187,7 @@ def test_a_run_goes_on_after_its_last_round_when_the_whole_link_was_killed(
     programme, out = {"programme.yaml": federation.programme_file(2)}, tmp_path / "one"
     places = {**programme, "federation/link": federation.link.path, "one": "first", "runs/one": out}
     command = [*documented("run", places=places, has="--link"), "--json"]
-    known = len(events(federation.sites["north"], "shares"))
+    known, ends = len(events(federation.sites["north"], "shares")), len(events(federation.link, "run ended"))
     with driving(command, federation.folder / "run.log") as run:
         wait_until(lambda: len(events(federation.sites["north"], "shares")) > known, why=lambda: run.text)
         pids = federation.family("link")
@@ -183,7 +197,7 @@ def test_a_run_goes_on_after_its_last_round_when_the_whole_link_was_killed(
         assert run.wait() == 1
     assert "the link was ended while it ran" in run.text
     assert "--name first goes on" in run.text
-    [ended] = events(federation.link, "run ended")
+    [ended] = events(federation.link, "run ended")[ends:]
     assert not (out / "report.html").exists()
     address = f"127.0.0.1:{federation.link.config().port}"
     places = {"link.example.org:8443": address, "ca.pem": federation.link.ca, "anna.token": federation.link.admin_token}
@@ -209,11 +223,14 @@ def test_a_site_gives_its_tasks_to_nobody_without_its_own_secret(federation: Fed
         thief.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-clientapp"]))
 
 
-def test_a_revoked_site_is_shut_out_while_it_is_connected(federation: Federation) -> None:
-    revoke(federation.link.path, "east")
-    wait_until(lambda: federation.online() == {"north", "south", "west"})
-    wait_until(lambda: "warning: supernode ended" in federation.drivers["east"].text)
-    assert "supernode is up" not in federation.drivers["east"].text.partition("warning: supernode ended")[2]
+def test_a_new_site_is_let_in_and_shut_out_again_while_it_is_connected(federation: Federation) -> None:
+    home, others = federation.enrol("fifth"), set(SITES)
+    with driving(start_role("fifth", home), federation.folder / "fifth.log") as fifth:
+        wait_until(lambda: federation.online() == {*others, "fifth"}, why=lambda: fifth.text)
+        revoke(federation.link.path, "fifth")
+        wait_until(lambda: federation.online() == others)
+        wait_until(lambda: "warning: supernode ended" in fifth.text)
+        assert "supernode is up" not in fifth.text.partition("warning: supernode ended")[2]
 
 
 def test_a_hostile_link_cannot_bring_code_to_a_site(federation: Federation) -> None:
@@ -228,14 +245,13 @@ def test_a_hostile_link_cannot_bring_code_to_a_site(federation: Federation) -> N
         for command in (server, tasks):
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null, env=around)
             stack.enter_context(process)  # its standard input closes at the end, and it ends with that
-        left = {"north", "south", "west"}
-        wait_until(lambda: left <= federation.online())
+        wait_until(lambda: federation.online() == set(SITES))
         programme = federation.programme(1, kind="query", question="cohort", deadline=60.0)
         run = start_foreign(federation.link, programme)
         with federation.control() as control:
             wait_until(lambda: control.run_state(run)["state"] == "finished")
             assert control.run_state(run)["outcome"] == "failed"
-    for name in left:
+    for name in SITES:
         refused = [entry for entry in events(federation.sites[name], "refused") if entry["run"] == str(run)]
         assert {entry["facts"]["what"] for entry in refused} == {"app"}
         assert not list(federation.sites[name].path.rglob("stolen.py"))
@@ -243,11 +259,3 @@ def test_a_hostile_link_cannot_bring_code_to_a_site(federation: Federation) -> N
 
 def test_nothing_is_left_when_the_roles_are_stopped(federation: Federation) -> None:
     assert federation.stop(*federation.drivers) == set()
-
-
-def test_no_process_connected_to_anything_but_this_machine(federation: Federation) -> None:
-    """In all of the above, noted by an audit hook in every process from its first line on."""
-    noted = {line.split(" ", 1)[1] for line in federation.connections.read_text().splitlines()}
-    assert "127.0.0.1" in noted
-    outside = {name for name in noted if name not in ("127.0.0.1", "localhost") and not name.startswith("/")}
-    assert outside == set()

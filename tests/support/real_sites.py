@@ -19,8 +19,9 @@ from distlfm.federated.audit import verify
 from distlfm.federated.link.control import Control, connection_of
 from distlfm.federated.link.run import RunResult, run_programme
 from distlfm.federated.settings import ProgrammeConfig
+from distlfm.federated.setup.enrolment import enrol, pin
 from distlfm.federated.setup.homes import LinkConfig, LinkHome, SiteHome
-from distlfm.federated.setup.provision import make_local
+from distlfm.federated.setup.provision import add_site, make_local, make_site
 from distlfm.runs.settings import GenerateConfig
 from distlfm.verbs.generate import generate
 from distlfm.verbs.train import train
@@ -139,6 +140,21 @@ class Federation:
     def control(self) -> Iterator[Control]:
         with Control(connection_of(self.link.path)) as control:
             yield control
+
+    def enrol(self, name: str) -> SiteHome:
+        """One more site, which is let in but not pinned by the others."""
+        home = SiteHome(self.folder / "federation" / "sites" / name)
+        enrol(self.link.path, [make_site(add_site(self.link.path, name), home.path, self.operator)])
+        pin(home.path, self.link.peers, sites=(*SITES, name))
+        (home.path / "site.yaml").write_text(f"name: {name}\nstore: {self.folder / 'north'}.zarr\n")
+        return home
+
+    def mend(self) -> None:
+        """Start what a test has ended, and wait until every site is connected."""
+        for role in ("link", *SITES):
+            if role not in self.drivers:
+                self.start(role)
+        wait_until(lambda: self.online() == set(SITES), why=lambda: self.log_of("link") + self.log_of("north"))
 
     def online(self) -> set[str]:
         try:
