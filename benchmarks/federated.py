@@ -99,7 +99,7 @@ def again(
         store = site_store(site.folder, site.config).path.resolve()
         settings = site.config.model_copy(update={"fit": None, "store": store, "privacy": privacy})
         others[name] = write_site(folder / "sites" / name, settings, operator)
-    pin_all(others, programme.min_sites, None if privacy is None else (privacy.epsilon, privacy.delta))
+    pin_all(others, programme.min_sites, privacy)
     state = run_sites(config.model_copy(update={"programme": programme}), operator, others, folder / "rounds", Silent())
     codec_of(operator.model, programme.task).load(operator.model, state.result)
     found = scores(operator, sites, "pairs")

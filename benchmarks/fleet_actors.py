@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.fleet_days import OF_A_STORE
 from benchmarks.goals import at_least, at_most
-from distlfm.cluster.blocks.pool import BlockDone, Started
+from distlfm.cluster.blocks.job import BlockDone, Started
 from distlfm.cluster.ray.pool import RayPool
 from distlfm.cluster.ray.session import RaySession, ray_session
 from distlfm.config import load

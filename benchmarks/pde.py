@@ -15,6 +15,7 @@ from torch import Tensor
 from benchmarks import pde_mesh, pde_tape
 from benchmarks.goals import at_least, at_most, between
 from distlfm.config import load
+from distlfm.equations.base import MeshConfig, ProblemSpec
 from distlfm.fleets.fit_job import model_of
 from distlfm.fleets.sources import read_instances
 from distlfm.gp.kernels import separate
@@ -25,10 +26,9 @@ from distlfm.inference.result import FitResult
 from distlfm.runs.settings import FitConfig
 from distlfm.solvers.fem.group.client import PartitionedSolver
 from distlfm.solvers.fem.group.owner import Group
-from distlfm.solvers.fem.spec import MeshConfig, ProblemSpec
 from distlfm.solvers.field.engine import TimeGrid, solve
 from distlfm.solvers.field.meshed import Meshed, meshed
-from distlfm.solvers.field.remote import to_csr
+from distlfm.solvers.field.sparse import to_csr
 from distlfm.verbs.fit import fit
 
 CONFIGS = Path("configs/fit")

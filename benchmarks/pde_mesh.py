@@ -17,9 +17,9 @@ import torch
 from scipy.sparse import csr_array
 
 from benchmarks.goals import at_least, at_most
+from distlfm.equations.base import EquationRef, MeshConfig, ProblemSpec
 from distlfm.solvers.fem.group.client import LinearSolverConfig, PartitionedSolver
 from distlfm.solvers.fem.group.owner import Group
-from distlfm.solvers.fem.spec import EquationRef, MeshConfig, ProblemSpec
 from distlfm.solvers.field.engine import TimeGrid, solve
 from distlfm.solvers.field.meshed import Meshed, close_helper_groups
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from distlfm.equations.base import ProblemSpec
 from distlfm.solvers.fem.group.owner import Group
-from distlfm.solvers.fem.spec import Csr, FloatArray, ProblemSpec, pack_csr, unpack_csr
+from distlfm.solvers.fem.spec import Csr, FloatArray, pack_csr, unpack_csr
 
 
 def start() -> Group:

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.goals import at_least
-from distlfm.cluster.blocks.job import Job, Worker
-from distlfm.cluster.blocks.pool import BlockDone, Started
-from distlfm.cluster.ray.hosts import Site, ray_over
+from distlfm.cluster.blocks.job import BlockDone, Job, Started, Worker
+from distlfm.cluster.ray.hosts import Machines, ray_over
 from distlfm.cluster.ray.pool import RayPool
 from distlfm.cluster.ray.session import ray_session
 from distlfm.config import load
@@ -80,7 +79,7 @@ def cost(kind: str, folder: Path, quick: bool) -> dict[str, float]:
     generate(f"configs/generate/{drawn}.yaml", drawing)
     settings = [*STORE_DATA, f"data.path={data}", f"run.dir={out}", f"run.batch={count}", "run.keep=none"]
     config = load(FitConfig, Path(f"configs/fit/{fitted}.yaml"), settings)
-    worker = prepare(open_folder(out, config), config, None, Silent()).fleet.job.open()
+    worker = prepare(open_folder(out, config), config, None, Silent())[1].job.open()
     worker.attempt(0, [0])
     before, since = _spent(), time.perf_counter()
     worker.run(0, {})
@@ -135,7 +134,7 @@ def virtual(nodes: int, folder: Path, quick: bool) -> dict[str, float]:
     blocks, wait = (BLOCKS // 4, WAIT_SECONDS / 4) if quick else (BLOCKS, WAIT_SECONDS)
     store = folder / f"virtual{nodes}.zarr"
     since = time.perf_counter()
-    with ray_over(["localhost"] * nodes, "ssh", Site(cpus=CPUS), Silent()) as ray:
+    with ray_over(["localhost"] * nodes, "ssh", Machines(cpus=CPUS), Silent()) as ray:
         started = time.perf_counter() - since
         arguments = [ray.address, str(store), str(blocks), str(wait)]
         command = [sys.executable, "-c", PROGRAM, *arguments]

@@ -13,193 +13,135 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from distlfm.instance import Instance, Truth
-from distlfm.version import __version__
+from distlfm.instance import Instance as Instance
+from distlfm.instance import Truth as Truth
+from distlfm.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from distlfm.answer import Answer, Draw, Draws, Exceedance, Integral, Parameters, PeakHeight, PeakTime, Summary
-    from distlfm.data import ReadReport, read, read_frame, read_xarray
-    from distlfm.inference.archive import load as load_fit
-    from distlfm.inference.archive import save as save_fit
-    from distlfm.inference.result import FitResult
-    from distlfm.lfo.operator import Operator
-    from distlfm.mechanisms import FieldMechanism, Mechanism, Parameter, register
-    from distlfm.mechanisms.cascade import Cascade
-    from distlfm.mechanisms.glucose import Glucose
-    from distlfm.mechanisms.linear_ode import LinearODE
-    from distlfm.mechanisms.lotka_volterra import LotkaVolterra
-    from distlfm.mechanisms.nonparametric import Nonparametric
-    from distlfm.mechanisms.priors import HalfNormal, LogNormal, Normal, Uniform
-    from distlfm.mechanisms.shipped_fields import AdvectionDiffusion, FisherKpp, ReactionDiffusion
-    from distlfm.mechanisms.transcription import Transcription
-    from distlfm.simulation.instances import simulate
-    from distlfm.store import Store
-    from distlfm.study import (
-        RBF,
-        Gaussian,
-        Kernel,
-        Likelihood,
-        Matern12,
-        Matern32,
-        Matern52,
-        Model,
-        NegativeBinomial,
-        Periodic,
-        Poisson,
-        Product,
-        Sum,
-    )
-    from distlfm.verbs.evaluate import evaluate
-    from distlfm.verbs.fit import FitRun, fit
-    from distlfm.verbs.generate import generate
-    from distlfm.verbs.query import query
-    from distlfm.verbs.train import train
+    from distlfm.answer import Answer as Answer
+    from distlfm.answer import Draw as Draw
+    from distlfm.answer import Draws as Draws
+    from distlfm.answer import Exceedance as Exceedance
+    from distlfm.answer import Integral as Integral
+    from distlfm.answer import Parameters as Parameters
+    from distlfm.answer import PeakHeight as PeakHeight
+    from distlfm.answer import PeakTime as PeakTime
+    from distlfm.answer import Summary as Summary
+    from distlfm.data import ReadReport as ReadReport
+    from distlfm.data import read as read
+    from distlfm.data import read_frame as read_frame
+    from distlfm.data import read_xarray as read_xarray
+    from distlfm.inference.archive import load_fit as load_fit
+    from distlfm.inference.archive import save_fit as save_fit
+    from distlfm.inference.result import FitResult as FitResult
+    from distlfm.lfo.operator import Operator as Operator
+    from distlfm.mechanisms import FieldMechanism as FieldMechanism
+    from distlfm.mechanisms import Mechanism as Mechanism
+    from distlfm.mechanisms import Parameter as Parameter
+    from distlfm.mechanisms import register as register
+    from distlfm.mechanisms.cascade import Cascade as Cascade
+    from distlfm.mechanisms.field import AdvectionDiffusion as AdvectionDiffusion
+    from distlfm.mechanisms.field import FisherKpp as FisherKpp
+    from distlfm.mechanisms.field import ReactionDiffusion as ReactionDiffusion
+    from distlfm.mechanisms.glucose import Glucose as Glucose
+    from distlfm.mechanisms.linear_ode import LinearODE as LinearODE
+    from distlfm.mechanisms.lotka_volterra import LotkaVolterra as LotkaVolterra
+    from distlfm.mechanisms.nonparametric import Nonparametric as Nonparametric
+    from distlfm.mechanisms.priors import HalfNormal as HalfNormal
+    from distlfm.mechanisms.priors import LogNormal as LogNormal
+    from distlfm.mechanisms.priors import Normal as Normal
+    from distlfm.mechanisms.priors import Uniform as Uniform
+    from distlfm.mechanisms.transcription import Transcription as Transcription
+    from distlfm.simulation.instances import simulate as simulate
+    from distlfm.store import Store as Store
+    from distlfm.study.model import Model as Model
+    from distlfm.study.parts import RBF as RBF
+    from distlfm.study.parts import Gaussian as Gaussian
+    from distlfm.study.parts import Kernel as Kernel
+    from distlfm.study.parts import Likelihood as Likelihood
+    from distlfm.study.parts import Matern12 as Matern12
+    from distlfm.study.parts import Matern32 as Matern32
+    from distlfm.study.parts import Matern52 as Matern52
+    from distlfm.study.parts import NegativeBinomial as NegativeBinomial
+    from distlfm.study.parts import Periodic as Periodic
+    from distlfm.study.parts import Poisson as Poisson
+    from distlfm.study.parts import Product as Product
+    from distlfm.study.parts import Sum as Sum
+    from distlfm.verbs.evaluate import evaluate as evaluate
+    from distlfm.verbs.fit import FitRun as FitRun
+    from distlfm.verbs.fit import fit as fit
+    from distlfm.verbs.generate import generate as generate
+    from distlfm.verbs.query import query as query
+    from distlfm.verbs.train import train as train
 
-_NAMES = {
-    "distlfm.answer": (
-        "Answer",
-        "Draw",
-        "Draws",
-        "Exceedance",
-        "Integral",
-        "Parameters",
-        "PeakHeight",
-        "PeakTime",
-        "Summary",
-    ),
-    "distlfm.data": (
-        "ReadReport",
-        "read",
-        "read_frame",
-        "read_xarray",
-    ),
-    "distlfm.inference.archive": (
-        "load_fit",
-        "save_fit",
-    ),
-    "distlfm.inference.result": ("FitResult",),
-    "distlfm.lfo.operator": ("Operator",),
-    "distlfm.mechanisms": (
-        "FieldMechanism",
-        "Mechanism",
-        "Parameter",
-        "register",
-    ),
-    "distlfm.mechanisms.cascade": ("Cascade",),
-    "distlfm.mechanisms.glucose": ("Glucose",),
-    "distlfm.mechanisms.linear_ode": ("LinearODE",),
-    "distlfm.mechanisms.lotka_volterra": ("LotkaVolterra",),
-    "distlfm.mechanisms.nonparametric": ("Nonparametric",),
-    "distlfm.mechanisms.priors": (
-        "HalfNormal",
-        "LogNormal",
-        "Normal",
-        "Uniform",
-    ),
-    "distlfm.mechanisms.shipped_fields": (
-        "AdvectionDiffusion",
-        "FisherKpp",
-        "ReactionDiffusion",
-    ),
-    "distlfm.mechanisms.transcription": ("Transcription",),
-    "distlfm.verbs.evaluate": ("evaluate",),
-    "distlfm.verbs.fit": (
-        "FitRun",
-        "fit",
-    ),
-    "distlfm.verbs.generate": ("generate",),
-    "distlfm.verbs.query": ("query",),
-    "distlfm.simulation.instances": ("simulate",),
-    "distlfm.verbs.train": ("train",),
-    "distlfm.store": ("Store",),
-    "distlfm.study": (
-        "RBF",
-        "Gaussian",
-        "Kernel",
-        "Likelihood",
-        "Matern12",
-        "Matern32",
-        "Matern52",
-        "Model",
-        "NegativeBinomial",
-        "Periodic",
-        "Poisson",
-        "Product",
-        "Sum",
-    ),
+_HOMES = {
+    "AdvectionDiffusion": "distlfm.mechanisms.field",
+    "Answer": "distlfm.answer",
+    "Cascade": "distlfm.mechanisms.cascade",
+    "Draw": "distlfm.answer",
+    "Draws": "distlfm.answer",
+    "Exceedance": "distlfm.answer",
+    "FieldMechanism": "distlfm.mechanisms",
+    "FisherKpp": "distlfm.mechanisms.field",
+    "FitResult": "distlfm.inference.result",
+    "FitRun": "distlfm.verbs.fit",
+    "Gaussian": "distlfm.study.parts",
+    "Glucose": "distlfm.mechanisms.glucose",
+    "HalfNormal": "distlfm.mechanisms.priors",
+    "Integral": "distlfm.answer",
+    "Kernel": "distlfm.study.parts",
+    "Likelihood": "distlfm.study.parts",
+    "LinearODE": "distlfm.mechanisms.linear_ode",
+    "LogNormal": "distlfm.mechanisms.priors",
+    "LotkaVolterra": "distlfm.mechanisms.lotka_volterra",
+    "Matern12": "distlfm.study.parts",
+    "Matern32": "distlfm.study.parts",
+    "Matern52": "distlfm.study.parts",
+    "Mechanism": "distlfm.mechanisms",
+    "Model": "distlfm.study.model",
+    "NegativeBinomial": "distlfm.study.parts",
+    "Nonparametric": "distlfm.mechanisms.nonparametric",
+    "Normal": "distlfm.mechanisms.priors",
+    "Operator": "distlfm.lfo.operator",
+    "Parameter": "distlfm.mechanisms",
+    "Parameters": "distlfm.answer",
+    "PeakHeight": "distlfm.answer",
+    "PeakTime": "distlfm.answer",
+    "Periodic": "distlfm.study.parts",
+    "Poisson": "distlfm.study.parts",
+    "Product": "distlfm.study.parts",
+    "RBF": "distlfm.study.parts",
+    "ReactionDiffusion": "distlfm.mechanisms.field",
+    "ReadReport": "distlfm.data",
+    "Store": "distlfm.store",
+    "Sum": "distlfm.study.parts",
+    "Summary": "distlfm.answer",
+    "Transcription": "distlfm.mechanisms.transcription",
+    "Uniform": "distlfm.mechanisms.priors",
+    "evaluate": "distlfm.verbs.evaluate",
+    "fit": "distlfm.verbs.fit",
+    "generate": "distlfm.verbs.generate",
+    "load_fit": "distlfm.inference.archive",
+    "query": "distlfm.verbs.query",
+    "read": "distlfm.data",
+    "read_frame": "distlfm.data",
+    "read_xarray": "distlfm.data",
+    "register": "distlfm.mechanisms",
+    "save_fit": "distlfm.inference.archive",
+    "simulate": "distlfm.simulation.instances",
+    "train": "distlfm.verbs.train",
 }
-_RENAMED = {"load_fit": "load", "save_fit": "save"}
-"""Where the name in its module is another one."""
+"""The module that each name is imported from when it is first used."""
 
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
-
-__all__ = [
-    "RBF",
-    "AdvectionDiffusion",
-    "Answer",
-    "Cascade",
-    "Draw",
-    "Draws",
-    "Exceedance",
-    "FieldMechanism",
-    "FisherKpp",
-    "FitResult",
-    "FitRun",
-    "Gaussian",
-    "Glucose",
-    "HalfNormal",
-    "Instance",
-    "Integral",
-    "Kernel",
-    "Likelihood",
-    "LinearODE",
-    "LogNormal",
-    "LotkaVolterra",
-    "Matern12",
-    "Matern32",
-    "Matern52",
-    "Mechanism",
-    "Model",
-    "NegativeBinomial",
-    "Nonparametric",
-    "Normal",
-    "Operator",
-    "Parameter",
-    "Parameters",
-    "PeakHeight",
-    "PeakTime",
-    "Periodic",
-    "Poisson",
-    "Product",
-    "ReactionDiffusion",
-    "ReadReport",
-    "Store",
-    "Sum",
-    "Summary",
-    "Transcription",
-    "Truth",
-    "Uniform",
-    "__version__",
-    "evaluate",
-    "fit",
-    "generate",
-    "load_fit",
-    "query",
-    "read",
-    "read_frame",
-    "read_xarray",
-    "register",
-    "save_fit",
-    "simulate",
-    "train",
-]
+if not TYPE_CHECKING:  # checkers take the imports above, each under its own name, for what is exported
+    __all__ = sorted([*_HOMES, "Instance", "Truth", "__version__"])
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'distlfm' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), _RENAMED.get(name, name))
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOMES})

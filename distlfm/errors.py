@@ -82,12 +82,8 @@ class Problem:
 
     def __str__(self) -> str:
         where = [self.file] if self.file else []
-        if self.instance is not None:
-            where.append(f"instance {self.instance!r}")
-        if self.row is not None:
-            where.append(f"row {self.row}")
-        if self.column is not None:
-            where.append(f"column {self.column!r}")
+        named = (("instance {!r}", self.instance), ("row {}", self.row), ("column {!r}", self.column))
+        where += [text.format(one) for text, one in named if one is not None]
         place = ", ".join(where)
         return f"{place}: {self.what} {self.fix}" if place else f"{self.what} {self.fix}"
 

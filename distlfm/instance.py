@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -174,6 +174,11 @@ class Instance:
             metadata: Mapping[str, str] = ...,
         ) -> None: ...
 
+    def __repr__(self) -> str:
+        names = ", ".join(self.outputs[:4]) + (f" and {len(self.outputs) - 4} more" if len(self.outputs) > 4 else "")
+        times = f"{self.num_times} times from {self.times[0]:g} to {self.times[-1]:g}"
+        return f"<Instance {self.id!r}: {names}; {times}; {int(self.mask.sum())} values>"
+
     def __post_init__(self) -> None:
         self._as_arrays()
         shape = (len(self.outputs), len(self.times))
@@ -181,19 +186,18 @@ class Instance:
             if array is not None and array.shape != shape:
                 self._refuse(
                     f"{name} has shape {array.shape}, and {shape[0]} outputs at {shape[1]} points need {shape}.",
-                    "Give one row an output and one column an observation point.",
+                    "Give one row per output and one column per observation point.",
                 )
         if self.positions is not None and (self.positions.ndim != 2 or len(self.positions) != len(self.times)):
             self._refuse(
                 f"positions has shape {self.positions.shape} for {len(self.times)} observation points.",
                 "Give an array of shape [points, dimensions].",
             )
-        if not np.isfinite(self.times).all():
-            self._refuse("A time is not finite.", "Remove the row, or write the time as a number.")
+        for name, array in (("time", self.times), ("position", self.positions)):
+            if array is not None and not np.isfinite(array).all():
+                self._refuse(f"A {name} is not finite.", f"Remove the row, or write the {name} as a number.")
         if not np.isfinite(self.values[self.mask]).all():
             self._refuse("An observed value is not finite.", "Leave the cell empty where nothing was observed.")
-        if self.positions is not None and not np.isfinite(self.positions).all():
-            self._refuse("A position is not finite.", "Remove the row, or write the position as a number.")
         if not self.mask.any():
             self._refuse("There is no observed value.", "Give at least two observed time points.")
         if self.num_times < MIN_TIMES:
@@ -237,9 +241,8 @@ class Instance:
             if not np.isin(mask, (0, 1)).all():
                 self._refuse("mask holds something else than true and false.", "Give true where a value was observed.")
             mask = mask.astype(np.bool_)
-        given = {"outputs": outputs, "times": times, "values": values, "mask": mask}
-        for name, value in (given | {"positions": positions, "variance": variance}).items():
-            object.__setattr__(self, name, value)
+        arrays = {"times": times, "values": values, "mask": mask, "positions": positions, "variance": variance}
+        vars(self).update(outputs=outputs, **arrays)  # the class is frozen for others
 
     def _numbers(self, name: str, given: Any) -> FloatArray:
         try:
@@ -249,9 +252,8 @@ class Instance:
                 f"{name} is not an array of numbers.",
                 "Give numbers, in lists of equal length; times are counted from a start, not dates.",
             )
-            raise
 
-    def _refuse(self, what: str, fix: str) -> None:
+    def _refuse(self, what: str, fix: str) -> NoReturn:
         raise DataError(Problem(what, fix, instance=self.id))
 
     @property
@@ -273,16 +275,13 @@ class Instance:
     def sampled(self, fraction: float, seed: int) -> Instance:
         """A random share of the observations. Outputs are scored at the others, by the data if no truth is known."""
         count = len(self.times)
-        chosen = np.random.default_rng(seed).permutation(count)[: max(2, round(fraction * count))]
-        keep = np.zeros(count, dtype=bool)
-        keep[chosen] = True
+        kept = np.sort(np.random.default_rng(seed).permutation(count)[: max(2, round(fraction * count))])
         truth = self.truth or Truth(self.times, positions=self.positions)
         if truth.outputs is None:
-            whole = np.where(self.mask, self.values, np.nan)
-            truth = replace(truth, outputs=whole, measured=True)
+            truth = replace(truth, outputs=np.where(self.mask, self.values, np.nan), measured=True)
         aligned = len(truth.times) == count and np.array_equal(truth.times, self.times)
-        scored = ~keep if aligned else None
-        return replace(self._kept(np.flatnonzero(keep)), truth=replace(truth, scored=scored))
+        scored = ~np.isin(np.arange(count), kept) if aligned else None
+        return replace(self._kept(kept), truth=replace(truth, scored=scored))
 
     def observed(self) -> Instance:
         """Without the points at which no output was observed; the truth stays whole."""

@@ -9,23 +9,24 @@ disk.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from distlfm.errors import UsageError
+from distlfm.federated.setup.homes import locked
 from distlfm.store.files import append_whole, storing, unreadable
 
 START = "0" * 64
+LOG = "the audit log"
 Fact = str | int | float | bool | None | Sequence[str]
 
 
@@ -37,7 +38,7 @@ class AuditLog:
 
     def append(self, event: str, run: str, **facts: Fact) -> str:
         """One more line; it is on the disk when this returns. Gives the new head."""
-        with storing("the audit log", self.path.parent), self._open() as file:
+        with locked(self.path, LOG) as file, storing(LOG, self.path.parent):
             number, head = _tail(file)
             line: dict[str, Any] = {
                 "number": number,
@@ -48,36 +49,23 @@ class AuditLog:
                 "before": head,
             }
             line["hash"] = _hash(line)
-            append_whole(file.fileno(), json.dumps(line, sort_keys=True).encode() + b"\n")
+            append_whole(file, json.dumps(line, sort_keys=True).encode() + b"\n")
             return str(line["hash"])
 
-    @contextmanager
-    def _open(self) -> Iterator[BinaryIO]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-        with os.fdopen(descriptor, "r+b", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file
 
-
-def _tail(file: BinaryIO) -> tuple[int, str]:
+def _tail(file: int) -> tuple[int, str]:
     """Number and hash for the next line to go on from. A line that a crash cut short is ended, and stays as a flaw."""
-    size = file.seek(0, os.SEEK_END)
-    if size == 0:
-        return 0, START
-    reach = 4096
+    size, reach = os.fstat(file).st_size, 4096
+    if size and os.pread(file, 1, size - 1) != b"\n":
+        append_whole(file, b"\n")
     while True:
-        file.seek(max(0, size - reach))
-        lines = file.read().split(b"\n")
-        if lines[-1]:
-            append_whole(file.fileno(), b"\n")
-            lines.append(b"")
-        whole = lines if reach >= size else lines[1:]
-        for line in reversed(whole):
+        start = max(0, size - reach)
+        lines = os.pread(file, reach, start).split(b"\n")
+        for line in reversed(lines[1:] if start else lines):
             entry = _parsed(line)
             if entry is not None:
                 return int(entry["number"]) + 1, str(entry["hash"])
-        if reach >= size:
+        if not start:
             return 0, START
         reach *= 4
 
@@ -95,9 +83,9 @@ def verify(path: Path, head: str | None = None) -> AuditReport:
     """Read a log and follow its chain; with `head`, a hash noted earlier, also see whether that line is still there."""
     try:
         lines = path.read_bytes().split(b"\n")
+    except PermissionError as error:
+        raise unreadable(path, error) from None
     except OSError as error:
-        if isinstance(error, PermissionError):
-            raise unreadable(path, error) from None
         raise UsageError(f"Cannot read the audit log {path}: {error.strerror}.", "Give the path of one.") from None
     entries: list[dict[str, Any]] = []
     flaws: list[str] = []
@@ -126,14 +114,12 @@ def entries_of(report: AuditReport, run: str) -> list[dict[str, Any]]:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return None
     wanted = {"number": int, "time": str, "run": str, "event": str, "before": str, "hash": str}
-    if not isinstance(entry, dict) or not all(isinstance(entry.get(key), kind) for key, kind in wanted.items()):
-        return None
-    return entry
+    with suppress(ValueError):
+        entry = json.loads(line)
+        if isinstance(entry, dict) and all(isinstance(entry.get(key), kind) for key, kind in wanted.items()):
+            return entry
+    return None
 
 
 def _hash(line: dict[str, Any]) -> str:

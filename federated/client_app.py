@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from distlfm.federated.audit import AuditLog
@@ -29,7 +29,7 @@ FINAL = "final"
 """In a round's config: its weights are those that the run has found, to be kept and not to be answered with others."""
 
 LARGEST_WEIGHT = 1e6
-"""Of weights that come. Beyond this the grain of floating point would be seen in noise that is added to them."""
+"""Largest weight that is accepted. Beyond it the grain of floating point would be seen in noise that is added."""
 
 app = ClientApp(mods=[secure_mod])
 
@@ -40,12 +40,9 @@ def train(message: Message, context: Context) -> Message:
 
     Of the weights at a run's end the site makes its own copy, and all that leaves is that it was there.
     """
-    policy, site = policy_of(context), site_of(context)
-    config, vector = config_of(message), vector_of(message)
-    check_base(site, config)
-    task, run = task_of(config), str(context.run_id)
-    check_local(policy, site.stays_here(task))
-    if config.get(FINAL, False):
+    policy, site, run = policy_of(context), site_of(context), str(context.run_id)
+    vector, task = vector_of(message), task_of(message, policy, site)
+    if message.content.config_records[CONFIG].get(FINAL, False):
         count = site.count(task.kind, "train")
         check_examples(policy, count)
         site.personalise(vector, task, draft_folder())
@@ -56,7 +53,7 @@ def train(message: Message, context: Context) -> Message:
     done = site.train(vector, task, run, draft_folder())
     sent = hardened(policy, vector, done.vector)
     log_spent(policy, site, context)
-    return answer(message, {}, done.num_patients, {ARRAYS: ArrayRecord({SHARED: Array(sent)})})
+    return answer(message, {}, done.num_patients, arrays=ArrayRecord({SHARED: Array(sent)}))
 
 
 @app.evaluate()
@@ -83,10 +80,8 @@ def question_cohort(message: Message, context: Context) -> Message:
 
 def evaluated(message: Message, context: Context, part: Part) -> Message:
     """Figures of the model that came, on patients that nobody tunes on."""
-    policy, site, config = policy_of(context), site_of(context), config_of(message)
-    check_base(site, config)
-    task = task_of(config)
-    check_local(policy, site.stays_here(task))
+    policy, site = policy_of(context), site_of(context)
+    task = task_of(message, policy, site)
     check_examples(policy, site.count(task.kind, part))
     figures, count = site.evaluate(vector_of(message), task, str(context.run_id), part)
     log_spent(policy, site, context)
@@ -103,20 +98,24 @@ def site_of(context: Context) -> Site:
     return Site(Path(str(context.node_config["site"])), budget, counted)
 
 
-def config_of(message: Message) -> ConfigRecord:
-    return message.content.config_records[CONFIG]
+def task_of(message: Message, policy: SitePolicy, site: Site) -> RoundTask:
+    """What is asked, if the policy allows it; a site understands only its own package's words.
 
-
-def task_of(config: ConfigRecord) -> RoundTask:
-    """What is asked; a site understands only its own package's words."""
+    Both ends must mean the same operator: with another, its weights would be noise.
+    """
     from pydantic import ValidationError
 
     from distlfm.federated.settings import RoundTask
 
+    config = message.content.config_records[CONFIG]
+    if config.get("base") != site.digest:
+        raise Refused(Reason.MALFORMED, "The coordinator's operator is not the one of this site.")
     try:
-        return RoundTask.model_validate_json(str(config["task"]))
+        task = RoundTask.model_validate_json(str(config["task"]))
     except (ValidationError, KeyError):
-        raise Refused(Reason.MALFORMED, "The task is none of this package.") from None
+        raise Refused(Reason.MALFORMED, "The task is not one of this package.") from None
+    check_local(policy, site.stays_here(task))
+    return task
 
 
 def vector_of(message: Message) -> Vector:
@@ -125,14 +124,8 @@ def vector_of(message: Message) -> Vector:
 
     vector = np.asarray(message.content.array_records[ARRAYS][SHARED].numpy(), np.float64)
     if not bool(np.all(np.abs(vector) <= LARGEST_WEIGHT)):  # false for NaN too
-        raise Refused(Reason.MALFORMED, "Weights that are no numbers, or larger than any network's.")
+        raise Refused(Reason.MALFORMED, "Weights that are not numbers, or larger than any network's.")
     return vector
-
-
-def check_base(site: Site, config: ConfigRecord) -> None:
-    """Both ends must mean the same operator: with another, its weights would be noise."""
-    if config.get("base") != site.digest:
-        raise Refused(Reason.MALFORMED, "The coordinator's operator is not the one of this site.")
 
 
 def hardened(policy: SitePolicy, before: Vector, after: Vector) -> Vector:
@@ -155,9 +148,7 @@ def log_spent(policy: SitePolicy, site: Site, context: Context) -> None:
         AuditLog(policy.audit).append("privacy", str(context.run_id), epsilon=spent, delta=policy.delta)
 
 
-def answer(
-    message: Message, figures: dict[str, float], count: int, more: dict[str, ArrayRecord] | None = None
-) -> Message:
+def answer(message: Message, figures: dict[str, float], count: int, **arrays: ArrayRecord) -> Message:
     """A reply in the form that strategies expect."""
     metrics = MetricRecord({WEIGHT: float(count), **figures})
-    return Message(RecordDict({**(more or {}), METRICS: metrics}), reply_to=message)
+    return Message(RecordDict({**arrays, METRICS: metrics}), reply_to=message)

@@ -52,8 +52,8 @@ class Codec:
     @property
     def digest(self) -> str:
         """A hash of names and shapes: two ends that agree on it mean the same weights."""
-        told = "\n".join(f"{name} {shape}" for name, shape in self.shapes.items())
-        return hashlib.sha256(told.encode()).hexdigest()
+        text = "\n".join(f"{name} {shape}" for name, shape in self.shapes.items())
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def encode(self, state: Mapping[str, Tensor]) -> Vector:
         """The vector [D] of a state dict."""
@@ -70,13 +70,10 @@ class Codec:
 
     def load(self, model: nn.Module, vector: Vector) -> None:
         """Put a vector into a model; everything else of it stays."""
-        own = dict(model.named_parameters())
-        with torch.no_grad():
-            for name, tensor in self.decode(vector).items():
-                own[name].copy_(tensor)
+        model.load_state_dict(self.decode(vector), strict=False)
 
     def check(self, vector: Vector) -> None:
-        """Refuse what is no vector of these weights."""
+        """Refuse what is not a vector of these weights."""
         if vector.shape != (self.size,):
             raise UsageError(
                 f"The weights that came are {vector.shape}, and this model shares {self.size} of them.",

@@ -1,4 +1,4 @@
-"""How a site says no: a reason from a fixed list, which may be told to others, and a detail that stays at home."""
+"""How a site says no: a reason from a fixed list, which others may see, and a detail that stays at home."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from distlfm.federated.secure.mod import WEIGHT
 from distlfm.federated.secure.records import SITES
 from distlfm.federated.settings import ProgrammeConfig, RoundTask
 from distlfm.federated.site.tuning import names_of
-from distlfm.federated.strategy import TooFewSites, make_strategy, moments, reasons, restore, survivors, wait_for_sites
+from distlfm.federated.strategy import TooFewSites, joined, make_strategy, moments, reasons, survivors, wait_for_sites
 from distlfm.lfo import Operator
 from distlfm.store.files import put_all, storing
 from distlfm.store.lock import driver_lock
@@ -38,8 +38,8 @@ Meter = Callable[[], int]
 
 
 @dataclass
-class State:
-    """Where a run is: rounds done, the shared weights [D], what each round told, what the strategy remembers.
+class RunState:
+    """Where a run is: rounds done, the shared weights [D], what each round reported, what the strategy remembers.
 
     kept, loss, kept_round: the weights that were best so far for the patients that choose, and after which round they
     came; 0 is before the first. chosen: all rounds are done, and the last model was measured too. handed: the sites
@@ -61,17 +61,6 @@ class State:
     figures: Line | None = None
     last: Line | None = None
 
-    def see(self, figures: Line, loss: float) -> None:
-        """Figures and loss of the weights as they are now; the best ones are kept."""
-        self.figures = figures
-        if self.loss is None or loss < self.loss:
-            self.kept, self.loss, self.kept_round = self.vector, loss, self.done
-
-    def move(self, vector: Vector, memory: dict[str, NDArray[Any]], line: Line) -> None:
-        """One round further."""
-        self.done, self.vector, self.memory, self.figures = self.done + 1, vector, memory, None
-        self.history.append(line)
-
     @property
     def result(self) -> Vector:
         """The model of the run: the best one, or the last one if none was measured."""
@@ -87,34 +76,34 @@ class Keeper:
         with storing(STATE, folder):
             folder.mkdir(parents=True, exist_ok=True)
 
-    def load(self) -> State | None:
+    def load(self) -> RunState | None:
         """Where the run was, or None if it has not begun."""
         path = self.folder / STATE
         if not path.exists():
             return None
-        told = json.loads(path.read_text(encoding="utf-8"))
+        facts = json.loads(path.read_text(encoding="utf-8"))
         for name, here in self.identity.items():
-            if told["identity"][name] != here:
+            if facts["identity"][name] != here:
                 raise OtherWork(
                     f"{self.folder} was begun with another {name}.", "Give the run another name, or its own settings."
                 )
-        with np.load(self.folder / told["weights"], allow_pickle=False) as held:
+        with np.load(self.folder / facts["weights"], allow_pickle=False) as held:
             arrays = {name: held[name] for name in held.files}
         vector, kept = arrays.pop(SHARED), arrays.pop(KEPT, None)
-        choice = {name: told.get(name, unless) for name, unless in CHOICE.items()}
-        return State(told["done"], vector, told["history"], arrays, kept, **choice)
+        choice = {name: facts.get(name, unless) for name, unless in CHOICE.items()}
+        return RunState(facts["done"], vector, facts["history"], arrays, kept, **choice)
 
-    def save(self, state: State) -> None:
+    def save(self, state: RunState) -> None:
         """After each round; the one before stays until this one lasts."""
         name = f"round-{state.done:04d}.npz"
         weights = io.BytesIO()
         best = {} if state.kept is None else {KEPT: state.kept}
         np.savez(weights, **{SHARED: state.vector}, **best, **state.memory)
-        told = {"identity": self.identity, "done": state.done, "weights": name, "history": state.history}
-        told |= {key: getattr(state, key) for key in CHOICE}
+        facts = {"identity": self.identity, "done": state.done, "weights": name, "history": state.history}
+        facts |= {key: getattr(state, key) for key in CHOICE}
         with storing("the round", self.folder):
             put_all({self.folder / name: weights.getvalue()})
-            put_all({self.folder / STATE: f"{json.dumps(told, indent=2)}\n".encode()})
+            put_all({self.folder / STATE: f"{json.dumps(facts, indent=2)}\n".encode()})
             for old in self.folder.glob("round-*.npz"):
                 if old.name < f"round-{state.done - 1:04d}.npz":
                     old.unlink(missing_ok=True)
@@ -129,7 +118,7 @@ def run_rounds(
     run: str = "",
     on_round: Listener | None = None,
     meter: Meter | None = None,
-) -> State:
+) -> RunState:
     """All rounds of a programme, from where the folder says. The operator is not changed.
 
     A round in which too few sites end is lost: the model stays, and the round is asked for again. After
@@ -139,8 +128,9 @@ def run_rounds(
     base = weights_digest(operator.model)
     keeper = Keeper(folder, programme, base, codec)
     with driver_lock(folder, "federated run"):
-        state = keeper.load() or State(0, codec.encode(operator.model.state_dict()))
-        course = _Course(grid, programme, keeper, state, {"base": base, "run": run}, on_round, meter)
+        state = keeper.load() or RunState(0, codec.encode(operator.model.state_dict()))
+        facts, listener = {"base": base, "run": run}, on_round or (lambda _: None)
+        course = _Course(grid, programme, keeper, state, facts, listener, meter)
         course.run()
         course.close()
         return state
@@ -148,40 +138,38 @@ def run_rounds(
 
 @dataclass(frozen=True)
 class _Course:
-    """The rounds of one run; `told` goes with every message."""
+    """The rounds of one run; `facts` go with every message."""
 
     grid: Grid
     programme: ProgrammeConfig
     keeper: Keeper
-    state: State
-    told: Mapping[str, str | int]
-    on_round: Listener | None
+    state: RunState
+    facts: Mapping[str, str | int]
+    on_round: Listener
     meter: Meter | None
 
     def run(self) -> None:
         """Do what is left of the rounds."""
-        programme, strategy = self.programme, make_strategy(self.programme)
-        restore(strategy, self.state.memory)
+        programme, strategy = self.programme, make_strategy(self.programme, self.state.memory)
         lost = attempts = 0
         while self.state.done < programme.rounds:
             attempts += 1
-            line = self._round(strategy, {**self.told, "attempt": attempts})
-            if self.meter is not None and line["sites"] >= programme.min_sites:
+            line = self._round(strategy, {**self.facts, "attempt": attempts})
+            is_lost = line["sites"] < programme.min_sites
+            if self.meter is not None and not is_lost:
                 line["bytes"] = self.meter()  # those of attempts that were lost before are among them
-            if self.on_round is not None:
-                self.on_round(line)
-            if line["sites"] < programme.min_sites:
-                lost += 1
-                if lost > programme.lost:
-                    raise TooFewSites(
-                        f"Round {line['round']} was lost {lost} times: {line['sites']} of at least "
-                        f"{programme.min_sites} sites were left at its end "
-                        f"({'; '.join(line['why']) or 'no reason is known'}).",
-                        line["why"],
-                    )
+            self.on_round(line)
+            if not is_lost:
+                lost = 0
+                self.keeper.save(self.state)
                 continue
-            lost = 0
-            self.keeper.save(self.state)
+            lost += 1
+            if lost > programme.lost:
+                raise TooFewSites(
+                    f"Round {line['round']} was lost {lost} times: {line['sites']} of at least {programme.min_sites} "
+                    f"sites were left at its end ({'; '.join(line['why']) or 'no reason is known'}).",
+                    line["why"],
+                )
 
     def close(self) -> None:
         """Measure the last model, which has not been sent yet; if too few sites answer, it is not chosen.
@@ -191,64 +179,70 @@ class _Course:
         programme, state = self.programme, self.state
         if programme.evaluate and not state.chosen:
             nodes = wait_for_sites(self.grid, programme.min_sites, programme.deadline)
-            self._measure(self.told, nodes, programme.deadline)
+            self._measure(self.facts, nodes, programme.deadline)
             state.chosen, state.last = True, state.figures
             self.keeper.save(state)
-            if self.on_round is not None:
-                self.on_round({"after": state.done, "kept": state.kept_round, **(state.last or {})})
+            self.on_round({"after": state.done, "kept": state.kept_round, **(state.last or {})})
         if not state.handed:
-            record = _record(state.result, programme.round_task(programme.rounds + 1), {"final": True, **self.told})
-            messages = [Message(record, node, MessageType.TRAIN) for node in sorted(self.grid.get_node_ids())]
-            replies = self.grid.send_and_receive(messages, timeout=programme.deadline)
+            record = _record(state.result, programme.round_task(programme.rounds + 1), {"final": True, **self.facts})
+            nodes = sorted(self.grid.get_node_ids())
+            replies = _replies(self.grid, MessageType.TRAIN, record, nodes, programme.deadline)
             state.handed = survivors(replies) >= programme.min_sites
             state.closing += self.meter() if self.meter is not None else 0
             self.keeper.save(state)
 
-    def _round(self, strategy: FedAvg, told: Mapping[str, str | int]) -> Line:
+    def _round(self, strategy: FedAvg, facts: Mapping[str, str | int]) -> Line:
         """One round; the state moves on if it was not lost. Its figures are of the weights that it begins with."""
         programme, state = self.programme, self.state
         begun, number = time.monotonic(), state.done + 1
         until = begun + programme.deadline
-        config = ConfigRecord({"task": programme.round_task(number).model_dump_json(), **told})
-        arrays = ArrayRecord({SHARED: Array(state.vector)})
-        messages = list(strategy.configure_train(number, arrays, config, self.grid))
+        nodes = wait_for_sites(self.grid, programme.min_sites, programme.deadline)
         if programme.evaluate and state.figures is None:
-            nodes = [message.metadata.dst_node_id for message in messages]
-            self._measure(told, nodes, (until - time.monotonic()) / 2)
-        replies = list(self.grid.send_and_receive(messages, timeout=max(1.0, until - time.monotonic())))
-        sites = survivors(replies)
-        line: Line = {"round": number, "sites": sites}
-        joined, _ = strategy.aggregate_train(number, replies)
-        if joined is not None:
-            vector = np.asarray(joined[SHARED].numpy(), np.float64)
-            if not np.isfinite(vector).all():
-                cause = f"The weights of round {number} are not finite."
-                raise WorkError(cause, "Lower task.lr, and start another run.")
-            line |= {"seconds": time.monotonic() - begun, **(state.figures or {})}
-            state.move(vector, moments(strategy), line)
-        else:
-            line |= {"sites": min(sites, programme.min_sites - 1), "why": reasons(replies)}
+            self._measure(facts, nodes, (until - time.monotonic()) / 2)
+        record = _record(state.vector, programme.round_task(number), {**facts, "server-round": number})
+        replies = _replies(self.grid, MessageType.TRAIN, record, nodes, max(1.0, until - time.monotonic()))
+        line: Line = {"round": number, "sites": survivors(replies)}
+        if line["sites"] < programme.min_sites:
+            return line | {"why": reasons(replies)}
+        vector = joined(strategy, number, state.vector, replies)
+        if not np.isfinite(vector).all():
+            raise WorkError(f"The weights of round {number} are not finite.", "Lower task.lr, and start another run.")
+        line |= {"seconds": time.monotonic() - begun, **(state.figures or {})}
+        state.done, state.vector, state.memory, state.figures = number, vector, moments(strategy), None
+        state.history.append(line)
         return line
 
-    def _measure(self, told: Mapping[str, str | int], nodes: Sequence[int], seconds: float) -> None:
+    def _measure(self, facts: Mapping[str, str | int], nodes: Sequence[int], seconds: float) -> None:
         """Figures of the weights as they are, for the patients that choose; if too few sites answer, there are none.
 
-        It is a sum of its own: sites answer for figures all together or not at all, and may be lost in a round.
+        It is a sum of its own: sites answer for figures all together or not at all, and may be lost in a round. The
+        best weights so far are kept.
         """
-        record = _record(self.state.vector, self.programme.task, told)
-        messages = [Message(record, node, MessageType.EVALUATE) for node in nodes]
-        replies = list(self.grid.send_and_receive(messages, timeout=max(1.0, seconds)))
+        state, record = self.state, _record(self.state.vector, self.programme.task, facts)
+        replies = _replies(self.grid, MessageType.EVALUATE, record, nodes, max(1.0, seconds))
         if survivors(replies) >= self.programme.min_sites:
-            figures = aggregate_metricrecords([reply.content for reply in replies if not reply.has_error()], WEIGHT)
+            figures = _means(replies)
             loss = figures[names_of(self.programme.task.kind)[0]]
-            assert isinstance(loss, float)
-            self.state.see({key: value for key, value in figures.items() if key not in (SITES, WEIGHT)}, loss)
+            state.figures = {key: value for key, value in figures.items() if key != WEIGHT}
+            if state.loss is None or loss < state.loss:
+                state.kept, state.loss, state.kept_round = state.vector, loss, state.done
 
 
-def _record(vector: Vector, task: RoundTask, told: Mapping[str, str | int]) -> RecordDict:
+def _record(vector: Vector, task: RoundTask, facts: Mapping[str, str | int]) -> RecordDict:
     """What is sent with a message: the shared weights, and the task."""
-    config = ConfigRecord({"task": task.model_dump_json(), **told})
+    config = ConfigRecord({"task": task.model_dump_json(), **facts})
     return RecordDict({"arrays": ArrayRecord({SHARED: Array(vector)}), "config": config})
+
+
+def _replies(grid: Grid, kind: str, record: RecordDict, nodes: Sequence[int], seconds: float) -> list[Message]:
+    """Ask all nodes the same, and wait for what they say."""
+    return list(grid.send_and_receive([Message(record, node, kind) for node in nodes], timeout=seconds))
+
+
+def _means(replies: Sequence[Message]) -> Line:
+    """The figures of all sites together, and how many patients they are of."""
+    figures = aggregate_metricrecords([reply.content for reply in replies if not reply.has_error()], WEIGHT)
+    return {key: value for key, value in figures.items() if key != SITES}
 
 
 def ask(grid: Grid, operator: Operator, codec: Codec, programme: ProgrammeConfig, folder: Path, run: str) -> Line:
@@ -257,19 +251,16 @@ def ask(grid: Grid, operator: Operator, codec: Codec, programme: ProgrammeConfig
     The model that is asked about is that of the folder's rounds, if there are some, else the operator itself.
     """
     base = weights_digest(operator.model)
-    state = Keeper(folder, programme, base, codec).load() if (folder / STATE).exists() else None
+    state = Keeper(folder, programme, base, codec).load()
     vector = codec.encode(operator.model.state_dict()) if state is None else state.result
     record = _record(vector, programme.task, {"base": base, "run": run})
     nodes = wait_for_sites(grid, programme.min_sites, programme.deadline)
-    messages = [Message(record, node, f"query.{programme.question}") for node in nodes]
-    replies = list(grid.send_and_receive(messages, timeout=programme.deadline))
-    sites = survivors(replies)
+    replies = _replies(grid, f"query.{programme.question}", record, nodes, programme.deadline)
+    sites, why = survivors(replies), reasons(replies)
     if sites < programme.min_sites:
-        why = reasons(replies)
         raise TooFewSites(
             f"The question {programme.question!r} was answered by {sites} of at least {programme.min_sites} sites: "
             f"{'; '.join(why) or 'no reason is known'}.",
             why,
         )
-    figures = aggregate_metricrecords([reply.content for reply in replies if not reply.has_error()], WEIGHT)
-    return {"question": programme.question, "sites": sites, **{k: v for k, v in figures.items() if k != SITES}}
+    return {"question": programme.question, "sites": sites, **_means(replies)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from logging import INFO, LogRecord, getLogger
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from distlfm.federated.settings import ProgrammeConfig
 
 HOME = "DISTLFM_LINK_HOME"
 RESULT, OPERATOR = "result.json", "operator.pt"
-RUNS = "runs"
 MARK = "DISTLFM-RESULT"
 
 app = ServerApp()
@@ -31,14 +31,15 @@ def main(grid: Grid, context: Context) -> None:
     """Run what the run's settings ask for; the result is in the run's folder and in one line of the log."""
     from distlfm.federated.audit import AuditLog
     from distlfm.federated.secure.grid import SecureGrid
-    from distlfm.federated.setup.homes import check_name
+    from distlfm.federated.setup.enrolment import Peers, read_handed
+    from distlfm.federated.setup.homes import LinkHome, check_name
 
     programme = programme_of(str(context.run_config["programme"]))
-    home = Path(os.environ[HOME])
-    folder = home / RUNS / check_name(str(context.run_config["run-name"]))
-    audit = AuditLog(home / "audit.jsonl")
+    home = LinkHome(Path(os.environ[HOME]))
+    folder = home.runs / check_name(str(context.run_config["run-name"]))
+    peers = read_handed(Peers, home.peers).peers if home.peers.exists() else None
     getLogger("flwr").addFilter(is_no_count)
-    safe = SecureGrid(grid, min_sites=programme.min_sites, peers=peers_of(home), audit=audit)
+    safe = SecureGrid(grid, min_sites=programme.min_sites, peers=peers, audit=AuditLog(home.audit))
     result = perform(safe, programme, folder, str(context.run_id))
     log(INFO, "%s %s", MARK, json.dumps(result))
 
@@ -52,44 +53,31 @@ def programme_of(text: str) -> ProgrammeConfig:
     """From JSON text; whoever starts a run has read the file."""
     from distlfm.config import build
 
-    try:
+    content = None
+    with suppress(ValueError):
         content = json.loads(text)
-    except ValueError:
-        content = None
     if not isinstance(content, dict):
         raise UsageError("The programme is not a JSON object.", "Start runs with: distlfm federated run")
     return build(ProgrammeConfig, content, source="programme")
 
 
-def peers_of(home: Path) -> dict[str, str] | None:
-    """The sites' public keys, where the coordinator has a list of them."""
-    path = home / "peers.json"
-    if not path.exists():
-        return None
-    told = json.loads(path.read_text(encoding="utf-8"))
-    found: dict[str, str] = told.get("peers", told)
-    return found
-
-
 def perform(grid: Grid, programme: ProgrammeConfig, folder: Path, run: str) -> dict[str, Any]:
-    """All rounds, or the question; what they brought."""
+    """Run all rounds (or one query) and return the result."""
     from distlfm.federated.rounds import ask, run_rounds
     from distlfm.federated.site.work import codec_of, open_operator
     from distlfm.store.files import put_all, storing
 
     if programme.operator is None:
-        raise UsageError("It is not said which operator is tuned.", "Set operator: a checkpoint of `distlfm train`.")
+        raise UsageError("No operator is given to tune.", "Set operator: a checkpoint of `distlfm train`.")
     operator = open_operator(programme.operator)
     codec = codec_of(operator.model, programme.task)
     name = RESULT
     if programme.kind == "query":
         result, name = ask(grid, operator, codec, programme, folder, run), f"answer-{programme.question}.json"
     else:
-
-        def after(line: dict[str, Any]) -> None:
-            log(INFO, "%s", words(line, programme.evaluate))
-
-        state = run_rounds(grid, operator, codec, programme, folder, run, after)
+        state = run_rounds(
+            grid, operator, codec, programme, folder, run, lambda line: log(INFO, "%s", words(line, programme.evaluate))
+        )
         codec.load(operator.model, state.result)
         operator.save(folder / OPERATOR)
         result = {

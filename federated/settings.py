@@ -14,7 +14,7 @@ from distlfm.config import Config, load
 
 
 class RoundTask(Config):
-    """What one round asks of a site. Privacy is no part of it: that is the site's own.
+    """What one round asks of a site. Privacy is not part of it: that is the site's own.
 
     kind: `pairs` learns from the site's fits; `physics` needs none, as the prediction, solved forward, must give what
     was observed. steps: of `batch` windows each; batch 0 takes all of them. mu: weight of FedProx's proximal term.
@@ -149,7 +149,7 @@ class SiteConfig(Config):
     def _has_patients(self) -> SiteConfig:
         if self.fit is None and self.store is None:
             raise ValueError(
-                "It is not said where the patients are. Fill in the lines from `fit:` on and take their # away, or the "
+                "Neither fit nor store is filled in. Fill in the lines from `fit:` on and take their # away, or the "
                 "line `store:`; docs/federation.md (Setting up) has an example of fit to copy"
             )
         if self.fit is not None and self.store is not None:
@@ -238,16 +238,11 @@ class FederatedConfig(Config):
 
 def read_config(path: Path, overrides: tuple[str, ...] = ()) -> FederatedConfig:
     """The config of a file, with the paths in it made absolute."""
-    config = load(FederatedConfig, path, overrides)
-    folder = path.resolve().parent
-
-    def placed(one: Path | None) -> Path | None:
-        return None if one is None else folder / one
-
-    base = config.base.model_copy(
-        update={name: placed(getattr(config.base, name)) for name in ("operator", "generate", "train")}
-    )
-    return config.model_copy(update={"base": base, "fit": placed(config.fit)})
+    config, folder = load(FederatedConfig, path, overrides), path.resolve().parent
+    given = {name: getattr(config.base, name) for name in ("operator", "generate", "train")}
+    base = config.base.model_copy(update={name: folder / one for name, one in given.items() if one is not None})
+    fit = None if config.fit is None else folder / config.fit
+    return config.model_copy(update={"base": base, "fit": fit})
 
 
 VERBS: dict[str, type[Config]] = {"federated": FederatedConfig, "programme": ProgrammeConfig}

@@ -13,26 +13,23 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
 from distlfm.cluster.slurm.allocation import COMPLETE
-from distlfm.cluster.slurm.jobs import JobNote, add_note, jobs_folder, of_a_job, refuse_busy
+from distlfm.cluster.slurm.jobs import JobNote, add_note, jobs_folder, refuse_busy, send
 from distlfm.cluster.slurm.script import without_patterns
 from distlfm.errors import DistlfmError, UsageError, WorkError
+from distlfm.runtime.process import number_in, run_within
 from distlfm.runtime.reporting import reporter_for
 from distlfm.store.files import storing
 
-SUBMIT_SECONDS = 60.0
-
 
 @dataclass(frozen=True)
-class Link:
+class ChainJob:
     """One job of the chain. run: what it leaves. arguments: of its verb; overrides: what they mean in its config.
 
     complete: whether it counts as done as soon as its run is complete, though some of it failed.
@@ -50,28 +47,33 @@ class Link:
         """Where its log goes."""
         return jobs_folder(self.run)
 
+    @property
+    def log(self) -> str:
+        """Its log, as sbatch takes it."""
+        return f"{without_patterns(self.folder)}/%x-%j.log"
 
-def links(out: Path, generate: Path, fit: Path, train: Path) -> list[Link]:
+
+def links(out: Path, generate: Path, fit: Path, train: Path) -> list[ChainJob]:
     """The jobs, in their order."""
     if "," in str(out):
         raise UsageError(f"sbatch cannot hand {out} on to a job: it has a comma.", "Choose another --out.")
     store, fits, operator, judged = (out / name for name in ("store.zarr", "fits", "operator", "judged"))
 
-    def link(verb: str, config: Path, run: Path, *data: str, setting: str = "", complete: bool = False) -> Link:
+    def link(verb: str, config: Path, run: Path, *data: str, setting: str = "", complete: bool = False) -> ChainJob:
         arguments = (str(config), *data, "--out", str(run))
         overrides = (f"run.dir={json.dumps(str(run))}", *([setting] if setting else []))
-        return Link(verb, run, arguments, config, overrides, complete)
+        return ChainJob(verb, run, arguments, config, overrides, complete)
 
     learnt, seen = json.dumps([str(fits)]), json.dumps(str(store))
     return [
         link("generate", generate, store),
         link("fit", fit, fits, "--data", str(store), setting=f"data.path={seen}", complete=True),
         link("train", train, operator, "--data", str(fits), setting=f"data.stores={learnt}"),
-        Link("evaluate", judged, (str(operator), str(fits), "--out", str(judged))),
+        ChainJob("evaluate", judged, (str(operator), str(fits), "--out", str(judged))),
     ]
 
 
-def check(found: Sequence[Link]) -> None:
+def check(found: Sequence[ChainJob]) -> None:
     """Refuse now what a job would refuse later, and runs that other jobs are for."""
     from distlfm.verbs.submit import Setting, checked
 
@@ -81,9 +83,9 @@ def check(found: Sequence[Link]) -> None:
         refuse_busy(link.run)
 
 
-def command(link: Link, scripts: Path, before: str, options: Sequence[str]) -> list[str]:
-    """The sbatch of a link; `before` is the number of the job that it waits for."""
-    words = ["sbatch", "--parsable", f"--output={without_patterns(link.folder)}/%x-%j.log"]
+def command(link: ChainJob, scripts: Path, before: str, options: Sequence[str]) -> list[str]:
+    """What sbatch is given for a link; `before` is the number of the job that it waits for."""
+    words = [f"--output={link.log}"]
     if before:
         words += [f"--dependency=afterok:{before}", "--kill-on-invalid-dep=yes"]
     if link.complete:
@@ -91,37 +93,19 @@ def command(link: Link, scripts: Path, before: str, options: Sequence[str]) -> l
     return [*words, *options, str(scripts / f"{link.verb}.sbatch"), *link.arguments]
 
 
-def submit(words: Sequence[str]) -> str:
-    """Send a job; gives its number."""
-    # What sbatch would take from the environment belongs to the job that this program may run in.
-    kept = {name: value for name, value in os.environ.items() if not of_a_job(name)}
-    try:
-        done = subprocess.run(words, env=kept, capture_output=True, text=True, timeout=SUBMIT_SECONDS, check=False)
-    except FileNotFoundError:
-        raise UsageError("There is no sbatch here.", "Call this where jobs are submitted, or with --dry-run.") from None
-    except subprocess.TimeoutExpired:
-        raise WorkError("sbatch did not answer.", "Ask Slurm's administrator; `squeue` shows what was sent.") from None
-    if done.returncode:
-        raise WorkError(f"sbatch refused a job: {done.stderr.strip()}", f"The call was: {shlex.join(words)}")
-    return done.stdout.strip().partition(";")[0]
-
-
 def withdraw(numbers: Sequence[str]) -> str:
     """Take jobs out of the queue; gives a sentence on them."""
     words = ["scancel", *numbers]
-    try:
-        code = subprocess.run(words, capture_output=True, timeout=SUBMIT_SECONDS, check=False).returncode
-    except (OSError, subprocess.TimeoutExpired):
-        code = 1
-    named = f"job{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
-    return f"It was sent without the others and has to go: {shlex.join(words)}" if code else f"Withdrawn: {named}."
+    if run_within(words).returncode:
+        return f"It was sent without the others and has to go: {shlex.join(words)}"
+    return f"Withdrawn: job{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}."
 
 
 def chain(
-    found: Sequence[Link],
+    found: Sequence[ChainJob],
     scripts: Path,
     options: Sequence[str],
-    send: Callable[[Sequence[str]], str],
+    give: Callable[[Sequence[str]], str],
     undo: Callable[[Sequence[str]], str] = withdraw,
 ) -> dict[str, str]:
     """Send all links, each after the one before; gives the numbers of the jobs. All are sent, or none stays."""
@@ -129,32 +113,28 @@ def chain(
     before = ""
     for link in found:
         try:
-            before = numbers[link.verb] = send(command(link, scripts, before, options))
-        except DistlfmError as error:
-            if not numbers:
-                raise
-            raise WorkError(error.cause, f"{error.fix} {undo(list(numbers.values()))}") from error
-        except BaseException:
-            if numbers:
-                undo(list(numbers.values()))
+            before = numbers[link.verb] = give(command(link, scripts, before, options))
+        except BaseException as error:
+            withdrawn = undo(list(numbers.values())) if numbers else ""
+            if withdrawn and isinstance(error, DistlfmError):
+                raise WorkError(error.cause, f"{error.fix} {withdrawn}") from error
             raise
     return numbers
 
 
-def note_of(link: Link, number: str, scripts: Path, options: Sequence[str]) -> JobNote:
+def note_of(link: ChainJob, number: str, scripts: Path, options: Sequence[str]) -> JobNote:
     """What `distlfm status` shows of a job."""
     script = (scripts / f"{link.verb}.sbatch").absolute()
     asked = {"job-name": script.name, "nodes": "1"}  # what Slurm takes where a script does not say
     asked |= dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", script.read_text(encoding="utf-8"), re.MULTILINE))
-    asked["output"] = f"{without_patterns(link.folder)}/%x-%j.log"
+    asked["output"] = link.log
     asked |= dict(word.removeprefix("--").split("=", 1) for word in options if re.match(r"--[\w-]+=", word))
     signs = {"%%": "%", "%j": number, "%x": asked["job-name"]}
     log = re.sub(r"%[%jx]", lambda sign: signs[sign[0]], asked["output"])
     return JobNote(
         job=number,
         verb=link.verb,
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
-        nodes=int(asked["nodes"]) if asked["nodes"].isdigit() else 1,
+        nodes=number_in(asked, "nodes", 1),
         config=link.arguments[0],
         script=str(script),
         log=os.path.abspath(log),
@@ -175,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     reporter = reporter_for(sys.stdout)
 
     def show(words: Sequence[str]) -> str:
-        reporter.say(shlex.join(words))
+        reporter.say(shlex.join(["sbatch", "--parsable", *words]))
         return f"JOB_OF_{Path(words[[word.endswith('.sbatch') for word in words].index(True)]).stem.upper()}"
 
     try:
@@ -187,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         for link in jobs:
             with storing("the jobs' logs", link.folder):
                 link.folder.mkdir(parents=True, exist_ok=True)
-        numbers = chain(jobs, found.scripts, found.sbatch, submit)
+        numbers = chain(jobs, found.scripts, found.sbatch, send)
         for link in jobs:
             if link.config is not None:
                 add_note(link.folder, note_of(link, numbers[link.verb], found.scripts, found.sbatch))

@@ -18,6 +18,7 @@ from typing import NoReturn
 from distlfm.cluster.ranks.place import find_place
 from distlfm.cluster.slurm.allocation import Allocation
 from distlfm.launch.preempt import JobLog, again_if_lost, launch, parser, verb_command, verb_of, work_environment
+from distlfm.runtime.process import number_in
 
 VERBS = ("train", "resume")
 LEAVE_SECONDS = 60
@@ -30,25 +31,22 @@ def step_command(allocation: Allocation, words: Sequence[str], environment: Mapp
     They leave together, warned or done; so one that has not left soon after another waits for a rank that failed.
     """
     python = shlex.split(environment.get("DISTLFM_PYTHON", "")) or [sys.executable]
-    step = ["srun", f"--ntasks={allocation.tasks}", "--mpi=none", "--kill-on-bad-exit=0"]
-    step.append(f"--wait={LEAVE_SECONDS}")
-    cpus = environment.get("SLURM_CPUS_PER_TASK", "")
-    if cpus.isdigit():  # a step does not inherit it from its job
+    step = ["srun", f"--ntasks={allocation.tasks}", "--mpi=none", "--kill-on-bad-exit=0", f"--wait={LEAVE_SECONDS}"]
+    if cpus := number_in(environment, "SLURM_CPUS_PER_TASK"):  # a step does not inherit it from its job
         step.append(f"--cpus-per-task={cpus}")
     return [*step, *python, "-m", "distlfm", *words]
 
 
 def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Ranks talk over the interface that the site names."""
-    found = dict(environment)
-    if interface := environment.get("DISTLFM_INTERFACE"):
-        found |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-    return found
+    interface = environment.get("DISTLFM_INTERFACE")
+    named = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
+    return {**environment, **named}
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Be one rank, or start them."""
-    options = parser("ddp", "Train with one process a task of this job, or as one of a launcher's processes.")
+    options = parser("ddp", "Train with one process per task of this job, or as one of a launcher's processes.")
     words = verb_of(options.parse_args(arguments), options, VERBS)
     if find_place(os.environ).world > 1:
         command, environment = verb_command(words), work_environment(rank_environment(os.environ))

@@ -22,7 +22,7 @@ VERBS = ("fit",)
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the fit with as many ranks as there are tasks."""
     options = parser("mpi_group", "Fit fields whose mesh is divided among the tasks of this job.")
-    options.add_argument("--ranks", type=int, help="how many ranks; one a task of the job, or a core, by default")
+    options.add_argument("--ranks", type=int, help="how many ranks; one per task of the job, or per core, by default")
     found = options.parse_args(arguments)
     words = verb_of(found, options, VERBS)
 

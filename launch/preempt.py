@@ -19,21 +19,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 import yaml
 
+from distlfm.cluster.blocks.job import GRACE_SECONDS
 from distlfm.cluster.blocks.ledger import Share
-from distlfm.cluster.blocks.pool import GRACE_SECONDS
 from distlfm.cluster.machine import import_environment
 from distlfm.cluster.slurm.allocation import COMPLETE, Allocation, find_allocation, lost_a_node
 from distlfm.cluster.slurm.jobs import JobNote, add_note, base_of, jobs_folder, notes_of
 from distlfm.config import read_yaml
-from distlfm.errors import TRY_AGAIN, DistlfmError
-from distlfm.runtime.process import cannot_start
+from distlfm.errors import TRY_AGAIN, DistlfmError, Stopped
+from distlfm.runtime.process import cannot_start, handled, run_within
 from distlfm.runtime.reporting import Reporter, reporter_for
 from distlfm.store.files import storing
 
@@ -42,7 +41,7 @@ STANDARD_OUTPUT = Path("/proc/self/fd/1")
 
 
 def note_job(words: Sequence[str], allocation: Allocation, environment: Mapping[str, str]) -> None:
-    """Note the job that does a verb, unless it is noted. Of an array the first task does it; a disk that is full is
+    """Note the job that does a verb, unless it is noted. In an array the first task does it; a disk that is full is
     left to the verb."""
     task = environment.get("SLURM_ARRAY_TASK_ID", "")
     run, number = run_of(words), base_of(allocation.job)
@@ -54,7 +53,6 @@ def note_job(words: Sequence[str], allocation: Allocation, environment: Mapping[
     note = JobNote(
         job=number,
         verb=words[0],
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
         nodes=len(allocation.nodes),
         config=os.path.abspath(words[1]),
         script="",
@@ -85,7 +83,7 @@ def run_of(words: Sequence[str]) -> Path | None:
 
 LOOK_SECONDS = 0.1
 INSIST_SECONDS = GRACE_SECONDS + 2.0
-"""A verb that Slurm has told to end is gone by then."""
+"""A verb that Slurm has asked to end is gone by then."""
 
 MOST_RESTARTS = 50
 """A job that was queued again so often makes no progress in its walltime."""
@@ -93,16 +91,6 @@ MOST_RESTARTS = 50
 PASSED_ON = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WARNED = (TRY_AGAIN, 128 + signal.SIGINT, -signal.SIGUSR1, 128 + signal.SIGUSR1)
 """How a verb ends that was warned: as it should, warned twice, or before it listened."""
-
-REQUEUE_SECONDS = 30.0
-
-
-class Asked(DistlfmError):
-    """A signal came before the verb was started."""
-
-    def __init__(self, which: signal.Signals) -> None:
-        super().__init__(f"Stopped by {which.name} before the work began.")
-        self.exit_code = TRY_AGAIN if which == signal.SIGUSR1 else 128 + which
 
 
 class Relay:
@@ -115,15 +103,15 @@ class Relay:
         self._insist: float | None = None
 
     def check(self) -> None:
-        """Raise Asked if a signal came."""
+        """Raise Stopped if a signal came."""
         if self._waiting:
-            raise Asked(self._waiting[0])
+            raise Stopped(self._waiting[0], "before the work began", "give the same command again.")
 
     def pass_on(self, process: subprocess.Popen[bytes]) -> None:
         """Give the process what came since the last time."""
         while self._waiting:
             which = self._waiting.pop(0)
-            # Slurm itself ends every process of a job; told twice, a verb would not finish what it has in hand. But if
+            # Slurm itself ends every process of a job; asked twice, a verb would not finish what it has in hand. But if
             # this process alone was told, the verb would go on for ever.
             if which == signal.SIGTERM and self._in_slurm:
                 self._insist = time.monotonic() + INSIST_SECONDS if self._insist is None else self._insist
@@ -140,12 +128,8 @@ class Relay:
 
     @contextmanager
     def listening(self) -> Iterator[Relay]:
-        before = {which: signal.signal(which, self._take) for which in PASSED_ON}
-        try:
+        with handled(self._take, PASSED_ON):
             yield self
-        finally:
-            for which, handler in before.items():
-                signal.signal(which, handler)
 
 
 class JobLog:
@@ -191,7 +175,7 @@ class JobLog:
 def again_if_lost(log: JobLog, code: int, then: str) -> int:
     """The exit code of work that needs all nodes of the job: 75 if it failed because one of them is gone.
 
-    then: what becomes of the work, to be told.
+    then: what becomes of the work, for the message.
     """
     if log.allocation is None or code in (0, TRY_AGAIN) or not lost_a_node(log.allocation):
         return code
@@ -264,12 +248,7 @@ def requeue(allocation: Allocation, reporter: Reporter) -> None:
         return
     reporter.say(f"job {allocation.job} is queued again and goes on from here")
     sys.stdout.flush()
-    command = ["scontrol", "requeue", allocation.job]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=REQUEUE_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        reporter.warn(f"it could not be queued again: {error}; submit the same command")
-        return
+    done = run_within(["scontrol", "requeue", allocation.job])
     if done.returncode:
         reporter.warn(f"it could not be queued again: {done.stderr.strip()}; submit the same command")
 

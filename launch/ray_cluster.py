@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from distlfm.cluster.ray.hosts import Reach, Site, ray_over
+from distlfm.cluster.ray.hosts import Machines, Reach, ray_over
 from distlfm.cluster.slurm.allocation import FIRST_PORT, Allocation
 from distlfm.launch.preempt import JobLog, launch, parser, verb_command, verb_of
 from distlfm.runtime.process import expand_hosts
@@ -23,9 +23,9 @@ from distlfm.runtime.process import expand_hosts
 VERBS = ("fit", "generate", "tune", "train", "resume")
 
 
-def site_of(environment: Mapping[str, str], allocation: Allocation | None, cpus: int = 0) -> Site:
+def site_of(environment: Mapping[str, str], allocation: Allocation | None, cpus: int = 0) -> Machines:
     """What the site file has set."""
-    return Site(
+    return Machines(
         python=tuple(shlex.split(environment.get("DISTLFM_PYTHON", ""))) or (sys.executable,),
         interface=environment.get("DISTLFM_INTERFACE", ""),
         scratch=environment.get("DISTLFM_SCRATCH", ""),

@@ -19,7 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--plugin",
         action="append",
         default=[],
-        help="A module whose likelihoods and methods are put through the suites of tests/contracts, as those shipped.",
+        help="A module whose classes and readers are put through the suites of tests/contracts, as those shipped.",
     )
 
 

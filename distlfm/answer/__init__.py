@@ -1,8 +1,7 @@
 """The answer for one instance, of a fit or of an operator: force, outputs and parameters, in tables and pictures."""
 
 from distlfm.answer.base import Answer, Band
-from distlfm.answer.draws import Draw, Draws
-from distlfm.answer.functionals import Exceedance, Integral, PeakHeight, PeakTime, Summary
+from distlfm.answer.draws import Draw, Draws, Exceedance, Integral, PeakHeight, PeakTime, Summary
 from distlfm.answer.parameters import Parameters
 
 __all__ = [

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from distlfm.answer.draws import Draws
-from distlfm.answer.functionals import Functional, Summary, summarise
+from distlfm.answer import picture, tables
+from distlfm.answer.draws import Draws, Functional, Summary, summarise
 from distlfm.answer.parameters import Estimated, Parameters, html_table
 from distlfm.instance import FloatArray, Instance
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
+MOST_ADVICE = 300
 NUM_DRAWS = 400
-"""Draws that an interval of a functional is made of, unless told otherwise."""
+"""Draws that an interval of a functional is made of, unless another number is given."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Answer(ABC):
     """Force, outputs and parameters of one instance, with their uncertainty.
 
     A new kind of answer has `id`, `force_names`, `output_names`, `estimates`, `instance`, and `advice` (what to know
-    before relying on it, empty if there is nothing to say), and fills in the abstract methods. One that cannot tell of
+    before relying on it, empty if there is nothing to say), and fills in the abstract methods. One that does not know
     outputs or has no joint draws raises a `UsageError` that says what does.
     """
 
@@ -82,7 +83,7 @@ class Answer(ABC):
     @property
     @abstractmethod
     def has_outputs(self) -> bool:
-        """Whether `outputs` can be told."""
+        """Whether `outputs` are known."""
 
     @property
     @abstractmethod
@@ -129,56 +130,43 @@ class Answer(ABC):
 
     def to_frame(self) -> pd.DataFrame:
         """Return a table with a row for each curve and time: kind, name, time, places of a field, and the band."""
-        from distlfm.answer.tables import to_frame
-
-        return to_frame(self)
+        return tables.to_frame(self)
 
     def to_xarray(self) -> xr.Dataset:
         """Return bands, parameters and observations with named dimensions.
 
         Curves are over `time`. Those of a field are over `time`, `x`, … if its points are a lattice, else over `point`.
         """
-        from distlfm.answer.tables import to_xarray
-
-        return to_xarray(self)
+        return tables.to_xarray(self)
 
     def to_arviz(self, count: int = NUM_DRAWS, seed: int = 0) -> Any:
         """Return joint draws and observations as ArviZ's `InferenceData`; needs the extra `arviz`."""
-        from distlfm.answer.tables import to_arviz
-
-        return to_arviz(self, count, seed)
+        return tables.to_arviz(self, count, seed)
 
     def plot(self, names: Sequence[str] | None = None) -> Any:
         """Draw forces and outputs with their bands, and the observations; return the axes, an array of matplotlib's.
 
-        names: forces and outputs to draw, by default all. Of a field on a line, means over time and place are drawn.
+        names: forces and outputs to draw, by default all. A field on a line is drawn as means over time and place.
         """
-        from distlfm.answer.picture import plot
-
-        return plot(self, names)
+        return picture.plot(self, names)
 
     def __repr__(self) -> str:
         where = f"{len(self.times)} {'times' if self.positions is None else 'points'}"
         span = f" from {self.times.min():g} to {self.times.max():g}" if len(self.times) else ""
         outputs = f"; outputs {_few(self.output_names)}" if self.has_outputs else ""
         warning = f"; {self.advice}" if self.advice else ""
+        warning = warning if len(warning) <= MOST_ADVICE else f"{warning[: MOST_ADVICE - 1]}…"
         return (
             f"<{type(self).__name__} of {self.id!r}: {self._headline()}; {_few(self.force_names)} at {where}{span}"
-            f"{outputs}; {len(self.parameters)} parameters{_shortened(warning)}>"
+            f"{outputs}; {len(self.parameters)} parameters{warning}>"
         )
 
     def _repr_html_(self) -> str:
-        from distlfm.answer.picture import picture
-
         advice = f"<p><em>{escape(self.advice)}</em></p>" if self.advice else ""
         head = f"<p><strong>{escape(self.id)}</strong>: {escape(self._headline())}</p>"
-        return f"<div>{head}{advice}{picture(self)}{html_table(self.parameters)}</div>"
+        return f"<div>{head}{advice}{picture.picture(self)}{html_table(self.parameters)}</div>"
 
 
 def _few(names: Sequence[str]) -> str:
     shown = ", ".join(names[:4])
     return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"
-
-
-def _shortened(text: str, length: int = 300) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"

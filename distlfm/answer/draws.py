@@ -1,14 +1,20 @@
 """Joint draws of a posterior: each has its own parameters, its own force, and the outputs that this force drives.
 
+Numbers that are made of a draw have a posterior too: integrals, peaks, time above a level, or any function. Their
+curves are linear between the times of a draw.
+
 Shapes: `S` draws, `L` forces, `P` outputs, `Q` times (or points of a field), `d` space dimensions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
+import numpy as np
+
+from distlfm.answer import tables
 from distlfm.config import nearest
 from distlfm.errors import UsageError
 from distlfm.instance import FloatArray
@@ -17,49 +23,47 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+Number = TypeVar("Number", float, FloatArray)
+
+
 @dataclass(frozen=True, repr=False)
-class Draw:
+class _Curves(Generic[Number]):
+    times: FloatArray
+    force: FloatArray
+    outputs: FloatArray
+    parameters: Mapping[str, Number] = field(default_factory=dict)
+    force_names: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
+    positions: FloatArray | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Of forces, then of outputs."""
+        return [*self.force_names, *self.output_names]
+
+
+class Draw(_Curves[float]):
     """One draw. times: [Q]; force: [L, Q]; outputs: [P, Q]; parameters: a number by name; positions: [Q, d] or None.
 
     `draw["p21"]` is the curve [Q] of the force or output of that name.
     """
 
-    times: FloatArray
-    force: FloatArray
-    outputs: FloatArray
-    parameters: Mapping[str, float]
-    force_names: tuple[str, ...]
-    output_names: tuple[str, ...]
-    positions: FloatArray | None = None
-
     def __getitem__(self, name: str) -> FloatArray:
-        if name in self.force_names:
-            curve: FloatArray = self.force[self.force_names.index(name)]
-            return curve
-        if name in self.output_names:
-            curve = self.outputs[self.output_names.index(name)]
-            return curve
-        known = [*self.force_names, *self.output_names]
-        raise UsageError(f"There is no force or output {name!r}.", nearest(name, known))
+        for names, curves in ((self.force_names, self.force), (self.output_names, self.outputs)):
+            if name in names:
+                curve: FloatArray = curves[names.index(name)]
+                return curve
+        raise UsageError(f"There is no force or output {name!r}.", nearest(name, self.names))
 
     def __repr__(self) -> str:
-        return f"<draw of {', '.join([*self.force_names, *self.output_names])} at {len(self.times)} points>"
+        return f"<draw of {', '.join(self.names)} at {len(self.times)} points>"
 
 
-@dataclass(frozen=True, repr=False)
-class Draws(Sequence[Draw]):
+class Draws(_Curves[FloatArray], Sequence[Draw]):
     """times: [Q]; force: [S, L, Q]; outputs: [S, P, Q]; parameters: [S] by name; positions: [Q, d] of a field.
 
     A sequence of `Draw`: `draws[0]` is the first one.
     """
-
-    times: FloatArray
-    force: FloatArray
-    outputs: FloatArray
-    parameters: Mapping[str, FloatArray] = field(default_factory=dict)
-    force_names: tuple[str, ...] = ()
-    output_names: tuple[str, ...] = ()
-    positions: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.force)
@@ -78,11 +82,142 @@ class Draws(Sequence[Draw]):
         return Draw(self.times, force, outputs, one, *names)
 
     def __repr__(self) -> str:
-        named = ", ".join([*self.force_names, *self.output_names])
-        return f"<{len(self)} draws of {named} at {len(self.times)} points, and of {len(self.parameters)} parameters>"
+        where = f"at {len(self.times)} points, and of {len(self.parameters)} parameters"
+        return f"<{len(self)} draws of {', '.join(self.names)} {where}>"
 
     def to_xarray(self) -> xr.Dataset:
         """Return the draws with named dimensions: `force`, `outputs`, and `parameters` by name."""
-        from distlfm.answer.tables import draws_to_xarray
+        return tables.draws_to_xarray(self)
 
-        return draws_to_xarray(self)
+
+Functional = Callable[[Draw], Any]
+
+
+@dataclass(frozen=True, repr=False)
+class Summary:
+    """The posterior of a functional. values: [S, ...], of each draw; the others: their mean, sd and central intervals.
+
+    All are numbers, or arrays of one shape where the functional gives arrays.
+    """
+
+    name: str
+    values: FloatArray
+    mean: Any
+    sd: Any
+    lower68: Any
+    upper68: Any
+    lower95: Any
+    upper95: Any
+
+    def __repr__(self) -> str:
+        if np.ndim(self.mean):
+            return f"<{self.name}: array of shape {np.shape(self.mean)}, from {len(self.values)} draws>"
+        return f"<{self.name}: {self.mean:.4g} ± {self.sd:.2g}, 95 % from {self.lower95:.4g} to {self.upper95:.4g}>"
+
+
+def summarise(draws: Draws, functional: Functional, name: str | None = None) -> Summary:
+    """Apply `functional` to each draw, and return the mean, sd and central intervals of what it gives."""
+    called = name or getattr(functional, "name", None) or getattr(functional, "__name__", "functional")
+    called = "functional" if called == "<lambda>" else str(called)
+    given = [functional(draw) for draw in draws]
+    try:
+        values = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"The functional gives {type(given[0]).__name__}, of which no interval can be made.",
+            "Let it return a number, or an array of the same shape for each draw.",
+        ) from None
+    ends = [np.quantile(values, level, axis=0) for level in (0.16, 0.84, 0.025, 0.975)]
+    columns = [values.mean(0), values.std(0), *ends]
+    return Summary(called, values, *(float(one) if np.ndim(one) == 0 else one for one in columns))
+
+
+@dataclass(frozen=True)
+class _OfCurve:
+    """A number of a curve between `start` and `stop`, by default over all times.
+
+    of: the name of a force or an output; the first force by default.
+    """
+
+    what: ClassVar[str]
+    of: str | None = None
+    start: float | None = None
+    stop: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.what} of {self.of or 'the force'}"
+
+
+class Integral(_OfCurve):
+    """The area under a curve from `start` to `stop`, by default over all times.
+
+    of: the name of a force or an output; the first force by default.
+    """
+
+    what = "integral"
+
+    def __call__(self, draw: Draw) -> float:
+        times, curve = _window(draw, self.of, self.start, self.stop)
+        return float(np.sum(np.diff(times) * (curve[1:] + curve[:-1]) / 2))
+
+
+class PeakTime(_OfCurve):
+    """When a curve is highest between `start` and `stop`. Among several highest times, the first one."""
+
+    what = "time of the peak"
+
+    def __call__(self, draw: Draw) -> float:
+        times, curve = _window(draw, self.of, self.start, self.stop)
+        return float(times[np.argmax(curve)])
+
+
+class PeakHeight(_OfCurve):
+    """The highest value of a curve between `start` and `stop`."""
+
+    what = "height of the peak"
+
+    def __call__(self, draw: Draw) -> float:
+        return float(_window(draw, self.of, self.start, self.stop)[1].max())
+
+
+@dataclass(frozen=True)
+class Exceedance:
+    """For how long a curve is above `level` between `start` and `stop`, in the unit of the times."""
+
+    level: float
+    of: str | None = None
+    start: float | None = None
+    stop: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"time of {self.of or 'the force'} above {self.level:g}"
+
+    def __call__(self, draw: Draw) -> float:
+        times, curve = _window(draw, self.of, self.start, self.stop)
+        low, high = np.minimum(curve[1:], curve[:-1]), np.maximum(curve[1:], curve[:-1])
+        rise = np.where(high > low, high - low, 1.0)
+        share = np.where(low >= self.level, high > self.level, np.clip((high - self.level) / rise, 0.0, 1.0))
+        return float(np.sum(np.diff(times) * share))
+
+
+def _window(draw: Draw, of: str | None, start: float | None, stop: float | None) -> tuple[FloatArray, FloatArray]:
+    """Times and values of a curve between two times, both ends included."""
+    if draw.positions is not None:
+        raise UsageError(
+            "This is a number of a curve over time, and a field has places too.",
+            "Give a function of your own: it gets draw.times, draw.positions, draw.force and draw.outputs.",
+        )
+    order = np.argsort(draw.times, kind="stable")
+    times, curve = draw.times[order], draw[of or draw.force_names[0]][order]
+    first = times[0] if start is None else start
+    last = times[-1] if stop is None else stop
+    if not times[0] <= first < last <= times[-1]:
+        raise UsageError(
+            f"The window from {first:g} to {last:g} is not within the times, {times[0]:g} to {times[-1]:g}.",
+            "Choose start and stop within them, or give summarise the times to draw at.",
+        )
+    within = times[(times > first) & (times < last)]
+    wanted = np.concatenate([[first], within, [last]])
+    return wanted, np.interp(wanted, times, curve)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from distlfm.config import nearest
 from distlfm.errors import UsageError
@@ -38,22 +38,14 @@ class Estimated(Protocol):
     def upper95(self) -> float: ...
 
 
-class Parameters(Mapping[str, Estimated]):
+class Parameters(dict[str, Estimated]):
     """Estimates by name, such as `parameters["decay[p21]"].mean`, in the order of the model."""
 
     def __init__(self, estimates: Sequence[Estimated]) -> None:
-        self._estimates = {one.name: one for one in estimates}
+        super().__init__({one.name: one for one in estimates})
 
-    def __getitem__(self, name: str) -> Estimated:
-        if name not in self._estimates:
-            raise UnknownParameter(f"There is no parameter {name!r}.", nearest(name, list(self._estimates)))
-        return self._estimates[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._estimates)
-
-    def __len__(self) -> int:
-        return len(self._estimates)
+    def __missing__(self, name: str) -> NoReturn:
+        raise UnknownParameter(f"There is no parameter {name!r}.", nearest(name, list(self)))
 
     def __repr__(self) -> str:
         shown = [f"{one.name} {one.mean:.3g} ± {one.sd:.2g}" for one in list(self.values())[:6]]
@@ -67,10 +59,8 @@ class Parameters(Mapping[str, Estimated]):
         """
         import pandas
 
-        rows = {one.name: {"kind": one.kind, **{name: getattr(one, name) for name in COLUMNS}} for one in self.values()}
-        for one in self.values():
-            if hasattr(one, "shrinkage"):
-                rows[one.name]["shrinkage"] = one.shrinkage
+        columns = ("kind", *COLUMNS, "shrinkage")
+        rows = {one.name: {name: getattr(one, name) for name in columns if hasattr(one, name)} for one in self.values()}
         frame: pd.DataFrame = pandas.DataFrame.from_dict(rows, orient="index")
         frame.index.name = "parameter"
         return frame

@@ -12,7 +12,6 @@ import numpy as np
 
 from distlfm.config import nearest
 from distlfm.errors import UsageError
-from distlfm.instance import FloatArray
 
 if TYPE_CHECKING:
     from distlfm.answer.base import Answer, Band
@@ -57,12 +56,11 @@ def _wanted(answer: Answer, names: Sequence[str] | None) -> list[tuple[str, str,
     known = [("force", name, i) for i, name in enumerate(answer.force_names)]
     if answer.has_outputs:
         known += [("output", name, i) for i, name in enumerate(answer.output_names)]
-    if names is None:
-        return known
-    for name in names:
-        if name not in [one for _, one, _ in known]:
+    by_name = {one[1]: one for one in reversed(known)}
+    for name in names or ():
+        if name not in by_name:
             raise UsageError(f"There is no force or output {name!r}.", nearest(name, [one for _, one, _ in known]))
-    return [next(one for one in known if one[1] == name) for name in names]
+    return known if names is None else [by_name[name] for name in names]
 
 
 def _size(panels: int) -> tuple[float, float]:
@@ -89,31 +87,22 @@ def _series(answer: Answer, axis: Any, kind: str, name: str, row: int, band: Ban
         low, high = getattr(band, f"lower{level}")[row], getattr(band, f"upper{level}")[row]
         axis.fill_between(times, low, high, color=colour, alpha=alpha, linewidth=0, label=f"{level} %")
     axis.plot(times, band.mean[row], color=colour, label="mean")
-    instance = answer.instance
+    instance, unit = answer.instance, None
     if instance is not None:
         if kind == "output" and name in instance.outputs:
             here = instance.outputs.index(name)
             seen = instance.mask[here]
             axis.plot(instance.times[seen], instance.values[here][seen], "k.", label="observed")
         truth = instance.truth
-        curves = None if truth is None or truth.positions is not None else _true(truth, kind)
-        if truth is not None and curves is not None and row < len(curves):
-            axis.plot(truth.times, curves[row], "k--", linewidth=0.9, label="true")
-        axis.set_xlabel(" ".join(filter(None, ["time", _unit(instance.metadata.get("time_unit"))])))
+        if truth is not None and truth.positions is None and not (kind == "output" and truth.measured):
+            curves = truth.force if kind == "force" else truth.outputs
+            if curves is not None and row < len(curves):
+                axis.plot(truth.times, curves[row], "k--", linewidth=0.9, label="true")
+        unit = instance.metadata.get("time_unit")
         if kind == "output":
             axis.set_ylabel(instance.metadata.get("value_unit", ""))
-    else:
-        axis.set_xlabel("time")
+    axis.set_xlabel(f"time ({unit})" if unit else "time")
     axis.legend(fontsize="x-small", frameon=False)
-
-
-def _true(truth: Any, kind: str) -> FloatArray | None:
-    curves: FloatArray | None = truth.force if kind == "force" else truth.outputs
-    return None if kind == "output" and truth.measured else curves
-
-
-def _unit(unit: str | None) -> str:
-    return f"({unit})" if unit else ""
 
 
 def _field(answer: Answer, axis: Any, row: int, band: Band) -> None:
@@ -124,8 +113,7 @@ def _field(answer: Answer, axis: Any, row: int, band: Band) -> None:
             f"plot draws fields on a line, and this one has {dims} space dimensions.",
             "Choose a time or a line of to_xarray() and plot that, or open the report of a run.",
         )
-    places = answer.positions[:, 0]
-    filled = axis.tricontourf(answer.times, places, band.mean[row], levels=20)
+    filled = axis.tricontourf(answer.times, answer.positions[:, 0], band.mean[row], levels=20)
     axis.figure.colorbar(filled, ax=axis)
     axis.set_xlabel("time")
     axis.set_ylabel("x")

@@ -65,8 +65,7 @@ def to_xarray(answer: Answer) -> xr.Dataset:
             for k in range(instance.positions.shape[1]):
                 coordinates[f"observed_{AXES[k]}"] = ("observation", instance.positions[:, k])
         attributes |= {key: value for key, value in instance.metadata.items() if key.endswith("_unit")}
-    dataset: xr.Dataset = xarray.Dataset(variables, coordinates, attributes)
-    return dataset
+    return xarray.Dataset(variables, coordinates, attributes)
 
 
 def draws_to_xarray(draws: Draws) -> xr.Dataset:
@@ -85,8 +84,7 @@ def draws_to_xarray(draws: Draws) -> xr.Dataset:
         "output_name": list(draws.output_names),
         "draw": np.arange(len(draws)),
     }
-    dataset: xr.Dataset = xarray.Dataset(variables, coordinates)
-    return dataset
+    return xarray.Dataset(variables, coordinates)
 
 
 def to_arviz(answer: Answer, count: int, seed: int) -> Any:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import click
 import typer
 from typer import Option
 
-from distlfm.cli import config, data, federated, fit, health, query, store, submit, train
+from distlfm.cli import config, federated, fit, jobs, query, store, train
 from distlfm.cli.options import STATE, group, start
 from distlfm.errors import DistlfmError
 from distlfm.version import __version__
@@ -38,20 +38,12 @@ ANYWHERE = re.compile(r"--(verbose|quiet|debug)|-(v+|q)")
 """Global options, which are understood behind the verb too."""
 
 app = group(EXAMPLES)
-app.command("doctor")(health.doctor)
-app.command("simulate")(fit.simulate)
-app.command("generate")(fit.generate)
-app.command("fit")(fit.fit)
-app.command("train")(train.train)
-app.command("tune")(train.tune)
-app.command("evaluate")(train.evaluate)
-app.command("query")(query.query)
-app.command("serve")(query.serve)
-app.command("resume")(fit.resume)
-app.command("status")(health.status)
-app.command("submit")(submit.submit)
-app.command("demo")(fit.demo)
-app.add_typer(data.app, name="data")
+Verbs = tuple[Callable[..., int | None], ...]
+FIRST: Verbs = (jobs.doctor, fit.simulate, fit.generate, fit.fit, train.train, train.tune, train.evaluate, query.query)
+LAST: Verbs = (query.serve, fit.resume, jobs.status, jobs.submit, fit.demo)
+for verb in FIRST + LAST:  # called by the names of their functions, and listed in this order
+    app.command()(verb)
+app.add_typer(config.data_app, name="data")
 app.add_typer(config.app, name="config")
 app.add_typer(store.app, name="store")
 app.add_typer(query.app, name="operator")
@@ -90,9 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _global_first(arguments: Sequence[str]) -> list[str]:
     """The same call with its global options before the verb; what follows `--` is left alone."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    mine = [word for word in arguments[:end] if ANYWHERE.fullmatch(word)]
-    others = [word for word in arguments[:end] if not ANYWHERE.fullmatch(word)]
-    return [*mine, *others, *arguments[end:]]
+    return [*sorted(arguments[:end], key=lambda word: not ANYWHERE.fullmatch(word)), *arguments[end:]]
 
 
 def _run(arguments: list[str]) -> int:

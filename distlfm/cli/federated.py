@@ -12,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from distlfm.cli import provision
-from distlfm.cli.options import STATE, AsJson, Overrides, as_overrides, group
+from distlfm.cli.options import STATE, AsJson, Overrides, as_overrides, group, say, warn
 from distlfm.config import load
 from distlfm.errors import UsageError
 from distlfm.optional import require
@@ -70,7 +70,7 @@ def prepare(folder: Folder) -> int:
         fix = "Make one from the coordinator's kit: distlfm federated provision site KIT FOLDER"
         raise UsageError(f"{folder} is not a site's folder: it has no site.yaml.", fix)
     left_out = Site(folder).prepare(STATE.reporter)
-    STATE.reporter.say(f"the patients of {folder} are fitted" + (f"; {left_out} left out" if left_out else ""))
+    say(f"the patients of {folder} are fitted" + (f"; {left_out} left out" if left_out else ""))
     return 1 if left_out else 0
 
 
@@ -80,7 +80,7 @@ def site(folder: Folder, insecure: Insecure = False) -> None:
 
     Example: `distlfm federated site federation/sites/north`
     """
-    from distlfm.federated.site.service import serve_site
+    from distlfm.federated.link.service import serve_site
 
     serve_site(folder, STATE.reporter, insecure=insecure)
 
@@ -107,16 +107,14 @@ def run(
     - `distlfm federated run programme.yaml --server link.example.org:8443 --ca ca.pem --token me.token`
     """
     from distlfm.federated.link.run import begin_run, run_programme, write_run
-    from distlfm.federated.settings import ProgrammeConfig
 
-    asked = load(ProgrammeConfig, config, overrides or [])
-    connection = _connection(link, server, ca, token, insecure)
-    programme = _here(asked, link)
+    programme, connection = _programme_and_link(config, overrides, link, server, ca, token, insecure)
+    reporter = _reporter(as_json)
     if out is not None:
         begin_run(out, programme)
-    result = run_programme(programme, name, connection, _reporter(as_json))
+    result = run_programme(programme, name, connection, reporter)
     if out is not None:
-        _reporter(as_json).say(f"report: {write_run(out, programme, result)}")
+        reporter.say(f"report: {write_run(out, programme, result)}")
     _tell(result.content | {"run": str(result.run)}, as_json)
 
 
@@ -150,16 +148,12 @@ def query(
     if site is not None:
         from distlfm.cli.query import tell
 
-        settings = [*(overrides or []), *as_overrides({"run.dir": out})]
-        return tell(ask_site(site, what, settings, STATE.reporter), STATE.reporter)
+        return tell(ask_site(site, what, as_overrides({"run.dir": out}, overrides), STATE.reporter))
     if programme is None:
         fix = "Give --site FOLDER, or --programme CONFIG and --link FOLDER."
         raise UsageError("Neither a site nor a programme is given.", fix)
-    from distlfm.federated.settings import ProgrammeConfig
-
-    asked = load(ProgrammeConfig, programme, overrides or [])
-    connection = _connection(link, server, ca, token, insecure)
-    result = ask_federation(_here(asked, link), what, name, connection, _reporter(as_json))
+    asked, connection = _programme_and_link(programme, overrides, link, server, ca, token, insecure)
+    result = ask_federation(asked, what, name, connection, _reporter(as_json))
     _tell(result.content | {"run": str(result.run)}, as_json)
     return 0
 
@@ -172,9 +166,9 @@ def status(folder: Folder, insecure: Insecure = False, as_json: AsJson = False) 
     """
     from distlfm.federated.link.status import status as look
 
-    told = look(folder, insecure=insecure)
-    _tell(told, as_json)
-    return 0 if told["state"] == "running" else 1
+    summary = look(folder, insecure=insecure)
+    _tell(summary, as_json)
+    return 0 if summary["state"] == "running" else 1
 
 
 @app.command("simulate")
@@ -213,24 +207,36 @@ def audit(
         return 1 if report.flaws else 0
     rows = [[entry["time"], entry["run"] or "–", entry["event"], _facts(entry.get("facts", {}))] for entry in entries]
     STATE.reporter.table("", ("time", "run", "event", "facts"), rows)
-    for flaw in report.flaws:
-        STATE.reporter.warn(flaw)
-    STATE.reporter.say(f"head: {report.head}" if not report.flaws else "the log does not hold together")
+    warn(*report.flaws)
+    say(f"head: {report.head}" if not report.flaws else "the log does not hold together")
     return 1 if report.flaws else 0
 
 
-def _here(programme: ProgrammeConfig, link: Path | None) -> ProgrammeConfig:
-    """On the coordinator's own machine the operator's path starts where the verb is called, and is looked at now."""
+def _programme_and_link(
+    config: Path, overrides: Overrides, link: Link, server: Server, ca: Ca, token: Token, insecure: Insecure
+) -> tuple[ProgrammeConfig, Connection]:
+    """A programme, and the link that runs it.
+
+    On the coordinator's own machine the operator's path starts where the verb is called, and is looked at now.
+    """
+    from distlfm.federated.link.control import connection_of, connection_to
+    from distlfm.federated.settings import ProgrammeConfig
+
+    programme = load(ProgrammeConfig, config, overrides or [])
+    if (link is None) == (server is None):
+        raise UsageError("The link is not given.", "Give --link FOLDER, or --server HOST:PORT.")
+    if link is not None:
+        connection = connection_of(link, token_file=token, insecure=insecure)
+    else:
+        connection = connection_to(str(server), ca, token, insecure=insecure)
     if programme.operator is None:
-        raise UsageError(
-            "The programme does not say which operator is meant.",
-            "Set operator: a checkpoint of `distlfm train`, on the coordinator's machine.",
-        )
-    if link is None:
-        return programme
-    if not programme.operator.is_file():
+        fix = "Set operator: a checkpoint of `distlfm train`, on the coordinator's machine."
+        raise UsageError("The programme does not say which operator is meant.", fix)
+    if link is not None and not programme.operator.is_file():
         raise UsageError(f"There is no checkpoint {programme.operator}.", "Give the path of one: operator=PATH.")
-    return programme.model_copy(update={"operator": programme.operator.resolve()})
+    if link is not None:
+        programme = programme.model_copy(update={"operator": programme.operator.resolve()})
+    return programme, connection
 
 
 def _facts(facts: dict[str, Any]) -> str:
@@ -240,8 +246,8 @@ def _facts(facts: dict[str, Any]) -> str:
 def _tell(content: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(content))
-        return
-    STATE.reporter.table("", ("what", "value"), list(in_words(content)))
+    else:
+        STATE.reporter.table("", ("what", "value"), list(in_words(content)))
 
 
 def in_words(content: dict[str, Any]) -> Iterator[list[str]]:
@@ -267,18 +273,5 @@ def _words(value: object) -> str:
 
 
 def _reporter(as_json: bool) -> Reporter:
-    """What happens on the way is no part of one JSON object."""
+    """What happens on the way is not part of the one JSON object."""
     return reporter_for(sys.stderr, quiet=STATE.quiet) if as_json else STATE.reporter
-
-
-def _connection(
-    link: Path | None, server: str | None, ca: Path | None, token: Path | None, insecure: bool
-) -> Connection:
-    from distlfm.federated.link.control import connection_of, connection_to
-
-    if (link is None) == (server is None):
-        raise UsageError("The link is not given.", "Give --link FOLDER, or --server HOST:PORT.")
-    if link is not None:
-        return connection_of(link, token_file=token, insecure=insecure)
-    assert server is not None
-    return connection_to(server, ca, token, insecure=insecure)

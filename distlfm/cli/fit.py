@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from distlfm.cli.options import STATE, Overrides, Plugins, as_overrides, plugins_override
-from distlfm.config import apply_overrides, build, dump, load, read_yaml
+from distlfm.cli.options import STATE, Overrides, Plugins, as_overrides, say
+from distlfm.config import apply_overrides, build, dump, read_yaml
 from distlfm.errors import UsageError
-from distlfm.runtime.reporting import Reporter
 
 if TYPE_CHECKING:
-    from distlfm.runs.settings import FitConfig
+    from distlfm.runtime.reporting import Reporter
     from distlfm.verbs.fit import FitRun
 
 
@@ -55,12 +54,9 @@ def simulate(
     from distlfm.simulation.instances import simulate_from
     from distlfm.store.files import no_place, put_quickly
 
-    given = {name: value for name, value in (("instances", instances), ("seed", seed)) if value is not None}
-    if mechanism.endswith((".yaml", ".yml")):
-        content = read_yaml(Path(mechanism)) | given
-    else:
-        content = {"mechanism": {"kind": mechanism}, **given}
-    settings = [*(overrides or []), *plugins_override(plugin)]
+    is_file = mechanism.endswith((".yaml", ".yml"))
+    content = read_yaml(Path(mechanism)) if is_file else {"mechanism": {"kind": mechanism}}
+    settings = as_overrides({"instances": instances, "seed": seed, "plugins": plugin}, overrides)
     config = build(SimulateConfig, apply_overrides(content, settings), source="simulate")
     if out.suffix != ".npz":
         raise UsageError(f"{out} is not an .npz file.", "Give --out a name that ends in .npz.")
@@ -76,7 +72,7 @@ def simulate(
     what = (
         f"1 instance of {kind} with its truth is" if few else f"{len(found)} instances of {kind} with their truth are"
     )
-    STATE.reporter.say(f"{what} in {out}")
+    say(f"{what} in {out}")
 
 
 def fit(
@@ -111,27 +107,19 @@ def fit(
 
     - `distlfm fit configs/fit/transcription.yaml --data STORE --out runs/fleet --workers 2`
     """
-    from distlfm.runs.settings import FitConfig
-    from distlfm.verbs.fit import fit as run_fit
-
-    short = {"data.path": data, "run.dir": out, "mechanism.ranks": mpi_ranks}
-    given = [*as_overrides(short), *work_overrides(executor, workers, address), *plugins_override(plugin)]
-    settings = [*(overrides or []), *given]
-    if part is not None:
-        return _fit_part(load(FitConfig, config, settings), part)
-    run = run_fit(load(FitConfig, config, settings), reporter=STATE.reporter)
-    return tell(run, STATE.reporter)
-
-
-def _fit_part(config: FitConfig, part: str) -> int:
     from distlfm.cluster.blocks.ledger import share_of
+    from distlfm.verbs.fit import fit as run_fit
     from distlfm.verbs.fit import fit_part
 
+    where = {"data.path": data, "run.dir": out, "mechanism.ranks": mpi_ranks, "plugins": plugin}
+    settings = as_overrides({**where, **_workers(executor, workers, address)}, overrides)
     reporter = STATE.reporter
-    found = fit_part(config, share_of(part), reporter=reporter)
+    if part is None:
+        return tell(run_fit(config, overrides=settings, reporter=reporter), reporter)
+    found = fit_part(config, share_of(part), settings, reporter)
     reporter.say(f"part {found.share}: {found.count} instances, {found.failed} failed; {found.left} are left to others")
-    told = 0 if found.run is None else tell(found.run, reporter)
-    return 1 if found.failed else told
+    code = 0 if found.run is None else tell(found.run, reporter)
+    return 1 if found.failed else code
 
 
 def resume(
@@ -144,43 +132,42 @@ def resume(
 
     Example: `distlfm resume runs/fleet`
     """
+    from distlfm.cli.train import tell_training
     from distlfm.store import Store, is_store
-    from distlfm.verbs.fit import resume as run_resume
+    from distlfm.verbs.fit import resume as resume_fit
+    from distlfm.verbs.generate import resume_generate
+    from distlfm.verbs.train import resume_train
+    from distlfm.verbs.tune import tune
 
     kept = run / "config.yaml"
     if not kept.is_file() and not is_store(run):
         fix = "Give the --out folder of `distlfm fit`, `train` or `tune`, or the store of `distlfm generate`."
         raise UsageError(f"{run} is not a run: it has no config.yaml.", fix)
     verb = read_yaml(kept).get("verb") if kept.is_file() else None
-    if verb in ("train", "tune"):
-        return _resume_training(str(verb), run, as_overrides({"run.workers": workers, "run.address": address}))
-    if verb not in (None, "fit", "generate"):
+    if verb not in (None, "fit", "generate", "train", "tune"):
         cause = f"{run} has the config of a verb that is not resumed: {verb}."
         raise UsageError(cause, "Repeat the command that began it.")
-    settings = work_overrides(executor, workers, address)
-    if is_store(run) and Store.open(run).spec.kind == "generate":
-        from distlfm.verbs.generate import resume_generate
-
-        resume_generate(run, settings, STATE.reporter)
-        return 0
-    return tell(run_resume(run, settings, STATE.reporter), STATE.reporter)
-
-
-def _resume_training(verb: str, run: Path, settings: list[str]) -> int:
-    from distlfm.cli.train import tell_training
-    from distlfm.verbs.train import resume_train
-    from distlfm.verbs.tune import tune
-
+    trains = verb in ("train", "tune")  # their launcher is kept, and is no executor
+    settings = as_overrides(_workers(None if trains else executor, workers, address))
     if verb == "train":
-        tell_training(resume_train(run, settings, STATE.reporter), STATE.reporter)
+        tell_training(resume_train(run, settings, STATE.reporter))
+    elif verb == "tune":
+        tune(kept, settings, STATE.reporter)
+    elif is_store(run) and Store.open(run).spec.kind == "generate":
+        resume_generate(run, settings, STATE.reporter)
     else:
-        tune(run / "config.yaml", settings, STATE.reporter)
+        return tell(resume_fit(run, settings, STATE.reporter), STATE.reporter)
     return 0
 
 
-def work_overrides(executor: str | None, workers: int | None, address: str | None) -> list[str]:
-    """The options that say who computes."""
-    return as_overrides({"run.executor": executor, "run.workers": workers, "run.address": address})
+def _workers(executor: str | None, workers: int | None, address: str | None) -> dict[str, object]:
+    """The options that say who computes, by their keys."""
+    return {"run.executor": executor, "run.workers": workers, "run.address": address}
+
+
+def number(value: float | None) -> str:
+    """Return a figure as tables show it."""
+    return "–" if value is None else f"{value:.4g}"
 
 
 def tell(run: FitRun, reporter: Reporter) -> int:
@@ -189,21 +176,18 @@ def tell(run: FitRun, reporter: Reporter) -> int:
     count = run.tally.count
     first = list(islice(run.rows(), MOST_LISTED))
     shown = [name for name in names if not first or any(row[name] is not None for row in first)]
-    rows = [
-        [str(row["id"]), str(row["status"]), *("–" if row[name] is None else f"{row[name]:.4g}" for name in shown)]
-        for row in first
-    ]
+    rows = [[str(row["id"]), str(row["status"]), *(number(row[name]) for name in shown)] for row in first]
     reporter.table("", ("instance", "status", *shown), rows)
     if count > len(rows):
         mean, worst = run.tally.overall()
         for name, over in (("mean", mean), ("worst", worst)):
-            told = [f"{key} {over[key]:.4g}" for key in names if over[key] is not None]
-            reporter.say(f"{name} of all {count}: {', '.join(told)}")
+            code = [f"{key} {over[key]:.4g}" for key in names if over[key] is not None]
+            reporter.say(f"{name} of all {count}: {', '.join(code)}")
     for row in run.tally.troubled[:MOST_LISTED]:
         if row.get("advice"):
             reporter.warn(f"{row['id']}: {row['status']}. {row['advice']}")
     if run.tally.num_troubled > MOST_LISTED:
-        told_of = f"{run.tally.num_troubled} of {count} did not converge, or converged with a warning"
+        told_of = f"{run.tally.num_troubled} of {count} did not converge, are unreliable, or converged with a warning"
         reporter.warn(f"{told_of}; the report says which and why")
     if run.tally.count and (poor := int((run.tally.column("output_q2") < 0).sum())):
         reporter.warn(
@@ -260,7 +244,7 @@ def generate(
     """
     from distlfm.verbs.generate import generate as run_generate
 
-    short = [*as_overrides({"run.dir": out, "instances": instances, "seed": seed}), *plugins_override(plugin)]
-    settings = [*(overrides or []), *short, *work_overrides(executor, workers, address)]
+    where = {"run.dir": out, "instances": instances, "seed": seed, "plugins": plugin}
+    settings = as_overrides({**where, **_workers(executor, workers, address)}, overrides)
     store = run_generate(config, settings, STATE.reporter)
-    STATE.reporter.say(f"{store.spec.instances} instances of {store.spec.attributes['mechanism']} are in {store.path}")
+    say(f"{store.spec.instances} instances of {store.spec.attributes['mechanism']} are in {store.path}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +29,18 @@ class State:
 
 
 STATE = State()
+
+
+def say(*lines: object) -> None:
+    """Print lines, unless the call is to be quiet."""
+    for line in lines:
+        STATE.reporter.say(str(line))
+
+
+def warn(*lines: object) -> None:
+    """Print warnings."""
+    for line in lines:
+        STATE.reporter.warn(str(line))
 
 
 def start(verbose: int, quiet: bool, debug: bool) -> None:
@@ -65,11 +77,7 @@ Plugins = Annotated[
 ]
 
 
-def plugins_override(names: list[str] | None, key: str = "plugins") -> list[str]:
-    """The option as an override of the config."""
-    return [f"{key}={json.dumps(names)}"] if names else []
-
-
-def as_overrides(values: Mapping[str, object]) -> list[str]:
-    """Options that are given, as overrides of the config."""
-    return [f"{key}={json.dumps(str(value))}" for key, value in values.items() if value is not None]
+def as_overrides(options: Mapping[str, object], overrides: Sequence[str] | None = None) -> list[str]:
+    """Return the overrides of a call, then its options that are given, each by the key that it is short for."""
+    given = {key: value for key, value in options.items() if value not in (None, [])}
+    return [*(overrides or []), *(f"{key}={json.dumps(value, default=str)}" for key, value in given.items())]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from distlfm.cli.options import STATE, group
+from distlfm.cli.options import group, say
+from distlfm.config import build
 from distlfm.errors import UsageError
+
+if TYPE_CHECKING:
+    from distlfm.federated.setup.homes import LinkConfig
 
 app = group("Make the roles of a federation. Private keys are made where they are used, and never leave.")
 
@@ -33,17 +37,12 @@ def link(
 
     Example: `distlfm federated provision link link --sites north,south,west --host link.example.org --bind 0.0.0.0`
     """
-    from distlfm.config import build
-    from distlfm.federated.setup.homes import LinkConfig
     from distlfm.federated.setup.provision import make_link
 
-    given = {"federation": name, "bind": bind, "host": host, "port": port, "sites": _names(sites)}
-    for kit in make_link(folder, build(LinkConfig, given, source="provision"), _names(also)):
-        STATE.reporter.say(f"kit: {kit}")
-    STATE.reporter.say(f"admin token: {folder / 'admin.token'} (for whoever may start runs; keep it closed)")
-    STATE.reporter.say(
-        "next: send each site its kit; it makes its keys with: distlfm federated provision site KIT FOLDER"
-    )
+    config = _config(federation=name, bind=bind, host=host, port=port, sites=_names(sites))
+    say(*(f"kit: {kit}" for kit in make_link(folder, config, _names(also))))
+    say(f"admin token: {folder / 'admin.token'} (for whoever may start runs; keep it closed)")
+    say("next: send each site its kit; it makes its keys with: distlfm federated provision site KIT FOLDER")
 
 
 @app.command("site")
@@ -62,8 +61,8 @@ def site(
 
     _sent(kit)
     public = make_site(kit, folder, operator)
-    STATE.reporter.say(f"public keys: {public}")
-    STATE.reporter.say(
+    say(f"public keys: {public}")
+    say(
         f"next: send {public.name} to the coordinator; read and change {folder / 'policy.yaml'}, fill in "
         f"{folder / 'site.yaml'}"
     )
@@ -83,17 +82,14 @@ def enrol(
 
     LinkHome(folder).config()
     _sent(*keys)
-    told = take(folder, keys)
-    STATE.reporter.say(f"peers, for all sites: {folder / 'peers.json'}")
-    STATE.reporter.say(f"fingerprint of all signing keys: {told}")
-    waiting = missing(folder)
-    if waiting:
-        STATE.reporter.say(f"keys have not come yet from: {', '.join(waiting)}")
-    STATE.reporter.say(
-        "next: "
-        + ("when all are here, s" if waiting else "s")
-        + "end peers.json to all sites, which pin it: distlfm federated provision pin FOLDER peers.json --sites …"
-    )
+    fingerprint = take(folder, keys)
+    say(f"peers, for all sites: {folder / 'peers.json'}")
+    say(f"fingerprint of all signing keys: {fingerprint}")
+    if waiting := missing(folder):
+        say(f"keys have not come yet from: {', '.join(waiting)}")
+    send = "when all are here, send" if waiting else "send"
+    pins = "distlfm federated provision pin FOLDER peers.json --sites …"
+    say(f"next: {send} peers.json to all sites, which pin it: {pins}")
 
 
 @app.command("pin")
@@ -115,11 +111,10 @@ def pin(
 
     _sent(peers)
     pinned = write(folder, peers, sites=_names(sites), replace=replace)
-    for name, key in pinned.items():
-        STATE.reporter.say(f"{name}: {fingerprint(key)}")
-    STATE.reporter.say(f"{len(pinned)} sites are pinned")
-    STATE.reporter.say(f"fingerprint of all signing keys: {peers_fingerprint(pinned)}")
-    STATE.reporter.say(
+    say(*(f"{name}: {fingerprint(key)}" for name, key in pinned.items()))
+    say(f"{len(pinned)} sites are pinned")
+    say(f"fingerprint of all signing keys: {peers_fingerprint(pinned)}")
+    say(
         "next: compare the names, their number and this fingerprint with the other sites by telephone; if anything "
         "differs, or a site cannot be reached, do not take part"
     )
@@ -134,8 +129,8 @@ def revoke(folder: LinkFolder, site: Annotated[str, Argument(help="Name of the s
     from distlfm.federated.setup.enrolment import revoke as shut
 
     told = shut(folder, site)
-    STATE.reporter.say(f"{site} is shut out; fingerprint of the keys that are left: {told}")
-    STATE.reporter.say(f"next: send {folder / 'peers.json'} to the sites that are left, which pin it")
+    say(f"{site} is shut out; fingerprint of the keys that are left: {told}")
+    say(f"next: send {folder / 'peers.json'} to the sites that are left, which pin it")
 
 
 @app.command("kit")
@@ -146,8 +141,8 @@ def kit(folder: LinkFolder, site: Annotated[str, Argument(help="Name of the site
     """
     from distlfm.federated.setup.provision import add_site
 
-    STATE.reporter.say(f"kit: {add_site(folder, site)}")
-    STATE.reporter.say(
+    say(f"kit: {add_site(folder, site)}")
+    say(
         "next: send it to the site; enrol the keys that come back; all sites pin the new peers.json, with the new "
         "name in --sites"
     )
@@ -161,8 +156,8 @@ def renew(folder: LinkFolder) -> None:
     """
     from distlfm.federated.setup.provision import renew as make_anew
 
-    STATE.reporter.say(f"the new certificate ends on {make_anew(folder):%Y-%m-%d}")
-    STATE.reporter.say("next: stop the link and start it again when no run is on; it then shows this certificate")
+    say(f"the new certificate ends on {make_anew(folder):%Y-%m-%d}")
+    say("next: stop the link and start it again when no run is on; it then shows this certificate")
 
 
 @app.command("token")
@@ -181,9 +176,9 @@ def token(
     LinkHome(folder).config()  # a token elsewhere would open nothing
     if drop:
         drop_token(folder, holder)
-        STATE.reporter.say(f"the token of {holder} opens nothing any more")
+        say(f"the token of {holder} opens nothing any more")
         return
-    STATE.reporter.say(f"token of {holder}: {add_token(folder, holder)} (hand it over, and delete it here)")
+    say(f"token of {holder}: {add_token(folder, holder)} (hand it over, and delete it here)")
 
 
 @app.command("local")
@@ -200,14 +195,16 @@ def local(
 
     Example: `distlfm federated provision local federation --sites north,south,west`
     """
-    from distlfm.config import build
-    from distlfm.federated.setup.homes import LinkConfig
     from distlfm.federated.setup.provision import make_local
 
-    given = {"federation": name, "port": port, "sites": _names(sites)}
-    link, homes = make_local(folder, build(LinkConfig, given, source="provision"), operator)
-    for home in (link, *homes.values()):
-        STATE.reporter.say(str(home.path))
+    link, homes = make_local(folder, _config(federation=name, port=port, sites=_names(sites)), operator)
+    say(link.path, *(home.path for home in homes.values()))
+
+
+def _config(**given: Any) -> LinkConfig:
+    from distlfm.federated.setup.homes import LinkConfig
+
+    return build(LinkConfig, given, source="provision")
 
 
 def _names(text: str) -> list[str]:

@@ -6,19 +6,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
-from distlfm.cli.fit import MOST_LISTED
-from distlfm.cli.options import STATE, Overrides, Plugins, as_overrides, group, plugins_override
+from distlfm.cli.fit import MOST_LISTED, number
+from distlfm.cli.options import STATE, Overrides, Plugins, as_overrides, group, say, warn
 from distlfm.cli.train import Checkpoint
 from distlfm.config import apply_overrides, build
 from distlfm.optional import require
 
 if TYPE_CHECKING:
-    from distlfm.runtime.reporting import Reporter
     from distlfm.verbs.query import QueryRun
 
 
@@ -46,9 +45,8 @@ def query(
     """
     from distlfm.verbs.query import query as run_query
 
-    short = [*as_overrides({"run.dir": out}), *(["plot=true"] if plot else []), *plugins_override(plugin)]
-    run = run_query(checkpoint, data, [*(overrides or []), *short], STATE.reporter)
-    return tell(run, STATE.reporter)
+    settings = as_overrides({"run.dir": out, "plot": plot or None, "plugins": plugin}, overrides)
+    return tell(run_query(checkpoint, data, settings, STATE.reporter))
 
 
 @app.command("show")
@@ -81,36 +79,31 @@ def export(
     from distlfm.queries.export import export as run_export
 
     path = run_export(checkpoint, out, form, plugin or ())
-    STATE.reporter.say(f"{path} takes values and mask; {path.with_suffix('.json')} says how")
+    say(f"{path} takes values and mask; {path.with_suffix('.json')} says how")
 
 
-def tell(run: QueryRun, reporter: Reporter) -> int:
+def tell(run: QueryRun) -> int:
     """The answers in short, the warnings, and where everything is. Gives the exit code."""
+    reporter, count, folder = STATE.reporter, len(run.rows), run.config.run.dir
     names = ("novelty", "latent_q2", "latent_coverage_95", "parameter_mae_sum")
-    rows = [
-        [str(row["id"]), str(row["status"]), *("–" if row[name] is None else f"{row[name]:.4g}" for name in names)]
-        for row in run.rows[:MOST_LISTED]
-    ]
+    first = run.rows[:MOST_LISTED]
+    rows = [[str(row["id"]), str(row["status"]), *(number(row[name]) for name in names)] for row in first]
     reporter.table("", ("instance", "status", "unlike training", *names[1:]), rows)
-    if len(run.rows) == 1 and run.answers:
-        told = [[p.name, *(f"{x:.4g}" for x in (p.mean, p.lower95, p.upper95))] for p in run.answers[0].estimates]
-        reporter.table("", ("parameter", "mean", "95 % from", "to"), told)
-    count = len(run.rows)
+    if count == 1 and run.answers:
+        table = [[p.name, *(f"{x:.4g}" for x in (p.mean, p.lower95, p.upper95))] for p in run.answers[0].estimates]
+        reporter.table("", ("parameter", "mean", "95 % from", "to"), table)
     if count > MOST_LISTED:
         mean, _ = run.tally.overall()
         known = [f"{name} {mean[name]:.4g}" for name in names[1:] if mean[name] is not None]
-        reporter.say(f"mean of all {count}: {', '.join(known) or 'no truth is known'}")
+        say(f"mean of all {count}: {', '.join(known) or 'no truth is known'}")
     warnings = [str(row["warning"]) for row in run.rows if row["warning"] is not None]
-    for warning in warnings[:MOST_LISTED]:
-        reporter.warn(warning)
+    warn(*warnings[:MOST_LISTED])
     if len(warnings) > MOST_LISTED:
-        reporter.warn(f"{len(warnings)} of {count} are unlike the training data; summary.json says which")
-    for failure in run.tally.failures[:MOST_LISTED]:
-        reporter.warn(f"{failure['id']}: {failure['reason']}")
-    folder = run.config.run.dir
+        warn(f"{len(warnings)} of {count} are unlike the training data; summary.json says which")
+    warn(*(f"{failure['id']}: {failure['reason']}" for failure in run.tally.failures[:MOST_LISTED]))
     if folder is not None:
         for name in ("answers.csv", "parameters.csv", "summary.json", *(["report.html"] if run.config.plot else [])):
-            reporter.say(f"{name.partition('.')[0]}: {folder / name}")
+            say(f"{name.partition('.')[0]}: {folder / name}")
     return 1 if run.tally.failed or run.tally.set_aside else 0
 
 
@@ -149,15 +142,13 @@ def serve(
     """
     for module in ("starlette", "uvicorn"):
         require(module, "serve")
+    from distlfm.runs.settings import ServeConfig
     from distlfm.serve.server import serve as run_serve
-    from distlfm.serve.settings import ServeConfig
     from distlfm.verbs.query import named_data
 
-    given = {"fit": fit, "port": port, "host": host, "token_file": token_file, "names": name}
-    content: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    content |= {"checkpoint": str(checkpoint), "expose_unencrypted": expose_unencrypted}
-    content["data"] = {} if data is None else named_data(data)
-    config = build(
-        ServeConfig, apply_overrides(content, [*(overrides or []), *plugins_override(plugin)]), source="serve"
-    )
+    content = {"checkpoint": str(checkpoint), "data": {} if data is None else named_data(data)}
+    given = {"fit": fit, "token_file": token_file, "names": name, "plugins": plugin}
+    where = {"port": port, "host": host, "expose_unencrypted": expose_unencrypted or None}
+    settings = as_overrides({**given, **where}, overrides)
+    config = build(ServeConfig, apply_overrides(content, settings), source="serve")
     run_serve(config, STATE.reporter, typer.launch if show else None)

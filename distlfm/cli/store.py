@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from distlfm.cli.options import STATE, AsJson, group
+from distlfm.cli.options import STATE, AsJson, group, say, warn
 from distlfm.errors import DistlfmError
 
 if TYPE_CHECKING:
-    from distlfm.store.inspection import Summary
+    from distlfm.store.inspection import StoreSummary
 
 app = group("Look at stores of fitted or generated instances: list, verify, merge, export.")
 
@@ -49,11 +49,8 @@ def ls(
     elif found:
         columns = ("store", "kind", "mechanism", "done", "failed", "of", "dims", "size", "config")
         STATE.reporter.table("", columns, [_row(one) for one in found])
-        for one in found:
-            if one.driver:
-                STATE.reporter.say(f"{one.path}: in use by {one.driver}")
-    for failure in failures:
-        STATE.reporter.warn(failure)
+        say(*(f"{one.path}: in use by {one.driver}" for one in found if one.driver))
+    warn(*failures)
     return 1 if failures else 0
 
 
@@ -76,13 +73,11 @@ def verify(paths: Stores) -> int:
         store = Store.open(path)
         with STATE.reporter.task(f"verify {path}", len(finished(store.path))) as task:
             found = check(store, lambda _: task.advance())
-        for flaw in found.flaws:
-            STATE.reporter.warn(str(flaw))
-        for mention in found.mentions:
-            STATE.reporter.say(mention)
+        warn(*found.flaws)
+        say(*found.mentions)
         state = "whole" if found.ok else f"damaged ({len(found.flaws)} flaws)"
         blocks = f"{found.num_blocks} of {store.spec.num_blocks} blocks"
-        STATE.reporter.say(f"{path}: {state}; {blocks}, {found.num_instances} instances, {_size(found.num_bytes)}")
+        say(f"{path}: {state}; {blocks}, {found.num_instances} instances, {_size(found.num_bytes)}")
         whole = whole and found.ok
     return 0 if whole else 1
 
@@ -106,9 +101,8 @@ def merge(
     work = Merge(paths, out, prefix=prefix)
     with STATE.reporter.task("merge", work.spec.num_blocks) as task:
         work.run(lambda _: task.advance())
-    for note in work.notes:
-        STATE.reporter.say(note)
-    STATE.reporter.say(f"{work.spec.instances} instances are in {out}")
+    say(*work.notes)
+    say(f"{work.spec.instances} instances are in {out}")
 
 
 @app.command("export")
@@ -132,21 +126,17 @@ def export(
     store = Store.open(path)
     with STATE.reporter.task("export", len(finished(store.path))) as task:
         done = write(store, form, out, lambda _: task.advance())
-    for note in done.notes:
-        STATE.reporter.say(note)
-    STATE.reporter.say(f"{done.num_instances} instances are in {done.path}")
+    say(*done.notes)
+    say(f"{done.num_instances} instances are in {done.path}")
 
 
-def _row(one: Summary) -> list[str]:
+def _row(one: StoreSummary) -> list[str]:
     dims = " ".join(f"{name}={size}" for name, size in one.dims.items())
     counts = [str(one.done), str(one.failed), str(one.instances)]
     return [one.path, one.kind, one.mechanism or "–", *counts, dims, _size(one.bytes), one.config_hash or "–"]
 
 
 def _size(count: int) -> str:
-    size, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if size < 1000:
-            break
-        size, unit = size / 1000, larger
-    return f"{size:.3g} {unit}"
+    units = ("B", "kB", "MB", "GB", "TB")
+    power = min((len(str(count)) - 1) // 3, len(units) - 1)
+    return f"{count / 1000**power:.3g} {units[power]}"

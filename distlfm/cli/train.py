@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from distlfm.cli.fit import Address
-from distlfm.cli.options import STATE, Overrides, Plugins, RunFolder, as_overrides, plugins_override
+from distlfm.cli.fit import Address, number
+from distlfm.cli.options import STATE, Overrides, Plugins, RunFolder, as_overrides, say
 
 if TYPE_CHECKING:
-    from distlfm.runtime.reporting import Reporter
     from distlfm.verbs.evaluate import Evaluation
     from distlfm.verbs.train import TrainRun
 
@@ -54,22 +52,21 @@ def train(
     """
     from distlfm.verbs.train import train as run_train
 
-    short = as_overrides({"run.dir": out, "run.launcher": launcher, "run.workers": workers, "run.address": address})
-    short += [*as_overrides({"start": start, "data.observations.path": observations}), *plugins_override(plugin)]
-    tell_training(run_train(config, [*(overrides or []), *_stores(data), *short], STATE.reporter), STATE.reporter)
+    given = {"data.stores": data, "start": start, "data.observations.path": observations, "plugins": plugin}
+    where = {"run.dir": out, "run.launcher": launcher, "run.workers": workers, "run.address": address}
+    tell_training(run_train(config, as_overrides({**given, **where}, overrides), STATE.reporter))
 
 
-def tell_training(run: TrainRun, reporter: Reporter) -> None:
+def tell_training(run: TrainRun) -> None:
     """Say what a training reached, and where everything is."""
     if not run.is_main:
         return
     best = run.summary.get("best") or {}
     names = ("loss", "q2", "reconstruction")
-    told = [f"{name} {best[f'validation_{name}']:.4g}" for name in names if f"validation_{name}" in best]
-    reporter.say(f"{run.summary['epochs']} epochs; validation: {', '.join(told) or 'none'}")
+    figures = [f"{name} {best[f'validation_{name}']:.4g}" for name in names if f"validation_{name}" in best]
+    say(f"{run.summary['epochs']} epochs; validation: {', '.join(figures) or 'none'}")
     if run.directory is not None:
-        reporter.say(f"operator: {run.directory / 'operator.pt'}")
-        reporter.say(f"report: {run.directory / 'report.html'}")
+        say(f"operator: {run.directory / 'operator.pt'}", f"report: {run.directory / 'report.html'}")
 
 
 def tune(
@@ -92,9 +89,9 @@ def tune(
     """
     from distlfm.verbs.tune import tune as run_tune
 
-    options = {"run.dir": out, "search.trials": trials, "run.workers": workers, "run.address": address}
-    short = [*_stores(data, "train.data"), *as_overrides(options), *plugins_override(plugin, "train.plugins")]
-    run_tune(config, [*(overrides or []), *short], STATE.reporter)
+    given = {"train.data.stores": data, "search.trials": trials, "train.plugins": plugin}
+    where = {"run.dir": out, "run.workers": workers, "run.address": address}
+    run_tune(config, as_overrides({**given, **where}, overrides), STATE.reporter)
 
 
 def evaluate(
@@ -116,35 +113,24 @@ def evaluate(
     """
     from distlfm.verbs.evaluate import evaluate as run_evaluate
 
-    short = [*as_overrides({"run.dir": out, "limit": limit}), *plugins_override(plugin)]
-    found = run_evaluate(checkpoint, store, [*(overrides or []), *short], STATE.reporter)
-    _tell(found, STATE.reporter)
+    settings = as_overrides({"run.dir": out, "limit": limit, "plugins": plugin}, overrides)
+    found = run_evaluate(checkpoint, store, settings, STATE.reporter)
+    _tell(found)
     if out is not None:
-        STATE.reporter.say(f"summary: {out / 'summary.json'}")
-        STATE.reporter.say(f"report: {out / 'report.html'}")
+        say(f"summary: {out / 'summary.json'}", f"report: {out / 'report.html'}")
     return 1 if found.tally.failed else 0
 
 
-def _stores(paths: list[Path] | None, section: str = "data") -> list[str]:
-    return [f"{section}.stores={json.dumps([str(path) for path in paths])}"] if paths else []
-
-
-def _tell(found: Evaluation, reporter: Reporter) -> None:
-    reporter.say(found.what)
+def _tell(found: Evaluation) -> None:
     overall = found.overall
+    say(found.what)
     names = ("latent_q2", "latent_correlation", "latent_coverage_68", "latent_coverage_95", "parameter_mae_sum")
-    rows = [
-        [name.replace("_", " "), *("–" if over[name] is None else f"{over[name]:.4g}" for over in _sides(overall))]
-        for name in names
-    ]
-    reporter.table("", ("figure", "mean", "worst"), rows)
+    sides = (overall["mean"], overall["worst"])
+    rows = [[name.replace("_", " "), *(number(side[name]) for side in sides)] for name in names]
+    STATE.reporter.table("", ("figure", "mean", "worst"), rows)
     warned, share = overall["novelty"]["warned"], overall["novelty"]["share"]
-    reporter.say(f"unlike the training data: {warned} ({100 * (share or 0.0):.1f} %)")
+    say(f"unlike the training data: {warned} ({100 * (share or 0.0):.1f} %)")
     speed = overall["speed"]
     if "seconds_for_one" in speed:
         each, many = 1000 * speed["seconds_for_one"], speed["instances_per_second"]
-        reporter.say(f"time: {each:.2f} ms for one instance, {many:.0f} instances/s together")
-
-
-def _sides(overall: dict[str, dict[str, float | None]]) -> list[dict[str, float | None]]:
-    return [overall["mean"], overall["worst"]]
+        say(f"time: {each:.2f} ms for one instance, {many:.0f} instances/s together")

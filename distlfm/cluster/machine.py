@@ -1,4 +1,4 @@
-"""What of this machine a process may use: cores, memory, and a directory with a short name.
+"""What of this machine a process may use: cores and memory.
 
 Also how another Python process finds the modules of this one.
 """
@@ -9,11 +9,12 @@ import os
 import shutil
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from distlfm import version
+from distlfm.runtime.process import number_in
 
 MEBIBYTE = 2**20
 SMALLEST_STORE = 80 * MEBIBYTE
@@ -23,8 +24,6 @@ LARGEST_STORE = 256 * MEBIBYTE
 """Results go to disk from the workers themselves, so that little passes through the object store."""
 
 STORE_SHARE = 0.05
-LONGEST_TEMPORARY = 22
-"""A socket's path holds 107 characters, and Ray appends some 75 to its directory."""
 
 OWN_GROUPS = Path("/proc/self/cgroup")
 
@@ -39,10 +38,9 @@ def usable_cpus(
     limits = [float(len(os.sched_getaffinity(0)))]
     for group in _groups(control_groups, own or OWN_GROUPS, "cpu"):
         limits += _quota(group)
-    for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
-        if environment.get(name, "").isdigit():
-            limits.append(float(environment[name]))
-            break
+    allotted = number_in(environment, "SLURM_CPUS_PER_TASK", number_in(environment, "SLURM_CPUS_ON_NODE", -1))
+    if allotted >= 0:
+        limits.append(float(allotted))
     return max(1, int(min(limits)))
 
 
@@ -66,7 +64,7 @@ def _groups(root: Path, own: Path, controller: str) -> Iterator[Path]:
 
 def _quota(group: Path) -> Iterator[float]:
     """A group's quota in cores, if it has one."""
-    try:
+    with suppress(OSError, ValueError):
         if (group / "cpu.max").exists():
             quota, period = (group / "cpu.max").read_text().split()
         else:
@@ -74,8 +72,6 @@ def _quota(group: Path) -> Iterator[float]:
             period = (group / "cpu.cfs_period_us").read_text()
         if quota != "max" and int(quota) > 0:
             yield int(quota) / int(period)
-    except (OSError, ValueError):
-        return
 
 
 def free_bytes(
@@ -90,12 +86,10 @@ def free_bytes(
 
 
 def _available(table: Path) -> Iterator[int]:
-    try:
+    with suppress(OSError, ValueError, IndexError):
         for line in table.read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("MemAvailable:"):
                 yield int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        return
 
 
 def _allowed(group: Path) -> Iterator[int]:
@@ -103,15 +97,13 @@ def _allowed(group: Path) -> Iterator[int]:
     limit, used, idle = ("memory.max", "memory.current", "inactive_file ")
     if not (group / limit).exists():
         limit, used, idle = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ")
-    try:
+    with suppress(OSError, ValueError, IndexError):
         allowed = (group / limit).read_text().strip()
         if allowed == "max":
             return
         lines = (group / "memory.stat").read_text().splitlines()
         files = sum(int(line.split()[1]) for line in lines if line.startswith(idle))
         yield max(0, int(allowed) - int((group / used).read_text()) + files)
-    except (OSError, ValueError, IndexError):
-        return
 
 
 def object_store_bytes() -> int:
@@ -121,14 +113,6 @@ def object_store_bytes() -> int:
     if shared.is_dir():
         limits.append(shutil.disk_usage(shared).free // 2)
     return max(SMALLEST_STORE, min(limits))
-
-
-def short_temporary() -> Path:
-    """Where temporary directories go: the usual place unless its name is too long for sockets below it."""
-    usual = Path(tempfile.gettempdir())
-    if len(str(usual)) > LONGEST_TEMPORARY and os.access("/tmp", os.W_OK):  # noqa: S108 (mkdtemp makes it private)
-        return Path("/tmp")  # noqa: S108
-    return usual
 
 
 def import_environment() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""One YAML file a run, checked by pydantic models, with dotted overrides.
+"""One YAML file per run, checked by pydantic models, with dotted overrides.
 
 Each component owns the model of its own options (it derives from `Config`), and a verb's model is made of those. This
 module holds what they share: reading, overriding, saving, hashing, and saying which key was meant.
@@ -10,20 +10,21 @@ import difflib
 import hashlib
 import json
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from distlfm.config.keys import parts
+from distlfm.config.keys import is_mapping, is_model, parts
 from distlfm.errors import UsageError
 
 Model = TypeVar("Model", bound=BaseModel)
 
 DATA_ENDINGS = (".csv", ".csv.gz", ".parquet", ".npz", ".tsv", ".xlsx", ".zarr")
-"""What has such a name is no config; some people give their data first."""
+"""What has such a name is not a config; some people give their data first."""
 
 
 class Config(BaseModel):
@@ -31,9 +32,16 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    def changed(self, section: str, **values: Any) -> Self:
+        """Return the same with other values in a section. They are not checked."""
+        return self.model_copy(update={section: getattr(self, section).model_copy(update=values)})
 
-def load(model: type[Model], path: Path | str, overrides: Sequence[str] = ()) -> Model:
-    """Read a YAML file, apply `key.sub=value` overrides, and check the whole."""
+
+def load(model: type[Model], config: Model | Path | str, overrides: Sequence[str] = ()) -> Model:
+    """Read a YAML file, apply `key.sub=value` overrides, and check the whole. A config that is built already stays."""
+    if isinstance(config, model):
+        return config
+    path = typing.cast(Path | str, config)
     return build(model, apply_overrides(read_yaml(path), overrides), source=str(path))
 
 
@@ -42,7 +50,7 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
     path = Path(path)
     if path.name.lower().endswith(DATA_ENDINGS) and path.exists():
         raise UsageError(
-            f"{path} holds data, and a config is wanted here.",
+            f"{path} holds data, and a config is expected here.",
             "Give data with --data beside a config, such as one of configs/fit/, or as data.path in it.",
         )
     try:
@@ -83,11 +91,9 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> dict[s
         *parents, last = key.split(".")
         target = result
         for parent in parents:
-            child = target.get(parent)
-            if not isinstance(child, dict):
-                child = {}
-                target[parent] = child
-            target = child
+            if not isinstance(target.get(parent), dict):
+                target[parent] = {}
+            target = target[parent]
         target[last] = _value(text)
     return result
 
@@ -101,11 +107,9 @@ def _value(text: str) -> Any:
                 f"{text} is not valid YAML.", """Quote names with brackets or colons: '["a [mM]", b]'."""
             ) from None
         return text
-    if isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
-        try:
+    if isinstance(value, str):
+        with suppress(ValueError):  # YAML 1.1 reads 1e-3 as text
             return float(value)
-        except ValueError:
-            return value
     return value
 
 
@@ -128,7 +132,7 @@ def build(model: type[Model], content: dict[str, Any], source: str = "config", w
 
 
 class _Place:
-    """A location of pydantic's as a user writes it: the tag of a union's member ("prior.lognormal.median") is no key.
+    """A location of pydantic as a user writes it: the tag of a union's member ("prior.lognormal.median") is not a key.
 
     name: with dots; short: without the section that it is in. level: the keys that are known beside its last part.
     named_by_user: whether these stand under a name that no model has, such as a parameter's. models: what may stand
@@ -148,22 +152,18 @@ class _Place:
             if not below and (members or odd):
                 here = members or here
                 continue
-            self.level = sorted({key for one in here if _is_model(one) for key in one.model_fields})
+            self.level = sorted({key for one in here if is_model(one) for key in one.model_fields})
             kept.append(part)
             here = below
         self.short, self.within = ".".join(kept), f"{within}." if within and kept else within
         self.name = self.within + self.short
         self.named_by_user = ".".join(kept[:-1]) not in ("", *known)
-        self.models: list[type[BaseModel]] = [one for one in here if _is_model(one)]
-
-
-def _is_model(shape: Any) -> bool:
-    return isinstance(shape, type) and issubclass(shape, BaseModel)
+        self.models: list[type[BaseModel]] = [one for one in here if is_model(one)]
 
 
 def _tags(shape: Any) -> tuple[str, ...]:
     """What pydantic calls a member of a union."""
-    if not _is_model(shape):
+    if not is_model(shape):
         return ()
     kind = shape.model_fields.get("kind")
     return (shape.__name__, *(typing.get_args(kind.annotation) if kind else ()))
@@ -171,11 +171,9 @@ def _tags(shape: Any) -> tuple[str, ...]:
 
 def _below(shape: Any, part: str) -> list[Any]:
     """What may stand under a key of a model or of a mapping; unions are taken apart."""
-    if _is_model(shape):
+    if is_model(shape):
         return list(parts(shape.model_fields[part].annotation)) if part in shape.model_fields else []
-    if isinstance(typing.get_origin(shape), type) and issubclass(typing.get_origin(shape), Mapping):
-        return list(parts(typing.get_args(shape)[1]))
-    return []
+    return list(parts(typing.get_args(shape)[1])) if is_mapping(shape) else []
 
 
 def _sentence(item: dict[str, Any], found: _Place, known: list[str]) -> str:
@@ -198,15 +196,14 @@ def _sentence(item: dict[str, Any], found: _Place, known: list[str]) -> str:
     if item["type"] in ("model_type", "model_attributes_type") and found.models:
         example = _example(found.models[0], item.get("input"))
         return f"{place!r} should be a mapping, not {item.get('input')!r}. {example}"
-    shown = "" if isinstance(item.get("input"), (dict, list)) else f", not {item.get('input')!r}"
-    message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".")
-    message = message.replace("a valid dictionary", "a mapping of names to values")
-    if str(item["msg"]).startswith("Input should be"):
-        return f"{place!r} should be {message}{shown}."
-    message = message.removeprefix(f"{place}: ")
-    if not place or f"'{place}." in message:  # it is about several keys, or one further down, and names them itself
-        return message + ("" if message.endswith("?") else ".")
-    return f"{place!r}: {message}" + ("" if message.endswith("?") else ".")
+    message = str(item["msg"]).rstrip(".").replace("a valid dictionary", "a mapping of names to values")
+    if message.startswith("Input should be "):
+        shown = "" if isinstance(item.get("input"), (dict, list)) else f", not {item.get('input')!r}"
+        return f"{place!r} should be {message.removeprefix('Input should be ')}{shown}."
+    message = message.removeprefix("Value error, ")
+    message = message.removeprefix(f"{place}: ") + ("" if message.endswith("?") else ".")
+    names_keys = not place or f"'{place}." in message  # it is about several keys, or one further down
+    return message if names_keys else f"{place!r}: {message}"
 
 
 def _example(model: type[BaseModel], given: object) -> str:
@@ -238,7 +235,7 @@ def dotted_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Every key that a model takes, nested ones with dots."""
     for name, info in model.model_fields.items():
         yield prefix + name
-        for nested in filter(_is_model, parts(info.annotation)):
+        for nested in filter(is_model, parts(info.annotation)):
             if prefix.count(".") < 5:  # a kernel may hold kernels
                 yield from dotted_keys(nested, f"{prefix}{name}.")
 
@@ -254,8 +251,7 @@ def dump(config: BaseModel) -> str:
 
 def fingerprint(config: BaseModel) -> str:
     """A hash that two configs share exactly when they ask for the same work."""
-    text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
-    return digest(text)
+    return digest(json.dumps(config.model_dump(mode="json"), sort_keys=True))
 
 
 def digest(text: str) -> str:

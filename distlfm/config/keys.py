@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
@@ -36,11 +37,12 @@ class Registry(dict[str, Kind]):
 
         def keep(made: Made) -> Made:
             if not (isinstance(made, type) and issubclass(made, base)):
-                called = getattr(made, "__name__", repr(made))
+                label = getattr(made, "__name__", repr(made))
                 raise UsageError(
-                    f"{called} is registered as a {self.what}, and is none.", f"Write class {called}({base.__name__})."
+                    f"{label} is registered as a {self.what}, and is not one.", f"Write class {label}({base.__name__})."
                 )
-            if name in self and _place(self[name]) != _place(made):
+            place = attrgetter("__module__", "__qualname__")
+            if name in self and place(self[name]) != place(made):
                 raise UsageError(f"There is a {self.what} {name!r} already.", "Register it by another name.")
             self[name] = made  # type: ignore[assignment]
             return made
@@ -57,13 +59,9 @@ class Registry(dict[str, Kind]):
         return self[name]
 
 
-def _place(made: Any) -> tuple[str, str]:
-    return made.__module__, made.__qualname__
-
-
 @dataclass(frozen=True)
 class OneOf:
-    """Annotates a key that takes a registered name. first: names that are told before others."""
+    """Annotates a key that takes a registered name. first: names that are listed before others."""
 
     known: tuple[Registry[Any], ...]
     first: tuple[str, ...] = ()
@@ -73,12 +71,10 @@ class OneOf:
         names = dict.fromkeys(name for one in self.known for name in one)
         return [*(name for name in self.first if name in names), *(name for name in names if name not in self.first)]
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        del source, handler
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self._checked)
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        del schema, handler
+    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return {"enum": self.choices, "type": "string"}
 
     def _checked(self, name: object) -> str:
@@ -140,23 +136,27 @@ def sections_of(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, t
 
 
 def _section(annotation: Any) -> tuple[type[BaseModel] | None, str]:
-    """The model that stands under a key, by itself or under names of the user's; a choice of models is no section."""
+    """The model that stands under a key, by itself or under names that the user gives; a choice is not a section."""
     found = parts(annotation)
-    if len(found) == 1 and typing.get_origin(found[0]) is not None and _is_mapping(found[0]):
+    if len(found) == 1 and is_mapping(found[0]):
         section, below = _section(typing.get_args(found[0])[1])
         return section, f"NAME.{below}"
-    if len(found) == 1 and isinstance(found[0], type) and issubclass(found[0], BaseModel):
-        return found[0], ""
-    return None, ""
+    return (found[0] if len(found) == 1 and is_model(found[0]) else None), ""
 
 
-def _is_mapping(annotation: Any) -> bool:
+def is_model(annotation: Any) -> bool:
+    """Return whether a type is a model of options."""
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def is_mapping(annotation: Any) -> bool:
+    """Return whether a type is a mapping of keys to values of a type."""
     origin = typing.get_origin(annotation)
     return isinstance(origin, type) and issubclass(origin, Mapping)
 
 
 def parts(annotation: Any) -> tuple[Any, ...]:
-    """What a union is of; anything else is of itself. Names and bounds around a type are looked through."""
+    """Return the members of a union, or the type itself. Names and bounds around a type are looked through."""
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:
         return parts(typing.get_args(annotation)[0])
@@ -183,9 +183,9 @@ def _word(part: Any, style: Style) -> str:
         return ", ".join(style.code(str(choice)) if choice != "" else "empty" for choice in inner)
     if origin in (tuple, list, frozenset):
         return f"list of {words(inner[0], style)}"
-    if _is_mapping(part):
+    if is_mapping(part):
         return "mapping" if inner[1] is Any else f"mapping of names to {words(inner[1], style)}"
-    if isinstance(part, type) and issubclass(part, BaseModel):
+    if is_model(part):
         return style.model(part)
     return WORDS.get(part, "anything")
 
@@ -194,9 +194,9 @@ def kind_of(model: type[BaseModel]) -> str:
     """A model's `kind` where it has exactly one, else its name without its ending."""
     field = model.model_fields.get("kind")
     if field is not None and typing.get_origin(field.annotation) is Literal:
-        kinds = typing.get_args(field.annotation)
-        if len(kinds) == 1:
-            return str(kinds[0])
+        first, *others = typing.get_args(field.annotation)
+        if not others:
+            return str(first)
     return model.__name__.removesuffix("Config").removesuffix("Options").lower() or model.__name__
 
 

@@ -20,7 +20,7 @@ from distlfm.errors import DataError, Problem, refused
 from distlfm.instance import MIN_TIMES, FloatArray, Instance, Truth
 
 MAX_BACKWARD_FRACTION = 0.25
-"""Times that step back more often than this are no slight disorder: most likely another column is the time."""
+"""Times that step back more often than this are more than a slight disorder: most likely another column is the time."""
 
 UNOBSERVED_VARIANCE = 1.0
 """Stands where nothing was observed, so that dividing by a variance is safe before the mask is applied."""
@@ -30,24 +30,22 @@ def assemble(table: Table, columns: ColumnMap | None, default_id: str) -> ReadRe
     """Check a table and cut it into instances; without a column map the columns are guessed from the header."""
     if not len(table) and not table.ragged:
         raise refused("The table has a header and no rows.", "Give at least two rows.", table.file)
-    report = ReadReport()
+    guessed = []
     if columns is None:
         columns, notice = infer_columns(table)
-        report.notices.append(notice)
+        guessed = [notice]
     for key, name in [*columns.roles(), *(("where", name) for name in columns.where)]:
         table.require(key, name)
-    found = assemble_rows(table, columns, default_id)
+    report = assemble_rows(table, columns, default_id)
     partly = PartlyObserved()
-    partly.add(found.instances)
-    notices = [*report.notices, *found.notices, *partly.notices(table.file)]
-    return ReadReport(found.instances, found.set_aside, notices)
+    partly.add(report.instances)
+    return replace(report, notices=[*guessed, *report.notices, *partly.notices(table.file)])
 
 
 def assemble_rows(table: Table, columns: ColumnMap, default_id: str) -> ReadReport:
     """Cut a table that has all of the columns into instances."""
-    report = ReadReport()
     rows = Rows(table, columns, default_id)
-    report.set_aside += rows.orphans
+    report = ReadReport(set_aside=rows.orphans)
     for label in rows.ids:
         try:
             rows.raise_fault(label)
@@ -180,20 +178,13 @@ class _Series:
     def _truth(self) -> Truth | None:
         """The truth at every point where all of its columns are filled, observed or not."""
         keep = np.ones(len(self.times), dtype=np.bool_)
-        force = outputs = None
-        if self.columns.truth_force:
-            merged, _ = self._gather(self.columns.truth_force, shared=True)
-            force = merged.values.reshape(-1, len(self.times))
-            keep &= merged.present.reshape(force.shape).all(axis=0)
-        if self.columns.truth_outputs:
-            merged, _ = self._gather(self.columns.truth_outputs)
-            outputs = merged.values.reshape(-1, len(self.times))
-            keep &= merged.present.reshape(outputs.shape).all(axis=0)
-        if (force is None and outputs is None) or not keep.any():
+        curves: list[FloatArray | None] = [None, None]
+        for kind, names in enumerate((self.columns.truth_force, self.columns.truth_outputs)):
+            if names:
+                merged, _ = self._gather(names, shared=kind == 0)
+                curves[kind] = merged.values.reshape(-1, len(self.times))
+                keep &= merged.present.reshape(-1, len(self.times)).all(axis=0)
+        if all(one is None for one in curves) or not keep.any():
             return None
-        return Truth(
-            times=self.times[keep],
-            force=None if force is None else force[:, keep],
-            outputs=None if outputs is None else outputs[:, keep],
-            positions=None if self.positions is None else self.positions[keep],
-        )
+        force, outputs = (None if one is None else one[:, keep] for one in curves)
+        return Truth(self.times[keep], force, outputs, None if self.positions is None else self.positions[keep])

@@ -1,8 +1,8 @@
 """What a reader is: a function from a path and a column map to a report of instances and problems.
 
 A new format is a new file: write `def read_xyz(path, columns) -> ReadReport`, decorate it with `@reads(".xyz")`, and
-import it in `distlfm/data/__init__.py`. Readers of tables hand on a `Table`: named columns, the row number of each row,
-and how cells become numbers.
+import it in `distlfm/data/__init__.py`, or name the file in `plugins` of a config. Readers of tables hand on a `Table`:
+named columns and the row number of each row.
 
 `infer_columns` guesses the column map from a table's header, for tables that leave no doubt. It never guesses between
 two candidates, because the wrong one could be the truth that a fit must not see.
@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, Self, final, overload
+from typing import Annotated, Any, Literal, NamedTuple, overload
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+import pyarrow as pa
+from pydantic import BeforeValidator, Field, model_validator
 
-from distlfm.config import nearest
+from distlfm.config import Config, nearest
 from distlfm.errors import DataError, Problem, UsageError, refused
 from distlfm.instance import BoolArray, FloatArray, Instance
 
@@ -50,73 +50,84 @@ class Numbers:
         return filled > 0 and 2 * len(self.bad) <= filled
 
 
-@dataclass(frozen=True)
-class RaggedRow:
-    """A row with too few or too many cells."""
-
-    row: int
-    cells: Sequence[str]
-
-
 class Unreadable(Exception):
     """A file that cannot be read on; the reader of whole files says why."""
 
 
-class Table(ABC):
-    """The rows of one file. `row_numbers` says where in the file each row is, counted from 1."""
+@dataclass(frozen=True)
+class Table:
+    """The rows of one file. row_numbers: where in the file each row is, counted from 1.
+
+    cells: a table of Arrow; text in it may be numbers too. A null is a value that was not observed.
+    ragged: number and cells of each row that has too few or too many of them.
+    """
 
     file: str
-    names: Sequence[str]
+    cells: Any
     row_numbers: Sequence[int]
-    ragged: Sequence[RaggedRow] = ()
+    ragged: Sequence[tuple[int, Sequence[str]]] = ()
 
-    @abstractmethod
-    def numbers(self, name: str) -> Numbers:
-        """A column as numbers."""
+    @property
+    def names(self) -> list[str]:
+        return list(self.cells.column_names)
 
-    @abstractmethod
-    def labels(self, name: str) -> list[str]:
-        """A column as text without surrounding blanks; empty cells are empty strings."""
-
-    @abstractmethod
-    def part(self, start: int, stop: int) -> Self:
-        """Rows `start` … `stop` − 1; ragged ones are left behind."""
-
-    @abstractmethod
-    def followed_by(self, other: Self) -> Self:
-        """These rows, then the other's."""
-
-    @final
     def __len__(self) -> int:
         return len(self.row_numbers)
 
-    @final
+    def numbers(self, name: str) -> Numbers:
+        """A column as numbers."""
+        column = self.cells.column(name)
+        if pa.types.is_decimal(column.type):
+            column = column.cast(pa.float64())
+        if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+            return parse_numbers(self.labels(name))
+        empty = column.is_null().to_numpy().astype(np.bool_)
+        values = column.to_numpy().astype(np.float64)
+        bad = {index: str(values[index]) for index in np.flatnonzero(~np.isfinite(values) & ~empty).tolist()}
+        values[list(bad)] = np.nan
+        return Numbers(values, empty, bad)
+
+    def labels(self, name: str) -> list[str]:
+        """A column as text without surrounding blanks; empty cells are empty strings."""
+        return ["" if cell is None else str(cell).strip() for cell in self.cells.column(name).to_pylist()]
+
+    def part(self, start: int, stop: int) -> Table:
+        """Rows `start` … `stop` − 1; ragged ones are left behind."""
+        return Table(self.file, self.cells.slice(start, stop - start), self.row_numbers[start:stop])
+
+    def followed_by(self, other: Table) -> Table:
+        """These rows, then the other's; ragged ones are left behind."""
+        cells = pa.concat_tables([self.cells, other.cells])
+        return Table(self.file, cells, [*self.row_numbers, *other.row_numbers])
+
     def require(self, key: str, name: str) -> None:
         """Refuse a column that is not there, and say which one is nearest."""
-        if name in self.names:
-            return
-        near = difflib.get_close_matches(name, self.names, n=1, cutoff=0.5) or [
-            other for other in self.names if other.lower() == name.lower()
-        ]
-        there = f"The file has: {', '.join(self.names)}."
-        hint = f"Did you mean {near[0]!r}? " if near else ""
-        raise refused(f"There is no column {name!r}.", f"{hint}Set columns.{key}. {there}", file=self.file, column=name)
+        if name not in self.names:
+            alike = [other for other in self.names if other.lower() == name.lower()]
+            hint = did_you_mean(name, self.names, cutoff=0.5) or did_you_mean(name, alike, cutoff=0.0)
+            fix = f"{hint}Set columns.{key}. The file has: {', '.join(self.names)}."
+            raise refused(f"There is no column {name!r}.", fix, self.file, column=name)
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """A question that points to the nearest known name, with a space after it; empty if none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f"Did you mean {near[0]!r}? " if near else ""
 
 
 def parse_numbers(cells: Sequence[str]) -> Numbers:
     """Text cells as numbers. Empty cells and R's `NA` are missing; `nan` and `inf` are bad, as results gone wrong."""
     try:
+        filled = cells
         values = np.array([float(cell) if cell else np.nan for cell in cells], dtype=np.float64)
-        empty = np.fromiter((not cell for cell in cells), dtype=np.bool_, count=len(cells))
-        # Python reads 1_000 as a thousand; no table means that.
-        suspects = [index for index, cell in enumerate(cells) if "_" in cell]
     except ValueError:
-        stripped = ["" if cell.strip() == MISSING else cell.strip() for cell in cells]
-        values = np.array([_number(cell) for cell in stripped], dtype=np.float64)
-        empty = np.fromiter((not cell for cell in stripped), dtype=np.bool_, count=len(cells))
-        suspects = [index for index, cell in enumerate(stripped) if "_" in cell]
+        filled = ["" if cell == MISSING else cell for cell in cells]
+        values = np.array([_number(cell) for cell in filled], dtype=np.float64)
+    empty = np.fromiter((not cell for cell in filled), dtype=np.bool_, count=len(cells))
+    # Python reads 1_000 as a thousand; no table means that.
+    suspects = [index for index, cell in enumerate(filled) if "_" in cell]
     suspects += np.flatnonzero(~np.isfinite(values) & ~empty).tolist()
-    bad = {index: cells[index].strip() for index in sorted(set(suspects))}
+    bad = {index: cells[index] for index in sorted(set(suspects))}
     values[list(bad)] = np.nan
     return Numbers(values, empty, bad)
 
@@ -128,27 +139,27 @@ def _number(cell: str) -> float:
         return float("nan")
 
 
-def _as_names(value: object) -> object:
+def _as_names(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_as_names)]
+ROLES = ("time", "instance", "output", "values", "positions", "variance", "truth_force", "truth_outputs")
+"""Keys of a column map that name columns to read."""
 
 
-class ColumnMap(BaseModel):
+class ColumnMap(Config):
     """Which column of a table plays which part.
 
     A table has one of two shapes. With `output` set, each row is one value: `output` names the column that says which
     output it is, and `values` is the one column that holds the number. Without it, each row is one observation point,
-    and `values` lists one column an output.
+    and `values` lists one column per output.
 
     Truth columns are kept for scoring and never become values.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     time: str = Field(description="Column of the times, as numbers.")
-    values: Names = Field(min_length=1, description="Column (or columns, one an output) of the observed values.")
+    values: Names = Field(min_length=1, description="Column (or columns, one per output) of the observed values.")
     output: str | None = Field(None, description="Column that names the output of each row.")
     instance: str | None = Field(None, description="Column that tells instances apart; without it a file is one.")
     positions: Names = Field((), description="Columns of the spatial coordinates.")
@@ -157,7 +168,7 @@ class ColumnMap(BaseModel):
         description="Column of the noise variance; for several value columns, a map from value to variance column.",
     )
     truth_force: Names = Field((), description="Columns of the true forces, for scoring only.")
-    truth_outputs: Names = Field((), description="Columns of the noise-free outputs, one a value column; scoring only.")
+    truth_outputs: Names = Field((), description="Columns of noise-free outputs, one per value column; scoring only.")
     expected_outputs: Names = Field((), description="Names allowed in the output column; they also fix the order.")
     where: dict[str, str] = Field({}, description="Keep only the rows whose column holds exactly this text.")
     duplicates: Literal["refuse", "average"] = Field(
@@ -184,26 +195,15 @@ class ColumnMap(BaseModel):
 
     def roles(self) -> list[tuple[str, str]]:
         """Every column that is read, as (config key, column name)."""
-        single = [("time", self.time), ("instance", self.instance), ("output", self.output)]
-        several = [
-            ("values", self.values),
-            ("positions", self.positions),
-            ("variance", self.variance_columns),
-            ("truth_force", self.truth_force),
-            ("truth_outputs", self.truth_outputs),
-        ]
-        return [(key, name) for key, name in single if name is not None] + [
-            (key, name) for key, names in several for name in names
-        ]
+        columns = {key: getattr(self, key) for key in ROLES} | {"variance": self.variance_columns}
+        return [(key, name) for key, names in columns.items() for name in _as_names(names) or ()]
 
     @property
     def variance_columns(self) -> tuple[str, ...]:
         """One column for each of `values`, or none."""
-        if self.variance is None:
-            return ()
-        if isinstance(self.variance, str):
-            return (self.variance,)
-        return tuple(self.variance[value] for value in self.values)
+        if isinstance(self.variance, dict):
+            return tuple(self.variance[value] for value in self.values)
+        return () if self.variance is None else (self.variance,)
 
 
 @dataclass(repr=False)
@@ -217,8 +217,15 @@ class ReadReport(Sequence[Instance]):
     set_aside: list[Problem] = field(default_factory=list)
     notices: list[Problem] = field(default_factory=list)
 
-    def __iter__(self) -> Iterator[Instance]:
-        return iter(self.instances)
+    @classmethod
+    def joined(cls, reports: Iterable[ReadReport]) -> ReadReport:
+        """Several reports as one."""
+        whole = cls()
+        for report in reports:
+            whole.instances += report.instances
+            whole.set_aside += report.set_aside
+            whole.notices += report.notices
+        return whole
 
     def __len__(self) -> int:
         return len(self.instances)
@@ -247,64 +254,62 @@ class ReadReport(Sequence[Instance]):
 
 Reader = Callable[[Path, ColumnMap | None], ReadReport]
 Chunker = Callable[[Path], Iterator[Table]]
-Stepper = Callable[[Path], Iterator[ReadReport]]
-_READERS: dict[str, Reader] = {}
-_CHUNKERS: dict[str, Chunker] = {}
-_STEPPERS: dict[str, Stepper] = {}
+StepReader = Callable[[Path], Iterator[ReadReport]]
 
 
-def reads(*suffixes: str, chunks: Chunker | None = None, steps: Stepper | None = None) -> Callable[[Reader], Reader]:
-    """Register a reader for file names that end so.
+class Format(NamedTuple):
+    """How files of one ending are read.
 
-    chunks: how to go through a table too large for the memory. steps: how to read any other file of that size.
+    read: whole. chunks: how to go through a table too large for the memory. steps: how to read any other file of that
+    size, a few instances at a time.
     """
 
+    read: Reader
+    chunks: Chunker | None
+    steps: StepReader | None
+
+
+FORMATS: dict[str, Format] = {}
+
+
+def reads(*suffixes: str, chunks: Chunker | None = None, steps: StepReader | None = None) -> Callable[[Reader], Reader]:
+    """Register a reader for file names that end so, with the parts of its `Format`; what another has is refused."""
+
     def register(reader: Reader) -> Reader:
-        _READERS.update(dict.fromkeys(suffixes, reader))
-        if chunks is not None:
-            _CHUNKERS.update(dict.fromkeys(suffixes, chunks))
-        if steps is not None:
-            _STEPPERS.update(dict.fromkeys(suffixes, steps))
+        for suffix in suffixes:
+            if suffix in FORMATS and _place(FORMATS[suffix].read) != _place(reader):
+                raise UsageError(f"There is a reader of {suffix} files already.", "Register it for another ending.")
+        FORMATS.update(dict.fromkeys(suffixes, Format(reader, chunks, steps)))
         return reader
 
     return register
 
 
-def chunks_for(path: Path) -> Chunker | None:
-    """The way to go through a table a part at a time, where its format has one."""
-    return _CHUNKERS.get(suffix_of(path) or "")
+def _place(reader: Reader) -> tuple[str, str]:
+    return reader.__module__, reader.__qualname__
 
 
-def steps_for(path: Path) -> Stepper | None:
-    """The way to read a file a few instances at a time, where its format is no table and has one."""
-    return _STEPPERS.get(suffix_of(path) or "")
-
-
-def known_suffixes() -> list[str]:
-    return sorted(_READERS)
-
-
-def suffix_of(path: Path) -> str | None:
+def _suffix_of(path: Path) -> str | None:
     """The registered ending of a file name, the longest if several fit."""
     name = path.name.lower()
-    return max((suffix for suffix in _READERS if name.endswith(suffix)), key=len, default=None)
+    return max((suffix for suffix in FORMATS if name.endswith(suffix)), key=len, default=None)
 
 
 def stem_of(path: Path) -> str:
     """The file name without its registered ending: the id of a file that holds one instance."""
-    return path.name[: len(path.name) - len(suffix_of(path) or "")]
+    return path.name[: len(path.name) - len(_suffix_of(path) or "")]
 
 
-def reader_for(path: Path) -> Reader:
-    """The reader of a file, by its ending."""
-    suffix = suffix_of(path)
+def format_of(path: Path) -> Format:
+    """The format of a file, by its ending."""
+    suffix = _suffix_of(path)
     if suffix is None:
         raise refused(
             f"Files that end in {path.suffix!r} are not known.",
-            f"Give a file that ends in one of: {', '.join(known_suffixes())}.",
+            f"Give a file that ends in one of: {', '.join(sorted(FORMATS))}.",
             file=str(path),
         )
-    return _READERS[suffix]
+    return FORMATS[suffix]
 
 
 _UNIT = r"(_(s|sec|min|h|hr|d|days|hours|minutes|seconds)|\s*(\([^()]+\)|\[[^\[\]]+\]))?"
@@ -319,17 +324,14 @@ _VARIANCE = re.compile(r"(variance|noise_variance)", re.IGNORECASE)
 
 def infer_columns(table: Table) -> tuple[ColumnMap, Problem]:
     """The column map that the header suggests, and the notice that says what was taken."""
-    time = _one(table, "time", _TIME)
+    time = _one(table, "be the time", _TIME)
     if time is None:
         raise _doubt(table, "No column is clearly the time.")
-    instance = _one(table, "instance", _INSTANCE)
-    variance = _one(table, "variance", _VARIANCE)
+    instance = _one(table, "be the instance", _INSTANCE)
+    variance = _one(table, "be the variance", _VARIANCE)
     positions = tuple(name for name in table.names if _POSITION.fullmatch(name))
     # `output` may name the column of values as well as the column of output names: only text can be names.
-    names = [name for name in table.names if _OUTPUT.fullmatch(name) and not table.numbers(name).mostly_numeric]
-    if len(names) > 1:
-        raise _doubt(table, f"Columns {_quoted(names)} could each name the output.")
-    output = names[0] if names else None
+    output = _one(table, "name the output", _OUTPUT, lambda name: not table.numbers(name).mostly_numeric)
     rest = [name for name in table.names if name not in {time, instance, variance, output, *positions}]
     if len(rest) != 1 or not table.numbers(rest[0]).mostly_numeric:
         found = f"Columns {_quoted(rest)} could each be" if len(rest) > 1 else "No column is clearly"
@@ -341,10 +343,12 @@ def infer_columns(table: Table) -> tuple[ColumnMap, Problem]:
     return columns, Problem(f"The columns were guessed: {taken}.", "Set columns to choose them yourself.", table.file)
 
 
-def _one(table: Table, key: str, pattern: re.Pattern[str]) -> str | None:
-    found = [name for name in table.names if pattern.fullmatch(name)]
+def _one(
+    table: Table, role: str, pattern: re.Pattern[str], possible: Callable[[str], bool] = lambda _: True
+) -> str | None:
+    found = [name for name in table.names if pattern.fullmatch(name) and possible(name)]
     if len(found) > 1:
-        raise _doubt(table, f"Columns {_quoted(found)} could each be the {key}.")
+        raise _doubt(table, f"Columns {_quoted(found)} could each {role}.")
     return found[0] if found else None
 
 

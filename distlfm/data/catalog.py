@@ -7,7 +7,6 @@ plain rows for whoever prints them.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from distlfm.data.base import ColumnMap, ReadReport
+from distlfm.data.base import ColumnMap, ReadReport, did_you_mean
 from distlfm.data.reading import examine, read
 from distlfm.errors import Problem, UsageError, refused
 from distlfm.instance import Instance, Truth
@@ -43,13 +42,6 @@ class Dataset:
     note: str = ""
     true_parameters: Mapping[str, float] = field(default_factory=dict)
 
-    def where_from(self) -> str:
-        """What a stranger needs to find the set."""
-        return (
-            f"{self.title}. Origin: {self.origin}. Accession: {self.accession}. Licence: {self.licence}. "
-            f"File {self.file} with columns {', '.join(self.columns)}; sha256 {self.sha256}."
-        )
-
 
 _P53 = ("replicate", "time_h", "gene")
 _REACTION_DIFFUSION = {"sensitivity": 1.0, "decay": 0.1, "diffusion": 0.01}
@@ -59,7 +51,7 @@ def _glucose(name: str, study: str, licence: str, sha256: str) -> Dataset:
     return Dataset(
         name,
         f"glucose/site_{name}.csv.gz",
-        f"Continuous glucose monitoring, {study}, at most 7 days a patient, dates removed, duplicated times averaged",
+        f"Continuous glucose monitoring, {study}, at most 7 days per patient, dates removed, duplicated times averaged",
         f"{study}, harmonised by Glucose-ML",
         ("patient", "time_min", "glucose_mg_dl"),
         sha256,
@@ -159,8 +151,7 @@ DATASETS: Mapping[str, Dataset] = {dataset.name: dataset for dataset in _DATASET
 def dataset(name: str) -> Dataset:
     """The entry of a set, by its name."""
     if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, n=1)
-        hint = f"Did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(name, DATASETS)
         raise UsageError(f"There is no reference set {name!r}.", f"{hint}Known: {', '.join(DATASETS)}.")
     return DATASETS[name]
 
@@ -183,7 +174,11 @@ def path_of(name: str) -> Path:
     folder = data_dir()
     if folder is None or not (folder / entry.file).is_file():
         missing = f"{DATA_DIR_VARIABLE} is not set" if folder is None else f"{folder} does not hold it"
-        fix = f"Get the file and set {DATA_DIR_VARIABLE} to the folder it is in. {entry.where_from()}"
+        fix = (
+            f"Get the file and set {DATA_DIR_VARIABLE} to the folder it is in. {entry.title}. Origin: {entry.origin}. "
+            f"Accession: {entry.accession}. Licence: {entry.licence}. File {entry.file} with columns "
+            f"{', '.join(entry.columns)}; sha256 {entry.sha256}."
+        )
         raise refused(f"The reference set {name!r} is not here: {missing}.", fix, entry.file)
     return folder / entry.file
 
@@ -209,26 +204,20 @@ def _with_entry(instance: Instance, entry: Dataset) -> Instance:
     if entry.column_map is not None:
         units["time_unit"] = entry.units.get(entry.column_map.time, NOT_STATED)
         units["value_unit"] = entry.units.get(entry.column_map.values[0], NOT_STATED)
-    told = {key: unit for key, unit in units.items() if unit != NOT_STATED}
-    return replace(instance, truth=truth, metadata={**instance.metadata, "dataset": entry.name, **told})
+    stated = {key: unit for key, unit in units.items() if unit != NOT_STATED}
+    return replace(instance, truth=truth, metadata={**instance.metadata, "dataset": entry.name, **stated})
 
 
 def list_datasets() -> list[dict[str, str]]:
-    """One row for each reference set."""
-    here = set(available())
+    """Return one row per reference set."""
+    here = available()
+    texts = ("name", "title", "origin", "accession", "licence", "file", "sha256", "note")
     return [
         {
-            "name": entry.name,
+            **{key: getattr(entry, key) for key in texts},
             "available": "yes" if entry.name in here else "no",
-            "title": entry.title,
-            "origin": entry.origin,
-            "accession": entry.accession,
-            "licence": entry.licence,
-            "file": entry.file,
             "columns": ", ".join(entry.columns),
             "units": ", ".join(f"{column}: {unit}" for column, unit in entry.units.items()) or NOT_STATED,
-            "sha256": entry.sha256,
-            "note": entry.note,
         }
         for entry in DATASETS.values()
     ]
@@ -274,12 +263,7 @@ def check(path: str | Path, columns: ColumnMap | None = None) -> CheckReport:
     """Read a file or folder and say what is in it. Raises DataError if it cannot be read at all."""
     report = examine(path, columns)
     instances = report.instances
-    truths = [instance.truth for instance in instances if instance.truth is not None]
-    kinds = {
-        "force": any(truth.force is not None for truth in truths),
-        "outputs": any(truth.outputs is not None for truth in truths),
-        "parameters": any(truth.parameters for truth in truths),
-    }
+    times = [float(time) for one in instances for time in (one.times[0], one.times[-1])]
     return CheckReport(
         path=str(path),
         num_instances=len(instances),
@@ -287,18 +271,14 @@ def check(path: str | Path, columns: ColumnMap | None = None) -> CheckReport:
         num_points=sum(len(instance.times) for instance in instances),
         num_cells=sum(instance.mask.size for instance in instances),
         num_missing=sum(int((~instance.mask).sum()) for instance in instances),
-        time_range=(
-            (
-                min(float(instance.times[0]) for instance in instances),
-                max(float(instance.times[-1]) for instance in instances),
-            )
-            if instances
-            else None
-        ),
-        num_space_dimensions=max(
-            (instance.positions.shape[1] for instance in instances if instance.positions is not None), default=0
-        ),
-        truth=tuple(kind for kind, there in kinds.items() if there),
+        time_range=(min(times), max(times)) if times else None,
+        num_space_dimensions=max((one.positions.shape[1] for one in instances if one.positions is not None), default=0),
+        truth=tuple(kind for kind in ("force", "outputs", "parameters") if any(_knows(one, kind) for one in instances)),
         set_aside=tuple(report.set_aside),
         notices=tuple(report.notices),
     )
+
+
+def _knows(instance: Instance, kind: str) -> bool:
+    known = getattr(instance.truth, kind, None)
+    return known is not None and len(known) > 0

@@ -2,13 +2,16 @@
 
 `Clocks`: times that are dates in disguise, numbers that a clock counts from a far-off day in a unit that nobody chose.
 `StandIns`: numbers that are often written where nothing was observed, such as -9999, which a fit would take for values.
-`PartlyObserved` and `Comparison`: what only shows when instances are compared, such as other units or other outputs.
+`PartlyObserved` and `InstanceChecks`: what shows when instances are compared, such as other units or other outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,33 +29,30 @@ SHORT_DAYS, LONGEST_GAP = 0.01, 1.0
 """For days: a year, with most gaps of a day or less. A late part of a long series in minutes looks much the same."""
 
 
-@dataclass(frozen=True)
-class _Clock:
-    """low, high: what it shows from 1990 to 2040. to_hours: what makes hours of it."""
+def _daily(times: FloatArray) -> bool:
+    brief = times[-1] - times[0] < SHORT_DAYS * times[0]
+    return bool(brief and np.median(np.diff(np.unique(times))) <= LONGEST_GAP)
+
+
+def _dates(times: FloatArray) -> bool:
+    """Whether each is a year, month and day as one number."""
+    month, day = times // 100 % 100, times % 100
+    return bool(((times % 1 == 0) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)).all())
+
+
+class _Clock(NamedTuple):
+    """low, high: what it shows from 1990 to 2040. to_hours: what makes hours of it. likely: what else must be true."""
 
     name: str
     low: float
     high: float
     to_hours: str
+    likely: Callable[[FloatArray], bool] = lambda _: True
 
     def shows(self, times: FloatArray) -> bool:
         first, last = times[0], times[-1]
-        return bool(self.low <= first and last <= self.high and last - first < SHORT * first)
-
-
-class _Days(_Clock):
-    def shows(self, times: FloatArray) -> bool:
-        brief = times[-1] - times[0] < SHORT_DAYS * times[0]
-        return bool(super().shows(times) and brief and np.median(np.diff(np.unique(times))) <= LONGEST_GAP)
-
-
-class _Digits(_Clock):
-    """Year, month and day as one number."""
-
-    def shows(self, times: FloatArray) -> bool:
-        month, day = times // 100 % 100, times % 100
-        real = (times % 1 == 0) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
-        return super().shows(times) and bool(real.all())
+        within = self.low <= first and last <= self.high and last - first < SHORT * first
+        return bool(within and self.likely(times))
 
 
 def _unix(unit: str, ticks: float) -> _Clock:
@@ -65,52 +65,41 @@ CLOCKS = (
     _unix("milliseconds", 1e3),
     _unix("microseconds", 1e6),
     _unix("nanoseconds", 1e9),
-    _Days("day numbers of Excel, counted from 1900", 32874.0, 51136.0, "multiply by 24"),
-    _Days("day numbers of Matlab, counted from the year 0", 726834.0, 745097.0, "multiply by 24"),
-    _Digits("dates written as one number", 19900101.0, 20400101.0, ""),
+    _Clock("day numbers of Excel, counted from 1900", 32874.0, 51136.0, "multiply by 24", _daily),
+    _Clock("day numbers of Matlab, counted from the year 0", 726834.0, 745097.0, "multiply by 24", _daily),
+    _Clock("dates written as one number", 19900101.0, 20400101.0, "", _dates),
 )
-
-
-@dataclass
-class _FoundClock:
-    """first: the first instance with such times, and `time` its first one."""
-
-    first: str
-    time: float
-    count: int = 0
 
 
 class Clocks:
     """Looks for such times while instances go by one at a time."""
 
     def __init__(self) -> None:
-        self._found: dict[_Clock, _FoundClock] = {}
+        self._first: dict[_Clock, Instance] = {}
+        self._count = Counter[_Clock]()
 
     def add(self, instance: Instance) -> None:
         """Take note of one more."""
         for clock in CLOCKS:
             if clock.shows(instance.times):
-                found = self._found.setdefault(clock, _FoundClock(instance.id, float(instance.times[0])))
-                found.count += 1
+                self._first.setdefault(clock, instance)
+                self._count[clock] += 1
 
     def notices(self, file: str) -> list[Problem]:
         """One for each clock."""
-        return [_clock_notice(file, clock, found) for clock, found in self._found.items()]
-
-
-def _clock_notice(file: str, clock: _Clock, found: _FoundClock) -> Doubt:
-    single = found.count == 1
-    first = f"{found.time:.15g} is the first" + ("" if single else f" of {found.first!r}")
-    fix = "Write how many days or hours they are after each instance's first one."
-    if clock.to_hours:
-        fix = f"Subtract each instance's first time, and {clock.to_hours} to have hours."
-    return Doubt(
-        f"Times{'' if single else f' of {found.count} instances'} look like {clock.name}: {first}. They were read as "
-        "they are, as numbers in the unit of your priors.",
-        fix,
-        file,
-        instance=found.first if single else None,
-    )
+        notices: list[Problem] = []
+        for clock, first in self._first.items():
+            several = self._count[clock] > 1
+            of_all, of_first = (f" of {self._count[clock]} instances", f" of {first.id!r}") if several else ("", "")
+            fix = "Write how many days or hours they are after each instance's first one."
+            if clock.to_hours:
+                fix = f"Subtract each instance's first time, and {clock.to_hours} to have hours."
+            what = (
+                f"Times{of_all} look like {clock.name}: {first.times[0]:.15g} is the first{of_first}. They were read "
+                "as they are, as numbers in the unit of your priors."
+            )
+            notices.append(Doubt(what, fix, file, instance=None if several else first.id))
+        return notices
 
 
 _NINES = (999.0, 999.9, 999.99, 9999.0, 9999.9, 9999.99, 99999.0, 999999.0, 9999999.0)
@@ -186,28 +175,22 @@ class StandIns:
 
     def notices(self, file: str) -> list[Problem]:
         """One for each stand-in of the times and of each output."""
-        return [
-            _stand_in_notice(file, output, number, found)
-            for output, seen in ((None, self._times), *self._outputs.items())
-            for number, found in seen.suspects().items()
-        ]
+        columns = ((None, self._times), *self._outputs.items())
+        return [_stand_in(file, output, *found) for output, seen in columns for found in seen.suspects().items()]
 
 
-def _stand_in_notice(file: str, output: str | None, number: float, found: _FoundStandIn) -> Doubt:
+def _stand_in(file: str, output: str | None, number: float, found: _FoundStandIn) -> Doubt:
     single = found.instances == 1
     kind, fix = "value", "Leave the cell empty where nothing was observed."
     if output is None:
         kind, fix = "time", "Remove the rows whose time is not known."
     those = f"1 {kind} is" if found.count == 1 else f"{found.count} {kind}s are"
     where = "" if single else f", in {found.instances} instances of which {found.first!r} is the first"
-    return Doubt(
+    what = (
         f"{those} {number:.7g} and apart from all others{where}: such a number mostly means that nothing is known, "
-        f"and it was read as a {kind}.",
-        fix,
-        file,
-        column=output,
-        instance=found.first if single else None,
+        f"and it was read as a {kind}."
     )
+    return Doubt(what, fix, file, column=output, instance=found.first if single else None)
 
 
 UNIT_RATIO = 300.0
@@ -234,29 +217,25 @@ class PartlyObserved:
 
     def __init__(self) -> None:
         self._count = 0
-        self._having: dict[str, int] = {}
+        self._having = Counter[str]()
 
     def add(self, instances: Sequence[Instance]) -> None:
         """Take note of more instances of the same table."""
         self._count += len(instances)
         for instance in instances:
-            for output, mask in zip(instance.outputs, instance.mask, strict=True):
-                self._having[output] = self._having.get(output, 0) + bool(mask.any())
+            self._having.update(dict(zip(instance.outputs, instance.mask.any(axis=1).astype(int), strict=True)))
 
     def notices(self, file: str) -> list[Problem]:
         """One for each such output."""
+        fix = "Check how its name is written, if it should be in all."
         return [
-            Problem(
-                f"The output {output!r} has values in {having} of {self._count} instances.",
-                "Check how its name is written, if it should be in all.",
-                file,
-            )
+            Problem(f"The output {output!r} has values in {having} of {self._count} instances.", fix, file)
             for output, having in self._having.items()
             if having < self._count and self._count > 1
         ]
 
 
-class Comparison:
+class InstanceChecks:
     """What instances have in common, kept while they go by one at a time."""
 
     def __init__(self) -> None:
@@ -291,19 +270,12 @@ class Comparison:
             # Of two, each is compared with the other; of more, the one that is off hardly moves the median.
             usual = logs[::-1] if len(logs) == 2 else np.full(len(logs), np.median(logs))
             suspect = (np.abs(logs - usual) > np.log(UNIT_RATIO)) | _odd_ones(logs)
-            for name, difference, is_suspect in zip(by_instance, (logs - usual).tolist(), suspect, strict=True):
-                if is_suspect:
-                    ratio = f"{np.exp(min(abs(difference), LARGEST_EXPONENT)):.3g}"
-                    times = f"{ratio} times {'larger' if difference > 0 else 'smaller'}"
-                    notices.append(
-                        Problem(
-                            f"Values of {output!r} are {times} than the other instances'.",
-                            "Check the unit: mend the values if this instance is in another one.",
-                            file,
-                            column=output,
-                            instance=name,
-                        )
-                    )
+            for name, difference in itertools.compress(zip(by_instance, logs - usual, strict=True), suspect):
+                ratio = f"{np.exp(min(abs(difference), LARGEST_EXPONENT)):.3g}"
+                times = f"{ratio} times {'larger' if difference > 0 else 'smaller'}"
+                what = f"Values of {output!r} are {times} than the other instances'."
+                fix = "Check the unit: mend the values if this instance is in another one."
+                notices.append(Problem(what, fix, file, column=output, instance=name))
         return notices
 
 

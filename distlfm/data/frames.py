@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from distlfm.config import build, nearest
 from distlfm.data.assemble import assemble
-from distlfm.data.base import ColumnMap, ReadReport
-from distlfm.data.parquet import ArrowTable
+from distlfm.data.base import ColumnMap, ReadReport, Table
 from distlfm.data.reading import compared, usable
-from distlfm.errors import DataError, DistlfmWarning, Problem, UsageError
+from distlfm.data.rows import refuse_repeated
+from distlfm.errors import DistlfmWarning, Problem, UsageError, refused
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 UNITS = ("time", "value", "position")
 ONE = "data"
 """The id of an instance in a table that tells none apart."""
+
+TABLE = "the table"
+"""Stands for the name of a file."""
 
 
 def read_frame(
@@ -45,8 +48,8 @@ def read_frame(
     a field. variance: the column of the noise variance, or one for each column of `value`. duplicates: what to do where
     one point has two values. units: of `time`, `value` and `position`. Names of the index will do for columns.
 
-    Returns a report, which is a sequence of instances. A bad instance is set aside with a `DistlfmWarning`, as is told
-    what looks doubtful; raises `DataError` if no instance can be used.
+    Returns a report, which is a sequence of instances. A bad instance is set aside with a `DistlfmWarning`, which
+    is also given for what looks doubtful; raises `DataError` if no instance can be used.
 
     >>> import pandas as pd
     >>> table = pd.DataFrame({"hours": [0, 2, 4], "p21": [0.9, 2.4, None], "mdm2": [1.1, 1.9, 1.7]})
@@ -71,8 +74,11 @@ def read_frame(
     }
     columns = build(ColumnMap, given, source="read_frame")
     table = _table(frame, columns)
-    report = compared(assemble(table, columns, default_id=ONE), table.file)
-    return _told(usable(_in_python(_measured(report, units))))
+    found = compared([assemble(table, columns, default_id=ONE)], TABLE)
+    report = usable(_in_python(_measured(ReadReport.joined(found), units)))
+    for problem in (*report.set_aside, *report.notices):
+        warnings.warn(str(problem), DistlfmWarning, stacklevel=2)
+    return report
 
 
 def read_xarray(
@@ -134,36 +140,29 @@ def _spanned(data: Any, dim: Any, named: Sequence[str]) -> bool:
     return any(name in data.coords and dim in data.coords[name].dims for name in named)
 
 
-def _table(frame: Any, columns: ColumnMap) -> ArrowTable:
+def _table(frame: Any, columns: ColumnMap) -> Table:
     """The columns that have a part, as readers hand them on."""
     wanted = [name for _, name in columns.roles()]
     if any(name not in frame.columns and name in frame.index.names for name in wanted):
         frame = frame.reset_index()
-    twice = [name for name in wanted if list(frame.columns).count(name) > 1]
-    if twice:
-        raise DataError(Problem(f"Two columns are named {twice[0]!r}.", "Give each its own name.", "the table"))
-    there = list(frame.columns)
+    refuse_repeated([name for name in frame.columns if name in wanted], TABLE)
     for name in wanted:
-        if name not in there:
-            fix = f"{nearest(name, [str(one) for one in there])} The table has: {', '.join(map(str, there))}."
-            raise DataError(Problem(f"There is no column {name!r}.", fix, "the table", column=name))
-    kept = frame[wanted]
-    for name in kept.columns:
-        if kept[name].dtype.kind in "mM":
-            raise DataError(
-                Problem(
-                    "The column holds dates or durations.",
-                    f"Count from a start, in numbers: frame[{name!r}] = (frame[{name!r}] - frame[{name!r}].min()) / "
-                    'pandas.Timedelta("1h").',
-                    "the table",
-                    column=name,
-                )
+        if name not in frame.columns:
+            there = list(map(str, frame.columns))
+            fix = f"{nearest(name, there)} The table has: {', '.join(there)}."
+            raise refused(f"There is no column {name!r}.", fix, TABLE, column=name)
+        if frame[name].dtype.kind in "mM":
+            fix = (
+                f"Count from a start, in numbers: frame[{name!r}] = (frame[{name!r}] - frame[{name!r}].min()) / "
+                'pandas.Timedelta("1h").'
             )
-    return ArrowTable("the table", pa.table({name: _array(kept[name]) for name in kept.columns}))
+            raise refused("The column holds dates or durations.", fix, TABLE, column=name)
+    cells = pa.table({name: _array(frame[name]) for name in wanted})
+    return Table(TABLE, cells, range(1, len(frame) + 1))
 
 
 def _array(column: Any) -> Any:
-    """A column of pandas; one of mixed types as text, so that a cell which is no number is told with its row."""
+    """A column of pandas; one of mixed types as text, so that a cell which is not a number is reported with its row."""
     try:
         return pa.array(column, from_pandas=True)
     except (pa.ArrowInvalid, pa.ArrowTypeError):
@@ -175,9 +174,8 @@ def _measured(report: ReadReport, units: Mapping[str, str] | None) -> ReadReport
     for name in units or {}:
         if name not in UNITS:
             raise UsageError(f"units names {name!r}.", f"Known are: {', '.join(UNITS)}.")
-    told = {f"{name}_unit": str(unit) for name, unit in (units or {}).items()}
-    instances = [replace(one, metadata={**one.metadata, **told}) for one in report.instances]
-    return ReadReport(instances, report.set_aside, report.notices)
+    stated = {f"{name}_unit": str(unit) for name, unit in (units or {}).items()}
+    return replace(report, instances=[replace(one, metadata={**one.metadata, **stated}) for one in report.instances])
 
 
 def _in_python(report: ReadReport) -> ReadReport:
@@ -187,9 +185,3 @@ def _in_python(report: ReadReport) -> ReadReport:
         return replace(problem, fix=problem.fix.replace("columns.values", "value").replace("columns.", ""))
 
     return ReadReport(report.instances, list(map(mended, report.set_aside)), list(map(mended, report.notices)))
-
-
-def _told(report: ReadReport) -> ReadReport:
-    for problem in (*report.set_aside, *report.notices):
-        warnings.warn(str(problem), DistlfmWarning, stacklevel=3)
-    return report

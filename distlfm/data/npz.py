@@ -6,7 +6,7 @@ one instance may leave the number out. Needed are `times` [N] and `values` [P, N
 `truth/times` [n], `truth/force` [L, n], `truth/outputs` [P, n], `truth/positions` [n, d], `truth/parameters/<name>`.
 
 **Simulation**, a noise-free fleet on common times: `t` [N] and `y` [B, P, N], and optionally `force` [B, N] or
-[B, L, N] and `train_stride`. Any other array with one row an instance is a true parameter, except those whose name
+[B, L, N] and `train_stride`. Any other array with one row per instance is a true parameter, except those whose name
 ends in `_as_recorded`. `y` is the noise-free truth of the outputs too; `train_stride` goes to the metadata.
 
 An archive names its own arrays, so a column map does not apply to it.
@@ -14,29 +14,28 @@ An archive names its own arrays, so a column map does not apply to it.
 
 from __future__ import annotations
 
-import difflib
 import io
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
-from distlfm.data.base import ColumnMap, ReadReport, reads, stem_of
+from distlfm.data.base import ColumnMap, ReadReport, did_you_mean, reads, stem_of
 from distlfm.errors import DataError, refused
 from distlfm.instance import FloatArray, Instance, Truth
 
 Arrays = Mapping[str, NDArray[Any]]
 
-_OBSERVED = {"id", "outputs", "times", "values", "mask", "positions", "variance"}
-_FIELDS = _OBSERVED | {f"truth/{name}" for name in ("times", "force", "outputs", "positions")}
+_OBSERVED = ("id", "outputs", "times", "values", "mask", "positions", "variance")
+_TRUE = ("times", "force", "outputs", "positions")
+_FIELDS = {*_OBSERVED, *(f"truth/{name}" for name in _TRUE)}
 STEP = 64
 """Instances of a large archive that are read together."""
 
@@ -49,25 +48,25 @@ def npz_steps(path: Path) -> Iterator[ReadReport]:
     A member that is damaged is found before the first is given.
     """
     with _opened(path) as archive:
-        _check(path, archive)
-        yield from _reports(path, archive.files, lambda key: _member(path, archive, key), STEP)
+        with _readable(path):
+            broken = archive.zip.testzip()
+        if broken is not None:
+            raise _unreadable(path, f"its member {broken} is damaged")
+        yield from _reports(path, archive)
 
 
 @reads(".npz", steps=npz_steps)
 def read_npz(path: Path, columns: ColumnMap | None = None) -> ReadReport:  # noqa: ARG001
     """Read either form."""
-    whole = ReadReport()
     with _opened(path) as archive:
-        for report in _reports(path, archive.files, lambda key: _member(path, archive, key), STEP):
-            whole.instances += report.instances
-            whole.set_aside += report.set_aside
-    return whole
+        return ReadReport.joined(_reports(path, archive))
 
 
-def _reports(path: Path, keys: Sequence[str], array: Callable[[str], NDArray[Any]], step: int) -> Iterator[ReadReport]:
-    """The instances of an archive with these arrays, `step` at a time."""
+def _reports(path: Path, archive: Any) -> Iterator[ReadReport]:
+    """The instances of an archive, STEP at a time."""
+    keys = archive.files
     if "t" in keys and "y" in keys:
-        yield _read_simulation(path, {key: array(key) for key in keys})
+        yield _read_simulation(path, _members(path, archive, {key: key for key in keys}))
         return
     groups: dict[str, dict[str, str]] = {}
     if "times" in keys and "values" in keys:
@@ -76,84 +75,74 @@ def _reports(path: Path, keys: Sequence[str], array: Callable[[str], NDArray[Any
         for key in keys:
             number, _, rest = key.partition("/")
             groups.setdefault(number, {})[rest] = key
-        if not groups or not all(
-            number.isdecimal() and {"times", "values"} <= set(groups[number]) for number in groups
-        ):
+        whole = [number.isdecimal() and {"times", "values"} <= set(group) for number, group in groups.items()]
+        if not groups or not all(whole):
             found = ", ".join(list(keys)[:8]) or "nothing"
             fix = f"Give arrays times [N] and values [P, N], or t [N] and y [B, P, N]. The file has: {found}."
             raise refused("The archive has neither of the known forms.", fix, str(path))
     numbers = sorted(groups, key=lambda number: int(number or 0))
-    for start in range(0, len(numbers), step):
+    for start in range(0, len(numbers), STEP):
         report = ReadReport()
-        for number in numbers[start : start + step]:
-            fields = {rest: array(key) for rest, key in groups[number].items()}
+        for number in numbers[start : start + STEP]:
+            fields = _members(path, archive, groups[number])
             _add(report, path, fields, default_id=f"{stem_of(path)}_{number}" if number else stem_of(path))
         yield report
 
 
 def write_npz(path: str | Path, instances: Iterable[Instance]) -> None:
     """Write instances, with their truth, so that `read` gives them back. The file appears whole or not at all."""
-    arrays: dict[str, NDArray[Any]] = {}
-    for number, instance in enumerate(instances):
-        fields: dict[str, Any] = {
-            "id": instance.id,
-            "outputs": np.array(instance.outputs, dtype=np.str_),
-            "times": instance.times,
-            "values": instance.values,
-            "mask": instance.mask,
-            "positions": instance.positions,
-            "variance": instance.variance,
-        }
-        fields |= {f"metadata/{key}": value for key, value in instance.metadata.items()}
-        if instance.truth is not None:
-            truth = instance.truth
-            fields |= {f"truth/{name}": getattr(truth, name) for name in ("times", "force", "outputs", "positions")}
-            fields |= {f"truth/parameters/{name}": value for name, value in truth.parameters.items()}
-        arrays |= {f"{number}/{name}": np.asarray(value) for name, value in fields.items() if value is not None}
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         buffer = io.BytesIO()  # zipfile complains of a file that it could not finish, in a traceback of its own
-        np.savez_compressed(buffer, **arrays)
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            add_to_npz(archive, instances)
         partial.write_bytes(buffer.getbuffer())
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
 
 
+def add_to_npz(archive: zipfile.ZipFile, instances: Iterable[Instance], first: int = 0) -> None:
+    """Write instances into an archive that is open, under numbers from `first` on."""
+    for number, instance in enumerate(instances, first):
+        fields = {name: getattr(instance, name) for name in _OBSERVED}
+        fields |= {f"metadata/{key}": value for key, value in instance.metadata.items()}
+        if instance.truth is not None:
+            fields |= {f"truth/{name}": getattr(instance.truth, name) for name in _TRUE}
+            fields |= {f"truth/parameters/{name}": value for name, value in instance.truth.parameters.items()}
+        for name, value in fields.items():
+            if value is not None:
+                with archive.open(f"{number}/{name}.npy", "w", force_zip64=True) as member:
+                    np.save(member, value, allow_pickle=False)
+
+
 BROKEN = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
-"""What numpy and zipfile raise at an archive that is none."""
+"""What numpy and zipfile raise at a file that is not an archive."""
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[NpzFile]:
+def _readable(path: Path) -> Iterator[None]:
     try:
-        if not zipfile.is_zipfile(path):
-            raise zipfile.BadZipFile("it is cut short, or no archive at all")
-        archive = np.load(path, allow_pickle=False)
+        yield
     except BROKEN as error:
         raise _unreadable(path, str(error)) from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    with _readable(path):
+        if not zipfile.is_zipfile(path):
+            raise zipfile.BadZipFile("it is cut short, or not an archive at all")
+        archive = np.load(path, allow_pickle=False)
     with archive:
         yield archive
 
 
-def _check(path: Path, archive: NpzFile) -> None:
-    """Refuse an archive of which a member has another sum than it was written with."""
-    assert archive.zip is not None
-    try:
-        broken = archive.zip.testzip()
-    except BROKEN as error:
-        raise _unreadable(path, str(error)) from error
-    if broken is not None:
-        raise _unreadable(path, f"its member {broken} is damaged")
-
-
-def _member(path: Path, archive: NpzFile, key: str) -> NDArray[Any]:
-    try:
-        found: NDArray[Any] = archive[key]
-    except BROKEN as error:
-        raise _unreadable(path, str(error)) from error
-    return found
+def _members(path: Path, archive: Any, keys: Mapping[str, str]) -> Arrays:
+    """Arrays of an archive by the names that their keys are given."""
+    with _readable(path):
+        return {name: archive[key] for name, key in keys.items()}
 
 
 def _unreadable(path: Path, why: str) -> DataError:
@@ -174,15 +163,10 @@ def _add(report: ReadReport, path: Path, fields: Arrays, default_id: str) -> Non
 def _instance(label: str, fields: Arrays) -> Instance:
     for key in fields:
         if key not in _FIELDS and not key.startswith(("metadata/", "truth/parameters/")):
-            near = difflib.get_close_matches(key, _FIELDS, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Use: {', '.join(sorted(_FIELDS))}."
-            raise refused(f"The array {key!r} is not known.", hint, column=key)
-    times = _floats(fields, "times", 1)
-    values = _floats(fields, "values", 2)
-    assert times is not None
-    assert values is not None
-    given = _numeric(fields, "mask")
-    mask = np.ones(values.shape, dtype=np.bool_) if given is None else given.astype(np.bool_)
+            fix = did_you_mean(key, _FIELDS).strip() or f"Use: {', '.join(sorted(_FIELDS))}."
+            raise refused(f"The array {key!r} is not known.", fix, column=key)
+    times, values = _floats(fields, "times", 1), _floats(fields, "values", 2)
+    mask = _numbers(fields, "mask").astype(np.bool_) if "mask" in fields else np.ones(values.shape, dtype=np.bool_)
     if mask.shape == values.shape:
         wrong = np.argwhere(mask & ~np.isfinite(values))
         if len(wrong):
@@ -197,8 +181,8 @@ def _instance(label: str, fields: Arrays) -> Instance:
         times=times,
         values=values,
         mask=mask,
-        positions=_floats(fields, "positions", 2),
-        variance=_floats(fields, "variance", 2),
+        positions=_optional(fields, "positions", 2),
+        variance=_optional(fields, "variance", 2),
         truth=_truth(fields, times, len(values)),
         metadata={key.removeprefix("metadata/"): str(fields[key]) for key in fields if key.startswith("metadata/")},
     )
@@ -209,36 +193,37 @@ def _truth(fields: Arrays, times: FloatArray, num_outputs: int) -> Truth | None:
     if not keys:
         return None
     at = _floats(fields, "truth/times", 1) if "truth/times" in fields else times
-    assert at is not None
-    force, outputs = _floats(fields, "truth/force", 2), _floats(fields, "truth/outputs", 2)
-    for key, array, rows in (("truth/force", force, None), ("truth/outputs", outputs, num_outputs)):
-        if array is not None and array.shape != (len(array) if rows is None else rows, len(at)):
-            what = f"{key} has shape {array.shape} for {len(at)} true times."
-            raise refused(what, "Give one row a force or output, and one column a time.", column=key)
-    positions = _floats(fields, "truth/positions", 2)
-    if positions is not None and len(positions) != len(at):
-        what = f"truth/positions has shape {positions.shape} for {len(at)} true times."
-        raise refused(what, "Give one row a time.", column="truth/positions")
-    parameters = {}
-    for key in keys:
-        value = _numeric(fields, key) if key.startswith("truth/parameters/") else None
-        if value is not None:
-            parameters[key.removeprefix("truth/parameters/")] = value.astype(np.float64)
+    force, outputs, positions = (_optional(fields, f"truth/{name}", 2) for name in ("force", "outputs", "positions"))
+    by_column = "Give one row per force or output, and one column per time."
+    for key, array, fits, fix in (
+        ("truth/force", force, force is None or force.shape[1] == len(at), by_column),
+        ("truth/outputs", outputs, outputs is None or outputs.shape == (num_outputs, len(at)), by_column),
+        ("truth/positions", positions, positions is None or len(positions) == len(at), "Give one row per time."),
+    ):
+        if array is not None and not fits:
+            raise refused(f"{key} has shape {array.shape} for {len(at)} true times.", fix, column=key)
+    parameters = {
+        key.removeprefix("truth/parameters/"): _numbers(fields, key).astype(np.float64)
+        for key in keys
+        if key.startswith("truth/parameters/")
+    }
     return Truth(at, force, outputs, positions, parameters)
 
 
-def _numeric(fields: Arrays, key: str) -> NDArray[Any] | None:
-    array = fields.get(key)
-    if array is not None and array.dtype.kind not in "fiub":
+def _numbers(fields: Arrays, key: str) -> NDArray[Any]:
+    array = fields[key]
+    if array.dtype.kind not in "fiub":
         raise refused(f"{key} holds {array.dtype} and not numbers.", "Give an array of floats.", column=key)
     return array
 
 
-def _floats(fields: Arrays, key: str, ndim: int) -> FloatArray | None:
+def _optional(fields: Arrays, key: str, ndim: int) -> FloatArray | None:
+    return _floats(fields, key, ndim) if key in fields else None
+
+
+def _floats(fields: Arrays, key: str, ndim: int) -> FloatArray:
     """An array as floats of `ndim` dimensions; [N] is taken for [1, N] where outputs are rows."""
-    array = _numeric(fields, key)
-    if array is None:
-        return None
+    array = _numbers(fields, key)
     if array.ndim == ndim - 1 and not key.endswith("positions"):
         array = array[np.newaxis]
     if array.ndim != ndim:

@@ -12,74 +12,48 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from distlfm.data.assemble import assemble_rows
-from distlfm.data.base import (
-    ColumnMap,
-    ReadReport,
-    Table,
-    Unreadable,
-    chunks_for,
-    infer_columns,
-    known_suffixes,
-    reader_for,
-    stem_of,
-    steps_for,
-    suffix_of,
-)
-from distlfm.data.doubts import Clocks, Comparison, PartlyObserved, StandIns
+from distlfm.data.base import FORMATS, ColumnMap, ReadReport, Table, Unreadable, format_of, infer_columns, stem_of
+from distlfm.data.doubts import Clocks, InstanceChecks, PartlyObserved, StandIns
 from distlfm.errors import DataError, DistlfmWarning, Problem, refused
 from distlfm.instance import Instance
 
 LARGE = 4 * 2**20
 """Bytes of a file from which on it is read in pieces."""
 
-Chunks = Callable[[], Iterator[Table]]
-
 
 def file_reports(path: Path, columns: ColumnMap | None = None) -> Iterator[ReadReport]:
     """The reports of one file: a single one, or one a piece where it is large."""
-    chunks, steps = chunks_for(path), steps_for(path)
-    if steps is not None and path.stat().st_size >= LARGE:
-        yield from steps(path)
+    form, large = format_of(path), path.stat().st_size >= LARGE
+    if large and form.steps is not None:
+        yield from form.steps(path)
         return
-    plan = None
-    if chunks is not None and path.stat().st_size >= LARGE:
-        plan = _plan(lambda: chunks(path), columns)
-    if plan is None:
-        yield reader_for(path)(path, columns)
-    else:
-        try:
-            yield from _reports(plan, stem_of(path))
-        except Unreadable as error:
-            what = "The file could be read a moment ago, and cannot be read now."
-            raise refused(what, "Leave it alone while it is read, and try again.", str(path)) from error
+    plan = _plan(form.chunks(path), columns) if large and form.chunks is not None else None
+    if form.chunks is None or plan is None:
+        yield form.read(path, columns)
+        return
+    try:
+        yield from _reports(path, form.chunks(path), *plan)
+    except Unreadable as error:
+        what = "The file could be read a moment ago, and cannot be read now."
+        raise refused(what, "Leave it alone while it is read, and try again.", str(path)) from error
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """A table that can be read in pieces. columns: the map, with the outputs of the whole table."""
-
-    chunks: Chunks
-    columns: ColumnMap
-    instance: str
-    notices: tuple[Problem, ...]
-
-
-def _plan(chunks: Chunks, columns: ColumnMap | None) -> _Plan | None:
-    notices: tuple[Problem, ...] = ()
+def _plan(chunks: Iterable[Table], columns: ColumnMap | None) -> tuple[ColumnMap, list[Problem]] | None:
+    """The map with the outputs of the whole table, and notices; None for a table that is to be read whole."""
+    notices: list[Problem] = []
     closed: set[str] = set()
     outputs: dict[str, None] = {}
     last = ""
     try:
-        for chunk in chunks():
+        for chunk in chunks:
             if columns is None:
                 columns, notice = infer_columns(chunk)
-                notices = (notice,)
+                notices = [notice]
             named = {name for _, name in columns.roles()}
             if columns.instance is None or columns.where or chunk.ragged or not named <= set(chunk.names):
                 return None
@@ -93,31 +67,29 @@ def _plan(chunks: Chunks, columns: ColumnMap | None) -> _Plan | None:
                 outputs |= dict.fromkeys(filter(None, chunk.labels(columns.output)))
     except (Unreadable, DataError):
         return None
-    if columns is None or columns.instance is None:
-        return None
-    instance = columns.instance
-    if outputs and not columns.expected_outputs:
+    if columns is not None and outputs and not columns.expected_outputs:
         columns = columns.model_copy(update={"expected_outputs": tuple(outputs)})
-    return _Plan(chunks, columns, instance, notices)
+    return None if columns is None else (columns, notices)
 
 
-def _reports(plan: _Plan, default_id: str) -> Iterator[ReadReport]:
-    partly, file = PartlyObserved(), ""
-    yield ReadReport(notices=list(plan.notices))
-    for table in _whole_instances(plan.chunks(), plan.instance):
-        file = table.file
-        report = assemble_rows(table, plan.columns, default_id)
+def _reports(path: Path, chunks: Iterable[Table], columns: ColumnMap, notices: list[Problem]) -> Iterator[ReadReport]:
+    partly = PartlyObserved()
+    yield ReadReport(notices=notices)
+    assert columns.instance is not None
+    for table in _whole_instances(chunks, columns.instance):
+        report = assemble_rows(table, columns, stem_of(path))
         partly.add(report.instances)
         yield report
-    yield ReadReport(notices=partly.notices(file))
+    yield ReadReport(notices=partly.notices(str(path)))
 
 
-def _whole_instances(chunks: Iterator[Table], instance: str) -> Iterator[Table]:
-    """The same rows, cut where an instance begins."""
+def _whole_instances(chunks: Iterable[Table], instance: str) -> Iterator[Table]:
+    """The same rows, cut where the last instance of each chunk begins."""
     rest: Table | None = None
     for chunk in chunks:
         table = chunk if rest is None else rest.followed_by(chunk)
-        cut = _last_start(table.labels(instance))
+        labels = table.labels(instance)
+        cut = max((index for index in range(1, len(labels)) if labels[index] != labels[index - 1]), default=0)
         if cut:
             yield table.part(0, cut)
         rest = table.part(cut, len(table))
@@ -125,38 +97,34 @@ def _whole_instances(chunks: Iterator[Table], instance: str) -> Iterator[Table]:
         yield rest
 
 
-def _last_start(labels: Sequence[str]) -> int:
-    """Where the last run of equal labels begins."""
-    return max((index + 1 for index, (left, right) in enumerate(pairwise(labels)) if left != right), default=0)
-
-
 MOST_NAMED = 3
 """Entries of a folder that are named in a notice; others are counted."""
 
 
 def iter_directory(path: Path, columns: ColumnMap | None = None) -> Iterator[ReadReport]:
-    """One report a file, so that a large folder need not fit in memory."""
+    """One report per file, so that a large folder need not fit in memory."""
     entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
-    files = [entry for entry in entries if entry.is_file() and suffix_of(entry) is not None]
+    readable = tuple(sorted(FORMATS))
+    files = [entry for entry in entries if entry.is_file() and entry.name.lower().endswith(readable)]
     left = [entry for entry in entries if entry not in files]
     folders = [entry for entry in left if entry.is_dir()]
     if not files:
         inside = f" Folders inside it are not opened: give one of them, such as {folders[0]}." if folders else ""
         raise refused(
             f"The folder has no file that can be read ({len(entries)} other entries).",
-            f"Put files in it that end in one of: {', '.join(known_suffixes())}.{inside}",
+            f"Put files in it that end in one of: {', '.join(readable)}.{inside}",
             str(path),
         )
     if left:
         yield ReadReport(notices=[_left_notice(path, left, folders)])
     seen: dict[str, Path] = {}
-    said: set[str] = set()
+    past: set[str] = set()
     for file in files:
         try:
             for report in file_reports(file, columns):
                 # What is said of whole files, such as the guess of the columns, is said once and not a thousand times.
-                report.notices = [item for item in report.notices if item.instance is not None or item.what not in said]
-                said |= {item.what for item in report.notices}
+                report.notices = [item for item in report.notices if item.instance is not None or item.what not in past]
+                past |= {item.what for item in report.notices}
                 yield _named_by_file(report, file, seen)
         except DataError as error:
             yield ReadReport(set_aside=[error.problem])
@@ -168,7 +136,7 @@ def _left_notice(path: Path, left: list[Path], folders: list[Path]) -> Problem:
     listed = ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if names[MOST_NAMED:] else "")
     fixes = []
     if len(left) > len(folders):
-        fixes.append(f"Only files that end in {', '.join(known_suffixes())} are: save other data as .csv.")
+        fixes.append(f"Only files that end in {', '.join(sorted(FORMATS))} are: save other data as .csv.")
     if folders:
         fixes.append("Folders inside are not opened: move data out of them, or fit each folder on its own.")
     fixes.append("If this is not data, all is well.")
@@ -215,44 +183,36 @@ def usable(report: ReadReport) -> ReadReport:
     return report
 
 
-def compared(report: ReadReport, file: str) -> ReadReport:
-    """The same with notices of what shows only when all instances of a table are looked at."""
-    watchers = (Comparison(), StandIns(), Clocks())
-    for instance in report.instances:
-        for watcher in watchers:
-            watcher.add(instance)
-    notices = [notice for watcher in watchers for notice in watcher.notices(file)]
-    return ReadReport(report.instances, report.set_aside, [*report.notices, *notices])
-
-
-def examine(path: str | Path, columns: ColumnMap | None = None) -> ReadReport:
-    """As `read`, but a report without any usable instance is an answer too."""
-    report = ReadReport()
-    for part in iter_reports(path, columns):
-        report.instances += part.instances
-        report.set_aside += part.set_aside
-        report.notices += part.notices
-    return report
-
-
-def iter_reports(path: str | Path, columns: ColumnMap | None = None) -> Iterator[ReadReport]:
-    """One report a file, or a piece of a large one, so that not all need fit in memory; the last tells of all."""
-    path = _existing(Path(path))
-    something = False
-    watchers = (Comparison(), StandIns(), Clocks())
-    for report in iter_directory(path, columns) if path.is_dir() else file_reports(path, columns):
+def compared(reports: Iterable[ReadReport], file: str) -> Iterator[ReadReport]:
+    """The same, then one with notices of what shows only when all instances are looked at."""
+    watchers = (InstanceChecks(), StandIns(), Clocks())
+    for report in reports:
         for instance in report.instances:
             for watcher in watchers:
                 watcher.add(instance)
+        yield report
+    yield ReadReport(notices=[notice for watcher in watchers for notice in watcher.notices(file)])
+
+
+def examine(path: str | Path, columns: ColumnMap | None = None) -> ReadReport:
+    """Do as `read`, but also return a report without any usable instance."""
+    return ReadReport.joined(iter_reports(path, columns))
+
+
+def iter_reports(path: str | Path, columns: ColumnMap | None = None) -> Iterator[ReadReport]:
+    """Yield one report per file, or piece of a large one, so that not all must fit in memory; the last covers all."""
+    path = _existing(Path(path))
+    something = False
+    reports = iter_directory(path, columns) if path.is_dir() else file_reports(path, columns)
+    for report in compared(reports, str(path)):
         something = something or bool(report.instances or report.set_aside)
         yield report
     if not something:
         raise refused("There is no instance in it.", "Give at least one with two times.", str(path))
-    yield ReadReport(notices=[notice for watcher in watchers for notice in watcher.notices(str(path))])
 
 
 def iter_instances(path: str | Path, columns: ColumnMap | None = None) -> Iterator[Instance]:
-    """Instances one by one, holding one file at a time; each that is set aside is a DistlfmWarning."""
+    """Yield instances one by one, holding one file at a time; each that is set aside is a DistlfmWarning."""
     for report in iter_reports(path, columns):
         for problem in report.set_aside:
             warnings.warn(str(problem), DistlfmWarning, stacklevel=2)

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distlfm.data.base import ColumnMap, Numbers, Table
-from distlfm.errors import Problem, refused
+from distlfm.errors import DataError, Problem, refused
 from distlfm.instance import BoolArray, FloatArray
 
 IntArray = NDArray[np.int64]
@@ -69,16 +70,6 @@ def merge(cells: IntArray, entries: FloatArray, size: int) -> Merged:
     return Merged(values, counts > 0, averaged, repeated, conflict)
 
 
-@dataclass(frozen=True)
-class _Fault:
-    """What is wrong with one row."""
-
-    row: int
-    column: str | None
-    what: str
-    fix: str
-
-
 class Rows:
     """The columns of a table in their parts, and which rows belong to which instance.
 
@@ -92,7 +83,7 @@ class Rows:
         self.columns = columns
         self.row_numbers = np.asarray(table.row_numbers, dtype=np.int64)
         self.orphans: list[Problem] = []
-        self._faults: dict[str, list[_Fault]] = defaultdict(list)
+        self._faults: dict[str, list[Problem]] = defaultdict(list)
         self._chosen = _chosen_rows(table, columns)
         self._labels = table.labels(columns.instance) if columns.instance is not None else [default_id] * len(table)
         self.members = self._group()
@@ -114,9 +105,9 @@ class Rows:
         """Raise the first of what is wrong with the rows of an instance, if anything is."""
         faults = self._faults.get(label)
         if faults:
-            first = min(faults, key=lambda fault: fault.row)
+            first = min(faults, key=lambda fault: fault.row or 0)
             more = f" (There are {len(faults) - 1} more problems in this instance.)" if len(faults) > 1 else ""
-            raise refused(first.what + more, first.fix, row=first.row, column=first.column)
+            raise DataError(replace(first, what=first.what + more))
 
     def _group(self) -> dict[str, IntArray]:
         groups: dict[str, list[int]] = {}
@@ -133,7 +124,7 @@ class Rows:
     def _fault(self, index: int, column: str | None, what: str, fix: str) -> None:
         label = self._labels[index]
         if self._chosen[index] and label in self.members:
-            self._faults[label].append(_Fault(int(self.row_numbers[index]), column, what, fix))
+            self._faults[label].append(Problem(what, fix, row=int(self.row_numbers[index]), column=column))
 
     def _checked(self, table: Table, name: str, required: bool) -> Numbers:
         numbers = table.numbers(name)
@@ -169,22 +160,28 @@ class Rows:
                 what = f"The variance {numbers.values[index]:g} is negative."
                 self._fault(index, variance, what, "Give the variance of the noise, not its logarithm.")
             for index in np.flatnonzero(numbers.empty & ~self.numbers[value].empty).tolist():
-                self._fault(
-                    index, variance, "A value has no variance.", "Fill the cell, or leave out columns.variance."
-                )
+                fix = "Fill the cell, or leave out columns.variance."
+                self._fault(index, variance, "A value has no variance.", fix)
 
     def _check_ragged(self, table: Table, default_id: str) -> None:
-        for row in table.ragged:
-            cells = dict(zip(table.names, row.cells, strict=False))
+        for row, found in table.ragged:
+            cells = dict(zip(table.names, found, strict=False))
             if any(cells.get(name, text).strip() != text for name, text in self.columns.where.items()):
                 continue
-            what = f"The row has {len(row.cells)} cells, and the header has {len(table.names)}."
-            fix = "Give every row one cell a column; a cell that contains a comma needs quotation marks."
+            what = f"The row has {len(found)} cells, and the header has {len(table.names)}."
+            fix = "Give every row one cell per column; a cell that contains a comma needs quotation marks."
             label = default_id if self.columns.instance is None else cells.get(self.columns.instance, "").strip()
             if label:
-                self._faults[label].append(_Fault(row.row, None, what, fix))
+                self._faults[label].append(Problem(what, fix, row=row))
             else:
-                self.orphans.append(Problem(f"{what} It is left out.", fix, self.file, row.row))
+                self.orphans.append(Problem(f"{what} It is left out.", fix, self.file, row))
+
+
+def refuse_repeated(names: Sequence[str], file: str, row: int | None = None) -> None:
+    """Refuse a table in which two columns have one name."""
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise refused(f"Two columns are named {twice[0]!r}.", "Give each its own name.", file, row, twice[0])
 
 
 def _chosen_rows(table: Table, columns: ColumnMap) -> list[bool]:
@@ -198,7 +195,7 @@ def _chosen_rows(table: Table, columns: ColumnMap) -> list[bool]:
 
 
 def _why_bad(text: str, required: bool) -> tuple[str, str]:
-    """What is wrong with a cell that is no finite number, and what to write instead."""
+    """What is wrong with a cell that is not a finite number, and what to write instead."""
     instead = "Write a number, or remove the row." if required else "Leave the cell empty where nothing was observed."
     if text.lower().lstrip("+-") in {"nan", "inf", "infinity"}:
         return f"{text!r} is not a finite number.", instead

@@ -6,7 +6,6 @@ or hangs on import nor a lost file system takes the doctor with it. Nothing that
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -15,35 +14,28 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import IO
 
 from distlfm.doctor.probe import Status
 from distlfm.errors import UsageError
 from distlfm.optional import SYSTEM_PACKAGES, install_line
-from distlfm.runtime.process import scrubbed_mpi_environment
+from distlfm.runtime.process import scrubbed_mpi_environment, short_temporary
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 3.0  # between asking and killing; Ray and mpirun need about one to end their children
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended; `returncode` is None where the time limit or a stop ended it."""
-
-    returncode: int | None
-    stdout: str
-    stderr: str
-
-
 def run_bounded(
     command: Sequence[str], environment: Mapping[str, str], time_limit: float, stop: threading.Event
-) -> Ended:
+) -> tuple[int | None, str, str]:
     """Run `command` in a session of its own until it ends, `time_limit` seconds pass, or `stop` is set.
 
+    Returns its exit code, None where the time limit or a stop ended it, its output and its errors.
     Whatever of that session is still alive then is ended too. Output goes through files, not pipes: a child that
     outlives the command would hold a pipe open.
     """
@@ -63,20 +55,21 @@ def run_bounded(
             returncode = process.poll()
         finally:
             _end_session(process)
-        texts = []
-        for stream in (stdout, stderr):
-            stream.seek(0)
-            texts.append(stream.read().decode(errors="replace"))
-    return Ended(returncode, *texts)
+        return returncode, _text(stdout), _text(stderr)
+
+
+def _text(stream: IO[bytes]) -> str:
+    stream.seek(0)
+    return stream.read().decode(errors="replace")
 
 
 def _end_session(process: subprocess.Popen[bytes]) -> None:
     """End all processes of the session that `process` leads: first asked, then killed."""
-    for which, patience in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
+    for which in (signal.SIGTERM, signal.SIGKILL):
         for member in _session_members(process):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(member, which)
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + GRACE_SECONDS
         while _session_members(process) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
 
@@ -85,13 +78,16 @@ def _session_members(process: subprocess.Popen[bytes]) -> list[int]:
     """Process ids in the session of `process`, itself among them while it runs. Without /proc, only itself."""
     members = [] if process.poll() is not None else [process.pid]
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             if os.getsid(int(entry.name)) == process.pid and int(entry.name) != process.pid:
                 members.append(int(entry.name))
     return members
 
 
 NUM_WORKERS = 2
+LONGEST = 12
+"""Characters of the directory for temporary files: below it the probes have one, and in that Ray has another."""
+
 ANOTHER_DIRECTORY = (
     "distlfm doctor --dir DIR, with a DIR you may write to, on a local disk or a POSIX network file system"
 )
@@ -159,8 +155,11 @@ def run_checks(
     chosen = _choose(quick, only)
     base = dict(os.environ if environment is None else environment)
     stop = threading.Event()
-    with _scratch_directory() as scratch, ThreadPoolExecutor(NUM_WORKERS) as pool:
-        base["TMPDIR"] = str(scratch)
+    with (
+        tempfile.TemporaryDirectory(prefix="dl", dir=short_temporary(LONGEST), ignore_cleanup_errors=True) as scratch,
+        ThreadPoolExecutor(NUM_WORKERS) as pool,
+    ):
+        base["TMPDIR"] = scratch
         limited = [probe if time_limit is None else replace(probe, time_limit=time_limit) for probe in chosen]
         # The long ones first, so that no worker ends alone.
         queue = sorted(limited, key=lambda probe: not probe.starts_processes)
@@ -201,29 +200,17 @@ def _ask(probe: Probe, directory: Path, base: Mapping[str, str], stop: threading
         command.append(str(directory.absolute()))
     environment = scrubbed_mpi_environment(base) if probe.uses_mpi else base
     try:
-        ended = run_bounded(command, environment, probe.time_limit, stop)
+        code, output, errors = run_bounded(command, environment, probe.time_limit, stop)
     except OSError as error:
         return Check(probe.name, "broken", f"the probe did not start: {error}", probe.fix)
-    return _conclude(probe, ended)
-
-
-def _conclude(probe: Probe, ended: Ended) -> Check:
-    if ended.returncode is None:
+    if code is None:
         return Check(probe.name, "broken", f"no answer within {probe.time_limit:g} s", probe.fix)
-    found = _last_answer(ended.stdout)
-    if ended.returncode != 0 or found is None:
-        return Check(probe.name, "broken", _last_error(ended.returncode, ended.stderr), probe.fix)
-    if found.status != "ok" and not found.fix:
-        found = replace(found, fix=probe.fix)
-    return replace(found, name=probe.name)
-
-
-def _last_answer(stdout: str) -> Check | None:
-    """The probe's line; native libraries may have written around it."""
-    for line in reversed(stdout.splitlines()):
-        if line.startswith('{"status": '):
-            return Check(name="", **json.loads(line))
-    return None
+    # Native libraries may have written around the probe's line.
+    answers = [line for line in output.splitlines() if line.startswith('{"status": ')]
+    if code != 0 or not answers:
+        return Check(probe.name, "broken", _last_error(code, errors), probe.fix)
+    found = Check(probe.name, **json.loads(answers[-1]))
+    return found if found.status == "ok" or found.fix else replace(found, fix=probe.fix)
 
 
 def _last_error(returncode: int, stderr: str) -> str:
@@ -231,12 +218,3 @@ def _last_error(returncode: int, stderr: str) -> str:
         return f"ended by {signal.Signals(-returncode).name}"
     lines = [line.strip() for line in stderr.splitlines() if any(letter.isalnum() for letter in line)]
     return lines[-1] if lines else f"ended with exit code {returncode}"
-
-
-@contextmanager
-def _scratch_directory() -> Iterator[Path]:
-    """A temporary directory for all probes. Its path is short where that is possible, as Ray's sockets lie in it."""
-    short = Path("/tmp")  # noqa: S108 - the directory made in it is private
-    parent = short if os.access(short, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="dl", dir=parent, ignore_cleanup_errors=True) as name:
-        yield Path(name)

@@ -90,8 +90,8 @@ def check_mpi() -> str:
 
 def _complaint(stderr: str) -> str:
     """The last line of what a rank said, before mpirun's own boxes; else the first line in a box."""
-    said, *boxes = re.split(r"-{20,}", stderr)
-    lines = said.strip().splitlines()[-1:] or [line for box in boxes for line in box.strip().splitlines()]
+    words, *boxes = re.split(r"-{20,}", stderr)
+    lines = words.strip().splitlines()[-1:] or [line for box in boxes for line in box.strip().splitlines()]
     return lines[0] if lines else "ended without a word"
 
 

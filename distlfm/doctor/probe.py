@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Literal, NoReturn
+from typing import Literal
 
 from distlfm.errors import MissingExtra
 
@@ -51,7 +51,8 @@ def expect(holds: bool, otherwise: str) -> None:
 
 def reply(check: Callable[[], str]) -> None:
     """Run a probe's `check`, which returns what it found in a few words, and write the line the doctor reads."""
-    signal.signal(signal.SIGTERM, _leave)
+    # At a time limit: unwind, so that temporary directories are removed and children told.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     status: Status = "ok"
     try:
         detail, fix = check(), ""
@@ -65,12 +66,7 @@ def reply(check: Callable[[], str]) -> None:
     sys.stdout.flush()
 
 
-def _leave(*_: object) -> NoReturn:
-    """At a time limit: unwind, so that temporary directories are removed and children told."""
-    sys.exit(128 + signal.SIGTERM)
-
-
-def asked_directory() -> Path:
+def requested_directory() -> Path:
     """Return the directory of the command line; missing, with the command that makes it, if it could be made."""
     directory = Path(sys.argv[2]).absolute()
     if directory.is_dir():

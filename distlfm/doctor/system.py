@@ -11,7 +11,6 @@ import resource
 import shlex
 import shutil
 import socket
-import subprocess
 import tempfile
 import threading
 import time
@@ -19,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from distlfm.doctor.probe import Finding, asked_directory, expect, load
+from distlfm.doctor.probe import Finding, expect, load, requested_directory
+from distlfm.runtime.process import run_within
 
 COMMANDS = ("sinfo", "sbatch", "srun")
 # Without a configuration the commands do not even tell their version.
@@ -48,12 +48,7 @@ def check_slurm() -> str:
 def _version(command: str, configuration: str | None = None) -> str:
     """What the command says of its version, empty if it fails."""
     environment = dict(os.environ) if configuration is None else {**os.environ, "SLURM_CONF": configuration}
-    try:
-        finished = subprocess.run(
-            [command, "-V"], env=environment, capture_output=True, text=True, timeout=VERSION_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return ""
+    finished = run_within([command, "-V"], VERSION_SECONDS, environment)
     return finished.stdout.strip() if finished.returncode == 0 else ""
 
 
@@ -67,7 +62,7 @@ def check_zarr() -> str:
 
     zarr = load("zarr")
     values = np.random.default_rng(0).standard_normal((NUM_SHARDS, SHARD_VALUES), dtype=np.float32)
-    with tempfile.TemporaryDirectory(prefix=".doctor-", dir=asked_directory()) as scratch:
+    with tempfile.TemporaryDirectory(prefix=".doctor-", dir=requested_directory()) as scratch:
         array = zarr.create_array(
             store=Path(scratch) / "probe.zarr",
             shape=values.shape,
@@ -98,7 +93,7 @@ class Race:
 
 def check_rename() -> str:
     """Ask whether a rename over a file of a directory happens at once, for whoever reads that file meanwhile."""
-    with tempfile.TemporaryDirectory(prefix=".doctor-", dir=asked_directory()) as scratch:
+    with tempfile.TemporaryDirectory(prefix=".doctor-", dir=requested_directory()) as scratch:
         race = race_replacements(Path(scratch), os.replace)
     if race.num_torn:
         raise Finding("broken", f"{race.num_torn} of {race.num_reads} reads saw a missing or partial file")
@@ -146,7 +141,7 @@ GIGABYTE = 1e9
 
 def check_disk() -> str:
     """Ask whether there is room in a directory."""
-    return free_space(asked_directory())
+    return free_space(requested_directory())
 
 
 def free_space(directory: Path, minimum: int = MINIMUM_FREE_BYTES) -> str:
@@ -181,5 +176,5 @@ def check_open_files() -> str:
     """Ask whether a process may open as many files as Ray and a store with many shards need."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < MINIMUM_OPEN_FILES:
-        raise Finding("broken", f"only {soft} open files a process; {MINIMUM_OPEN_FILES} are needed")
-    return "unlimited" if soft == resource.RLIM_INFINITY else f"{soft} open files a process"
+        raise Finding("broken", f"only {soft} open files per process; {MINIMUM_OPEN_FILES} are needed")
+    return "unlimited" if soft == resource.RLIM_INFINITY else f"{soft} open files per process"

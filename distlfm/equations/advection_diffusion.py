@@ -1,4 +1,4 @@
-"""Advection–diffusion: ∂_t y = S f − λ y − u·∇y + D ∇²y, with a velocity u a dimension."""
+"""Advection–diffusion: ∂_t y = S f − λ y − u·∇y + D ∇²y, with one velocity u per dimension."""
 
 from __future__ import annotations
 

@@ -36,13 +36,13 @@ class Coefficient:
 
 
 def positive(median: float, spread: float = 1.0, dimension: Dimension | None = None, meaning: str = "") -> Coefficient:
-    """A positive coefficient, log-normal a priori."""
+    """Return a positive coefficient, log-normal a priori."""
     prior = {"kind": "lognormal", "median": median, "spread": spread}
     return Coefficient(prior, positive=True, dimension=dimension, meaning=meaning)
 
 
 def real(mean: float = 0.0, sd: float = 1.0, dimension: Dimension | None = None, meaning: str = "") -> Coefficient:
-    """A coefficient of either sign, normal a priori."""
+    """Return a coefficient of either sign, normal a priori."""
     return Coefficient({"kind": "normal", "mean": mean, "sd": sd}, dimension=dimension, meaning=meaning)
 
 
@@ -72,7 +72,7 @@ def register_equation(kind: str) -> Callable[[type[Equation]], type[Equation]]:
     def keep(equation: type[Equation]) -> type[Equation]:
         if not (isinstance(equation, type) and issubclass(equation, Equation)):
             name = getattr(equation, "__name__", repr(equation))
-            raise UsageError(f"{name} is registered as an equation, and is none.", f"Write class {name}(Equation).")
+            raise UsageError(f"{name} is registered as an equation, and is not one.", f"Write class {name}(Equation).")
         equation.kind = kind
         EQUATIONS[kind] = equation
         return equation

@@ -11,22 +11,31 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from distlfm.cluster.blocks.job import Job, Past
+from distlfm.cluster.blocks.job import (
+    BlockDone,
+    BlockRetried,
+    Event,
+    Job,
+    Past,
+    Pool,
+    RowsSetAside,
+    Started,
+    WorkerLost,
+)
 from distlfm.cluster.blocks.ledger import Share
-from distlfm.cluster.blocks.pool import BlockDone, BlockRetried, Event, Pool, RowsSetAside, Started, WorkerLost
 from distlfm.cluster.blocks.serial import SerialPool
 from distlfm.errors import Stopped
 from distlfm.runs.settings import WorkConfig
 from distlfm.runtime.process import Signalled, Stop, raised
-from distlfm.runtime.reporting import Reporter, Task, watched
+from distlfm.runtime.reporting import Reporter, Task, append_line, watched
 from distlfm.solvers.field.meshed import close_helper_groups
 from distlfm.store import Store, write_progress
 from distlfm.store.files import storing
@@ -55,9 +64,6 @@ class StoreJob(Job):
 
     def past(self) -> Past:
         return past_of(self.store)
-
-
-EVENTS = "events"
 
 
 @dataclass(frozen=True)
@@ -93,18 +99,16 @@ class Fleet:
     def events(self) -> Path:
         """The file of events: each part has its own, as shared file systems mix up lines of several writers."""
         part = f"-{self.share.part}-of-{self.share.parts}" if self.share else ""
-        return self.folder / f"{EVENTS}{part}.jsonl"
+        return self.folder / f"events{part}.jsonl"
 
     def missing(self) -> list[int]:
         """Blocks that are still to be done here."""
-        mine = self.blocks
-        return [block for block in self.store.missing() if block in mine]
+        return sorted(set(self.store.missing()) & set(self.blocks))
 
     def failed(self) -> int:
         """Instances without an answer among those that are done here."""
-        mine = self.blocks
-        markers = [marker for block, marker in self.store.markers().items() if block in mine]
-        return sum(marker.statuses.get(name, 0) for marker in markers for name in FAILED)
+        done = self.store.markers()
+        return sum(done[block].statuses.get(name, 0) for block in self.blocks if block in done for name in FAILED)
 
 
 def run_blocks(fleet: Fleet, config: WorkConfig, reporter: Reporter) -> None:
@@ -120,9 +124,8 @@ def run_blocks(fleet: Fleet, config: WorkConfig, reporter: Reporter) -> None:
         _pool(fleet, len(missing), config, reporter) as pool,
         reporter.task(fleet.what, total, total - left) as task,
         watched(task.tell),  # a worker in this process is heard; those of Ray are elsewhere
-        closing(_Log(fleet.events)) as log,
     ):
-        watch = _Watch(fleet, pool, total - left, task, log, reporter)
+        watch = _Watch(fleet, pool, total - left, task, reporter)
         for event in pool.work(fleet.job, missing, stop):
             watch.see(event)
         watch.end()
@@ -131,7 +134,7 @@ def run_blocks(fleet: Fleet, config: WorkConfig, reporter: Reporter) -> None:
 
 
 @contextmanager
-def told_how_to_go_on(store: Path, command: str) -> Iterator[None]:
+def says_how_to_resume(store: Path, command: str) -> Iterator[None]:
     """Signals outside the blocks, while data are read or the report is written, end the work with a sentence too.
 
     store: where it is, or will be; command: what goes on once it is there.
@@ -173,8 +176,8 @@ def _pool(fleet: Fleet, num_blocks: int, config: WorkConfig, reporter: Reporter)
 class _Watch:
     """Turns events into progress: a bar or lines for people, JSON lines and a small file for machines."""
 
-    def __init__(self, fleet: Fleet, pool: Pool, done: int, task: Task, log: _Log, reporter: Reporter) -> None:
-        self.fleet, self.pool, self.task, self.log, self.reporter = fleet, pool, task, log, reporter
+    def __init__(self, fleet: Fleet, pool: Pool, done: int, task: Task, reporter: Reporter) -> None:
+        self.fleet, self.pool, self.task, self.reporter = fleet, pool, task, reporter
         self.done, self.failed = done, fleet.failed() if done else 0
         self._before = done
         self._began = time.monotonic()
@@ -190,7 +193,8 @@ class _Watch:
             self._running.pop(event.block, None)
             count, failed = int(event.report["count"]), int(event.report["failed"])
             self.done, self.failed, self._left = self.done + count, self.failed + failed, event.time_left
-            self.task.advance(count, self._note())
+            workers = f"{self.pool.workers} worker{'s' if self.pool.workers > 1 else ''}"
+            self.task.advance(count, f"{workers}, {self.failed} failed" if self.failed else workers)
             self._tell("block_done", block=event.block, worker=event.worker, report=dict(event.report))
         elif isinstance(event, BlockRetried):
             self._running.pop(event.block, None)
@@ -198,12 +202,10 @@ class _Watch:
             self._tell("block_retried", block=event.block, why=event.why)
         elif isinstance(event, RowsSetAside):
             first = self.fleet.store.block_range(event.block).start
-            names = {row: self.fleet.named(first + row) for row in event.reasons}
+            ids = {row: self.fleet.named(first + row) for row in event.reasons}
             for row, reason in event.reasons.items():
-                self.reporter.warn(f"{names[row]} (row {row} of block {event.block}) is set aside: {reason}")
-            reasons = {str(row): reason for row, reason in event.reasons.items()}
-            ids = {str(row): name for row, name in names.items()}
-            self._tell("set_aside", block=event.block, reasons=reasons, ids=ids)
+                self.reporter.warn(f"{ids[row]} (row {row} of block {event.block}) is set aside: {reason}")
+            self._tell("set_aside", block=event.block, reasons=dict(event.reasons), ids=ids)
         elif isinstance(event, WorkerLost):
             self.reporter.warn(f"worker {event.worker} is lost: {event.why}")
             self._tell("worker_lost", worker=event.worker, why=event.why)
@@ -212,13 +214,6 @@ class _Watch:
         """The last word."""
         self._running.clear()
         self._tell("ended")
-
-    def _note(self) -> str:
-        workers = self.pool.workers
-        words = [f"{workers} worker{'s' if workers > 1 else ''}"]
-        if self.failed:
-            words.append(f"{self.failed} failed")
-        return ", ".join(words)
 
     def _tell(self, event: str, **more: Any) -> None:
         seconds = max(time.monotonic() - self._began, 1e-9)
@@ -232,34 +227,8 @@ class _Watch:
             "running": sorted(self._running),
         }
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self.log.write({"time": now, "event": event, **state, **more})
+        with storing("an event", self.fleet.folder):
+            append_line(self.fleet.events, json.dumps({"time": now, "event": event, **state, **more}))
         driver = {"host": socket.gethostname(), "pid": os.getpid()}
         part = str(self.fleet.share or "")
         write_progress(self.fleet.store.path, {"time": now, "what": self.fleet.what, **driver, **state}, part)
-
-
-class _Log:
-    """JSON lines, each written whole. What a full disk cut short is left as a line of its own."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with storing("events", path.parent):
-            cut = path.exists() and path.stat().st_size > 0 and not _ends_a_line(path)
-            self._file = path.open("a", encoding="utf-8")
-            if cut:
-                self._file.write("\n")
-
-    def write(self, event: Mapping[str, Any]) -> None:
-        with storing("an event", self.path.parent):
-            self._file.write(json.dumps(event) + "\n")
-            self._file.flush()
-
-    def close(self) -> None:
-        with storing("an event", self.path.parent):
-            self._file.close()
-
-
-def _ends_a_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"

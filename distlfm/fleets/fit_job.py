@@ -18,14 +18,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from distlfm.answer import Band
 from distlfm.cluster.blocks.job import Worker
 from distlfm.config import build
 from distlfm.fleets.driver import StoreJob
 from distlfm.fleets.sources import for_fitting
 from distlfm.fleets.spool import Source
 from distlfm.inference.archive import packed
-from distlfm.inference.field.settings import num_ranks, open_field, shown_axes, shown_nodes, shown_times
+from distlfm.inference.field.settings import open_field, shown_axes, shown_nodes, shown_times
 from distlfm.inference.findings.scores import Figures, Tally, failed_row, row_of
 from distlfm.inference.fit import InferenceConfig, fit_instances, seed_of
 from distlfm.inference.model import Model
@@ -104,23 +103,18 @@ def columns(
 
 def _answer(spec: StoreSpec, arrays: Arrays, row: int, result: FitResult) -> None:
     for name, band in (("solution", result.grid.outputs), ("force", result.grid.force)):
-        arrays[f"{name}_mean"][row] = _on_grid(band, "mean", arrays[f"{name}_mean"].shape[1:])
-        arrays[f"{name}_var"][row] = _on_grid(band, "sd", arrays[f"{name}_var"].shape[1:]) ** 2
+        shape = arrays[f"{name}_mean"].shape[1:]
+        arrays[f"{name}_mean"][row] = band.mean.reshape(shape)
+        arrays[f"{name}_var"][row] = band.sd.reshape(shape) ** 2
     if "time" in arrays:
         arrays["time"][row] = result.grid.times
     if spec.draws:
-        seed = int(arrays["seed"][row])
-        drawn = result.draws(spec.draws, seed=seed).force
+        drawn = result.draws(spec.draws, seed=int(arrays["seed"][row])).force
         arrays["force_draws"][row] = drawn.reshape(arrays["force_draws"].shape[1:])
     known = {estimate.name: estimate for estimate in result.estimates}
     arrays["params_mean"][row] = [known[name].mean for name in spec.parameters]
     arrays["params_var"][row] = [known[name].sd ** 2 for name in spec.parameters]
     arrays["elbo"][row], arrays["wall_s"][row] = result.bound, result.seconds
-
-
-def _on_grid(band: Band, column: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    values: NDArray[Any] = getattr(band, column)
-    return values.reshape(shape)
 
 
 FITS = "fits"
@@ -173,10 +167,8 @@ class FitWorker(Worker):
         began = time.perf_counter()
         chosen = self._chosen(block)
         rows = [row for row in range(len(chosen)) if row not in left_out]
-        fitted = self._fit([chosen[row] for row in rows])
-        results: list[FitResult | None] = [None] * len(chosen)
-        for row, result in zip(rows, fitted, strict=True):
-            results[row] = result
+        fitted = dict(zip(rows, self._fit([chosen[row] for row in rows]), strict=True))
+        results = [fitted.get(row) for row in range(len(chosen))]
         with during("scores"):
             figures = [
                 failed_row(one.id, left_out[row]) if result is None else row_of(result)
@@ -230,19 +222,10 @@ def telling(rows: Sequence[Figures]) -> set[str]:
     tally = Tally(rows)
     ranked = tally.worst() if len(rows) <= len(tally.first) else [*tally.worst(), *tally.best()]
     fitted = [row for row in ranked if row.get(tally.score) is not None]
-    chosen = [*tally.slowest()[:1]]
-    if fitted:
-        chosen += [fitted[0], fitted[len(fitted) // 2], fitted[-1]]
-    return {str(row["id"]) for row in chosen}
+    chosen = [fitted[0], fitted[len(fitted) // 2], fitted[-1]] if fitted else []
+    return {str(row["id"]) for row in [*tally.slowest()[:1], *chosen]}
 
 
 def safe(name: str) -> str:
     """An instance's id as part of a file name."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)[:60]
-
-
-def ranks_of(model: Model, options: InferenceConfig) -> int:
-    """Processes that a worker starts to divide a mesh among; 1 where it is not divided."""
-    if not model.is_field or options.settled is None:
-        return 1
-    return num_ranks(model, options.settled)

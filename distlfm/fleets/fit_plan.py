@@ -13,25 +13,17 @@ from distlfm.cluster.blocks.ledger import Share
 from distlfm.errors import Problem, UsageError
 from distlfm.fleets import spool
 from distlfm.fleets.driver import Fleet
-from distlfm.fleets.fit_job import AXES, FITS, FitJob, grid_part, mesh_of, model_with, parameter_part, ranks_of
-from distlfm.fleets.sources import for_fitting, open_source, told_units
+from distlfm.fleets.fit_job import AXES, FITS, FitJob, grid_part, mesh_of, model_with, parameter_part
+from distlfm.fleets.sources import for_fitting, known_units, open_source
 from distlfm.fleets.spool import Source
+from distlfm.inference.field.settings import num_ranks
 from distlfm.inference.findings.expectations import Negatives, length_notice, prior_notice, units_notice
 from distlfm.inference.fit import InferenceConfig, check_inference, instance_bytes
 from distlfm.inference.model import Model
 from distlfm.inference.survey import Survey, settled, survey
 from distlfm.instance import Instance
 from distlfm.runs import CONFIG
-from distlfm.runs.folder import (
-    begin,
-    forget_report,
-    identity,
-    refuse_others,
-    same_data,
-    same_settings,
-    versions,
-    write_config,
-)
+from distlfm.runs import folder as run_folder
 from distlfm.runs.settings import FitConfig
 from distlfm.runtime.reporting import Reporter
 from distlfm.store import Store, StoreSpec
@@ -42,7 +34,7 @@ BATCH_BYTES = 1_500_000_000
 
 LEAST_BATCH, MAX_BATCH = 16, 128
 BLOCKS = 16
-"""A fleet is cut into at least so many blocks, as far as LEAST_BATCH allows: several workers share it, and little is
+"""A fleet is cut into at least this many blocks, as far as LEAST_BATCH allows: several workers share it, and little is
 lost with one. The number of workers has no say in it, as an answer's last digits depend on the size of its block."""
 
 KEEP_ALL = 256
@@ -52,7 +44,7 @@ INPUT = "input"
 
 
 @dataclass
-class Plan:
+class FitPlan:
     """What a fit is about to do. costs: of each instance, about. notices: what to know of all its answers."""
 
     model: Model
@@ -71,7 +63,7 @@ class Plan:
             spool.clear_spool(self.folder)
 
 
-def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path | None, reporter: Reporter) -> Plan:
+def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path | None, reporter: Reporter) -> FitPlan:
     source, intake = open_source(config.data, data, folder)
     intake.tell(reporter)
     model = model_with(config, source.outputs)
@@ -96,18 +88,18 @@ def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path |
         )
     options = settled(model, found, config.inference)
     block = config.run.batch or batch_size(model, found, options)
-    units = told_units(source, config.data)
-    told = (
+    units = known_units(source, config.data)
+    known = (
         negatives.notice(),
         units_notice(model.system, units),
         prior_notice(model, found),
         length_notice(model, found, options),
     )
-    notices = tuple(filter(None, told))
+    notices = tuple(filter(None, known))
     for notice in notices:
         reporter.warn(notice)
-    notices = (*map(str, intake.doubts), *notices)  # those were told when the data were read
-    return Plan(model, options, source, found, block, costs, intake.set_aside, folder, notices)
+    notices = (*map(str, intake.doubts), *notices)  # those were reported when the data were read
+    return FitPlan(model, options, source, found, block, costs, intake.set_aside, folder, notices)
 
 
 def _named_alike(model: Model, outputs: Sequence[str]) -> None:
@@ -131,19 +123,19 @@ def _placed(model: Model, instances: Sequence[Instance]) -> None:
 
 
 def batch_size(model: Model, found: Survey, options: InferenceConfig) -> int:
-    """Instances of a block: as many as fit in BATCH_BYTES, and not so many that there is nothing to share."""
+    """Instances of a block: as many as fit in BATCH_BYTES, but few enough that there is something to share."""
     room = BATCH_BYTES // instance_bytes(model, found.samples, options)
     return max(1, min(room, MAX_BATCH, max(LEAST_BATCH, -(-found.count // BLOCKS))))
 
 
-def open_store(path: Path, config: FitConfig, plan: Plan) -> Store:
+def open_store(path: Path, config: FitConfig, plan: FitPlan) -> Store:
     """The store of the run: a new one, or that of an earlier try at the same work."""
     if is_store(path):
         store = Store.open(path)
-        same_settings(store, config, config.run.batch)
-        same_data(store, plan.source.fingerprint)
+        run_folder.same_settings(store, config, config.run.batch)
+        run_folder.same_data(store, plan.source.fingerprint)
         return store
-    known = {**identity(config), "data": plan.source.fingerprint, "seed": config.run.seed, "versions": versions()}
+    about = {"data": plan.source.fingerprint, "seed": config.run.seed, "versions": run_folder.versions()}
     spec = StoreSpec(
         kind="fit",
         instances=plan.source.count,
@@ -154,25 +146,26 @@ def open_store(path: Path, config: FitConfig, plan: Plan) -> Store:
         draws=config.run.draws,
         variance=plan.found.variance,
         units=_units(plan),
-        attributes={**known, "title": "Latent force fits"},
+        attributes={**run_folder.identity(config), **about, "title": "Latent force fits"},
         **parameter_part(plan.model),
         **grid_part(plan.model, plan.options, plan.found),
     )
     return Store.create(path, spec, mesh_of(plan.model, plan.options))
 
 
-def _units(plan: Plan) -> dict[str, str]:
+def _units(plan: FitPlan) -> dict[str, str]:
     """Units that the data state."""
-    told = plan.source.read(0, 1)[0].metadata
+    known = plan.source.read(0, 1)[0].metadata
     axes = AXES[: plan.model.field.field.num_dims] if plan.model.is_field else ()
-    units = {"time": told.get("time_unit"), **dict.fromkeys(axes, told.get("position_unit"))}
-    units |= dict.fromkeys(plan.model.system.outputs, told.get("value_unit"))
+    units = {"time": known.get("time_unit"), **dict.fromkeys(axes, known.get("position_unit"))}
+    units |= dict.fromkeys(plan.model.system.outputs, known.get("value_unit"))
     return {name: unit for name, unit in units.items() if unit is not None}
 
 
-def make_job(directory: Path, config: FitConfig, plan: Plan, store: Store) -> FitJob:
+def make_job(directory: Path, config: FitConfig, plan: FitPlan, store: Store) -> FitJob:
     block, costs = store.spec.block, plan.costs
-    ranks = ranks_of(plan.model, plan.options)
+    settled = plan.options.settled  # of a field; a worker may start processes to divide its mesh among
+    ranks = 1 if settled is None or not plan.model.is_field else num_ranks(plan.model, settled)
     keep: Literal["all", "few", "none"] = "all" if plan.source.count <= KEEP_ALL else "few"
     return FitJob(
         config=config.model_dump(mode="json"),
@@ -188,41 +181,32 @@ def make_job(directory: Path, config: FitConfig, plan: Plan, store: Store) -> Fi
     )
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A run that can begin, or go on: all that is made of its config before the first block."""
-
-    directory: Path
-    config: FitConfig
-    plan: Plan
-    store: Store
-    fleet: Fleet
-
-
 def open_folder(directory: Path, config: FitConfig) -> Path:
     """The folder of a run, made if need be, and refused if somebody else's files are in it; workers on other nodes know
     no relative paths."""
-    refuse_others(directory, config)
+    run_folder.refuse_others(directory, config)
     if not is_store(directory):
         spool.refuse_others(directory / INPUT)
-    begin(directory, FITS)
+    run_folder.begin(directory, FITS)
     return directory.resolve()
 
 
-def prepare(directory: Path, config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> Prepared:
+def prepare(
+    directory: Path, config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter
+) -> tuple[FitPlan, Fleet]:
     """Read the data, open the store, and keep the config. The caller has the lock of the folder.
 
     Whoever comes with other settings is refused before the data are read, and other data leave nothing behind.
     """
     path = directory / RUN_STORE
     if is_store(path):
-        same_settings(Store.open(path), config, config.run.batch)
+        run_folder.same_settings(Store.open(path), config, config.run.batch)
     with spool.removed_if_refused(directory / INPUT):
         plan = make_plan(config, data, directory / INPUT, reporter)
         store = open_store(path, config, plan)
     if store.missing():
-        forget_report(directory)
-    write_config(directory, config)
+        run_folder.forget_report(directory)
+    run_folder.write_config(directory, config)
     fleet = Fleet(
         "fit",
         make_job(directory, config, plan, store),
@@ -231,7 +215,7 @@ def prepare(directory: Path, config: FitConfig, data: Sequence[Instance] | None,
         directory,
         named=lambda number: plan.source.read(number, number + 1)[0].id,
     )
-    return Prepared(directory, config, plan, store, fleet)
+    return plan, fleet
 
 
 def command_for(directory: Path, in_memory: bool = False, share: Share | None = None) -> str:

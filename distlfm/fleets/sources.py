@@ -6,6 +6,7 @@ into windows, and put into units of their own size.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from distlfm.data import ReadReport, catalog, iter_reports
 from distlfm.errors import DataError, Doubt, Problem, UsageError, WorkError
-from distlfm.fleets.spool import PIECE, Held, Source, spool
+from distlfm.fleets.spool import MemorySource, Source, spool
 from distlfm.instance import MIN_TIMES, Instance, Truth
 from distlfm.runs.settings import DataConfig
 from distlfm.runtime.reporting import Reporter
@@ -96,8 +97,8 @@ class Stored(Source):
 
     holes: tuple[Problem, ...] = ()
     _unfit: frozenset[str] = frozenset()
-    _rows: NDArray[np.int64] | None = None
-    """Where in the store the instances are, if not all of its rows are some."""
+    _rows: range | NDArray[np.int64]
+    """Where in the store the instances are."""
 
     def __init__(self, path: Path) -> None:
         self.path = find_store(path).resolve()
@@ -109,6 +110,7 @@ class Stored(Source):
                 "Finish it with the command that began it, then fit it.",
             )
         self.count, self.outputs = store.spec.instances, store.spec.outputs
+        self._rows = range(self.count)
         markers = store.markers()
         self.fingerprint = content_hash(markers)
         broken = [mark.block for mark in markers.values() if any(mark.statuses.get(name) for name in FAILED)]
@@ -116,7 +118,7 @@ class Stored(Source):
             self._leave_out(store, broken)
 
     def _leave_out(self, store: Store, blocks: Sequence[int]) -> None:
-        """Rows of these blocks that could not be generated have no numbers, and so are no instances."""
+        """Rows of these blocks that could not be generated have no numbers, and so are not instances."""
         lost = [STATUSES[name] for name in FAILED]
         empty: list[int] = []
         for where in map(store.block_range, blocks):
@@ -132,25 +134,23 @@ class Stored(Source):
         """Set aside the instances of which the config leaves too little, as they are when they come from a file."""
         if config.stride == 1 and config.fraction == 1.0 and not Store.open(self.path).spec.space:
             return
-        rows = np.arange(self.count) if self._rows is None else self._rows
         fit, problems = np.ones(self.count, dtype=bool), []
-        for start in range(0, self.count, PIECE):
-            for place, one in enumerate(self.read(start, min(start + PIECE, self.count)), start):
-                try:
-                    for_fitting(one, config)
-                except DataError as error:
-                    fit[place] = False
-                    problems.append(replace(error.problem, file=str(self.path), instance=one.id))
+        for place, one in enumerate(itertools.chain.from_iterable(self.pieces())):
+            try:
+                for_fitting(one, config)
+            except DataError as error:
+                fit[place] = False
+                problems.append(replace(error.problem, file=str(self.path), instance=one.id))
         if problems:
             self.holes += tuple(problems)
             self._unfit = frozenset(str(problem.instance) for problem in problems)
-            self._rows = rows[fit]
+            self._rows = np.asarray(self._rows)[fit]
             self.count = len(self._rows)
 
     def read(self, start: int, stop: int) -> list[Instance]:
         if stop <= start:
             return []
-        rows = range(start, stop) if self._rows is None else self._rows[start:stop]
+        rows = self._rows[start:stop]
         within = Store.open(self.path).instances(int(rows[0]), int(rows[-1]) + 1)
         found = [one for one in within if one.id not in self._unfit]
         if len(found) != len(rows):
@@ -168,37 +168,29 @@ def open_source(config: DataConfig, data: Sequence[Instance] | None, folder: Pat
     without a folder it stays in memory.
     """
     intake = Intake()
-    stored = data is None and config.path is not None and is_store(config.path)
-    if stored and config.window is None and config.scale == "none" and not config.only:
-        assert config.path is not None
-        whole = Stored(config.path)
+    as_it_is = data is None and config.window is None and config.scale == "none" and not config.only
+    source: Source
+    if as_it_is and config.path is not None and is_store(config.path):
+        source = whole = Stored(config.path)
         whole.leave_out_unfit(config)
         intake.set_aside += whole.holes
-        if not whole.count:
-            raise DataError(_nothing(config, intake))
-        return whole, intake
-    if data is None:
-        reports = _reports(config)
     else:
-        reports = iter([data if isinstance(data, ReadReport) else ReadReport(list(data))])
-    instances = _prepared(reports, config, intake)
-    if folder is None:
-        source: Source = Held(list(instances))
-    else:
-        source = spool(instances, folder)
+        given = data if isinstance(data, ReadReport) else ReadReport(list(data or ()))
+        instances = _prepared(_reports(config) if data is None else iter([given]), config, intake)
+        source = MemorySource(list(instances)) if folder is None else spool(instances, folder)
     if not source.count:
         raise DataError(_nothing(config, intake))
     return source, intake
 
 
-def told_units(source: Source, config: DataConfig) -> dict[str, str]:
+def known_units(source: Source, config: DataConfig) -> dict[str, str]:
     """`time_unit`, `value_unit` and `position_unit` as far as they are known: by the config, or else by the data."""
     found = source.read(0, 1)[0].metadata
-    told = {key: found.get(key, UNKNOWN_UNIT) for key in ("time_unit", "value_unit", "position_unit")}
-    named = config.units.told()
+    stated = {key: found.get(key, UNKNOWN_UNIT) for key in ("time_unit", "value_unit", "position_unit")}
+    named = config.units.as_metadata()
     if config.scale == "output":
         named.pop("value_unit", None)
-    return {key: unit for key, unit in {**told, **named}.items() if unit != UNKNOWN_UNIT}
+    return {key: unit for key, unit in {**stated, **named}.items() if unit != UNKNOWN_UNIT}
 
 
 def read_instances(config: DataConfig) -> ReadReport:
@@ -248,7 +240,7 @@ def _prepared(reports: Iterator[ReadReport], config: DataConfig, intake: Intake)
             except DataError as error:  # too little is left of it
                 intake.set_aside.append(error.problem)
             else:
-                named = replace(one, metadata={**one.metadata, **config.units.told()})
+                named = replace(one, metadata={**one.metadata, **config.units.as_metadata()})
                 yield scaled(named) if config.scale == "output" else named
     missing = [name for name in config.only if name not in known]
     if missing:
@@ -264,7 +256,7 @@ def for_fitting(instance: Instance, data: DataConfig) -> Instance:
 
 
 def _scorable(instance: Instance) -> Instance:
-    """The same without what is true before its first observation, where the equation begins: no fit tells of that."""
+    """The same without truth before its first observation, where the equation begins: no fit goes further back."""
     truth = instance.truth
     if truth is None or truth.positions is not None or instance.positions is not None:
         return instance
@@ -283,4 +275,4 @@ def _nothing(config: DataConfig, intake: Intake) -> Problem:
         return Problem("There is no instance in it.", "Give at least one with two times.", str(config.path or ""))
     first, others = intake.set_aside[0], len(intake.set_aside) - 1
     more = f" (There are {others} more problems.)" if others else ""
-    return Problem(first.what + more, first.fix, first.file, first.row, first.column, first.instance)
+    return replace(first, what=first.what + more)

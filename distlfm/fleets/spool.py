@@ -8,12 +8,14 @@ work on puts theirs beside, and is refused.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ class Source(ABC):
             yield self.read(start, min(start + size, self.count))
 
 
-class Held(Source):
+class MemorySource(Source):
     """Instances in memory."""
 
     def __init__(self, instances: Sequence[Instance]) -> None:
@@ -73,14 +75,15 @@ _NAME = re.compile(r"\d{6}-[0-9a-f]{16}\.npz")
 _DRAFT = re.compile(rf"\.+{_NAME.pattern}(\.\d+\.part){{1,2}}")
 
 
+@dataclass(frozen=True)
 class Spooled(Source):
     """Instances that were read once, and lie in a folder in files of `PIECE`. sums: of each piece."""
 
-    def __init__(
-        self, folder: Path, outputs: tuple[str, ...], fingerprint: str, count: int, sums: Sequence[str]
-    ) -> None:
-        self.folder, self.outputs, self.fingerprint, self.count = folder, outputs, fingerprint, count
-        self.sums = tuple(sums)
+    folder: Path
+    outputs: tuple[str, ...]
+    fingerprint: str
+    count: int
+    sums: Sequence[str]
 
     def read(self, start: int, stop: int) -> list[Instance]:
         found: list[Instance] = []
@@ -105,32 +108,20 @@ def spool(instances: Iterator[Instance], folder: Path) -> Spooled:
     with storing("a copy of the data", folder):
         folder.mkdir(parents=True, exist_ok=True)
     refuse_others(folder)
-    hashed, outputs, count = hashlib.sha256(), dict[str, None](), 0
-    seen: set[str] = set()
-    piece: list[Instance] = []
-    sums: list[str] = []
-
-    def put() -> None:
+    hashed, outputs, seen, sums = hashlib.sha256(), dict[str, None](), set[str](), list[str]()
+    while piece := list(itertools.islice(instances, PIECE)):
+        for instance in piece:
+            if instance.id in seen:
+                raise UsageError(f"Two instances have the name {instance.id!r}.", "Give each its own name.")
+            seen.add(instance.id)
+            add_to(hashed, instance)
+            outputs |= dict.fromkeys(instance.outputs)
         sums.append(_sum(piece))
         path = _place(folder, len(sums) - 1, sums[-1])
         if not path.exists():
             with storing("a copy of the data", folder):
                 _write(path, piece)
-        piece.clear()
-
-    for instance in instances:
-        if instance.id in seen:
-            raise UsageError(f"Two instances have the name {instance.id!r}.", "Give each its own name.")
-        seen.add(instance.id)
-        add_to(hashed, instance)
-        outputs |= dict.fromkeys(instance.outputs)
-        piece.append(instance)
-        count += 1
-        if len(piece) == PIECE:
-            put()
-    if piece:
-        put()
-    return Spooled(folder, tuple(outputs), hashed.hexdigest()[:16], count, sums)
+    return Spooled(folder, tuple(outputs), hashed.hexdigest()[:16], len(seen), sums)
 
 
 @contextmanager
@@ -196,11 +187,11 @@ def _damaged(path: Path, folder: Path) -> StorageError:
 
 
 def _sum(instances: Sequence[Instance]) -> str:
-    """Of instances as a file gives them back, with their truth: values that were not observed are 0 there."""
+    """Checksum of instances as a file gives them back, with their truth: values that were not observed are 0 there."""
     hashed = hashlib.sha256()
     for one in instances:
-        told = {key: str(value) for key, value in sorted(one.metadata.items())}
-        hashed.update(json.dumps([one.id, one.outputs, one.values.shape, told]).encode())
+        metadata = {key: str(value) for key, value in sorted(one.metadata.items())}
+        hashed.update(json.dumps([one.id, one.outputs, one.values.shape, metadata]).encode())
         arrays: list[Any] = [one.times, np.where(one.mask, one.values, 0.0), one.mask, one.positions, one.variance]
         if one.truth is not None:
             truth = one.truth

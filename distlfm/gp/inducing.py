@@ -89,7 +89,7 @@ def place_on_points(points: Tensor, mask: Tensor | None = None, *, num_inducing:
 def place_on_box(lower: Tensor, upper: Tensor, counts: Sequence[int]) -> Tensor:
     """Regular grid [B, ∏counts, d] over boxes `lower` and `upper` [B, d]; the last dimension moves first."""
     if len(counts) != lower.shape[-1]:
-        raise UsageError(f"{len(counts)} counts were given for {lower.shape[-1]} dimensions.", "Give one a dimension.")
+        raise UsageError(f"{len(counts)} counts are given for {lower.shape[-1]} dimensions.", "Give one per dimension.")
     for count in counts:
         _check(count)
     axes = torch.meshgrid(*(_unit_steps(count, lower) for count in counts), indexing="ij")

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -25,9 +26,11 @@ from gpytorch.kernels import (
     RBFKernel,
     ScaleKernel,
 )
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 from torch import Tensor
+from torch.nn.functional import pad
 
+from distlfm.config import Config
 from distlfm.errors import UsageError
 from distlfm.gp.expression import Node, Opaque, Parameter, Periodic, Product, Scaled, Stationary, StationaryShape, Sum
 
@@ -38,18 +41,23 @@ Hyper = Mapping[str, Tensor]
 """Natural values by name: scalars [...], parameters of several numbers [..., d]."""
 
 _MATERN_SHAPES: dict[float, StationaryShape] = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
+_BUILDERS: dict[str, Callable[..., Kernel]] = {
+    "rbf": RBFKernel,
+    "periodic": PeriodicKernel,
+    "sum": AdditiveKernel,
+    "product": ProductKernel,
+    **{shape: partial(MaternKernel, nu=nu) for nu, shape in _MATERN_SHAPES.items()},
+}
 _COMPOSITES: dict[type[Kernel], type[Sum] | type[Product]] = {AdditiveKernel: Sum, ProductKernel: Product}
 
 
-class KernelConfig(BaseModel):
-    """A kernel in words. The force's variance is no part of it; every force has one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class KernelConfig(Config):
+    """A kernel in words. The force's variance is not part of it; every force has one."""
 
     kind: Literal["rbf", "matern12", "matern32", "matern52", "periodic", "sum", "product"] = "rbf"
     parts: tuple[KernelConfig, ...] = ()
     ard: bool = True
-    """One lengthscale a dimension; without it one for all."""
+    """One lengthscale per dimension; without it one for all."""
     dims: tuple[int, ...] | None = None
     """The input dimensions that the kernel sees; all of them if left out."""
 
@@ -69,21 +77,15 @@ def build_kernel(config: KernelConfig | Kernel, num_dims: int = 1) -> Kernel:
     """The gpytorch kernel that `config` describes, over inputs of `num_dims` dimensions; a kernel object is kept."""
     if isinstance(config, Kernel):
         return config
-    if config.kind in ("sum", "product"):
-        parts = [build_kernel(part, num_dims) for part in config.parts]
-        return AdditiveKernel(*parts) if config.kind == "sum" else ProductKernel(*parts)
+    if config.parts:
+        return _BUILDERS[config.kind](*(build_kernel(part, num_dims) for part in config.parts))
     if config.dims is not None and not all(0 <= dim < num_dims for dim in config.dims):
         raise UsageError(f"A kernel has dims {list(config.dims)}, and inputs have {num_dims}.", "Count from zero.")
     seen = num_dims if config.dims is None else len(config.dims)
     options: dict[str, Any] = {"active_dims": config.dims}
     if config.ard and seen > 1:
         options["ard_num_dims"] = seen
-    if config.kind == "rbf":
-        return RBFKernel(**options)
-    if config.kind == "periodic":
-        return PeriodicKernel(**options)
-    nu = next(nu for nu, shape in _MATERN_SHAPES.items() if shape == config.kind)
-    return MaternKernel(nu=nu, **options)
+    return _BUILDERS[config.kind](**options)
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class FunctionalKernel:
                 "Build it without batch_shape; values with batch dimensions are given at each call.",
             )
         self.num_dims = num_dims
-        self.template: Kernel = template if _has_own_variance(template) else ScaleKernel(template)
+        self.template: Kernel = template if isinstance(template, ScaleKernel | LinearKernel) else ScaleKernel(template)
         found = _find_parameters(self.template)
         free = [item for item in found if item.parameter.requires_grad]
         self._fixed = {item.name: item.natural for item in found if not item.parameter.requires_grad}
@@ -151,10 +153,6 @@ class FunctionalKernel:
     def diagonal(self, hyper: Hyper, x: Tensor) -> Tensor:
         """Variance [..., n] at `x` [..., n, d]."""
         return self.expression.diagonal(self.values(hyper, x), x)
-
-
-def _has_own_variance(kernel: Kernel) -> bool:
-    return isinstance(kernel, ScaleKernel | LinearKernel)
 
 
 def _find_parameters(template: Kernel) -> list[_Found]:
@@ -219,28 +217,21 @@ class Separable:
 
     def variance(self, hyper: Hyper) -> Tensor:
         """[A]."""
-        return self.kernel.diagonal(hyper, _like(hyper).new_zeros(1, self.kernel.num_dims)).squeeze(-1)
+        like = next(iter(hyper.values()))
+        return self.kernel.diagonal(hyper, like.new_zeros(1, self.kernel.num_dims)).squeeze(-1)
 
     def time(self, hyper: Hyper, first: Tensor, second: Tensor) -> Tensor:
         """Correlation [A, n, m] of times [n] and [m]."""
-        return self._correlation(hyper, self._at_time(first), self._at_time(second))
+        return self._correlation(hyper, first.unsqueeze(-1), second.unsqueeze(-1), (0, self.kernel.num_dims - 1))
 
     def space(self, hyper: Hyper, first: Tensor, second: Tensor) -> Tensor:
         """Correlation [A, n, m] of places [n, d] and [m, d]."""
-        return self._correlation(hyper, self._at_place(first), self._at_place(second))
+        return self._correlation(hyper, first, second, (1, 0))
 
-    def _at_time(self, times: Tensor) -> Tensor:
-        return torch.nn.functional.pad(times.unsqueeze(-1), (0, self.kernel.num_dims - 1))
-
-    def _at_place(self, places: Tensor) -> Tensor:
-        return torch.nn.functional.pad(places, (1, 0))
-
-    def _correlation(self, hyper: Hyper, first: Tensor, second: Tensor) -> Tensor:
-        return self.kernel.covariance(hyper, first, second) / self.variance(hyper)[..., None, None]
-
-
-def _like(hyper: Hyper) -> Tensor:
-    return next(iter(hyper.values()))
+    def _correlation(self, hyper: Hyper, first: Tensor, second: Tensor, others: tuple[int, int]) -> Tensor:
+        """Correlation [A, n, m] of inputs whose other dimensions, so many before and after, are zero."""
+        whole = self.kernel.covariance(hyper, pad(first, others), pad(second, others))
+        return whole / self.variance(hyper)[..., None, None]
 
 
 def separate(kernel: FunctionalKernel) -> Separable | None:

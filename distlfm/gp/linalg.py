@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 JITTER = {torch.float64: 1e-10, torch.float32: 1e-5}
-"""Added to every matrix, in units of its mean diagonal, so that the objective stays smooth in the hyperparameters."""
+"""Added to every matrix, in units of its mean diagonal, so that the objective stays smooth in the hyperparameters.
+
+Unusual dtypes get the one of float32.
+"""
 
 JITTER_GROWTH = 100.0
 """A matrix that fails is tried again with this many times more jitter."""
@@ -31,17 +34,12 @@ class Cholesky(NamedTuple):
     ok: Tensor
 
 
-def default_jitter(dtype: torch.dtype) -> float:
-    """Relative jitter for `dtype`; unusual dtypes get the one of float32."""
-    return JITTER.get(dtype, JITTER[torch.float32])
-
-
 def safe_cholesky(matrix: Tensor, jitter: float | None = None) -> Cholesky:
     """Factor `matrix` [..., n, n] + jitter · mean(diagonal) · I, with more jitter only for those that need it.
 
     Differentiable. A matrix that cannot be factored gets the identity, zero gradient and `ok=False`.
     """
-    start = default_jitter(matrix.dtype) if jitter is None else jitter
+    start = JITTER.get(matrix.dtype, JITTER[torch.float32]) if jitter is None else jitter
     level = torch.full(matrix.shape[:-2], start, dtype=matrix.dtype, device=matrix.device)
     factor, ok = _attempt(matrix, level)
     if bool(ok.all()):

@@ -49,7 +49,7 @@ def make_base_noise(seeds: Sequence[int], num_samples: int, num_forces: int, num
 
 @dataclass(frozen=True)
 class ForcePrior:
-    """Independent Gaussian processes, one a force. Hyperparameters are a list of `L` dicts of values [B, ...]."""
+    """Independent Gaussian processes, one per force. Hyperparameters are a list of `L` dicts of values [B, ...]."""
 
     kernels: tuple[FunctionalKernel, ...]
 

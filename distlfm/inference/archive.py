@@ -1,4 +1,4 @@
-"""A fit on disk: one npz file an instance, with the data, the posterior's draws and the model's description.
+"""A fit on disk: one npz file per instance, with the data, the posterior's draws and the model's description.
 
 Only plain arrays and JSON text are written, and nothing is unpickled on reading.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -16,7 +15,6 @@ from typing import Any, overload
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from distlfm.answer import Band
 from distlfm.config import build
@@ -27,11 +25,15 @@ from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.observations import collate
 from distlfm.inference.optimise import Status
 from distlfm.inference.result import FitResult, Prediction, results_of
-from distlfm.instance import Instance, Truth
+from distlfm.instance import FloatArray, Instance, Truth
 from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_system
+from distlfm.store.files import put_quickly
 
 SCHEMA = 3
+OBSERVED = ("times", "values", "mask", "positions", "variance")
+TRUTH = ("force", "outputs", "positions", "scored")
+STATE, TRUE_VALUE = "state_", "truth_value_"
 
 
 def describe(model: Model) -> dict[str, Any]:
@@ -49,7 +51,7 @@ def describe(model: Model) -> dict[str, Any]:
 
 
 def model_from(description: dict[str, Any]) -> Model:
-    """The model that a description tells of; its mechanism must be registered."""
+    """The model of a description; its mechanism must be registered."""
     return Model(
         build_system(description["mechanism"]),
         build(ForceConfig, description["force"]),
@@ -57,15 +59,9 @@ def model_from(description: dict[str, Any]) -> Model:
     )
 
 
-def save(result: FitResult, path: Path | str) -> None:
+def save_fit(result: FitResult, path: Path | str) -> None:
     """Write one instance's fit. The file appears whole or not at all."""
-    target = Path(path)
-    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        draft.write_bytes(packed(result))
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
+    put_quickly(Path(path), packed(result))
 
 
 def packed(result: FitResult) -> bytes:
@@ -81,27 +77,27 @@ def packed(result: FitResult) -> bytes:
         "notice": result.advice.removeprefix(Status[result.status.upper()].advice).strip(),
         "bound": result.bound,
         "effective": result.effective_draws,
+        "tail": result.tail,
         "seconds": result.seconds,
         "model": describe(result.posterior.model),
         "settings": method_of(result.posterior.model, result.method).settings(result.posterior),
     }
-    arrays: dict[str, Any] = {"times": instance.times, "values": instance.values, "mask": instance.mask}
-    if instance.variance is not None:
-        arrays["variance"] = instance.variance
-    if instance.positions is not None:
-        arrays["positions"], arrays["grid_positions"] = instance.positions, result.grid.positions
-    arrays["trace"], arrays["grid_times"] = result.trace, result.grid.times
-    for name, tensor in result.posterior.state().items():
-        arrays[f"state_{name}"] = tensor[row].numpy()
+    arrays: dict[str, Any] = {name: getattr(instance, name) for name in OBSERVED}
+    arrays |= {"trace": result.trace, "grid_times": result.grid.times, "grid_positions": result.grid.positions}
+    arrays |= {f"{STATE}{name}": tensor[row].numpy() for name, tensor in result.posterior.state().items()}
     arrays |= _truth_arrays(instance.truth)
     arrays |= _band_arrays("grid", result.grid) | _band_arrays("data", result.at_data)
+    known = {name: array for name, array in arrays.items() if array is not None}
     file = io.BytesIO()
-    np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
+    np.savez_compressed(file, header=np.array(json.dumps(header)), **known)
     return file.getvalue()
 
 
-def load(path: Path | str) -> FitResult:
-    """Read a fit that `save` wrote; it predicts as the original does."""
+def load_fit(path: Path | str) -> FitResult:
+    """Read a fit that `save_fit` wrote, and return it; it predicts as the original does.
+
+    Raises `UsageError` if the file is not a saved fit, and `OtherWork` if another version wrote it.
+    """
     try:
         with np.load(path, allow_pickle=False) as archive:
             header = json.loads(str(archive["header"]))
@@ -115,24 +111,12 @@ def load(path: Path | str) -> FitResult:
             f"{path} has the schema {header['schema']}, and this version reads {SCHEMA}.",
             "Fit again, or use the version of distlfm that wrote it.",
         )
-    instance = Instance(
-        header["id"],
-        tuple(header["outputs"]),
-        arrays["times"],
-        arrays["values"],
-        arrays["mask"],
-        positions=arrays.get("positions"),
-        variance=arrays.get("variance"),
-        truth=_truth_from(arrays),
-        metadata=header["metadata"],
-    )
+    observed: dict[str, Any] = {name: arrays.get(name) for name in OBSERVED}
+    truth, metadata = _truth_from(arrays), header["metadata"]
+    instance = Instance(header["id"], tuple(header["outputs"]), **observed, truth=truth, metadata=metadata)
     model = model_from(header["model"])
     observations = collate([instance], model.system.outputs)
-    state = {
-        name.removeprefix("state_"): torch.from_numpy(array).unsqueeze(0)
-        for name, array in arrays.items()
-        if name.startswith("state_")
-    }
+    state = {name: torch.from_numpy(array).unsqueeze(0) for name, array in _under(STATE, arrays).items()}
     method = method_of(model, header["method"])
     posterior = method.restore(model, observations, header["settings"], state)
     fit = Fit(
@@ -143,13 +127,14 @@ def load(path: Path | str) -> FitResult:
         effective=torch.tensor([header["effective"]], dtype=torch.float64),
         trace=torch.from_numpy(arrays["trace"]).unsqueeze(-1),
         notices=(header["notice"],),
+        tail=torch.tensor([header.get("tail", 0.0)], dtype=torch.float64),
     )
     grids = torch.from_numpy(arrays["grid_times"]).unsqueeze(0)
     if "grid_positions" in arrays:
         grids = torch.cat([grids.unsqueeze(-1), torch.from_numpy(arrays["grid_positions"]).unsqueeze(0)], -1)
-    at_data = observations.points[0]
-    bands = _bands_from("grid", grids[0], arrays), _bands_from("data", at_data, arrays)
-    return results_of(fit, [instance], grids, header["seconds"], ([bands[0]], [bands[1]]))[0]
+    places = (("grid", grids), ("data", observations.points))
+    predicted = [[_bands_from(name, points[0].numpy(), arrays)] for name, points in places]
+    return results_of(fit, [instance], grids, header["seconds"], predicted)[0]
 
 
 def _band_arrays(name: str, prediction: Prediction) -> dict[str, Any]:
@@ -160,11 +145,8 @@ def _band_arrays(name: str, prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def _bands_from(name: str, points: Tensor, arrays: dict[str, Any]) -> Prediction:
-    force, outputs = (Band(*arrays[f"{name}_{what}"]) for what in ("force", "outputs"))
-    if points.dim() == 1:
-        return Prediction(points.numpy(), force, outputs)
-    return Prediction(points[:, 0].numpy(), force, outputs, points[:, 1:].numpy())
+def _bands_from(name: str, points: FloatArray, arrays: dict[str, Any]) -> Prediction:
+    return Prediction.of(points, *(Band(*arrays[f"{name}_{what}"]) for what in ("force", "outputs")))
 
 
 class SavedFits(Sequence[FitResult]):
@@ -181,26 +163,24 @@ class SavedFits(Sequence[FitResult]):
     @overload
     def __getitem__(self, index: slice) -> SavedFits: ...
     def __getitem__(self, index: int | slice) -> FitResult | SavedFits:
-        return SavedFits(self.paths[index]) if isinstance(index, slice) else load(self.paths[index])
+        return SavedFits(self.paths[index]) if isinstance(index, slice) else load_fit(self.paths[index])
 
 
-TRUTH = ("force", "outputs", "positions", "scored")
+def _under(prefix: str, arrays: dict[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def _truth_arrays(truth: Truth | None) -> dict[str, Any]:
     if truth is None:
         return {}
     curves = {f"truth_{name}": getattr(truth, name) for name in ("times", *TRUTH)}
-    curves = {name: curve for name, curve in curves.items() if curve is not None}
     curves["truth_measured"] = np.array(truth.measured)
-    return curves | {f"truth_value_{name}": np.asarray(value) for name, value in truth.parameters.items()}
+    return curves | {f"{TRUE_VALUE}{name}": np.asarray(value) for name, value in truth.parameters.items()}
 
 
 def _truth_from(arrays: dict[str, Any]) -> Truth | None:
     if "truth_times" not in arrays:
         return None
-    first = "truth_value_"
-    values = {name.removeprefix(first): array for name, array in arrays.items() if name.startswith(first)}
-    force, outputs, positions, scored = (arrays.get(f"truth_{name}") for name in TRUTH)
-    measured = bool(arrays["truth_measured"])
-    return Truth(arrays["truth_times"], force, outputs, positions, values, scored, measured)
+    curves = {name: arrays.get(f"truth_{name}") for name in TRUTH}
+    values, measured = _under(TRUE_VALUE, arrays), bool(arrays["truth_measured"])
+    return Truth(arrays["truth_times"], parameters=values, measured=measured, **curves)

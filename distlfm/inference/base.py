@@ -110,6 +110,8 @@ class Posterior(ABC):
 class Fit:
     """What a method returns for B instances. bound: [B]; status: [B]; trace: [iterations, B]; effective: [B].
 
+    tail: [B], the shape k̂ of the Pareto tail of the draws' weights, where they have any.
+    doubts: why an instance's answer is not to be trusted, empty where there is no reason.
     notices: what a user should know of each instance whatever its status, empty where there is nothing to say.
     """
 
@@ -120,3 +122,5 @@ class Fit:
     effective: Tensor
     trace: Tensor
     notices: tuple[str, ...] = ()
+    tail: Tensor | None = None
+    doubts: tuple[str, ...] = ()

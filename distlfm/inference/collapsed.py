@@ -12,7 +12,8 @@ from distlfm.inference.base import Fit, Mixture, Posterior, Predicted, Unknowns
 from distlfm.inference.curvature import find_modes
 from distlfm.inference.marginal import Marginal
 from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum, Status
-from distlfm.inference.posterior import ParameterPosterior, PosteriorConfig, infer
+from distlfm.inference.posterior import Coordinates, PosteriorConfig, infer
+from distlfm.inference.series.fourier import FourierGaussian
 from distlfm.inference.series.linear import LinearGaussian, choose_quadrature
 from distlfm.inference.whitened import WhitenedMarginal
 from distlfm.runtime.reporting import during, stepped
@@ -70,7 +71,7 @@ class CollapsedPosterior(Posterior):
     def draw(self, rows: Tensor, times: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
         marginal = self.marginal
-        if not isinstance(marginal, LinearGaussian | WhitenedMarginal):
+        if not isinstance(marginal, FourierGaussian | LinearGaussian | WhitenedMarginal):
             linearity = self.model.linearity
             quadrature = choose_quadrature(self.model, self.observations.rows(rows), linearity)
             marginal = LinearGaussian(self.model, self.observations, linearity, quadrature)
@@ -107,20 +108,22 @@ def fit_collapsed(
     starts: Starts = ONE_START,
 ) -> Fit:
     """Fit B instances at once. Of several starts the one with the highest joint density is kept."""
+    best = best_of_starts(marginal.negative, seeds, marginal.model.space.num_free, optimiser, starts)
+    return fit_at(method, marginal, best, seeds, posterior)
 
-    def objective(z: Tensor, rows: Tensor) -> Tensor:
-        return -marginal.log_joint(z, rows)
 
-    best = best_of_starts(objective, seeds, marginal.model.space.num_free, optimiser, starts)
-    found: ParameterPosterior = infer(objective, best.z, seeds, posterior)
-    unknowns = Unknowns(found.proposals, found.weights)
+def fit_at(method: str, marginal: Marginal, best: Optimum, seeds: Sequence[int], options: PosteriorConfig) -> Fit:
+    """The posterior around the modes of a marginal's instances."""
+    model = marginal.model
+    found = infer(marginal.negative, best.z, seeds, options, Coordinates(model.space))
     return Fit(
-        posterior=CollapsedPosterior(method, marginal, found.draws, unknowns),
+        posterior=CollapsedPosterior(method, marginal, found.draws, Unknowns(found.proposals, found.weights)),
         bound=-best.value,
         status=best.status,
         iterations=best.iterations,
         effective=found.effective,
         trace=-best.trace,
+        tail=found.tail,
     )
 
 
@@ -140,12 +143,4 @@ def best_of_starts(
     value = found.value.reshape(restarts, num_instances)
     lost = found.status.reshape(restarts, num_instances) == Status.DIVERGED
     choice = torch.where(lost, torch.inf, value).argmin(0)
-    pick = choice * num_instances + torch.arange(num_instances)
-    return Optimum(
-        found.z[pick],
-        found.value[pick],
-        found.status[pick],
-        found.iterations[pick],
-        found.evaluations,
-        found.trace[:, pick],
-    )
+    return found.rows(choice * num_instances + torch.arange(num_instances))

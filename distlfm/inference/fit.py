@@ -19,6 +19,7 @@ from distlfm.inference.field.fit import CollapsedFields, is_recorded
 from distlfm.inference.field.laplace import Laplace
 from distlfm.inference.field.method import FieldMethod
 from distlfm.inference.field.settings import FieldOptions, FieldSettings, open_field
+from distlfm.inference.findings.trust import checked
 from distlfm.inference.method import FIELDS, SERIES, Method, register_method
 from distlfm.inference.model import Model
 from distlfm.inference.optimise import OptimiserConfig
@@ -34,7 +35,7 @@ from distlfm.instance import Instance
 
 GRID_POINTS = 100
 SHIPPED: tuple[type[Method], ...] = (Collapsed, Filter, Exact, Nested, Variational, Preestimate, Laplace)
-"""In the order in which they are told, after `auto`."""
+"""In the order in which they are listed, after `auto`."""
 
 
 class InferenceConfig(Config):
@@ -73,6 +74,8 @@ class InferenceConfig(Config):
             )
         if self.method != "variational" and self.variational.learn_inducing:
             raise ValueError("variational.learn_inducing needs method variational; set it, or leave the other out")
+        if self.variational.learn_inducing and self.variational.gradient == "natural":
+            raise ValueError("learn_inducing needs gradient adam: natural gradients move q alone; set one of the two")
         return self
 
 
@@ -121,7 +124,7 @@ def fit_instances(
         places = [i for i, one in enumerate(chosen) if one == method]
         group = [instances[i] for i in places]
         found = method.fit(model, group, options, [seed_of(seed, instance.id) for instance in group])
-        results |= dict(zip(places, found, strict=True))
+        results |= dict(zip(places, map(checked, found), strict=True))
     return [results[i] for i in range(len(instances))]
 
 

@@ -90,6 +90,10 @@ class Marginal(ABC):
         parts = [self.log_marginal(some, own) for some, own in zip(z.split(size), rows.split(size), strict=True)]
         return torch.cat(parts) - 0.5 * z.square().sum(-1)
 
+    def negative(self, z: Tensor, rows: Tensor) -> Tensor:
+        """Minus `log_joint`, which searches minimise."""
+        return -self.log_joint(z, rows)
+
 
 class GaussianMarginal(Marginal):
     """The marginal likelihood and the posterior of a linear mechanism, by dense covariance matrices."""

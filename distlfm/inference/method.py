@@ -105,10 +105,10 @@ class SeriesMethod(Method):
         observations = collate([instance.blind() for instance in instances], model.mechanism.outputs)
         fit = self.infer(model, observations, options, seeds)
         seconds = time.perf_counter() - start
-        return results_of(fit, instances, _grids(observations, options), seconds)
+        return results_of(fit, instances, grids(observations, options), seconds)
 
 
-def _grids(observations: Observations, options: InferenceConfig) -> Tensor:
+def grids(observations: Observations, options: InferenceConfig) -> Tensor:
     """Evenly spaced times [B, Q] from each instance's first observation to its last, or to `until`."""
     first, last = observations.times[:, :1], observations.times[:, -1:]
     if options.until is not None:

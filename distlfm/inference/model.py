@@ -31,7 +31,7 @@ def kernel_dimension(
     force: Dimension | None,
     inputs: Sequence[Dimension | None],
 ) -> Dimension | Mapping[str, Dimension] | None:
-    """Of one parameter; None where it is not known, as for sums and products, whose parts share one scale.
+    """The dimension of one parameter; None where it is not known, as for sums and products, whose parts share a scale.
 
     force: of the force. inputs: of each number that it depends on, time first.
     """
@@ -60,7 +60,7 @@ KERNEL_MEANINGS = {
 
 class ForceConfig(Config):
     """The prior of the latent forces. `priors` go by the kernel's parameter names; the default is lognormal(1, 1), but
-    for `glucose` a lengthscale around 40 minutes and a variance around 0.5. Of a field, `lengthscale[t]` and
+    for `glucose` a lengthscale around 40 minutes and a variance around 0.5. For a field, `lengthscale[t]` and
     `lengthscale[x]` are those in time and along x, where one prior does not suit both.
 
     fixed: known values, a number for all dimensions or one for each by its name, `{lengthscale: {t: 1.0, x: 0.2}}`.
@@ -87,7 +87,7 @@ class Model:
 
     @property
     def mechanism(self) -> Mechanism:
-        """The ordinary differential equation; asked of a model that is none, it says so."""
+        """The ordinary differential equation; raises a UsageError for a model of another kind."""
         if not isinstance(self.system, Mechanism):
             raise UsageError(
                 f"{self.system.options.kind} is a partial differential equation, and this works on ordinary ones only.",
@@ -118,8 +118,8 @@ class Model:
     def _kernel_parameters(self, force: ForceConfig) -> list[Parameter]:
         known, sizes = self.kernels[0].parameter_names, self.kernels[0].shapes
         elements = [f"{name}[{label}]" for name in known if sizes[name] for label in self._dimensions(sizes[name][0])]
-        for given, names in ((force.priors, (*known, *elements)), (force.fixed, known)):
-            for name in given:
+        for named, names in ((force.priors, (*known, *elements)), (force.fixed, known)):
+            for name in named:
                 if name not in names:
                     raise UsageError(f"The kernel has no parameter {name!r}.", nearest(name, names))
         found = []
@@ -127,7 +127,8 @@ class Model:
             for name in known:
                 size = kernel.shapes[name]
                 labels = self._dimensions(size[0]) if size else (name,)
-                fixed = self._known(name, labels)
+                given = force.fixed.get(name, {})
+                fixed = given if isinstance(given, Mapping) else dict.fromkeys(labels, given)
                 prior = force.priors.get(name, self.system.force_priors.get(name, DEFAULT_KERNEL_PRIOR))
                 of = kernel_dimension(kernel, name, labels, self.system.force_dimension, self.system.input_dimensions)
                 meaning = KERNEL_MEANINGS.get(name, "")
@@ -140,10 +141,6 @@ class Model:
         if self.is_field and count == self.system.force_dims:
             return ("t", *"xyz"[: count - 1])
         return tuple(str(i) for i in range(count))
-
-    def _known(self, name: str, labels: tuple[str, ...]) -> Mapping[str, float]:
-        given = self.force.fixed.get(name, {})
-        return given if isinstance(given, Mapping) else dict.fromkeys(labels, given)
 
     def hyper(self, values: Values) -> list[dict[str, Tensor]]:
         """The hyperparameters of each force's kernel, in the shapes that `FunctionalKernel` takes."""

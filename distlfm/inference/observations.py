@@ -6,7 +6,7 @@ Shapes: `B` instances, `P` outputs, `T` times of the longest instance.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from distlfm.errors import UsageError
 from distlfm.instance import Instance
+
+TENSORS = ("times", "values", "mask", "variance", "positions", "level")
 
 
 @dataclass(frozen=True)
@@ -43,16 +45,9 @@ class Observations:
 
     def rows(self, index: Tensor) -> Observations:
         """The instances at `index`, which may repeat."""
-        return Observations(
-            tuple(self.ids[int(i)] for i in index),
-            self.outputs,
-            self.times[index],
-            self.values[index],
-            self.mask[index],
-            None if self.variance is None else self.variance[index],
-            None if self.positions is None else self.positions[index],
-            None if self.level is None else self.level[index],
-        )
+        parts = {name: getattr(self, name) for name in TENSORS}
+        chosen = {name: part[index] for name, part in parts.items() if part is not None}
+        return replace(self, ids=tuple(self.ids[int(i)] for i in index), **chosen)
 
 
 def collate(instances: Sequence[Instance], outputs: Sequence[str]) -> Observations:
@@ -69,7 +64,6 @@ def collate(instances: Sequence[Instance], outputs: Sequence[str]) -> Observatio
             f"Some instances have a noise variance and {lacking!r} has none.", "Give it for all of them or for none."
         )
     variance = np.ones(shape) if all(given) else None
-    positions = _stacked_positions(instances, length)
     for b, instance in enumerate(instances):
         unknown = [name for name in instance.outputs if name not in outputs]
         if unknown:
@@ -92,7 +86,7 @@ def collate(instances: Sequence[Instance], outputs: Sequence[str]) -> Observatio
         torch.from_numpy(values),
         torch.from_numpy(mask),
         None if variance is None else torch.from_numpy(variance),
-        positions,
+        _stacked_positions(instances, length),
     )
 
 

@@ -32,6 +32,8 @@ class Status(IntEnum):
     STALLED = 2
     MAX_ITERATIONS = 3
     DIVERGED = 4
+    UNRELIABLE = 7
+    """It settled, and its answer failed a check; numbers in between are those of rows of a store."""
 
     @property
     def advice(self) -> str:
@@ -43,6 +45,7 @@ _ADVICE = {
     Status.CONVERGED: "",
     Status.STALLED: "No step improves the objective any more; look at the fit before you trust it.",
     Status.MAX_ITERATIONS: "Raise inference.optimiser.rounds, or inference.variational.iterations.",
+    Status.UNRELIABLE: "",
     Status.DIVERGED: "The model gave no finite value: check the units of the data against the priors.",
 }
 
@@ -78,6 +81,11 @@ class Optimum:
     iterations: Tensor
     evaluations: int
     trace: Tensor
+
+    def rows(self, index: Tensor) -> Optimum:
+        """The problems at `index`."""
+        z, value, status, iterations = (one[index] for one in (self.z, self.value, self.status, self.iterations))
+        return Optimum(z, value, status, iterations, self.evaluations, self.trace[:, index])
 
 
 def minimise(objective: Objective, z0: Tensor, options: OptimiserConfig) -> Optimum:

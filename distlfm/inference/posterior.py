@@ -1,8 +1,10 @@
 """The posterior of the unknowns z: Laplace's Gaussian at the mode, corrected by adaptive importance sampling.
 
 The mode of a skewed posterior lies beside its mass, so the Gaussian is only where sampling begins. Each stage draws
-from a Student-t with the weighted moments found so far, and all draws of all stages share one set of weights
-(deterministic mixture, Cornuet et al. 2012). Shapes: `B` instances, `n` unknowns, `S` draws, `J` weighted proposals.
+from a Student-t with the weighted moments found so far, in coordinates that walls of priors do not bend, and all draws
+of all stages share one set of weights (deterministic mixture, Cornuet et al. 2012). Their largest ones say whether they
+can be trusted (Vehtari et al. 2024).
+Shapes: `B` instances, `n` unknowns, `S` draws, `J` weighted proposals.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from torch import Tensor
 from distlfm.config import Config
 from distlfm.inference.curvature import ROWS, hessian, root_of_inverse
 from distlfm.inference.optimise import Objective
+from distlfm.mechanisms.priors import HalfNormal, ParameterSpace, Uniform
 from distlfm.runtime.reporting import during, stepped
 
 LEAST = 60
@@ -26,6 +29,54 @@ LEAST = 60
 
 FREEDOM = 8
 """Degrees of freedom of the Student-t proposals: heavier tails than the target's, at a small loss of efficiency."""
+
+
+EDGE = 1e-13
+"""Nearer to a wall than this, in units of the range, is beyond it."""
+
+
+class Coordinates:
+    """Coordinates x of the whitened unknowns z, both [..., n], in which the posterior is nearly straight.
+
+    A prior with walls bends what the data say in z, which is infinite at a wall: a ridge between two parameters that is
+    a line in natural values is a hook in z, and a Gaussian around its mode misses most of it. Such unknowns have as
+    coordinates their natural values, in units of the prior's range; others have z. Without a space, x is z.
+    """
+
+    def __init__(self, space: ParameterSpace | None = None) -> None:
+        priors = [one.prior_of(one.labels[i]) for one in (() if space is None else space.parameters) for i in one.free]
+        self._between = torch.tensor([isinstance(one, Uniform) for one in priors], dtype=torch.bool)
+        self._above = torch.tensor([isinstance(one, HalfNormal) for one in priors], dtype=torch.bool)
+        self._walls = bool((self._between | self._above).any())
+
+    def straight(self, z: Tensor) -> Tensor:
+        """x of z."""
+        if not self._walls:
+            return z
+        half = -torch.special.ndtri(0.5 * torch.special.ndtr(-z))
+        return torch.where(self._between, torch.special.ndtr(z), torch.where(self._above, half, z))
+
+    def whitened(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """z of x, and whether [...] x is within all walls."""
+        if not self._walls:
+            return x, torch.ones(x.shape[:-1], dtype=torch.bool)
+        within = torch.where(self._between, (x > EDGE) & (x < 1 - EDGE), ~self._above | (x > EDGE)).all(-1)
+        share = torch.special.ndtri(torch.where(self._between, x, 0.5).clamp(EDGE, 1 - EDGE))
+        # The smaller of both tails is computed: the other is one, to rounding.
+        upper = 2 * torch.special.ndtr(-torch.where(self._above, x, 1.0).clamp_min(EDGE))
+        z = torch.where(self._between, share, torch.where(self._above, -torch.special.ndtri(upper), x))
+        return z, within
+
+    def log_slope(self, z: Tensor) -> Tensor:
+        """log dx/dz of each unknown, [..., n]."""
+        if not self._walls:
+            return torch.zeros_like(z)
+        normal = -0.5 * z.square() - 0.5 * math.log(2 * math.pi)
+        half = 0.5 * self.straight(z).square() - 0.5 * z.square() - math.log(2)
+        return torch.where(self._between, normal, torch.where(self._above, half, 0.0))
+
+
+WHITENED = Coordinates()
 
 
 class PosteriorConfig(Config):
@@ -46,7 +97,8 @@ class ParameterPosterior:
     """What is known of z after seeing the data.
 
     mode: [B, n]; proposals: [J, B, n] with weights [J, B] that sum to one; draws: [S, B, n] of equal weight;
-    effective: [B], the number of independent draws that the weighted ones are worth.
+    effective: [B], the number of independent draws that the weighted ones are worth; tail: [B], the shape k̂ of the
+    largest weights' Pareto tail, above 0.7 of which averages are not to be trusted.
     """
 
     mode: Tensor
@@ -54,6 +106,7 @@ class ParameterPosterior:
     weights: Tensor
     draws: Tensor
     effective: Tensor
+    tail: Tensor
 
     @property
     def mean(self) -> Tensor:
@@ -66,29 +119,43 @@ class ParameterPosterior:
         return torch.einsum("jb,jbi,jbk->bik", self.weights, centred, centred)
 
 
-def infer(objective: Objective, mode: Tensor, seeds: Sequence[int], options: PosteriorConfig) -> ParameterPosterior:
+def infer(
+    objective: Objective,
+    mode: Tensor,
+    seeds: Sequence[int],
+    options: PosteriorConfig,
+    coordinates: Coordinates = WHITENED,
+) -> ParameterPosterior:
     """Approximate the posterior around the modes [B, n]; each instance draws from its own seed."""
     num_instances, size = mode.shape
     root = mode.new_zeros(num_instances, size, size)
     if options.method != "point" and size:
         root = root_of_inverse(hessian(objective, mode, torch.arange(num_instances)))
-    return infer_from(objective, mode, root, seeds, options)
+    return infer_from(objective, mode, root, seeds, options, coordinates)
 
 
 def infer_from(
-    objective: Objective, mode: Tensor, root: Tensor, seeds: Sequence[int], options: PosteriorConfig
+    objective: Objective,
+    mode: Tensor,
+    root: Tensor,
+    seeds: Sequence[int],
+    options: PosteriorConfig,
+    coordinates: Coordinates = WHITENED,
 ) -> ParameterPosterior:
     """The same with Laplace's deviations given: root [B, n, n], lower triangular."""
     num_instances, size = mode.shape
     if options.method == "point" or size == 0:
         alone = torch.ones(1, num_instances, dtype=mode.dtype)
-        return ParameterPosterior(mode, mode.unsqueeze(0), alone, mode.unsqueeze(0), alone[0])
+        return ParameterPosterior(
+            mode, mode.unsqueeze(0), alone, mode.unsqueeze(0), alone[0], torch.zeros(num_instances)
+        )
     streams = [torch.Generator().manual_seed(seed) for seed in seeds]
     if options.method == "laplace":
         draws = mode + _apply(root, _normal(streams, options.draws, size))
         equal = torch.full((options.draws, num_instances), 1 / options.draws, dtype=mode.dtype)
-        return ParameterPosterior(mode, draws, equal, draws, torch.full_like(mode[:, 0], options.draws))
-    return _importance(objective, mode, root, streams, options)
+        count = torch.full_like(mode[:, 0], options.draws)
+        return ParameterPosterior(mode, draws, equal, draws, count, torch.zeros_like(count))
+    return _importance(objective, mode, root, streams, options, coordinates)
 
 
 def _normal(streams: Sequence[torch.Generator], count: int, size: int) -> Tensor:
@@ -122,25 +189,41 @@ class _Proposal:
 
 
 def _importance(
-    objective: Objective, mode: Tensor, root: Tensor, streams: Sequence[torch.Generator], options: PosteriorConfig
+    objective: Objective,
+    mode: Tensor,
+    root: Tensor,
+    streams: Sequence[torch.Generator],
+    options: PosteriorConfig,
+    coordinates: Coordinates,
 ) -> ParameterPosterior:
-    proposals = [_Proposal(mode, root)]
-    z, log_target = mode.new_zeros(0, *mode.shape), mode.new_zeros(0, len(mode))
-    weights = mode.new_zeros(0, len(mode))
-    stages = tuple(max(LEAST, each * mode.shape[-1]) for each in options.stages)
+    slope = coordinates.log_slope(mode).exp()
+    first = _Proposal(coordinates.straight(mode), _lower(slope.unsqueeze(-1) * root))
+    x, log_target = mode.new_zeros(0, *mode.shape), mode.new_zeros(0, len(mode))
+    weights, everyone = mode.new_zeros(0, len(mode)), torch.arange(len(mode))
+    stages = [max(LEAST, each * mode.shape[-1]) for each in options.stages]
+    proposals, tail = [], mode.new_zeros(len(mode))
     for stage, count in enumerate(stages):
-        if stage:
-            proposals.append(_adapted(z, weights, root))
+        proposals.append(_adapted(x, weights, first.root) if stage else first)
         fresh = proposals[-1].draw(streams, count)
-        z = torch.cat([z, fresh])
+        x = torch.cat([x, fresh])
         with during("posterior stage", stage + 1, len(stages)):
-            log_target = torch.cat([log_target, -_values(objective, fresh)])
-        weights = _mixture_weights(z, log_target, proposals, stages)
+            log_target = torch.cat([log_target, _log_target(objective, fresh, everyone, coordinates)])
+        weights, tail = _mixture_weights(x, log_target, proposals, stages)
     effective = 1 / weights.square().sum(0)
     offset = torch.stack([torch.rand((), generator=one, dtype=torch.float64) for one in streams])
     chosen = _systematic(weights, offset, options.draws)
+    z, _ = coordinates.whitened(x)
     draws = z.gather(0, chosen.unsqueeze(-1).expand(-1, -1, z.shape[-1]))
-    return ParameterPosterior(mode, z, weights, draws, effective)
+    return ParameterPosterior(mode, z, weights, draws, effective, tail)
+
+
+def _lower(root: Tensor) -> Tensor:
+    """The lower triangular matrix [B, n, n] with the same square as root [B, n, n]."""
+    if not bool(root.triu(1).any()):
+        return root
+    upper = torch.linalg.qr(root.mT, mode="r").R
+    lower: Tensor = (upper * torch.diagonal(upper, dim1=-2, dim2=-1).sign().unsqueeze(-1)).mT
+    return lower
 
 
 def _adapted(z: Tensor, weights: Tensor, laplace: Tensor) -> _Proposal:
@@ -154,8 +237,10 @@ def _adapted(z: Tensor, weights: Tensor, laplace: Tensor) -> _Proposal:
     return _Proposal(centre, torch.linalg.cholesky(covariance))
 
 
-def _mixture_weights(z: Tensor, log_target: Tensor, proposals: list[_Proposal], stages: tuple[int, ...]) -> Tensor:
-    """Self-normalised weights [J, B] of all draws against the mixture of all proposals.
+def _mixture_weights(
+    z: Tensor, log_target: Tensor, proposals: list[_Proposal], stages: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Self-normalised weights [J, B] of all draws against the mixture of all proposals, and their tail's shape [B].
 
     Truncated (Ionides 2008): no weight above the mean times √J, so that one draw cannot be the whole answer.
     """
@@ -166,20 +251,37 @@ def _mixture_weights(z: Tensor, log_target: Tensor, proposals: list[_Proposal], 
     # Where nothing is possible all weigh the same: NaN would stop the neighbours.
     log_weight = torch.where(possible, log_weight, torch.where(possible.any(0), -torch.inf, 0.0))
     mean = torch.logsumexp(log_weight, 0) - math.log(len(z))
-    return torch.softmax(torch.minimum(log_weight, mean + 0.5 * math.log(len(z))), 0)
+    weights = torch.softmax(torch.minimum(log_weight, mean + 0.5 * math.log(len(z))), 0)
+    return weights, pareto_shape(log_weight)
+
+
+def pareto_shape(log_weight: Tensor) -> Tensor:
+    """Shape k̂ [B] of the Pareto tail of the largest weights, given as logarithms [J, B]; Zhang & Stephens (2009)."""
+    count = int(min(0.2 * len(log_weight), 3 * math.sqrt(len(log_weight))))
+    top = torch.softmax(log_weight, 0).topk(count + 1, dim=0).values.flip(0)
+    excess = (top[1:] - top[:1]).clamp_min(1e-300)
+    grid = 30 + int(math.sqrt(count))
+    steps = 1 - (grid / (torch.arange(1, grid + 1, dtype=top.dtype) - 0.5)).sqrt()
+    theta = 1 / excess[-1] + steps.unsqueeze(-1) / (3 * excess[int(count / 4 + 0.5) - 1])  # [grid, B]
+    shape = torch.log1p(-theta.unsqueeze(1) * excess).mean(1)
+    profile = count * (torch.log(-theta / shape) - shape - 1)
+    best = (torch.softmax(profile, 0) * theta).sum(0)
+    # Drawn towards one half by ten observations of it, as few weights say little.
+    return (torch.log1p(-best * excess).mean(0) * count + 5) / (count + 10)
 
 
 @torch.no_grad()
-def _values(objective: Objective, z: Tensor) -> Tensor:
-    """The objective [J, B] of every proposal z [J, B, n]: a few large calls instead of many small ones."""
-    rows = torch.arange(z.shape[1]).repeat(len(z))
-    flat = z.flatten(0, 1)
+def _log_target(objective: Objective, x: Tensor, instances: Tensor, coordinates: Coordinates) -> Tensor:
+    """Log density [J, A] of proposals x [J, A, n] of the instances [A]: few large calls instead of many small ones."""
+    z, within = coordinates.whitened(x.flatten(0, 1))
+    rows = instances.repeat(len(x))
     parts = []
-    for i in range(0, len(flat), ROWS):
-        stepped("proposal", i, len(flat))
-        parts.append(objective(flat[i : i + ROWS], rows[i : i + ROWS]))
-    values: Tensor = torch.cat(parts).unflatten(0, z.shape[:2])
-    return values
+    for i in range(0, len(z), ROWS):
+        stepped("proposal", i, len(z))
+        parts.append(objective(z[i : i + ROWS], rows[i : i + ROWS]))
+    density = -torch.cat(parts) - coordinates.log_slope(z).sum(-1)
+    found: Tensor = torch.where(within, density, -torch.inf).unflatten(0, x.shape[:2])
+    return found
 
 
 def _systematic(weights: Tensor, offset: Tensor, num_draws: int) -> Tensor:

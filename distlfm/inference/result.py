@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from distlfm.inference.findings.estimates import Direction, Estimate, estimates,
 from distlfm.inference.optimise import Status
 from distlfm.instance import FloatArray, Instance
 from distlfm.runtime.process import torch_threads
+
+if TYPE_CHECKING:
+    from distlfm.inference.findings.residuals import Structure
 
 LEVELS = (0.68, 0.95)
 FAILED = ("diverged", "failed")
@@ -38,6 +42,21 @@ class Prediction:
     force: Band
     outputs: Band
     positions: FloatArray | None = None
+
+    @staticmethod
+    def of(points: FloatArray, force: Band, outputs: Band) -> Prediction:
+        """The prediction at times [Q], or at points [Q, 1 + d] of a field."""
+        if points.ndim == 1:
+            return Prediction(points, force, outputs)
+        return Prediction(points[:, 0], force, outputs, points[:, 1:])
+
+    def at(self, index: slice | NDArray[np.intp]) -> Prediction:
+        """The prediction at some of its points, in any order."""
+        force, outputs = (
+            Band(*(getattr(band, name)[:, index] for name in Band.__dataclass_fields__))
+            for band in (self.force, self.outputs)
+        )
+        return Prediction(self.times[index], force, outputs, None if self.positions is None else self.positions[index])
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,6 +85,10 @@ class FitResult(Answer):
     posterior: Posterior
     row: int
     relative_noise: FloatArray | None = None
+    tail: float = 0.0
+    """Shape k̂ of the Pareto tail of the draws' weights."""
+    misfit: Structure | None = None
+    """Whether the residuals have a shape, where that was looked at."""
     at_truth: Prediction | None = None
     """Where the truth is known, if it was asked for together with the rest."""
 
@@ -79,7 +102,7 @@ class FitResult(Answer):
 
     @property
     def trustworthy(self) -> bool:
-        return self.ok
+        return self.ok and self.status != "unreliable"
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -110,13 +133,9 @@ class FitResult(Answer):
 
     def predict(self, times: Sequence[float] | FloatArray, positions: FloatArray | None = None) -> Prediction:
         """Force and outputs at `times` [Q], and for a field at `positions` [Q, d]."""
-        if self.instance.positions is not None:
-            points = self._places(times, positions)
-            return predict(self.posterior, torch.tensor([self.row]), torch.from_numpy(points).unsqueeze(0))[0]
-        wanted, order = self._asked(times)
-        found = predict(self.posterior, torch.tensor([self.row]), torch.from_numpy(wanted[order]).unsqueeze(0))[0]
-        back = np.argsort(order, kind="stable")
-        return Prediction(wanted, _reordered(found.force, back), _reordered(found.outputs, back))
+        points, order = self._asked(times, positions)
+        at = torch.from_numpy(points[order]).unsqueeze(0)
+        return predict(self.posterior, torch.tensor([self.row]), at)[0].at(np.argsort(order))
 
     def draws(
         self,
@@ -134,27 +153,17 @@ class FitResult(Answer):
         self._drawable(count)
         if times is None:
             times, positions = self.grid.times, self.grid.positions
-        if self.instance.positions is not None:
-            points = self._places(times, positions)
-            wanted, order = points[:, 0], np.arange(len(points))
-            at = torch.from_numpy(points).unsqueeze(0)
-        else:
-            wanted, order = self._asked(times)
-            at = torch.from_numpy(wanted[order]).unsqueeze(0)
-        back = np.argsort(order, kind="stable")
+        points, order = self._asked(times, positions)
+        at, back = torch.from_numpy(points[order]).unsqueeze(0), np.argsort(order)
         with torch.no_grad(), torch_threads(1):  # the matrices are small, and more threads only wait for each other
             force, outputs, z = self.posterior.draw(torch.tensor([self.row]), at, count, seed)
         curves = force[:, 0].numpy()[..., back], outputs[:, 0].numpy()[..., back]
         names = (self.force_names, self.output_names)
-        places = None if self.instance.positions is None else points[:, 1:]
-        return Draws(wanted, *curves, self._drawn_parameters(z[:, 0]), *names, places)
-
-    def _drawn_parameters(self, z: Tensor) -> dict[str, FloatArray]:
-        """Natural values [S] by name of the unknowns z [S, n]; known ones are left out, as in `parameters`."""
+        wanted, places = (points, None) if points.ndim == 1 else (points[:, 0], points[:, 1:])
         space = self.posterior.model.space
-        values = space.unpack(z)
+        values = space.unpack(z[:, 0])
         found = [values[one.name][..., i].numpy() for one in space.parameters for i in one.free]
-        return dict(zip(space.free_names, found, strict=True))
+        return Draws(wanted, *curves, dict(zip(space.free_names, found, strict=True)), *names, places)
 
     def _drawable(self, count: object) -> None:
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
@@ -174,7 +183,7 @@ class FitResult(Answer):
             where = where[:, None]
         if where is None or wanted.ndim != 1 or where.shape != (len(wanted), dims) or len(wanted) == 0:
             raise UsageError(
-                "A field is asked at times and positions, and they do not fit together.",
+                "The times and positions to predict a field at do not fit together.",
                 f"Give as many positions as times, each of {dims} numbers.",
             )
         points = np.column_stack([wanted, where])
@@ -182,8 +191,13 @@ class FitResult(Answer):
             raise UsageError("A time or a position to predict at is not finite.", "Give numbers.")
         return points
 
-    def _asked(self, times: Sequence[float] | FloatArray) -> tuple[FloatArray, NDArray[np.intp]]:
-        """The times as an array, and the order that sorts them."""
+    def _asked(
+        self, times: Sequence[float] | FloatArray, positions: FloatArray | None
+    ) -> tuple[FloatArray, NDArray[np.intp]]:
+        """Times [Q], or points [Q, 1 + d] of a field, and the order in which a posterior takes them."""
+        if self.instance.positions is not None:
+            points = self._places(times, positions)
+            return points, np.arange(len(points))
         wanted = np.asarray(times, dtype=np.float64)
         first = float(self.instance.times[0])
         if wanted.ndim != 1 or len(wanted) == 0 or not np.isfinite(wanted).all():
@@ -201,28 +215,12 @@ def _brief(given: object) -> str:
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-def _reordered(band: Band, index: NDArray[np.intp]) -> Band:
-    return Band(*(getattr(band, name)[:, index] for name in Band.__dataclass_fields__))
-
-
-def _first(found: Prediction, count: int) -> Prediction:
-    """A prediction at its first `count` points: what follows pads it to the longest instance of a batch."""
-    if len(found.times) <= count:
-        return found
-    here = np.arange(count)
-    positions = None if found.positions is None else found.positions[:count]
-    return Prediction(found.times[:count], _reordered(found.force, here), _reordered(found.outputs, here), positions)
-
-
 def predict(posterior: Posterior, rows: Tensor, times: Tensor) -> list[Prediction]:
     """Predictions of the instances `rows` [A] at times [A, Q], or at points [A, Q, 1 + d] of a field."""
     with torch.no_grad():
         predicted = posterior.predict(rows, times)
         force, outputs = _bands(predicted.force), _bands(predicted.outputs)
-    if times.dim() == 2:
-        return [Prediction(times[i].numpy(), force[i], outputs[i]) for i in range(len(rows))]
-    points = times.numpy()
-    return [Prediction(points[i, :, 0], force[i], outputs[i], points[i, :, 1:]) for i in range(len(rows))]
+    return [Prediction.of(*one) for one in zip(times.numpy(), force, outputs, strict=True)]
 
 
 def predict_together(posterior: Posterior, rows: Tensor, asked: Sequence[Tensor]) -> list[list[Prediction]]:
@@ -237,31 +235,21 @@ def predict_together(posterior: Posterior, rows: Tensor, asked: Sequence[Tensor]
         times, order = wanted.sort(dim=-1, stable=True)
         back = torch.argsort(order, -1).numpy()
     everywhere = predict(posterior, rows, times)
-    parts, first = [], 0
-    for part in asked:
-        here = slice(first, first + part.shape[-1])
-        first = here.stop
-        parts.append(
-            [
-                Prediction(one.times[at], _reordered(one.force, at), _reordered(one.outputs, at))
-                for one, at in zip(everywhere, back[:, here], strict=True)
-            ]
-        )
-    return parts
+    parts = np.split(back, np.cumsum([part.shape[-1] for part in asked])[:-1], axis=-1)
+    return [[one.at(index) for one, index in zip(everywhere, part, strict=True)] for part in parts]
 
 
 def _true_times(instances: Sequence[Instance]) -> Tensor | None:
     """The times [B, Q] at which all of these know the truth, if they are equally many and can be predicted at."""
-    truths = [one.truth for one in instances]
-    times = [one.times for one in truths if one is not None and one.positions is None]
+    known = [one.truth for one in instances if one.truth is not None and one.truth.positions is None]
+    times = [one.times for one in known if one.force is not None or one.outputs is not None]
     if len(times) < len(instances) or len({len(one) for one in times}) > 1:
         return None
-    known = all(one is not None and (one.force is not None or one.outputs is not None) for one in truths)
     starts = [instance.times[0] for instance in instances]
     usable = all(
         len(one) and one[0] >= first and (np.diff(one) >= 0).all() for one, first in zip(times, starts, strict=True)
     )
-    return torch.from_numpy(np.stack(times)) if known and usable else None
+    return torch.from_numpy(np.stack(times)) if usable else None
 
 
 def _bands(mixture: Mixture) -> list[Band]:
@@ -276,23 +264,19 @@ def results_of(
     instances: Sequence[Instance],
     grids: Tensor,
     seconds: float,
-    predicted: tuple[list[Prediction], list[Prediction]] | None = None,
+    predicted: Sequence[list[Prediction]] | None = None,
 ) -> list[FitResult]:
-    """One result an instance; `seconds` is the batch's, shared evenly.
+    """One result per instance; `seconds` is the batch's, shared evenly.
 
     grids: times [B, Q] to predict at, or points [B, Q, 1 + d] of a field. predicted: on the grids and at the data, if
     it is known already.
     """
     posterior = fit.posterior
     rows = torch.arange(len(instances))
-    at_truth: list[Prediction] | None = None
     if predicted is None:
-        asked = [grids, posterior.observations.points]
-        truth = _true_times(instances)
-        on_grid, at_data, *more = predict_together(posterior, rows, asked if truth is None else [*asked, truth])
-        at_truth = more[0] if more else None
-    else:
-        on_grid, at_data = predicted
+        asked, truth = [grids, posterior.observations.points], _true_times(instances)
+        predicted = predict_together(posterior, rows, asked if truth is None else [*asked, truth])
+    on_grid, at_data, *at_truth = predicted
     parameters, directions = estimates(posterior), undetermined(posterior)
     unknowns = posterior.unknowns()
     z = (unknowns.weights.unsqueeze(-1) * unknowns.proposals).sum(0)
@@ -301,7 +285,9 @@ def results_of(
     results = []
     for b, instance in enumerate(instances):
         status = Status(int(fit.status[b]))
-        notice = fit.notices[b] if fit.notices else ""
+        notice, doubt = (words[b] if words else "" for words in (fit.notices, fit.doubts))
+        if doubt and status != Status.DIVERGED:
+            status = Status.UNRELIABLE
         strained = strain(posterior.model.space.free_names, z[b])
         if strained not in notice:  # that of a saved fit has it already
             notice = f"{notice} {strained}".strip()
@@ -310,7 +296,7 @@ def results_of(
                 instance=instance,
                 method=posterior.method,
                 status=status.name.lower(),
-                advice=" ".join(filter(None, [status.advice, notice])),
+                advice=" ".join(filter(None, [status.advice, doubt, notice])),
                 bound=float(fit.bound[b]),
                 trace=fit.trace[:, b].numpy(),
                 effective_draws=float(fit.effective[b]),
@@ -319,12 +305,13 @@ def results_of(
                 estimates=parameters[b],
                 undetermined=directions[b],
                 grid=on_grid[b],
-                at_data=_first(at_data[b], len(instance.times)),
+                at_data=at_data[b].at(slice(len(instance.times))),
                 noise_sd=None if noise is None else noise[b].numpy(),
                 posterior=posterior,
                 row=b,
                 relative_noise=None if relative is None else relative[b].numpy(),
-                at_truth=None if at_truth is None else at_truth[b],
+                tail=0.0 if fit.tail is None else float(fit.tail[b]),
+                at_truth=at_truth[0][b] if at_truth else None,
             )
         )
     return results

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from distlfm.inference.field.settings import Extent, extent_of, settle_extent
-from distlfm.inference.fit import InferenceConfig
+from distlfm.inference.fit import AutoSeries, InferenceConfig, method_of
 from distlfm.inference.model import Model
 from distlfm.inference.observations import collate
+from distlfm.inference.series.collapsed import LinearMethod
 from distlfm.inference.series.forward import choose_num_inducing
-from distlfm.instance import FloatArray, Instance
+from distlfm.instance import Instance
 from distlfm.solvers.ode import RULES, choose_steps
 
 
@@ -24,8 +25,10 @@ from distlfm.solvers.ode import RULES, choose_steps
 class Survey:
     """samples: most observation points of an instance; starts, ends: earliest and latest first and last time.
 
-    gap: between two times, the median of an instance, and of those the shortest; span: from first to last, the longest.
-    variance: whether any instance comes with its noise. steps, inducing: what an ODE needs most; extent: of fields.
+    gap: between two different times, the median of an instance, and of those the shortest. span: from first to last,
+    the longest.
+    variance: whether any instance comes with its noise. steps, inducing: what an ODE that is solved needs most.
+    extent: of fields.
     """
 
     count: int
@@ -73,13 +76,13 @@ def survey(model: Model, whole: Sequence[Instance], chosen: Sequence[Instance], 
         starts=(float(min(first)), float(max(first))),
         ends=(float(min(last)), float(max(last))),
         variance=any(one.variance is not None for one in chosen),
-        gap=min(_gap(one.times) for one in chosen),
+        gap=min(float(np.median(np.diff(np.unique(one.times)))) for one in chosen),
         span=float(max(one.times[-1] - one.times[0] for one in chosen)),
     )
     if model.is_field:
         return replace(found, extent=extent_of(model, whole))
     variational = options.variational
-    if variational.num_inducing is not None and variational.solver.steps is not None:
+    if not _is_solved(model, found, options) or (variational.num_inducing and variational.solver.steps):
         return found
     # One with an output that the mechanism does not know is refused alone, when it is fitted.
     each = [collate([one.blind()], one.outputs) for one in _unlike(chosen)]
@@ -91,6 +94,14 @@ def survey(model: Model, whole: Sequence[Instance], chosen: Sequence[Instance], 
     )
 
 
+def _is_solved(model: Model, found: Survey, options: InferenceConfig) -> bool:
+    """Whether the equation is stepped through; a method that integrates the force out needs no steps or points."""
+    method = method_of(model, options.method)
+    if issubclass(method, AutoSeries):
+        method = method.choose(model, found.samples)
+    return not issubclass(method, LinearMethod)
+
+
 def settled(model: Model, found: Survey, options: InferenceConfig) -> InferenceConfig:
     """Options with everything settled that a batch would otherwise take from its own instances."""
     if model.is_field:
@@ -98,20 +109,14 @@ def settled(model: Model, found: Survey, options: InferenceConfig) -> InferenceC
         settings = options.settled or settle_extent(model, found.extent, options.field)
         return options.model_copy(update={"settled": settings})
     variational = options.variational
-    solver = variational.solver.model_copy(update={"steps": variational.solver.steps or found.steps})
-    points = variational.num_inducing or found.inducing
-    known = variational.model_copy(update={"solver": solver, "num_inducing": points})
-    return options.model_copy(update={"variational": known})
+    solver = variational.solver.model_copy(update={"steps": variational.solver.steps or found.steps or None})
+    points = variational.num_inducing or found.inducing or None
+    return options.changed("variational", solver=solver, num_inducing=points)
 
 
 def settle_fleet(model: Model, instances: Sequence[Instance], options: InferenceConfig) -> InferenceConfig:
     """Options settled for a fleet that is in memory."""
     return settled(model, survey(model, instances, instances, options), options)
-
-
-def _gap(times: FloatArray) -> float:
-    """The median between two times that differ; a field has each of them many times."""
-    return float(np.median(np.diff(np.unique(times))))
 
 
 def _unlike(instances: Sequence[Instance]) -> list[Instance]:

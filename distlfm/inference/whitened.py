@@ -46,7 +46,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Asked:
+class QueryMap:
     """At query points: outputs = offset [A, Q] + columns [A, Q, R] · w, with slack [A, Q]; force = force [A, Q, R] · w,
 
     with the variance left [A, Q]. Without columns outputs do not depend on w.
@@ -75,7 +75,7 @@ class WhitenedMarginal(Marginal):
         """What the instances `rows` [A] compare at `values`."""
 
     @abstractmethod
-    def asked(self, values: Values, rows: Tensor, query: Tensor) -> Asked:
+    def query_map(self, values: Values, rows: Tensor, query: Tensor) -> QueryMap:
         """Outputs and force at query points [A, Q, 1 + d]."""
 
     @abstractmethod
@@ -110,32 +110,32 @@ class WhitenedMarginal(Marginal):
 
     def posterior(self, z: Tensor, rows: Tensor, query: Tensor) -> Moments:
         values = self.model.space.unpack(z)
-        asked, w = self.asked(values, rows, query), self.whitened(z, rows)
+        mapped, w = self.query_map(values, rows, query), self.whitened(z, rows)
         identity = torch.eye(w.factor.shape[-1], dtype=w.factor.dtype).expand_as(w.factor)
         whitening = torch.linalg.solve_triangular(w.factor, identity, upper=False)
 
         def moments(linear: Tensor) -> tuple[Tensor, Tensor]:
             return (linear @ w.mean.unsqueeze(-1)).squeeze(-1), (linear @ whitening.mT).square().sum(-1)
 
-        outputs, variance = asked.offset, asked.slack
-        if asked.columns is not None:
-            mean, spread = moments(asked.columns)
+        outputs, variance = mapped.offset, mapped.slack
+        if mapped.columns is not None:
+            mean, spread = moments(mapped.columns)
             outputs, variance = outputs + mean, variance + spread
-        force_mean, force_var = moments(asked.force)
+        force_mean, force_var = moments(mapped.force)
         return Moments(
-            force_mean.unsqueeze(1), (force_var + asked.left).unsqueeze(1), outputs.unsqueeze(1), variance.unsqueeze(1)
+            force_mean.unsqueeze(1), (force_var + mapped.left).unsqueeze(1), outputs.unsqueeze(1), variance.unsqueeze(1)
         )
 
     def draw(self, z: Tensor, rows: Tensor, query: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """One joint draw at query points [A, Q, 1 + d]: force [A, 1, Q] and outputs [A, 1, Q]."""
         values = self.model.space.unpack(z)
-        asked, w = self.asked(values, rows, query), self.whitened(z, rows)
+        mapped, w = self.query_map(values, rows, query), self.whitened(z, rows)
         noise = torch.randn(*w.mean.shape, 1, generator=generator, dtype=torch.float64)
         drawn = w.mean.unsqueeze(-1) + torch.linalg.solve_triangular(w.factor.mT, noise, upper=True)
         force, outputs = self.left_over(values, rows, query, generator)
-        force, outputs = force + (asked.force @ drawn).squeeze(-1), outputs + asked.offset
-        if asked.columns is not None:
-            outputs = outputs + (asked.columns @ drawn).squeeze(-1)
+        force, outputs = force + (mapped.force @ drawn).squeeze(-1), outputs + mapped.offset
+        if mapped.columns is not None:
+            outputs = outputs + (mapped.columns @ drawn).squeeze(-1)
         return force.unsqueeze(1), outputs.unsqueeze(1)
 
 

@@ -1,12 +1,12 @@
 """The Latent Force Operator: a Fourier network that answers a new instance in milliseconds, with its uncertainty."""
 
-from distlfm.lfo.answer import Estimate, OperatorAnswer
+from distlfm.lfo.answer import OperatorAnswer, OperatorEstimate
 from distlfm.lfo.calibrate import Calibration, calibrate, coverage
 from distlfm.lfo.checkpoint import load_checkpoint, save_checkpoint
 from distlfm.lfo.dataset import Batch, Examples
 from distlfm.lfo.finish import finish
 from distlfm.lfo.loop import Training
-from distlfm.lfo.model import FourierOperator, Prediction
+from distlfm.lfo.model import FourierOperator, OperatorOutput
 from distlfm.lfo.operator import Operator
 from distlfm.lfo.ranks import Alone, Ranks
 from distlfm.lfo.schema import GridDim, OperatorSchema
@@ -26,7 +26,6 @@ __all__ = [
     "AugmentConfig",
     "Batch",
     "Calibration",
-    "Estimate",
     "Examples",
     "FourierOperator",
     "GridDim",
@@ -35,9 +34,10 @@ __all__ = [
     "Operator",
     "OperatorAnswer",
     "OperatorConfig",
+    "OperatorEstimate",
+    "OperatorOutput",
     "OperatorSchema",
     "OptimiserConfig",
-    "Prediction",
     "Ranks",
     "SplitConfig",
     "TrainSettings",

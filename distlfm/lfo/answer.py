@@ -15,12 +15,13 @@ from scipy.interpolate import RegularGridInterpolator
 
 from distlfm.answer import Answer, Band
 from distlfm.answer.base import NUM_DRAWS
-from distlfm.answer.parameters import COLUMNS
+from distlfm.answer.parameters import COLUMNS, Estimated
 from distlfm.errors import UsageError
 from distlfm.instance import FloatArray, Instance
+from distlfm.lfo.grid import joined_points, lattice
 
 
-class Estimate(NamedTuple):
+class OperatorEstimate(NamedTuple):
     """A parameter: its mean (median where it is learned by its logarithm), sd, and central intervals."""
 
     name: str
@@ -51,7 +52,7 @@ class OperatorAnswer(Answer):
     upper68: FloatArray
     lower95: FloatArray
     upper95: FloatArray
-    estimates: tuple[Estimate, ...]
+    estimates: Sequence[Estimated]
     novelty: float
     warning: str | None
     output_names: tuple[str, ...] = ()
@@ -63,8 +64,7 @@ class OperatorAnswer(Answer):
 
     @property
     def times(self) -> FloatArray:
-        times: FloatArray = self.axes[0] if len(self.axes) == 1 else self.points[:, 0]
-        return times
+        return self.points[:, 0]
 
     @property
     def positions(self) -> FloatArray | None:
@@ -118,16 +118,12 @@ class OperatorAnswer(Answer):
     @cached_property
     def points(self) -> FloatArray:
         """All points of the grid, [n, d], time first."""
-        return np.stack([one.ravel() for one in np.meshgrid(*self.axes, indexing="ij")], -1)
+        return lattice(self.axes)
 
     def at(self, times: FloatArray, positions: FloatArray | None = None) -> dict[str, FloatArray]:
         """mean, sd, lower68 … upper95 [L, m] at other points (times [m], positions [m, d]), linear in between."""
-        wanted = np.asarray(times, float)[:, None]
-        if positions is not None:
-            wanted = np.concatenate([wanted, np.asarray(positions, float).reshape(len(wanted), -1)], -1)
-        wanted = np.clip(wanted, [axis[0] for axis in self.axes], [axis[-1] for axis in self.axes])
-        found = {}
-        for name in ("mean", "sd", "lower68", "upper68", "lower95", "upper95"):
-            values = np.moveaxis(getattr(self, name), 0, -1)
-            found[name] = RegularGridInterpolator(self.axes, values)(wanted).T
-        return found
+        ends = [axis[0] for axis in self.axes], [axis[-1] for axis in self.axes]
+        places = None if positions is None else np.asarray(positions, float).reshape(len(times), -1)
+        wanted = np.clip(joined_points(np.asarray(times, float), places), *ends)
+        curves = {name: np.moveaxis(getattr(self, name), 0, -1) for name in COLUMNS}
+        return {name: RegularGridInterpolator(self.axes, values)(wanted).T for name, values in curves.items()}

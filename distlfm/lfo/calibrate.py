@@ -1,6 +1,6 @@
 """Honest intervals: factors that make the bands of held-out instances cover what they promise.
 
-The network's standard deviations are multiplied by one factor a force and one a parameter (their likelihood's best
+The network's standard deviations are multiplied by one factor per force and parameter (their likelihood's best
 temperature), and the widths of the 68 and 95 % bands are the quantiles that the held-out errors have, in place of the
 normal ones (split conformal prediction, Vovk et al. 2005). The points of an instance err together, so that its force
 tells less than as many instances would: bands of forces are made a standard error of the coverage wider.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from distlfm.config import Config
 from distlfm.lfo.dataset import Batch
-from distlfm.lfo.model import Normal, Prediction
+from distlfm.lfo.model import OperatorOutput, Scaling
 from distlfm.lfo.spectral import table
 
 LEVELS = {68: 0.68, 95: 0.95}
@@ -26,7 +26,10 @@ FEWEST = 50
 """With fewer held-out instances, parameters share their factors."""
 
 SEED = 20
-"""Of the draws that stand for the truth of fitted instances."""
+"""Seed of the draws that stand for the truth of fitted instances."""
+
+MOST = 4_000_000
+"""Evenly spaced errors that quantiles are found from: torch takes no more."""
 
 EDGE = 1e-3
 """Intervals are never made narrower than this part of the network's."""
@@ -44,7 +47,7 @@ class Factors(Config):
 
 
 class Calibration(Config):
-    """Factors of each force and of each parameter. instances: how many they were found from; 0 is no calibration."""
+    """Factors of each force and of each parameter. instances: how many they were found from; 0: not calibrated."""
 
     forces: tuple[Factors, ...]
     parameters: tuple[Factors, ...]
@@ -54,7 +57,7 @@ class Calibration(Config):
     def none(forces: int, parameters: int) -> Calibration:
         return Calibration(forces=(Factors(),) * forces, parameters=(Factors(),) * parameters)
 
-    def apply(self, prediction: Prediction) -> Prediction:
+    def apply(self, prediction: OperatorOutput) -> OperatorOutput:
         """The prediction with calibrated log-variances; widths are left to whoever makes bands of it."""
         shift = _log_variances(tuple(one.sd for one in self.forces)).to(prediction.force)
         force_logvar = prediction.force_logvar + shift.view(-1, *(1,) * (prediction.force.dim() - 2))
@@ -67,8 +70,8 @@ def _log_variances(sds: tuple[float, ...]) -> Tensor:
     return torch.tensor([2 * math.log(sd) for sd in sds])
 
 
-def calibrate(prediction: Prediction, batch: Batch, normal: Normal) -> Calibration:
-    """Factors from the predictions of held-out instances."""
+def calibrate(prediction: OperatorOutput, batch: Batch, normal: Scaling) -> Calibration:
+    """Find the factors from the predictions of held-out instances."""
     force_off, params_off = _off(prediction, batch, normal)
     force, params = force_off.movedim(1, 0).flatten(2), params_off.T.unsqueeze(-1)
     if len(batch) < FEWEST:
@@ -80,7 +83,7 @@ def calibrate(prediction: Prediction, batch: Batch, normal: Normal) -> Calibrati
     )
 
 
-def _off(prediction: Prediction, batch: Batch, normal: Normal) -> tuple[Tensor, Tensor]:
+def _off(prediction: OperatorOutput, batch: Batch, normal: Scaling) -> tuple[Tensor, Tensor]:
     """How far the truth is from a prediction, in standard deviations: of forces [B, L, *grid], of parameters [B, K].
 
     Of fitted instances the truth is a draw from their posterior, point by point: a band must hold the truth and not a
@@ -107,7 +110,7 @@ def _factors(off: Tensor, instances: int) -> Factors:
     if not len(every):
         return Factors()
     sd = max(EDGE, float(every.square().mean().sqrt()))
-    few, widths = every[_few(every)], {}
+    few, widths = every[:: -(-len(every) // MOST)], {}
     for level, share in LEVELS.items():
         more = share / instances
         if off.shape[-1] > 1 and instances > 1:
@@ -117,24 +120,16 @@ def _factors(off: Tensor, instances: int) -> Factors:
     return Factors(sd=sd, width68=widths[68], width95=widths[95])
 
 
-def _few(off: Tensor) -> Tensor:
-    """Evenly spaced indices of at most a few million, which is what torch's quantile takes."""
-    step = -(-len(off) // 4_000_000)
-    return torch.arange(0, len(off), step)
-
-
-def coverage(ready: Prediction, batch: Batch, normal: Normal, calibration: Calibration) -> dict[str, float]:
+def coverage(ready: OperatorOutput, batch: Batch, normal: Scaling, calibration: Calibration) -> dict[str, float]:
     """Share of the truth within the bands of a calibrated prediction: `force_68`, `force_95`, `parameters_68`, …."""
     found = {}
     force, params = _off(ready, batch, normal)
     for level in LEVELS:
-        widths = torch.tensor([one.width(level) for one in calibration.forces])
-        found[f"force_{level}"] = _inside(force.movedim(1, -1), widths)
-        widths = torch.tensor([one.width(level) for one in calibration.parameters])
-        found[f"parameters_{level}"] = _inside(params, widths)
+        found[f"force_{level}"] = _inside(force.movedim(1, -1), calibration.forces, level)
+        found[f"parameters_{level}"] = _inside(params, calibration.parameters, level)
     return found
 
 
-def _inside(off: Tensor, widths: Tensor) -> float:
+def _inside(off: Tensor, factors: tuple[Factors, ...], level: int) -> float:
     known = torch.isfinite(off)
-    return float((off <= widths)[known].double().mean()) if bool(known.any()) else math.nan
+    return float((off <= torch.tensor([one.width(level) for one in factors]))[known].double().mean())

@@ -45,7 +45,7 @@ def save_checkpoint(path: str | Path, content: Mapping[str, Any], kind: str = OP
 
 
 def load_checkpoint(path: str | Path, kind: str = OPERATOR) -> dict[str, Any]:
-    """The content of a file that `save_checkpoint` wrote; a sentence for any other."""
+    """Return the content of a file that `save_checkpoint` wrote; raise UsageError for any other."""
     place = Path(path)
     try:
         content = torch.load(place, map_location="cpu", weights_only=True)
@@ -56,8 +56,8 @@ def load_checkpoint(path: str | Path, kind: str = OPERATOR) -> dict[str, Any]:
             f"{place} is not a checkpoint, or a damaged one ({type(error).__name__}).", "Give one of `distlfm train`."
         ) from error
     if not isinstance(content, dict) or content.get("format") != kind:
-        told = content.get("format") if isinstance(content, dict) else type(content).__name__
-        raise UsageError(f"{place} is not a file of a {kind}, but of: {told}.", "Give one of `distlfm train`.")
+        form = content.get("format") if isinstance(content, dict) else type(content).__name__
+        raise UsageError(f"{place} is not a file of a {kind}, but of: {form}.", "Give one of `distlfm train`.")
     if content.get("version") != SCHEMA:
         raise OtherWork(
             f"{place} has version {content.get('version')} of the checkpoint's form, and this distlfm reads {SCHEMA}.",

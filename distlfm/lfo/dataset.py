@@ -20,12 +20,12 @@ from torch import Tensor
 
 from distlfm.config import digest
 from distlfm.errors import UsageError
-from distlfm.lfo.grid import BLOCK, Observed, Resampler, fill, grid_points, to_grid
+from distlfm.lfo.grid import BLOCK, GriddedData, Resampler, fill, grid_points, to_grid
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import Index
 from distlfm.likelihoods import LIKELIHOODS
 from distlfm.store import STATUSES, Store
-from distlfm.store.layout import ABSENT, FAILED
+from distlfm.store.layout import ABSENT, UNLEARNED
 
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -81,7 +81,7 @@ class Examples:
         stores: Sequence[Store],
         schema: OperatorSchema | None = None,
         memory: float = 2000.0,
-        observed: Observed | None = None,
+        observed: GriddedData | None = None,
     ) -> None:
         self.stores, self.observed = tuple(stores), observed
         self.schema = schema or OperatorSchema.of(stores)
@@ -166,16 +166,15 @@ class Examples:
 
 
 def kept_rows(store: Store) -> Index:
-    """The rows of a store that hold an instance to learn from; failures are left out."""
-    return np.flatnonzero(~np.isin(store.read("status"), [ABSENT, *(STATUSES[name] for name in FAILED)]))
+    """The rows of a store that hold an instance to learn from: its fit did not fail, nor any check of its answer."""
+    return np.flatnonzero(~np.isin(store.read("status"), [ABSENT, *(STATUSES[name] for name in UNLEARNED)]))
 
 
 def fingerprint(store: Store) -> str:
     """A hash that tells whether two stores hold the same instances, made from the same config and data."""
     made_from = [str(store.spec.attributes.get(name)) for name in ("config_hash", "data")]
     ids = store.read("id")
-    told = "\n".join([*made_from, *(str(ids[row]) for row in kept_rows(store))])
-    return digest(told)
+    return digest("\n".join([*made_from, *(str(ids[row]) for row in kept_rows(store))]))
 
 
 class Cache:
@@ -206,11 +205,8 @@ class Cache:
             self._held.popitem(last=False)
         return self._held[key]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"read": self._read, "room": self._room}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        Cache.__init__(self, state["read"], state["room"])
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Cache, (self._read, self._room)
 
 
 def read_rows(store: Store, schema: OperatorSchema, rows: range) -> Arrays:
@@ -262,20 +258,17 @@ def _observed(store: Store, schema: OperatorSchema, read: Any) -> tuple[NDArray[
 
 def _noise(store: Store, read: Any) -> NDArray[Any]:
     """Standard deviation [b, P] of the observation noise of generated instances; NaN where it is not Gaussian."""
-    spec = store.spec
-    likelihood = spec.attributes.get("config", {}).get("likelihood", {})
+    spec, config = store.spec, store.spec.attributes.get("config", {})
+    likelihood, given = config.get("likelihood", {}), config.get("noise")
     params = read("params_mean")
     found = np.full((len(params), len(spec.outputs)), np.nan)
     known = LIKELIHOODS.get(likelihood.get("kind", "gaussian"))
     if known is None or not known.gaussian or likelihood.get("relative"):
         return found
-    given = spec.attributes.get("config", {}).get("noise")
-    names = list(spec.parameters)
+    if given is not None:
+        return np.full_like(found, given)
     for i, output in enumerate(spec.outputs):
-        for name in (f"noise[{output}]", "noise"):
-            if given is not None:
-                found[:, i] = given
-            elif name in names:
-                found[:, i] = np.hypot(params[:, names.index(name)], likelihood.get("floor", 0.0))
-                break
+        name = f"noise[{output}]" if f"noise[{output}]" in spec.parameters else "noise"
+        if name in spec.parameters:
+            found[:, i] = np.hypot(params[:, spec.parameters.index(name)], likelihood.get("floor", 0.0))
     return found

@@ -12,11 +12,13 @@ from typing import Any
 
 from distlfm.config import digest
 from distlfm.lfo.calibrate import Calibration, calibrate, coverage
-from distlfm.lfo.dataset import Examples, fingerprint
+from distlfm.lfo.dataset import Batch, Examples, fingerprint
 from distlfm.lfo.loop import Training
+from distlfm.lfo.model import OperatorOutput
 from distlfm.lfo.novelty import Novelty, features
 from distlfm.lfo.operator import Operator
 from distlfm.lfo.schema import mechanism_in
+from distlfm.lfo.settings import Index
 from distlfm.store import Store, StoreSpec, content_hash
 
 SEEING = ("instances", "points", "places", "sampling", "missing", "gaps", "noise", "units", "title", "run")
@@ -29,16 +31,16 @@ def lineage(store: Store) -> tuple[str, ...]:
     Of the instances and their config; of the content, which fits keep as that of their data; of the data of fits; and
     of generated ones of the draws, which a store with more instances or on another grid has too.
     """
-    told = store.spec.attributes
+    attributes = store.spec.attributes
     found = [fingerprint(store)]
     if markers := store.markers():
         found.append(content_hash(markers))
     if store.spec.kind == "generate":
-        origins = [told, *told.get("merged_from", [])]
+        origins = [attributes, *attributes.get("merged_from", [])]
         found += [str(one["config_hash"]) for one in origins if one.get("config_hash")]
-        found += [_draws(told["config"])] if "seed" in told.get("config", {}) else []
-    elif told.get("data"):
-        found.append(str(told["data"]))
+        found += [_draws(attributes["config"])] if "seed" in attributes.get("config", {}) else []
+    elif attributes.get("data"):
+        found.append(str(attributes["data"]))
     return tuple(dict.fromkeys(found))
 
 
@@ -64,15 +66,14 @@ Empty of data that do not say it.
 def priors_of(stores: Sequence[Store], start: Operator | None) -> list[Priors]:
     """All that differ, in the order of learning: those of the operator that a training began with come first."""
     found = [] if start is None else learned_priors(start) or [{}]
-    for store in stores:
-        found.append(_priors_in(store.spec))
+    found += [_priors_in(store.spec) for store in stores]
     return [one for i, one in enumerate(found) if one not in found[:i]]
 
 
 def learned_priors(operator: Operator) -> list[Priors]:
     """What the operator's checkpoint says of them; nothing if it is of a distlfm that did not keep them."""
-    told = operator.training.get("priors", [])
-    return [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+    priors = operator.training.get("priors", [])
+    return [one for one in priors if isinstance(one, dict)] if isinstance(priors, list) else []
 
 
 def _priors_in(spec: StoreSpec) -> Priors:
@@ -91,54 +92,49 @@ MOST = 4096
 
 
 def finish(training: Training) -> Operator:
-    """The operator of a training, calibrated on those of the calibration split whose force is known.
+    """Return the operator of a training, calibrated on those of the calibration split whose force is known.
 
     If these are too few, it has the calibration of the operator that it began with, or none; so with the novelty score,
     for which instances need no labels. The coverage in its `training` is that of the validation split, which the
     calibration has not seen.
     """
-    model, examples, parts, schema, start = (
-        training.best_model().cpu().float(),
-        training.examples,
-        training.split,
-        training.schema,
-        training.start,
-    )
-    operator = Operator(
-        schema, training.config.operator, model, Calibration.none(len(schema.forces), len(schema.parameters))
-    )
-    told: dict[str, Any] = {
+    model, examples, parts = training.best_model().cpu().float(), training.examples, training.split
+    schema, start = training.schema, training.start
+
+    def predicted(rows: Index) -> tuple[Batch, OperatorOutput]:
+        batch = examples.batch(rows)
+        return batch, operator.predict(batch.values, batch.mask)
+
+    calibration = Calibration.none(len(schema.forces), len(schema.parameters))
+    operator = Operator(schema, training.config.operator, model, calibration)
+    seen_before = [] if start is None else start.training.get("stores", [])
+    attributes: dict[str, Any] = {
         "settings": training.config.model_dump(mode="json"),
         "best": training.best,
         "history": training.history,
         "step": training.step,
         "seconds": training.seconds,
-        "stores": list(lineage_of(examples)),
+        "stores": list(dict.fromkeys([*lineage_of(examples), *seen_before])),
         "priors": priors_of(examples.stores, start),
         "instances": {name: len(getattr(parts, name)) for name in ("train", "validation", "calibration")},
         "unlabelled": int((~examples.labelled).sum()),
     }
-    held_out = examples.some(parts.calibration, MOST)
-    known = held_out[examples.labelled[held_out]]
+    held_out, check = (examples.some(rows, MOST) for rows in (parts.calibration, parts.validation))
+    known, check = (rows[examples.labelled[rows]] for rows in (held_out, check))
     if len(known) >= FEWEST:
-        batch = examples.batch(known)
-        operator.calibration = calibrate(operator.predict(batch.values, batch.mask), batch, model.normal)
+        batch, raw = predicted(known)
+        operator.calibration = calibrate(raw, batch, model.normal)
     elif start is not None:
         operator.calibration = start.calibration
-        told["calibrated_before"] = True
+        attributes["calibrated_before"] = True
     if len(held_out) >= FEWEST:
-        both = [examples.batch(rows) for rows in (examples.some(parts.train, MOST), held_out)]
-        some, held = (features(model, one.values, one.mask, operator.predict(one.values, one.mask)) for one in both)
+        both = [predicted(rows) for rows in (examples.some(parts.train, MOST), held_out)]
+        some, held = (features(model, batch.values, batch.mask, found) for batch, found in both)
         operator.novelty = Novelty.fit(some, held, training.config.augment.missing)
     elif start is not None:
         operator.novelty = start.novelty
-    check = examples.some(parts.validation, MOST)
-    check = check[examples.labelled[check]]
     if len(check) and operator.calibration.instances:
-        batch = examples.batch(check)
-        ready = operator.predict(batch.values, batch.mask)
-        told["coverage"] = coverage(ready, batch, model.normal, operator.calibration)
-    if start is not None:
-        told["stores"] = list(dict.fromkeys([*told["stores"], *start.training.get("stores", [])]))
-    operator.training = told
+        batch, ready = predicted(check)
+        attributes["coverage"] = coverage(ready, batch, model.normal, operator.calibration)
+    operator.training = attributes
     return operator

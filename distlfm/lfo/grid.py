@@ -1,8 +1,8 @@
 """Observations and stored arrays on the operator's even grid.
 
 Observations are placed where they were made and interpolated between, with a mask of where that is. `Resampler` brings
-arrays of a store's grid to it: other times, other lattices, and meshes. `Observed` holds observations of which nobody
-knows the force: examples without labels.
+arrays of a store's grid to it: other times, other lattices, and meshes. `GriddedData` holds observations whose force
+nobody knows: examples without labels.
 
 Shapes: `B` instances, `b` of a block, `P` outputs, `C` outputs or forces, `L` forces, `K` learned parameters, `N`
 observation points.
@@ -29,16 +29,25 @@ from distlfm.lfo.schema import GridDim, OperatorSchema
 from distlfm.store import StoreSpec
 
 ON_GRID = 1e-6
-"""Of a step: an observation this close to a point of the grid is at it."""
+"""In steps: an observation this close to a point of the grid is at it."""
 
 NEAR = 0.75
-"""Of a step: an observation between the points of the grid counts at those which are this near, in each dimension."""
+"""In steps: an observation between the points of the grid counts at those which are this near, in each dimension."""
 
 
 def grid_points(dims: Sequence[GridDim]) -> FloatArray:
     """All points of the training grid, [n, d], the last dimension fastest."""
-    axes = np.meshgrid(*(dim.points() for dim in dims), indexing="ij")
-    return np.stack([axis.ravel() for axis in axes], -1)
+    return lattice([dim.points() for dim in dims])
+
+
+def lattice(axes: Sequence[FloatArray]) -> FloatArray:
+    """All points [n, d] of a lattice with these coordinates of each dimension, the last one fastest."""
+    return np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], -1)
+
+
+def joined_points(times: FloatArray, positions: FloatArray | None) -> FloatArray:
+    """Times [N] and positions [N, d − 1], if there are any, as points [N, d]."""
+    return times[:, None] if positions is None else np.concatenate([times[:, None], positions], -1)
 
 
 def fill(values: Tensor, mask: Tensor, first: int) -> Tensor:
@@ -74,9 +83,11 @@ def to_grid(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Values and mask [P, *shape] of one instance's observations [P, N] at points [N, d], time first.
 
-    Where observations are not at points of the grid, each of them tells of the points near it.
+    Where observations are not at points of the grid, each of them counts for the points near it.
     """
-    count, exact = len(values), _exact(points, dims, shape)
+    count, start = len(values), np.array([dim.start for dim in dims])
+    step = np.array([(dim.stop - dim.start) / (size - 1) for dim, size in zip(dims, shape, strict=True)])
+    exact = (points - start) / step  # [N, d], in steps of the grid from its start
     nearest = np.rint(exact).astype(np.intp)
     if bool((np.abs(exact - nearest) <= ON_GRID).all()):
         placed, number = np.zeros((count, *shape)), np.zeros((count, *shape))
@@ -88,20 +99,11 @@ def to_grid(
         placed, seen = placed / np.maximum(number, 1), (number > 0).astype(np.float32)
         return fill(torch.from_numpy(placed), torch.from_numpy(seen), 1).numpy().astype(np.float32), seen
     axes = [dim.points(size) for dim, size in zip(dims, shape, strict=True)]
-    found = np.zeros((count, *shape), np.float32)
-    seen = np.zeros((count, *shape), np.float32)
+    found, seen = np.zeros((count, *shape), np.float32), np.zeros((count, *shape), np.float32)
     for output in np.flatnonzero(mask.any(-1)):
         found[output] = _interpolated(points[mask[output]], values[output, mask[output]], axes)
         _mark_near(seen[output], exact[mask[output]])
     return found, seen
-
-
-def _exact(points: FloatArray, dims: Sequence[GridDim], shape: Sequence[int]) -> FloatArray:
-    """Observations [N, d] in steps of the grid from its start."""
-    start = np.array([dim.start for dim in dims])
-    step = np.array([(dim.stop - dim.start) / (size - 1) for dim, size in zip(dims, shape, strict=True)])
-    found: FloatArray = (points - start) / step
-    return found
 
 
 def _mark_near(seen: NDArray[np.float32], exact: FloatArray) -> None:
@@ -147,29 +149,21 @@ class Resampler:
 
     def __init__(self, spec: StoreSpec, dims: Sequence[GridDim]) -> None:
         self.dims = tuple(dims)
-        self._time = None if spec.times is None else _line(np.array(spec.times), dims[0])
-        self._own_times = spec.times is None
-        self._nodes: FloatArray | None = None
-        self._space: list[FloatArray | None] = []
-        if spec.nodes is not None:
-            self._nodes = _mesh(np.array(spec.nodes), dims[1:])
-        elif spec.lattice is not None:
-            self._space = [_line(np.array(points), dim) for points, dim in zip(spec.lattice, dims[1:], strict=True)]
+        self._nodes = None if spec.nodes is None else _mesh(np.array(spec.nodes), dims[1:])
+        lines = [] if spec.lattice is None or spec.nodes is not None else list(zip(spec.lattice, dims[1:], strict=True))
+        matrices = {axis: _line(np.array(points), dim) for axis, (points, dim) in enumerate(lines, 3)}
+        if spec.times is not None:
+            matrices[2] = _line(np.array(spec.times), dims[0])
+        self._lines = {axis: matrix for axis, matrix in matrices.items() if matrix is not None}
 
     def __call__(self, array: NDArray[Any], times: NDArray[Any] | None) -> FloatArray:
         """[b, C, *store's grid] → [b, C, *grid]; times [b, steps] where instances have their own."""
         found = array
         if self._nodes is not None:
             found = (found @ self._nodes.T).reshape(*found.shape[:3], *(dim.size for dim in self.dims[1:]))
-        for axis, matrix in enumerate(self._space):
-            if matrix is not None:
-                found = np.moveaxis(np.moveaxis(found, axis + 3, -1) @ matrix.T, -1, axis + 3)
-        if self._own_times:
-            assert times is not None
-            return _at_own_times(found, times, self.dims[0])
-        if self._time is not None:
-            found = np.moveaxis(np.moveaxis(found, 2, -1) @ self._time.T, -1, 2)
-        return found
+        for axis, matrix in self._lines.items():
+            found = np.moveaxis(np.moveaxis(found, axis, -1) @ matrix.T, -1, axis)
+        return found if times is None else _at_own_times(found, times, self.dims[0])
 
 
 def _line(points: FloatArray, dim: GridDim) -> FloatArray | None:
@@ -228,7 +222,7 @@ BLOCK = 64
 
 
 @dataclass(frozen=True)
-class Observed:
+class GriddedData:
     """values, mask: [N, P, *grid], as `Operator.arrays` makes them; ids: a name each. source: a hash of the data."""
 
     ids: Sequence[str]
@@ -242,24 +236,17 @@ class Observed:
     @cached_property
     def fingerprint(self) -> str:
         """A hash that tells whether two are the same observations."""
-        told = hashlib.sha256("\n".join(self.ids).encode())
+        digest = hashlib.sha256("\n".join(self.ids).encode())
         for array in (self.values, self.mask):
-            told.update(np.ascontiguousarray(array).tobytes())
-        return told.hexdigest()[:16]
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()[:16]
 
     def block(self, block: int, schema: OperatorSchema) -> dict[str, NDArray[np.float32]]:
         """The arrays of a `Batch` for the instances of a block; all that would be a label is NaN."""
         rows = slice(block * BLOCK, (block + 1) * BLOCK)
         values, mask = self.values[rows], self.mask[rows]
-        force = np.full((len(values), len(schema.forces), *schema.shape), np.nan, np.float32)
-        params = np.full((len(values), len(schema.parameters)), np.nan, np.float32)
-        return {
-            "values": values,
-            "mask": mask,
-            "force": force,
-            "force_var": force,
-            "params": params,
-            "params_var": params,
-            "clean": np.full(values.shape, np.nan, np.float32),
-            "noise": np.full(values.shape[:2], np.nan, np.float32),
-        }
+        force, params = (len(schema.forces), *schema.shape), (len(schema.parameters),)
+        unknown = {"force": force, "force_var": force, "params": params, "params_var": params}
+        unknown |= {"clean": values.shape[1:], "noise": values.shape[1:2]}
+        nothing = {name: np.full((len(values), *shape), np.nan, np.float32) for name, shape in unknown.items()}
+        return {"values": values, "mask": mask, **nothing}

@@ -32,7 +32,7 @@ class Projection(nn.Module):
         return found
 
 
-class Found(NamedTuple):
+class HeadOutput(NamedTuple):
     """force, force_logvar: [B, L, *grid]; params, params_logvar: [B, K]; summary: [B, S]. All standardised."""
 
     force: Tensor
@@ -107,15 +107,15 @@ class Stage(nn.Module):
         self.project = Projection(width, 2 * config.width, config.head, 2 * forces)
         self.level = nn.Linear(config.head, forces)
 
-    def forward(self, u: Tensor, known: Tensor) -> Found:
-        told = [self.pooled(u), known]
+    def forward(self, u: Tensor, known: Tensor) -> HeadOutput:
+        inputs = [self.pooled(u), known]
         if self.regress is not None:
-            told.append(self.regress(u))
-        summary = self.head(torch.cat(told, -1))
+            inputs.append(self.regress(u))
+        summary = self.head(torch.cat(inputs, -1))
         force, force_logvar = self.project(u, summary).movedim(-1, 1).chunk(2, 1)
         force = force + self.level(summary).view(*force.shape[:2], *(1,) * (force.dim() - 2))
         params, params_logvar = self.estimate(summary).chunk(2, -1)
-        return Found(force, force_logvar, params, params_logvar, summary)
+        return HeadOutput(force, force_logvar, params, params_logvar, summary)
 
     def pooled(self, u: Tensor) -> Tensor:
         """Integrals over the domain of some channels and of all their products, [B, features]."""

@@ -9,15 +9,14 @@ Shapes: `B` instances, `L` forces, `P` outputs, `K` parameters.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from distlfm.lfo.dataset import Batch, Examples
 from distlfm.lfo.grid import fill
-from distlfm.lfo.model import Normal
-from distlfm.lfo.physics import Forward
+from distlfm.lfo.model import Scaling
+from distlfm.lfo.physics import GridSolver
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import AugmentConfig, Index
 
@@ -27,7 +26,7 @@ MOST = 4096
 SMALLEST = 1e-12
 
 
-def fit_normal(normal: Normal, examples: Examples, train: Index, hidden: bool = False) -> None:
+def fit_normal(normal: Scaling, examples: Examples, train: Index, hidden: bool = False) -> None:
     """Set a model's normalisation from the training split, or from evenly spaced members of a large one.
 
     hidden: whether observations will be hidden in training.
@@ -37,13 +36,9 @@ def fit_normal(normal: Normal, examples: Examples, train: Index, hidden: bool = 
     normal.holes.fill_(float(hidden or bool((batch.mask < 1).any())))
 
 
-def set_normal(normal: Normal, batch: Batch) -> None:
+def set_normal(normal: Scaling, batch: Batch) -> None:
     """Set the buffers from a batch."""
     seen = torch.where(batch.mask > 0, batch.values, torch.full_like(batch.values, torch.nan))
-    for name, tensor in (("value", seen), ("force", batch.force)):
-        mean, sd = _moments(tensor.movedim(1, 0).flatten(1))
-        getattr(normal, f"{name}_mean").copy_(mean)
-        getattr(normal, f"{name}_sd").copy_(sd)
     params = batch.params.T
     logs = torch.stack([_is_logarithmic(row) for row in params]) if len(params) else torch.zeros(0)
     normal.param_log.copy_(logs)
@@ -51,9 +46,11 @@ def set_normal(normal: Normal, batch: Batch) -> None:
     normal.param_low.copy_(torch.where(known, params, torch.inf).amin(-1))
     normal.param_high.copy_(torch.where(known, params, -torch.inf).amax(-1))
     shown = torch.where(logs.unsqueeze(-1) > 0, params.clamp_min(1e-30).log(), params)
-    mean, sd = _moments(shown)
-    normal.param_mean.copy_(mean)
-    normal.param_sd.copy_(sd)
+    rows = {"value": seen.movedim(1, 0).flatten(1), "force": batch.force.movedim(1, 0).flatten(1), "param": shown}
+    for name, tensor in rows.items():
+        mean, sd = _moments(tensor)
+        getattr(normal, f"{name}_mean").copy_(mean)
+        getattr(normal, f"{name}_sd").copy_(sd)
 
 
 def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,16 +78,17 @@ def _skewness(row: Tensor) -> Tensor:
     return centred.pow(3).mean() / centred.square().mean().clamp_min(SMALLEST).pow(1.5)
 
 
-OF_THE_FORCE = ("kernel",)
-"""Kinds of parameters that belong to the force, and go where it goes."""
+OF_THE_FORCE = "kernel"
+"""The kind of parameters that belong to the force, and go where it goes."""
 
 
 class Augmentation:
     """A batch → the batch as it might have been; a function of the generator's state alone."""
 
     def __init__(self, config: AugmentConfig, schema: OperatorSchema) -> None:
-        self.config, self.schema = config, schema
-        self._forward = Forward(schema) if config.recombine else None
+        self.config = config
+        self._forward = GridSolver(schema) if config.recombine else None
+        self._goes_with_force = torch.tensor([kind == OF_THE_FORCE for kind in schema.parameter_kinds])
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> Batch:
         if self._forward is not None:
@@ -108,11 +106,7 @@ class Augmentation:
             values = fill(values, mask, 2)
         return replace(batch, values=values, mask=mask)
 
-    @cached_property
-    def _goes_with_force(self) -> Tensor:
-        return torch.tensor([kind in OF_THE_FORCE for kind in self.schema.parameter_kinds])
-
-    def _recombined(self, batch: Batch, forward: Forward, generator: torch.Generator) -> Batch:
+    def _recombined(self, batch: Batch, forward: GridSolver, generator: torch.Generator) -> Batch:
         """Some instances get the parameters of others, and some of these a sum of two forces, solved forward.
 
         Without new noise they get that of the others' observations too, with their holes.

@@ -22,7 +22,7 @@ from distlfm.lfo.inputs import Augmentation, fit_normal
 from distlfm.lfo.loss import losses, score, standing
 from distlfm.lfo.model import FourierOperator
 from distlfm.lfo.operator import Operator
-from distlfm.lfo.physics import Forward
+from distlfm.lfo.physics import GridSolver
 from distlfm.lfo.ranks import Alone, Ranks
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import Index, TrainSettings, split
@@ -35,8 +35,8 @@ Listener = Callable[[Report], None]
 
 
 @dataclass
-class Outcome:
-    """finished: all epochs were done. best: the report of the best epoch. history: a report an epoch."""
+class TrainingOutcome:
+    """finished: all epochs were done. best: the report of the best epoch. history: a report per epoch."""
 
     finished: bool
     step: int
@@ -76,7 +76,7 @@ class Training:
         options = config.optimiser
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
         self._augment = Augmentation(config.augment, schema)
-        self._forward = Forward(schema) if config.loss.reconstruction else None
+        self._forward = GridSolver(schema) if config.loss.reconstruction else None
         self.step = 0
         self.best: Report | None = None
         self._best_weights: dict[str, Tensor] = {}
@@ -103,7 +103,7 @@ class Training:
         on_epoch: Listener | None = None,
         stop: Callable[[], bool] | None = None,
         until: int | None = None,
-    ) -> Outcome:
+    ) -> TrainingOutcome:
         """Train to the end, or until `stop` says so or step `until` is reached; to be continued by another call.
 
         `stop` must answer alike on all ranks. on_step gets step, epoch, loss, lr, samples; on_epoch the epoch's
@@ -124,12 +124,12 @@ class Training:
                 on_step(report)
             if at + 1 == self.steps_per_epoch:
                 since = time.perf_counter()
-                told = self._end_epoch(epoch)
+                line = self._end_epoch(epoch)
                 self.seconds += time.perf_counter() - since
-                told["seconds"] = self.seconds
+                line["seconds"] = self.seconds
                 if on_epoch is not None:
-                    on_epoch(told)
-        return Outcome(
+                    on_epoch(line)
+        return TrainingOutcome(
             self.step >= self.total_steps, self.step, self.epoch, self.seconds, self.best, list(self.history)
         )
 
@@ -211,18 +211,18 @@ class Training:
 
     def _end_epoch(self, epoch: int) -> Report:
         count = float(self._sums.pop("count"))
-        told: Report = {"epoch": epoch, "step": self.step}
-        told |= {f"train_{name}": float(value) / count for name, value in self._sums.items()}
+        line: Report = {"epoch": epoch, "step": self.step}
+        line |= {f"train_{name}": float(value) / count for name, value in self._sums.items()}
         self._sums = self._no_sums()
         done = epoch + 1 == self.config.loop.epochs
         if len(self.split.validation) and (done or (epoch + 1) % self.config.loop.validate_every == 0):
             figures = score(self.average, self.examples, self.split.validation, self.config, self.ranks, self._forward)
-            told |= {f"validation_{name}": value for name, value in figures.items()}
-            if self.best is None or standing(told) < standing(self.best):
-                self.best = dict(told)
+            line |= {f"validation_{name}": value for name, value in figures.items()}
+            if self.best is None or standing(line) < standing(self.best):
+                self.best = dict(line)
                 self._best_weights = {name: one.clone() for name, one in self.average.state_dict().items()}
-        self.history.append(dict(told))
-        return told
+        self.history.append(dict(line))
+        return line
 
     def _rate(self) -> float:
         options = self.config.optimiser

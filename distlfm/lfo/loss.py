@@ -9,26 +9,26 @@ Shapes: `B` instances, `L` forces, `K` parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from distlfm.lfo.dataset import Batch, Examples
-from distlfm.lfo.model import FourierOperator, Normal, Prediction
-from distlfm.lfo.physics import Forward
+from distlfm.lfo.model import FourierOperator, OperatorOutput, Scaling
+from distlfm.lfo.physics import GridSolver
 from distlfm.lfo.ranks import Ranks
 from distlfm.lfo.settings import Index, LossConfig, TrainSettings
 
 
 def losses(
-    prediction: Prediction,
+    prediction: OperatorOutput,
     batch: Batch,
-    normal: Normal,
+    normal: Scaling,
     config: LossConfig,
     beta: float,
-    forward: Forward | None = None,
+    forward: GridSolver | None = None,
 ) -> dict[str, Tensor]:
     """`total`, `force` and `parameters`, each [B]. Dimensionless: in the prediction's own units.
 
@@ -58,7 +58,7 @@ def losses(
     return found
 
 
-def reconstruction(prediction: Prediction, batch: Batch, normal: Normal, forward: Forward) -> Tensor:
+def reconstruction(prediction: OperatorOutput, batch: Batch, normal: Scaling, forward: GridSolver) -> Tensor:
     """Mean squared difference [B] of the observations and what the predicted force and parameters would have given.
 
     In units of the training split's variances. Parameters are brought into their range, so that no solve diverges.
@@ -84,51 +84,53 @@ def mean_known(loss: Tensor, target: Tensor) -> Tensor:
     return loss.sum(-1) / known.flatten(1).sum(-1).clamp_min(1)
 
 
+@torch.no_grad()
 def score(
     model: FourierOperator,
     examples: Examples,
     indices: Index,
     config: TrainSettings,
     ranks: Ranks,
-    forward: Forward | None = None,
+    forward: GridSolver | None = None,
 ) -> dict[str, float]:
-    """Figures of the examples with labels, and `reconstruction` of those without.
+    """Score a model by figures of the examples with labels, and `reconstruction` of those without.
 
     Where there are any of the latter, `standing` is what weights are chosen by: without a label the likelihood says
     nothing, and would be best where the network is the most certain of itself. Else it is `calibrated`.
     """
     labelled = examples.labelled[indices]
-    found = score_labelled(model, examples, indices[labelled], config, ranks) if labelled.any() else {}
+    model.eval()
+    found: dict[str, float] = {}
+    if labelled.any():
+        batches = _shares(model, examples, indices[labelled], config, ranks)
+        found = score_labelled(model, batches, int(labelled.sum()), config, ranks)
     if forward is not None and not labelled.all():
-        found["reconstruction"] = score_unlabelled(model, examples, indices[~labelled], config, ranks, forward)
+        total = torch.zeros((), dtype=torch.float64)
+        for batch in _shares(model, examples, indices[~labelled], config, ranks):
+            off = reconstruction(model(batch.values, batch.mask), batch, model.normal, forward)
+            total = total.to(off.device) + off.double().sum()
+        found["reconstruction"] = float(ranks.sum(total)) / int((~labelled).sum())
         found["standing"] = found.get("calibrated", 0.0) + config.loss.reconstruction * found["reconstruction"]
+    model.train()
     return found
 
 
-def standing(told: Mapping[str, Any]) -> float:
+def standing(report: Mapping[str, Any]) -> float:
     """By what epochs are compared, less is better: of a report with the figures of the validation split."""
-    return float(told.get("validation_standing", told.get("validation_calibrated", math.inf)))
+    return float(report.get("validation_standing", report.get("validation_calibrated", math.inf)))
 
 
-@torch.no_grad()
-def score_unlabelled(
-    model: FourierOperator, examples: Examples, indices: Index, config: TrainSettings, ranks: Ranks, forward: Forward
-) -> float:
-    """Mean squared difference of observations and what the predictions would have given, see `loss.reconstruction`."""
-    model.eval()
-    total = torch.zeros((), dtype=torch.float64)
+def _shares(
+    model: FourierOperator, examples: Examples, indices: Index, config: TrainSettings, ranks: Ranks
+) -> Iterator[Batch]:
+    """This rank's part of each batch of the examples, where the model is."""
     for first in range(0, len(indices), config.loop.batch):
         whole = indices[first : first + config.loop.batch]
-        batch = examples.batch(whole[ranks.share(len(whole))]).to(ranks.device, model.normal.value_sd.dtype)
-        found = reconstruction(model(batch.values, batch.mask), batch, model.normal, forward)
-        total = total.to(found.device) + found.double().sum()
-    model.train()
-    return float(ranks.sum(total)) / len(indices)
+        yield examples.batch(whole[ranks.share(len(whole))]).to(ranks.device, model.normal.value_sd.dtype)
 
 
-@torch.no_grad()
 def score_labelled(
-    model: FourierOperator, examples: Examples, indices: Index, config: TrainSettings, ranks: Ranks
+    model: FourierOperator, batches: Iterable[Batch], count: int, config: TrainSettings, ranks: Ranks
 ) -> dict[str, float]:
     """`loss` (the plain likelihood, whatever the training's beta), its parts, `q2` of the force, `parameter_mae`.
 
@@ -136,13 +138,9 @@ def score_labelled(
 
     parameter_mae: mean absolute error of the equation's parameters, in units of their spread in the training split.
     """
-    model.eval()
     sums: Tensor | None = None
     names: list[str] = []
-    for first in range(0, len(indices), config.loop.batch):
-        whole = indices[first : first + config.loop.batch]
-        mine = whole[ranks.share(len(whole))]
-        batch = examples.batch(mine).to(ranks.device, model.normal.value_sd.dtype)
+    for batch in batches:
         prediction = model(batch.values, batch.mask)
         found = losses(prediction, batch, model.normal, config.loss, beta=0.0)
         found["q2"] = force_q2(prediction.force, batch.force)
@@ -153,18 +151,16 @@ def score_labelled(
         names = list(found)
         part = torch.stack([torch.nan_to_num(one).double().sum() for one in found.values()])
         sums = part if sums is None else sums + part
-    model.train()
     assert sums is not None
-    means = (ranks.sum(sums) / len(indices)).tolist()
-    told = dict(zip(names, means, strict=True))
-    told["loss"] = told.pop("total")
-    moments = [(told.pop(f"square_{i}"), told.pop(f"log_{i}")) for i in range(1 + model.num_params)]
+    report = dict(zip(names, (ranks.sum(sums) / count).tolist(), strict=True))
+    report["loss"] = report.pop("total")
+    moments = [(report.pop(f"square_{i}"), report.pop(f"log_{i}")) for i in range(1 + model.num_params)]
     parts = [0.5 * (math.log(max(square, 1e-30)) + log + 1) for square, log in moments]
-    told["calibrated"] = parts[0] + config.loss.parameters * sum(parts[1:]) / max(1, model.num_params)
-    return told
+    report["calibrated"] = parts[0] + config.loss.parameters * sum(parts[1:]) / max(1, model.num_params)
+    return report
 
 
-def standardised_errors(prediction: Prediction, batch: Batch, normal: Normal) -> tuple[Tensor, Tensor]:
+def standardised_errors(prediction: OperatorOutput, batch: Batch, normal: Scaling) -> tuple[Tensor, Tensor]:
     """Mean squared errors in standard deviations and mean log-variances, of forces and each parameter, [B, 1 + K]."""
     unit = 2 * prediction.unit.log().view(*prediction.unit.shape, *(1,) * (batch.force.dim() - 2))
     known = torch.isfinite(batch.force)

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from distlfm.lfo.heads import Found, Stage
-from distlfm.lfo.physics import Forward, solves
+from distlfm.lfo.heads import HeadOutput, Stage
+from distlfm.lfo.physics import GridSolver, solves
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import OperatorConfig
 from distlfm.lfo.spectral import SpectralConv, along, local_fit, quadrature, scatter, spline, table
@@ -30,7 +30,7 @@ LOG_VARIANCE = (-14.0, 6.0)
 """Where the log-variances are, in units of the training set's variances: a smooth limit, not a clamp."""
 
 
-class Prediction(NamedTuple):
+class OperatorOutput(NamedTuple):
     """force, force_logvar: [B, L, *grid] in the force's unit; params, params_logvar: [B, K] standardised.
 
     unit: [B, L], the size of a force that counts as one in this instance. summary: [B, S], the instance as a whole.
@@ -44,7 +44,7 @@ class Prediction(NamedTuple):
     summary: Tensor
 
 
-class Normal(nn.Module):
+class Scaling(nn.Module):
     """What the training split looks like: means and standard deviations. A part of the model, not learned.
 
     holes: 1 if observations are missing in training. Else the network has never seen a hole, and is given none: it
@@ -121,7 +121,7 @@ class FourierOperator(nn.Module):
         self.mixed: torch.dtype | None = None
         self.num_dims, self.num_forces, self.num_params = len(schema.dims), len(schema.forces), len(schema.parameters)
         outputs, width = len(schema.outputs), config.width
-        self.normal = Normal(outputs, self.num_forces, self.num_params)
+        self.normal = Scaling(outputs, self.num_forces, self.num_params)
         derived = len(config.slopes) * (2 * self.num_dims - 1) + config.integrals
         channels = outputs * (4 + derived) + self.num_dims + 1
         self.points, self.trained = config.points_of(schema.shape), schema.shape
@@ -135,7 +135,7 @@ class FourierOperator(nn.Module):
             more = outputs + 2 * self.num_forces
             self.second = Stage(width + channels + more, config.head, config, self.num_forces, self.num_params)
 
-    def forward(self, values: Tensor, mask: Tensor) -> Prediction:
+    def forward(self, values: Tensor, mask: Tensor) -> OperatorOutput:
         """values, mask: [B, P, *grid], of any number of points; the prediction is on the same grid."""
         grid = tuple(values.shape[2:])
         x, size = self.channels(values, mask)
@@ -148,14 +148,8 @@ class FourierOperator(nn.Module):
         if self.equation is not None:
             left = self._unexplained(values, found, size, sd, centre)
             change = self.second(torch.cat([u, left.movedim(1, -1)], -1), found.summary)
-            found = Found(
-                found.force + change.force,
-                change.force_logvar,
-                found.params + change.params,
-                change.params_logvar,
-                change.summary,
-            )
-        return Prediction(
+            found = change._replace(force=found.force + change.force, params=found.params + change.params)
+        return OperatorOutput(
             force=self.shown(found.force, grid) * sd + centre,
             force_logvar=soft_limits(self.shown(found.force_logvar, grid)) + 2 * sd.log(),
             params=found.params,
@@ -174,7 +168,7 @@ class FourierOperator(nn.Module):
         with torch.autocast(x.device.type, dtype):
             return self._layered(self.lift(x).to(x.dtype))
 
-    def _unexplained(self, values: Tensor, found: Found, size: Tensor, sd: Tensor, centre: Tensor) -> Tensor:
+    def _unexplained(self, values: Tensor, found: HeadOutput, size: Tensor, sd: Tensor, centre: Tensor) -> Tensor:
         """What the equation leaves unexplained of the outputs [B, P + 2 L, T], with the force and its integral."""
         assert self.equation is not None
         grid = tuple(values.shape[2:])
@@ -204,13 +198,13 @@ class FourierOperator(nn.Module):
         size = (self._mean(centred.square()).mean(-1) + SMALLEST_SIZE**2).sqrt()
         v = v / size.view(-1, 1, *wide[1:])
         rough = self._taken(scatter(self.thinned(v), self.window)).clamp_min(0) + ROUGHNESS**2
-        told = torch.cat([means, size.log().unsqueeze(-1)], -1)
+        features = torch.cat([means, size.log().unsqueeze(-1)], -1)
         plain, derived = self._derived(v)
         parts = [
             plain,
             self._taken(1 - self.normal.holes * (1 - mask.to(v))),
             rough.log() / -math.log(ROUGHNESS) + 1,
-            told.view(*told.shape, *wide[1:]).expand(-1, -1, *self.points),
+            features.view(*features.shape, *wide[1:]).expand(-1, -1, *self.points),
             *derived,
             coordinates(self.points, v.dtype, v.device).expand(v.shape[0], -1, *self.points),
         ]
@@ -232,14 +226,11 @@ class FourierOperator(nn.Module):
         return self._taken(v), found
 
     def thinned(self, v: Tensor) -> Tensor:
-        """v [B, P, *grid] at the points of the training grid, where that has fewer: noise is told by those alone.
+        """v [B, P, *grid] at the points of the training grid, where that has fewer: noise is measured at those alone.
 
         What a curve leaves of the observations depends on how many there are, and on whether their noise is white.
         """
-        for dim, n in enumerate(self.trained):
-            if v.shape[dim + 2] > n:
-                v = along(spline(v.shape[dim + 2], n, v.dtype, v.device), v, dim + 2)
-        return v
+        return self.shown(v, tuple(map(min, self.trained, v.shape[2:])))
 
     def _taken(self, v: Tensor, window: float | None = None, derived: int = 0, order: int = 0) -> Tensor:
         """v [B, P, *grid] on the network's grid by local regression; along one dimension perhaps a derivative of it."""
@@ -251,10 +242,10 @@ class FourierOperator(nn.Module):
         return v
 
     def shown(self, v: Tensor, grid: tuple[int, ...]) -> Tensor:
-        """v [B, L, *points] on the grid of the data."""
-        for dim, n in enumerate(grid):
-            if n != self.points[dim]:
-                v = along(spline(self.points[dim], n, v.dtype, v.device), v, dim + 2)
+        """v [B, L, *points] on another grid, that of the data."""
+        for dim, n in enumerate(grid, 2):
+            if n != v.shape[dim]:
+                v = along(spline(v.shape[dim], n, v.dtype, v.device), v, dim)
         return v
 
     def _mean(self, v: Tensor) -> Tensor:
@@ -295,11 +286,11 @@ def integral(v: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(v[:, :, :1]), inner], 2)
 
 
-def equation_of(schema: OperatorSchema) -> Forward | None:
+def equation_of(schema: OperatorSchema) -> GridSolver | None:
     """The schema's equation, where it can be held against the outputs."""
     if not solves(schema):
         return None
-    equation = Forward(schema)
+    equation = GridSolver(schema)
     return equation if equation.reads_states else None
 
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from distlfm.lfo.model import FourierOperator, Prediction
+from distlfm.lfo.model import FourierOperator, OperatorOutput
 from distlfm.lfo.spectral import local_fit, ridge, scatter, spline, table
 
 WAVES = 14
@@ -56,20 +56,16 @@ class Explained(NamedTuple):
 
 
 def explain(
-    model: FourierOperator, values: Tensor, prediction: Prediction, noise: Tensor, residual: Tensor
+    model: FourierOperator, values: Tensor, prediction: OperatorOutput, noise: Tensor, residual: Tensor
 ) -> Explained:
     """For values [B, P, T] with noise of standard deviation [B, P], and the residual [B, P, T] of the prediction."""
-    if len(values) <= TOGETHER:
-        return _explain(model, values, prediction, noise, residual)
-    pieces = [
-        _explain(model, values[at], Prediction(*(one[at] for one in prediction)), noise[at], residual[at])
-        for at in (slice(first, first + TOGETHER) for first in range(0, len(values), TOGETHER))
-    ]
+    split = zip(*(one.split(TOGETHER) for one in (values, noise, residual, *prediction)), strict=True)
+    pieces = [_explain(model, v, OperatorOutput(*predicted), n, left) for v, n, left, *predicted in split]
     return Explained(*(torch.cat(one) for one in zip(*pieces, strict=True)))
 
 
 def _explain(
-    model: FourierOperator, values: Tensor, prediction: Prediction, noise: Tensor, residual: Tensor
+    model: FourierOperator, values: Tensor, prediction: OperatorOutput, noise: Tensor, residual: Tensor
 ) -> Explained:
     equation = model.equation
     assert equation is not None
@@ -83,7 +79,7 @@ def _explain(
     return Explained(left.view_as(at), torch.stack([forces.mean(-1), params.mean(-1)], -1))
 
 
-def _moves(model: FourierOperator, values: Tensor, prediction: Prediction) -> Tensor:
+def _moves(model: FourierOperator, values: Tensor, prediction: OperatorOutput) -> Tensor:
     """How the residual's averages [B, D, P, R] change if a force or a parameter is moved by a standard deviation.
 
     A force acts on the rates at its own time. So one move of a whole force tells those by each of its waves.
@@ -173,7 +169,7 @@ CONSTANT = 1e-6
 """Features whose standard deviations are all below this are the same for all of the training split."""
 
 LEAST_NOISE = 0.005
-"""Noise that is smaller than this part of the fluctuations is not told from what grids and splines leave."""
+"""Noise that is smaller than this part of the fluctuations cannot be told apart from what grids and splines leave."""
 
 LEAST = (0.5, 0.1)
 """The least typical distance, and the least standard deviation of its logarithm: constant features have neither."""
@@ -193,7 +189,7 @@ SENTENCES = {
 
 
 @torch.no_grad()
-def features(model: FourierOperator, values: Tensor, mask: Tensor, prediction: Prediction) -> dict[str, Tensor]:
+def features(model: FourierOperator, values: Tensor, mask: Tensor, prediction: OperatorOutput) -> dict[str, Tensor]:
     """Features [B, F] of each kind."""
     normal, grid = model.normal, values.shape[2:]
     wide = (-1, *(1,) * len(grid))
@@ -229,11 +225,6 @@ def features(model: FourierOperator, values: Tensor, mask: Tensor, prediction: P
     return found
 
 
-def soft_maximum(distances: Tensor) -> Tensor:
-    """log Σ exp [B] of distances [B, kinds]: about the largest, but several that are large say more than one."""
-    return distances.logsumexp(-1)
-
-
 def _log(x: Tensor) -> Tensor:
     return (x + 1e-4).log()
 
@@ -247,13 +238,8 @@ class Kind:
 
     mean: Tensor
     whiten: Tensor
-    typical: float = 0.0
-    spread: float = 1.0
-
-    def distance(self, x: Tensor) -> Tensor:
-        """How far [B] from usual, in standard deviations of what is usual."""
-        away = ((x.double() - self.mean) @ self.whiten).square().mean(-1).sqrt()
-        return (away.clamp_min(1e-9).log() - self.typical) / self.spread
+    typical: float
+    spread: float
 
 
 @dataclass(frozen=True)
@@ -274,10 +260,12 @@ class Novelty:
             if float(x.std(0).max()) < CONSTANT:  # nothing is known of what else it might be
                 continue
             mean, whiten = _describe(torch.nan_to_num(x.double()))
-            logs = Kind(mean, whiten).distance(torch.nan_to_num(held_out[name]))
+            away = ((torch.nan_to_num(held_out[name]).double() - mean) @ whiten).square().mean(-1).sqrt()
+            logs = away.clamp_min(1e-9).log()
             typical, spread = max(float(logs.mean()), math.log(LEAST[0])), max(float(logs.std()), LEAST[1])
             kinds[name] = Kind(mean, whiten, typical, spread)
-        every = soft_maximum(Novelty(kinds, 1.0).distances(held_out))
+        # About the largest distance, but several that are large say more than one.
+        every = Novelty(kinds, 1.0).distances(held_out).logsumexp(-1)
         limit = max(1.0, float(torch.quantile(every, RARELY)))
         if "seen" not in kinds and "seen" in train:
             kinds["seen"] = _always_seen(train["seen"], max(MISSING, hidden), limit)
@@ -286,10 +274,10 @@ class Novelty:
     def score(self, found: Mapping[str, Tensor]) -> tuple[Tensor, list[str]]:
         """The score [B], 0 or more, and the kind that it comes from."""
         every, names = self.distances(found), list(self.kinds)
-        return soft_maximum(every).clamp_min(0) / self.limit, [names[i] for i in every.argmax(-1).tolist()]
+        return every.logsumexp(-1).clamp_min(0) / self.limit, [names[i] for i in every.argmax(-1).tolist()]
 
     def distances(self, found: Mapping[str, Tensor]) -> Tensor:
-        """Those of all kinds, [B, kinds]: as `Kind.distance`, in one go."""
+        """How far from usual, by each kind [B, kinds], in standard deviations of what is usual."""
         mean, whiten, shares, typical, spread = self._together
         x = torch.nan_to_num(torch.cat([found[name] for name in self.kinds], -1).double())
         away = (((x - mean) @ whiten).square() @ shares).sqrt()
@@ -309,11 +297,7 @@ class Novelty:
         )
 
     def state(self) -> dict[str, Any]:
-        kinds = {
-            name: {"mean": kind.mean, "whiten": kind.whiten, "typical": kind.typical, "spread": kind.spread}
-            for name, kind in self.kinds.items()
-        }
-        return {"kinds": kinds, "limit": self.limit}
+        return {"kinds": {name: dict(vars(kind)) for name, kind in self.kinds.items()}, "limit": self.limit}
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> Novelty | None:

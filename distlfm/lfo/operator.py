@@ -18,11 +18,11 @@ from torch import Tensor
 
 from distlfm.errors import DistlfmError, UsageError
 from distlfm.instance import FloatArray, Instance
-from distlfm.lfo.answer import Estimate, OperatorAnswer
-from distlfm.lfo.calibrate import Calibration
+from distlfm.lfo.answer import OperatorAnswer, OperatorEstimate
+from distlfm.lfo.calibrate import LEVELS, Calibration
 from distlfm.lfo.checkpoint import load_checkpoint, save_checkpoint
-from distlfm.lfo.grid import ON_GRID, grid_points, own_shape, to_grid
-from distlfm.lfo.model import FourierOperator, Prediction
+from distlfm.lfo.grid import ON_GRID, grid_points, joined_points, own_shape, to_grid
+from distlfm.lfo.model import FourierOperator, OperatorOutput
 from distlfm.lfo.novelty import SENTENCES, Novelty, features
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import OperatorConfig
@@ -128,7 +128,7 @@ class Operator:
         return torch.from_numpy(values), torch.from_numpy(mask)
 
     @torch.no_grad()
-    def predict(self, values: Tensor, mask: Tensor) -> Prediction:
+    def predict(self, values: Tensor, mask: Tensor) -> OperatorOutput:
         """The calibrated prediction for values and mask [B, P, *grid], any number of instances and points.
 
         Forces are inferred from all points. Parameters are, of a grid that is finer than the trained one, from the
@@ -138,20 +138,20 @@ class Operator:
             self.calibration.apply(self._found(v, m))
             for v, m in zip(values.split(TOGETHER), mask.split(TOGETHER), strict=True)
         ]
-        return pieces[0] if len(pieces) == 1 else Prediction(*(torch.cat(one) for one in zip(*pieces, strict=True)))
+        return pieces[0] if len(pieces) == 1 else OperatorOutput(*(torch.cat(one) for one in zip(*pieces, strict=True)))
 
-    def _found(self, values: Tensor, mask: Tensor) -> Prediction:
-        found: Prediction = self.model(values, mask)
+    def _found(self, values: Tensor, mask: Tensor) -> OperatorOutput:
+        found: OperatorOutput = self.model(values, mask)
         if values.shape[2:] == self.schema.shape:
             return found
         for dim, n in enumerate(self.schema.shape, 2):
             if mask.shape[dim] > n:
                 mask = mask.index_select(dim, torch.linspace(0, mask.shape[dim] - 1, n).round().long())
-        trained: Prediction = self.model(self.model.thinned(values), mask)
+        trained: OperatorOutput = self.model(self.model.thinned(values), mask)
         return found._replace(params=trained.params, params_logvar=trained.params_logvar)
 
     @torch.no_grad()
-    def strangeness(self, values: Tensor, mask: Tensor, found: Prediction) -> tuple[list[float], list[str]]:
+    def strangeness(self, values: Tensor, mask: Tensor, found: OperatorOutput) -> tuple[list[float], list[str]]:
         """The novelty score of each instance, and the kind of features that it comes from; NaN if it is not known.
 
         values, mask: [B, P, *grid].
@@ -195,7 +195,10 @@ class Operator:
             estimates = self._estimates(found)
             mean, sd = found.force.double().numpy(), (0.5 * found.force_logvar.double()).exp().numpy()
         wide = (-1, *(1,) * len(shape))
-        half = {k: sd * np.array([one.width(k) for one in self.calibration.forces]).reshape(wide) for k in (68, 95)}
+        bands: dict[str, Any] = {"mean": mean, "sd": sd}
+        for level in LEVELS:
+            half = sd * np.array([one.width(level) for one in self.calibration.forces]).reshape(wide)
+            bands |= {f"lower{level}": mean - half, f"upper{level}": mean + half}
         axes = tuple(dim.points(size) for dim, size in zip(self.schema.dims, shape, strict=True))
         names = tuple(dim.name for dim in self.schema.dims)
         answers = []
@@ -207,12 +210,7 @@ class Operator:
                     forces=self.schema.forces,
                     dims=names,
                     axes=axes,
-                    mean=mean[row],
-                    sd=sd[row],
-                    lower68=mean[row] - half[68][row],
-                    upper68=mean[row] + half[68][row],
-                    lower95=mean[row] - half[95][row],
-                    upper95=mean[row] + half[95][row],
+                    **{name: band[row] for name, band in bands.items()},
                     estimates=estimates[row],
                     novelty=score,
                     warning=warning,
@@ -222,27 +220,24 @@ class Operator:
             )
         return answers
 
-    def _estimates(self, found: Prediction) -> list[tuple[Estimate, ...]]:
+    def _estimates(self, found: OperatorOutput) -> list[tuple[OperatorEstimate, ...]]:
         """The parameters of each instance; intervals are made where parameters are learned, then brought back."""
         sd = (0.5 * found.params_logvar).exp()
         # Of the mean, one standard deviation to both sides, and both ends of both intervals: [7, B, K].
-        ends = self.model.normal.physical(found.params + sd * _ends(*self._widths)).double().numpy()
+        widths = (tuple(one.width(level) for one in self.calibration.parameters) for level in LEVELS)
+        ends = self.model.normal.physical(found.params + sd * _ends(*widths)).double().numpy()
         columns = [ends[0], (ends[2] - ends[1]) / 2, *ends[3:]]
         columns = [column.tolist() for column in columns]
         names = list(zip(self.schema.parameters, self.schema.parameter_kinds, strict=True))
         return [
-            tuple(Estimate(name, kind, *(column[row][k] for column in columns)) for k, (name, kind) in enumerate(names))
+            tuple(OperatorEstimate(*name, *(column[row][k] for column in columns)) for k, name in enumerate(names))
             for row in range(len(found.params))
         ]
 
     def _warned(self, one: Instance, score: float, kind: str) -> tuple[float, str | None]:
         """Score and warning of an instance; one that is partly outside the domain is new in any case."""
         points, (low, high) = self._points(one), self._domain
-        outside = (
-            0.0
-            if (points.min(0) >= low).all() and (points.max(0) <= high).all()
-            else float(((points < low) | (points > high)).any(-1).mean())
-        )
+        outside = float(((points < low) | (points > high)).any(-1).mean())
         why = SENTENCES.get(kind, "")
         if outside > 0:
             score = max(1.0 + outside, score)  # which may not be known
@@ -254,29 +249,20 @@ class Operator:
             "Do not rely on this answer; fit the instance instead."
         )
 
-    @property
-    def _widths(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Of the 68 and of the 95 % interval of each parameter."""
-        every = self.calibration.parameters
-        return tuple(one.width68 for one in every), tuple(one.width95 for one in every)
-
     @cached_property
     def _grid(self) -> FloatArray:
         return grid_points(self.schema.dims)
 
     def _on_grid(self, points: FloatArray) -> bool:
         """Whether the points are those of the training grid, in its order."""
-        return points.shape == self._grid.shape and bool(np.abs(points - self._grid).max() <= self._slack)
+        slack = ON_GRID * min(dim.step for dim in self.schema.dims)
+        return points.shape == self._grid.shape and bool(np.abs(points - self._grid).max() <= slack)
 
     @cached_property
     def _domain(self) -> tuple[FloatArray, FloatArray]:
         """The ends of each dimension, and a step beyond."""
         dims = self.schema.dims
         return np.array([dim.start - dim.step for dim in dims]), np.array([dim.stop + dim.step for dim in dims])
-
-    @cached_property
-    def _slack(self) -> float:
-        return ON_GRID * min(dim.step for dim in self.schema.dims)
 
     def _points(self, one: Instance) -> FloatArray:
         """Where an instance was observed, [N, d]."""
@@ -288,13 +274,12 @@ class Operator:
                 f"{one.id!r} has {what}, which the operator does not know.",
                 f"It takes {', '.join(self.schema.outputs)} over {', '.join(dim.name for dim in self.schema.dims)}.",
             )
-        times = one.times[:, None]
-        return times if one.positions is None else np.concatenate([times, one.positions], -1)
+        return joined_points(one.times, one.positions)
 
 
 @table
 def _ends(width68: tuple[float, ...], width95: tuple[float, ...]) -> Tensor:
-    """Where the sides of `Estimate` are, in standard deviations, [7, 1, K]."""
+    """Where the sides of `OperatorEstimate` are, in standard deviations, [7, 1, K]."""
     w68, w95 = torch.tensor(width68), torch.tensor(width95)
     one = torch.ones_like(w68)
     return torch.stack([0 * one, -one, one, -w68, w68, -w95, w95]).unsqueeze(1)
@@ -308,8 +293,8 @@ def _refuse_unknown(path: str | Path, content: Mapping[str, Any]) -> None:
     kind = content["schema"].get("mechanism", {}).get("kind")
     if not isinstance(kind, str) or kind in known_systems():
         return
-    told = [str(name) for name in content.get("training", {}).get("plugins", [])]
-    names = [name for name in told if all(part.isidentifier() for part in name.split("."))]
+    required = [str(name) for name in content.get("training", {}).get("plugins", [])]
+    names = [name for name in required if all(part.isidentifier() for part in name.split("."))]
     which = f" ({', '.join(names)})" if names else ""
     plugins = " ".join(f"--plugin {name}" for name in names or ["NAME"])
     raise UsageError(
@@ -320,5 +305,5 @@ def _refuse_unknown(path: str | Path, content: Mapping[str, Any]) -> None:
 
 def _first_line(error: Exception) -> str:
     """What went wrong, in one line: torch lists every weight."""
-    told = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(told[:2])[:200] if told else type(error).__name__
+    required = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(required[:2])[:200] if required else type(error).__name__

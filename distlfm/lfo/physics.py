@@ -40,7 +40,7 @@ def solves(schema: OperatorSchema) -> bool:
     return all(name in known for names in element_names(system).values() for name in names)
 
 
-class Forward:
+class GridSolver:
     """The mechanism of a schema as a differentiable map from force and parameters to outputs."""
 
     def __init__(self, schema: OperatorSchema) -> None:
@@ -127,7 +127,7 @@ class Forward:
         return self.mechanism.initial_state(values), rates
 
     def step(self, size: int) -> float:
-        """Between two of so many even times."""
+        """The time between two of `size` even times."""
         return (self.schema.dims[0].stop - self.schema.dims[0].start) / (size - 1)
 
     def _runge_kutta(self, force: Tensor, values: dict[str, Tensor]) -> Tensor:

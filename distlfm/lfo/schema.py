@@ -22,22 +22,21 @@ from distlfm.store import Store, StoreSpec
 from distlfm.store.layout import UNKNOWN_UNIT, unit
 
 
-def check_units(schema: OperatorSchema, told: Mapping[str, str], outputs: Sequence[str]) -> None:
+def check_units(schema: OperatorSchema, units: Mapping[str, str], outputs: Sequence[str]) -> None:
     """Refuse data in other units, where both are known.
 
-    told: as an instance's metadata have them, `time_unit`, `value_unit`, `position_unit`. outputs: the operator's that
+    units: as an instance's metadata have them, `time_unit`, `value_unit`, `position_unit`. outputs: the operator's that
     the data have; one unit is given for all of them, so it has to be that of one.
     """
     axes = tuple(dim.name for dim in schema.dims[1:])
     for what, names in (("time", ("time",)), ("value", outputs), ("position", axes)):
-        here = told.get(f"{what}_unit", UNKNOWN_UNIT)
+        here = units.get(f"{what}_unit", UNKNOWN_UNIT)
         there = list(dict.fromkeys(one for name in names if (one := schema.known_unit(name)) is not None))
-        if here in ("1", UNKNOWN_UNIT) or not there or any(same_unit(here, one) for one in there):
-            continue
-        raise UsageError(
-            f"The {what}s are in {here}, and the operator's in {' and '.join(there)}.",
-            f"Convert them, or set data.units.{what}={there[0]} if they are in {there[0]}.",
-        )
+        if here not in ("1", UNKNOWN_UNIT) and there and not any(same_unit(here, one) for one in there):
+            raise UsageError(
+                f"The {what}s are in {here}, and the operator's in {' and '.join(there)}.",
+                f"Convert them, or set data.units.{what}={there[0]} if they are in {there[0]}.",
+            )
 
 
 def check_store_units(schema: OperatorSchema, store: Store) -> None:
@@ -48,19 +47,18 @@ def check_store_units(schema: OperatorSchema, store: Store) -> None:
     others = ("time", *spec.space, *spec.forces, *spec.parameters)
     for name, known in (*((one, one) for one in others), *outputs):
         here, there = unit(spec, name), schema.known_unit(known)
-        if here in ("1", UNKNOWN_UNIT) or there is None or same_unit(here, there):
-            continue
-        raise UsageError(
-            f"{name} is in {here} in {store.path}, and in {there} for the operator.",
-            "Give a store in the operator's units, or an operator that was trained in these.",
-        )
+        if here not in ("1", UNKNOWN_UNIT) and there is not None and not same_unit(here, there):
+            raise UsageError(
+                f"{name} is in {here} in {store.path}, and in {there} for the operator.",
+                "Give a store in the operator's units, or an operator that was trained in these.",
+            )
 
 
 OVERLAP = 0.5
-"""Of the range of a dimension that two stores span together, so much at least must be in both."""
+"""Least share of the range of a dimension spanned by two stores together that must be in both."""
 
 MAY_DIFFER = ("priors", "outputs", "fixed")
-"""Options of a mechanism that are no part of its equation, or are compared by other means."""
+"""Options of a mechanism that are not part of its equation, or are compared by other means."""
 
 NUMERICAL = ("mesh", "degree", "start", "step", "solver", "ranks", "mesh_limit", "linear_solver", "dims")
 """Options of a field that say how it is computed, or where it is, which the grid tells too."""
@@ -152,7 +150,7 @@ SCHEMA = 2
 """Raised when a checkpoint of the old form can no longer be read by this code."""
 
 SCARCELY = 0.1
-"""Of the operator's range, so much at least must be in a store that it goes on with; less is another unit."""
+"""Least share of the operator's range that must be in a store that it goes on with; less is another unit."""
 
 OTHER = "Give what the operator was trained on, or an operator that was trained on this."
 
@@ -237,7 +235,7 @@ class OperatorSchema(Config):
         for store, there in zip(stores[1:], dims[1:], strict=True):
             check_alike(stores[0], store, dims[0], there)
         mechanism = next((found for store in stores if (found := mechanism_in(store.spec))), {})
-        values = [_values(store) for store in stores]
+        values = [dict(zip(store.spec.parameters, store.read("params_mean").T, strict=True)) for store in stores]
         common = [name for name in first.parameters if all(name in one for one in values)]
         fixed, learned = {}, []
         for name in common:
@@ -289,10 +287,4 @@ def _dims(store: Store) -> tuple[GridDim, ...]:
 
 def _unit(stores: Sequence[Store], name: str) -> str:
     """What the first store says that knows it: fits know fewer units than generated instances."""
-    told = [unit(store.spec, name) for store in stores]
-    return next((one for one in told if one != UNKNOWN_UNIT), UNKNOWN_UNIT)
-
-
-def _values(store: Store) -> dict[str, FloatArray]:
-    values = store.read("params_mean")
-    return {name: values[:, i] for i, name in enumerate(store.spec.parameters)}
+    return next((one for store in stores if (one := unit(store.spec, name)) != UNKNOWN_UNIT), UNKNOWN_UNIT)

@@ -20,7 +20,7 @@ from distlfm.errors import UsageError
 
 
 class OperatorConfig(Config):
-    """The network. modes: Fourier modes kept, one number or one a dimension.
+    """The network. modes: Fourier modes kept, one number or one per dimension.
 
     points: of the grid on which the network works, whatever that of the data; by default as many as the training grid
     has. Forces are smooth, and fewer points than observations are faster.

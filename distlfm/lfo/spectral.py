@@ -76,7 +76,7 @@ def waves(size: int, modes: int, padding: float, signed: bool) -> tuple[Tensor, 
 def analysis(
     size: int, modes: int, padding: float, signed: bool, dtype: torch.dtype, device: torch.device | None
 ) -> Tensor:
-    """From values to coefficients. Of the last dimension [2m, n], real to complex; of a signed one [2k, 2n]."""
+    """From values to coefficients: for the last dimension [2m, n], real to complex; for a signed one [2k, 2n]."""
     cos, sin = (table * (quadrature(size) / (1 + padding)) for table in waves(size, modes, padding, signed))
     table = torch.cat([cos, -sin]) if not signed else _complex(cos, -sin)
     return table.to(device, dtype)
@@ -86,7 +86,7 @@ def analysis(
 def synthesis(
     size: int, modes: int, padding: float, signed: bool, dtype: torch.dtype, device: torch.device | None
 ) -> Tensor:
-    """From coefficients to values. Of the last dimension [n, 2m], complex to real; of a signed one [2n, 2k]."""
+    """From coefficients to values: for the last dimension [n, 2m], complex to real; for a signed one [2n, 2k]."""
     cos, sin = (table.T for table in waves(size, modes, padding, signed))
     if signed:
         return _complex(cos, sin).to(device, dtype)
@@ -220,7 +220,7 @@ def spline(size: int, at: int, dtype: torch.dtype = torch.float64, device: torch
     if size > LARGEST:
         raise UsageError(
             f"A grid of {size} points is too fine for an operator, whose tables grow with their square.",
-            f"Generate or fit with at most {LARGEST} times (and places a dimension).",
+            f"Generate or fit with at most {LARGEST} times (and places per dimension).",
         )
     curve = CubicSpline(np.linspace(0, 1, size), np.eye(size))
     return torch.from_numpy(curve(np.linspace(0, 1, at))).to(device, dtype)

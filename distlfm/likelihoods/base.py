@@ -35,7 +35,7 @@ def register_likelihood(kind: str) -> Callable[[Kind], Kind]:
 class LikelihoodConfig(Config):
     """How data scatter around the outputs.
 
-    noise: `learned` (a standard deviation an output), `given` (the variances that come with the data), or `both`
+    noise: `learned` (one standard deviation per output), `given` (the variances that come with the data), or `both`
     (given, and a learned one on top). `shared` learns one for all outputs. Poisson and negative binomial take no noise.
     prior: of the noise; lognormal(0.1, 1), but for `glucose` around 2 mg/dL.
     floor: no measurement is believed more exactly than this, however well a curve passes through the data.
@@ -135,7 +135,7 @@ class Likelihood(ABC):
 
 
 def build_likelihood(options: LikelihoodConfig, outputs: Sequence[str], noise_prior: Prior | None = None) -> Likelihood:
-    """The likelihood that a config section describes."""
+    """Return the likelihood that a config section describes."""
     return LIKELIHOODS.find(options.kind)(options, outputs, noise_prior)
 
 

@@ -49,7 +49,7 @@ class Poisson(Likelihood):
         wrong = (seen < 0) | (seen != np.rint(seen))
         if wrong.any():
             raise UsageError(
-                f"Instance {instance.id!r} has the value {seen[wrong][0]:g}, which is no count.",
+                f"Instance {instance.id!r} has the value {seen[wrong][0]:g}, which is not a count.",
                 "Poisson and negative binomial take whole numbers from 0; use likelihood.kind=gaussian for others.",
             )
 

@@ -69,10 +69,10 @@ class Gaussian(Likelihood):
         return outputs + noise
 
     def words(self, parameters: Sequence[str]) -> list[str]:
-        said = ["variances as given with the data"] if self.takes_variances else []
-        said += parameters
-        if said and self.options.shared:
-            said.append("one for all outputs")
+        parts = ["variances as given with the data"] if self.takes_variances else []
+        parts += parameters
+        if parts and self.options.shared:
+            parts.append("one for all outputs")
         if self.options.floor:
-            said.append(f"never below {self.options.floor:g}")
-        return [one.removeprefix("noise ") for one in said]
+            parts.append(f"never below {self.options.floor:g}")
+        return [one.removeprefix("noise ") for one in parts]

@@ -1,4 +1,4 @@
-"""Equations: one file a mechanism. Importing this package registers those that are shipped."""
+"""Equations: one file per mechanism. Importing this package registers those that are shipped."""
 
 from distlfm.mechanisms import cascade, glucose, linear_ode, lotka_volterra, nonparametric, transcription
 from distlfm.mechanisms.base import REGISTRY, Mechanism, MechanismConfig, System, join_states, register, zero_state

@@ -28,7 +28,7 @@ from distlfm.mechanisms.priors import Parameter, Prior, Values
 
 
 def _numbers(given: Any) -> Any:
-    """Refuse what is no number before a union of types would tell of each of its members."""
+    """Refuse what is not a number before a union of types complains for each of its members."""
     for label, value in given.items() if isinstance(given, Mapping) else [("", given)]:
         if not _is_number(value):
             what = f"{value!r} is not a number" if given is value else f"{label} is {value!r}, which is not a number"
@@ -134,12 +134,8 @@ class System(ABC):
         for name in (*self.options.priors, *self.options.fixed):
             if name not in known:
                 raise UsageError(f"{self.options.kind} has no parameter {name!r}.", nearest(name, known))
-        return [
-            replace(
-                parameter, prior=self.options.priors.get(parameter.name, parameter.prior), fixed=self._fixed(parameter)
-            )
-            for parameter in parameters
-        ]
+        priors = self.options.priors
+        return [replace(one, prior=priors.get(one.name, one.prior), fixed=self._fixed(one)) for one in parameters]
 
     def _fixed(self, parameter: Parameter) -> Mapping[str, float]:
         given = self.options.fixed.get(parameter.name, parameter.fixed)
@@ -157,15 +153,13 @@ def register(kind: str) -> Callable[[type[Kind]], type[Kind]]:
     def keep(mechanism: type[Kind]) -> type[Kind]:
         if not (isinstance(mechanism, type) and issubclass(mechanism, System)):
             name = getattr(mechanism, "__name__", repr(mechanism))
-            raise UsageError(f"{name} is registered as a mechanism, and is none.", f"Write class {name}(Mechanism).")
+            raise UsageError(f"{name} is registered as a mechanism, and is not one.", f"Write class {name}(Mechanism).")
         mechanism.kind = kind
         REGISTRY[kind] = mechanism
         return mechanism
 
     return keep
 
-
-__all__ = ["Initial", "Mechanism", "MechanismConfig", "join_states", "register", "start_parameter", "zero_state"]
 
 Initial = Literal["steady", "free", "zero"]
 
@@ -214,24 +208,12 @@ class Mechanism(System):
         return t.unsqueeze(-1)
 
 
-def start_parameter(
-    outputs: Sequence[str],
-    prior: Prior,
-    *,
-    positive: bool = False,
-    dimension: Dimension | Mapping[str, Dimension] | None = None,
-) -> Parameter:
-    """The unknown initial state of a mechanism whose start is free."""
-    meaning = "state at the first time"
-    return Parameter("initial", tuple(outputs), prior, "initial", positive, dimension=dimension, meaning=meaning)
-
-
 def join_states(*states: Tensor) -> Tensor:
-    """States [...] that may differ in leading dimensions of size 1 → one tensor [..., D]."""
+    """Join states [...] that may differ in leading dimensions of size 1 into one tensor [..., D]."""
     return torch.stack(torch.broadcast_tensors(*states), -1)
 
 
 def zero_state(values: Values, num_states: int) -> Tensor:
-    """A start at zero with the leading dimensions of the parameters, [..., D]."""
+    """Return a start at zero with the leading dimensions of the parameters, [..., D]."""
     some = next(iter(values.values()))
     return torch.zeros((*some.shape[:-1], num_states), dtype=some.dtype)

@@ -13,7 +13,8 @@ import inspect
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +43,6 @@ PARAMETERS = (
 )
 
 
-def check_complete(kind: str, system: type[System]) -> None:
-    """Refuse a class that has not all methods of its contract."""
-    own: type = system.equation if issubclass(system, FieldMechanism) else system
-    missing = sorted(getattr(own, "__abstractmethods__", ()))
-    if missing:
-        what = "equation" if issubclass(system, FieldMechanism) else "mechanism"
-        raise UsageError(f"{own.__name__}, the {what} {kind!r}, has no {' and no '.join(missing)}.", "Write it.")
-
-
 def check_contract(mechanism: Mechanism) -> None:
     """Refuse an equation whose methods raise an error, or give something else than they promise.
 
@@ -64,25 +56,24 @@ def check_contract(mechanism: Mechanism) -> None:
     t = torch.zeros(LEADING, dtype=torch.float64)
     y = torch.full((*LEADING, states), 0.5, dtype=torch.float64)
     f = torch.full((*LEADING, len(mechanism.force_names)), 0.5, dtype=torch.float64)
-    start = _tried(mechanism, "initial_state", lambda: mechanism.initial_state(values))
-    _check(mechanism, "initial_state", start, states, f"num_states is {states}, for the outputs {names}")
+    why = f"num_states is {states}, for the outputs {names}"
+    start = _checked(mechanism, "initial_state", states, why, values)
     # As solvers give them: one value for all times of an instance.
     values = {name: value[:, :1] for name, value in values.items()}
-    slope = _tried(mechanism, "vector_field", lambda: mechanism.vector_field(t, y, f, values))
-    _check(mechanism, "vector_field", slope, states, f"num_states is {states}, for the outputs {names}")
+    _checked(mechanism, "vector_field", states, why, t, y, f, values)
     _check_finite(mechanism, start, values)
-    shown = _tried(mechanism, "observe", lambda: mechanism.observe(y, values))
-    _check(mechanism, "observe", shown, len(mechanism.outputs), f"the outputs are {names}")
+    _checked(mechanism, "observe", len(mechanism.outputs), f"the outputs are {names}", y, values)
 
 
 def check_parameters(system: System) -> list[Parameter]:
     """The parameters with the options put in; refused if the equation cannot tell them, or tells one twice."""
-    name = f"{type(system).__name__}.parameters"
-    found: list[Parameter] = _tried(system, "parameters", system.settled, PARAMETERS)
-    elements = [one.name for one in found] + [f"{one.name}[{label}]" for one in found for label in one.labels]
+    with _own_code(system, "parameters", PARAMETERS):
+        found = system.settled()
+        elements = [one.name for one in found] + [f"{one.name}[{label}]" for one in found for label in one.labels]
     twice = [element for element, count in Counter(elements).items() if count > 1]
     if twice:
-        raise UsageError(f"{name} gives {twice[0]!r} twice.", "Give each a name of its own, and each element a label.")
+        what = f"{type(system).__name__}.parameters gives {twice[0]!r} twice."
+        raise UsageError(what, "Give each a name of its own, and each element a label.")
     return found
 
 
@@ -99,55 +90,59 @@ def _check_finite(mechanism: Mechanism, start: Tensor, values: Values) -> None:
         raise UsageError(f"{name}.vector_field gives {wrong}, at the state that initial_state gives.", fix)
 
 
-def _tried(system: System, method: str, call: Callable[[], Any], fix: str = "") -> Any:
+@contextmanager
+def _own_code(system: System, method: str, fix: str) -> Iterator[None]:
+    """Report what an equation's own code raises with its file and line."""
     try:
-        return call()
+        yield
     except DistlfmError:
         raise
     except Exception as error:
-        where = _place(system, error)
-        raise UsageError(
-            f"{type(system).__name__}.{method} fails{where}: {type(error).__name__}: {error}.", fix or SHAPES
-        ) from error
+        file = _source(type(system))
+        line = _line_in(error, lambda filename: filename == file)
+        where = f" ({file}, line {line})" if line else ""
+        what = f"{type(system).__name__}.{method} fails{where}: {type(error).__name__}: {error}."
+        raise UsageError(what, fix) from error
 
 
-def _place(mechanism: System, error: Exception) -> str:
-    """File and line of the equation's own code at which an error came up."""
+def _source(owner: type) -> str:
+    """The file of a class; empty where there is none, as in a notebook."""
     try:
-        file = inspect.getfile(type(mechanism))
+        return inspect.getfile(owner)
     except (OSError, TypeError):
         return ""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return f" ({file}, line {lines[-1]})" if lines else ""
 
 
-def _check(mechanism: Mechanism, method: str, given: Any, last: int, why: str) -> None:
+def _line_in(error: Exception, own: Callable[[str], bool]) -> int | None:
+    """The last line of a file of one's own that an error passed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame.lineno for frame in reversed(frames) if own(frame.filename)), None)
+
+
+def _checked(mechanism: Mechanism, method: str, last: int, why: str, *arguments: Any) -> Tensor:
+    """What a method gives, if it is a tensor [..., last]. why: the reason for that size."""
+    with _own_code(mechanism, method, SHAPES):
+        given = getattr(mechanism, method)(*arguments)
     name, wanted = f"{type(mechanism).__name__}.{method}", f"[..., {last}]"
+    made = f"Make it of y and values; all zero is zero_state(values, {last}) of distlfm.mechanisms."
     if not isinstance(given, Tensor):
-        raise UsageError(f"{name} gives a {type(given).__name__}, and a tensor {wanted} is needed.", _made(last))
+        raise UsageError(f"{name} gives a {type(given).__name__}, and a tensor {wanted} is needed.", made)
     if not _fits(given, (*LEADING, last), whole=method == "initial_state"):
-        lost = given.shape == (last,)
-        found = "without the leading dimensions" if lost else f"whose shape is {_shape(given)}"
-        joined = (
-            "Join states along the last dimension (dim=-1); num_states and mechanism.outputs say how many there are."
-        )
-        raise UsageError(
-            f"{name} gives a tensor {found}, and {wanted} is needed: {why}.", _made(last) if lost else joined
-        )
+        found = f"whose shape is {_shape(given)}"
+        fix = "Join states along the last dimension (dim=-1); num_states and mechanism.outputs say how many there are."
+        if given.shape == (last,):
+            found, fix = "without the leading dimensions", made
+        raise UsageError(f"{name} gives a tensor {found}, and {wanted} is needed: {why}.", fix)
     if given.dtype != torch.float64:
         raise UsageError(f"{name} gives {given.dtype}, and float64 is needed.", "Make it of y and values.")
+    return given
 
 
 def _fits(given: Tensor, wanted: tuple[int, ...], whole: bool) -> bool:
     """Whether a tensor has a shape, or may be repeated to it along its leading dimensions unless it is to be whole."""
-    if whole or given.shape == wanted:
+    if whole or given.ndim != len(wanted):
         return given.shape == wanted
-    pairs = zip(given.shape[:-1], wanted[:-1], strict=False)
-    return given.ndim == len(wanted) and given.shape[-1] == wanted[-1] and all(a in (1, b) for a, b in pairs)
-
-
-def _made(last: int) -> str:
-    return f"Make it of y and values; all zero is zero_state(values, {last}) of distlfm.mechanisms."
+    return given.shape[-1] == wanted[-1] and all(a in (1, b) for a, b in zip(given.shape, wanted, strict=True))
 
 
 def _shape(given: Tensor) -> str:
@@ -157,31 +152,38 @@ def _shape(given: Tensor) -> str:
 
 
 def known_systems() -> dict[str, type[System]]:
-    """Every equation by its name: mechanisms, and fields made of registered weak forms."""
+    """Return every equation by its name: mechanisms, and fields made of registered weak forms."""
     return {**{kind: field_of(equation) for kind, equation in EQUATIONS.items()}, **REGISTRY}
 
 
 def find_system(kind: str) -> type[System]:
-    """The class of an equation."""
+    """Return the class of an equation, which has all methods of its contract."""
     known = known_systems()
     if kind not in known:
         own = "One of your own is known once its module is named: plugins=[MODULE], or --plugin MODULE."
         raise UsageError(f"There is no mechanism {kind!r}.", f"{nearest(kind, sorted(known))} {own}")
-    check_complete(kind, known[kind])
+    written = _written(known[kind])
+    missing = sorted(getattr(written, "__abstractmethods__", ()))
+    if missing:
+        what = "mechanism" if written is known[kind] else "equation"
+        raise UsageError(f"{written.__name__}, the {what} {kind!r}, has no {' and no '.join(missing)}.", "Write it.")
     return known[kind]
 
 
+def _written(system: type[System]) -> type:
+    """The class that a user writes: the equation of a field, or the mechanism itself."""
+    return system.equation if issubclass(system, FieldMechanism) else system
+
+
 def build_system(options: Mapping[str, object], outputs: Sequence[str] = ()) -> System:
-    """The equation that a config section describes.
+    """Return the equation that a config section describes.
 
     `outputs` are the data's, taken if the section names none; without either the mechanism's own defaults hold.
     """
     system = find_system(str(options.get("kind", "")))
-    content = dict(options)
-    if not content.get("outputs"):
-        content.pop("outputs", None)
-        if outputs:
-            content["outputs"] = tuple(outputs)
+    content = {key: value for key, value in options.items() if key != "outputs" or value}
+    if outputs:
+        content.setdefault("outputs", tuple(outputs))
     made = system(build(system.Options, content, source="mechanism"))
     if isinstance(made, Mechanism):
         check_contract(made)
@@ -189,7 +191,7 @@ def build_system(options: Mapping[str, object], outputs: Sequence[str] = ()) -> 
 
 
 def build_mechanism(options: Mapping[str, object], outputs: Sequence[str] = ()) -> Mechanism:
-    """As `build_system`, for ordinary differential equations only."""
+    """Do as `build_system`, for ordinary differential equations only."""
     system = build_system(options, outputs)
     if not isinstance(system, Mechanism):
         raise UsageError(f"{system.options.kind} is a partial differential equation.", "Use it with `distlfm fit`.")
@@ -197,7 +199,7 @@ def build_mechanism(options: Mapping[str, object], outputs: Sequence[str] = ()) 
 
 
 class WithPlugins(Config):
-    """plugins: modules to import first, which register mechanisms, likelihoods and methods."""
+    """plugins: modules to import first, which register mechanisms, likelihoods, methods, schemes and readers."""
 
     plugins: tuple[str, ...] = ()
 
@@ -229,14 +231,12 @@ def import_plugins(names: Sequence[str]) -> None:
         except DistlfmError:
             raise
         except Exception as error:
-            if isinstance(error, OSError) and str(error.filename) == str(file.absolute()):
-                raise UsageError(
-                    f"Cannot read the plugin {name}: {error.strerror}.", "Check the path and its permissions."
-                ) from error
             # The user's own code: whatever it raises is told, and --debug shows where.
-            raise UsageError(
-                f"The plugin {name!r} cannot be imported: {type(error).__name__}: {error}.", _mended(error, file)
-            ) from error
+            what = f"The plugin {name!r} cannot be imported: {type(error).__name__}: {error}."
+            fix = _mended(error, file)
+            if isinstance(error, OSError) and str(error.filename) == str(file.absolute()):
+                what, fix = f"Cannot read the plugin {name}: {error.strerror}.", "Check the path and its permissions."
+            raise UsageError(what, fix) from error
         _refuse_replaced(name, module, *before)
 
 
@@ -247,9 +247,8 @@ def _refuse_taken(name: str, module: str, file: Path) -> None:
     if module in sys.modules:
         other = getattr(sys.modules[module], "__file__", None)
         if other is not None and Path(other).exists() and not file.samefile(other):
-            raise UsageError(
-                f"The plugin {name!r} has the name of another module that is loaded, {other}.", f"Rename {file}."
-            )
+            what = f"The plugin {name!r} has the name of another module that is loaded, {other}."
+            raise UsageError(what, f"Rename {file}.")
 
 
 def _refuse_replaced(name: str, module: str, mechanisms: dict[str, Any], equations: dict[str, Any]) -> None:
@@ -264,19 +263,12 @@ def _refuse_replaced(name: str, module: str, mechanisms: dict[str, Any], equatio
         now.update(before)
     sys.modules.pop(module, None)
     owner = mechanisms.get(taken[0]) or equations[taken[0]]
+    shipped = owner.__module__.startswith("distlfm.")
+    home = "it is shipped" if shipped else _source(owner) or owner.__module__
     raise UsageError(
-        f"The plugin {name!r} registers an equation {taken[0]!r}, and there is one of that name ({_home(owner)}).",
+        f"The plugin {name!r} registers an equation {taken[0]!r}, and there is one of that name ({home}).",
         "Register it by another name.",
     )
-
-
-def _home(owner: type) -> str:
-    if owner.__module__.startswith("distlfm."):
-        return "it is shipped"
-    try:
-        return inspect.getfile(owner)
-    except (OSError, TypeError):
-        return owner.__module__
 
 
 def _mended(error: Exception, file: Path) -> str:
@@ -286,8 +278,8 @@ def _mended(error: Exception, file: Path) -> str:
         return f"It must be {place}, or an installed module."
     if isinstance(error, ModuleNotFoundError) and error.name and file.with_name(f"{error.name}.py").is_file():
         return f"Name its neighbour first: plugins=[{file.with_name(error.name)}.py, {file}]."
-    lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if Path(one.filename).name == file.name]
-    return f"Mend {file}" + (f", line {lines[-1]}." if lines else ".")
+    line = _line_in(error, lambda filename: Path(filename).name == file.name)
+    return f"Mend {file}" + (f", line {line}." if line else ".")
 
 
 def plugin_name(name: str) -> str:
@@ -302,8 +294,7 @@ def located(names: Sequence[str]) -> tuple[str, ...]:
 
 def own_code(kind: str) -> str | None:
     """`code_of` an equation."""
-    system = find_system(kind)
-    return code_of(system.equation if issubclass(system, FieldMechanism) else system)
+    return code_of(_written(find_system(kind)))
 
 
 def code_of(owner: type) -> str | None:
@@ -314,10 +305,9 @@ def code_of(owner: type) -> str | None:
     if owner.__module__.startswith("distlfm."):
         return None
     try:
-        code = ast.dump(ast.parse(Path(inspect.getfile(owner)).read_bytes()))
-    except (OSError, TypeError, SyntaxError, ValueError):
+        return digest(ast.dump(ast.parse(Path(_source(owner)).read_bytes())))
+    except (OSError, SyntaxError, ValueError):
         return None
-    return digest(code)
 
 
 def _file(name: str) -> Path:

@@ -11,16 +11,8 @@ import torch
 from torch import Tensor
 
 from distlfm.instance import RATE, TIME, VALUE
-from distlfm.mechanisms.base import (
-    Initial,
-    Mechanism,
-    MechanismConfig,
-    by_options,
-    register,
-    start_parameter,
-    zero_state,
-)
-from distlfm.mechanisms.priors import LogNormal, Parameter, Values
+from distlfm.mechanisms.base import Initial, Mechanism, MechanismConfig, by_options, register, zero_state
+from distlfm.mechanisms.priors import LogNormal, Parameter, Values, start_parameter
 from distlfm.mechanisms.responses import ResponseConfig, build_response
 
 
@@ -53,24 +45,18 @@ class Cascade(Mechanism):
 
     def parameters(self) -> list[Parameter]:
         genes = self.outputs
-        rate = TIME**-1
-        protein, basal, sensitivity, decay = (
-            LogNormal(median=0.5, spread=0.7),
-            LogNormal(median=0.1, spread=1.0),
-            LogNormal(median=1.0, spread=1.0),
-            LogNormal(median=0.4, spread=0.8),
-        )
+        rate, protein, basal, decay = TIME**-1, LogNormal(0.5, 0.7), LogNormal(0.1, 1.0), LogNormal(0.4, 0.8)
         found = [
             Parameter(
                 "protein_decay", ("protein",), protein, positive=True, dimension=rate, meaning="δ, of the protein"
             ),
             Parameter("basal", genes, basal, positive=True, dimension=RATE, meaning="b, made without the protein"),
-            Parameter("sensitivity", genes, sensitivity, positive=True, meaning="s, effect of the protein"),
+            Parameter("sensitivity", genes, LogNormal(1.0, 1.0), positive=True, meaning="s, effect of the protein"),
             Parameter("decay", genes, decay, positive=True, dimension=rate, meaning="d, share that decays"),
             *self.response.parameters(self.force_names, ("protein",)),
         ]
         if self.start == "free":
-            known, prior = dict.fromkeys(genes, VALUE), LogNormal(median=0.3, spread=1.0)
+            known, prior = dict.fromkeys(genes, VALUE), LogNormal(0.3, 1.0)
             found.append(start_parameter(("protein", *genes), prior, positive=True, dimension=known))
         return found
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, FiniteFloat, PositiveFloat, TypeAdapter, model_validator
 
 from distlfm.config import Config
-from distlfm.equations import Coefficient, Equation
+from distlfm.equations import Coefficient, Equation, advection_diffusion, fisher_kpp, reaction_diffusion
 from distlfm.equations.base import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
 from distlfm.errors import UsageError
 from distlfm.instance import POSITION, TIME, VALUE, Dimension
@@ -20,7 +20,7 @@ from distlfm.mechanisms.base import MechanismConfig, System, by_options
 from distlfm.mechanisms.priors import LogNormal, Parameter, Prior
 
 DIMS = {"interval": 1, "rectangle": 2, "box": 3}
-OF_PROFILE = "how many times the given profile the state at the start is"
+
 PRIOR: TypeAdapter[Any] = TypeAdapter(Prior)
 
 
@@ -135,38 +135,31 @@ class FieldMechanism(System):
         return (TIME, *(POSITION,) * self.field.num_dims)
 
     def parameters(self) -> list[Parameter]:
-        found = [
-            Parameter(
-                name,
-                (name,),
-                PRIOR.validate_python(dict(one.prior)),
-                positive=one.positive,
-                dimension=one.dimension,
-                meaning=one.meaning,
-            )
-            for name, one in self.coefficients.items()
-        ]
+        found = []
+        for name, one in self.coefficients.items():
+            prior = PRIOR.validate_python(dict(one.prior))
+            found.append(Parameter(name, (name,), prior, "mechanism", one.positive, {}, one.dimension, one.meaning))
         start = self.field.initial
-        if start.kind == "scaled":
-            scale = Parameter("initial_scale", ("scale",), start.scale, "initial", positive=True, meaning=OF_PROFILE)
-            found.append(scale)
-        if start.kind == "field":
-            for name, prior, of, meaning in (
-                ("lengthscale", start.lengthscale, POSITION, "how far the state at the start stays alike"),
-                ("deviation", start.deviation, VALUE, "how large the state at the start is"),
-            ):
-                found.append(Parameter(f"initial_{name}", (name,), prior, "initial", True, {}, of, meaning))
+        unknown: dict[str, list[tuple[str, Dimension | None, str]]] = {
+            "scaled": [("scale", None, "how many times the given profile the state at the start is")],
+            "field": [
+                ("lengthscale", POSITION, "how far the state at the start stays alike"),
+                ("deviation", VALUE, "how large the state at the start is"),
+            ],
+        }
+        for name, of, meaning in unknown.get(start.kind, []):
+            prior = getattr(start, name)
+            found.append(Parameter(f"initial_{name}", (name,), prior, "initial", True, {}, of, meaning))
         return found
 
     def problem(self, mesh: MeshConfig) -> ProblemSpec:
         """What a helper group is asked to discretise, on a mesh whose extent is settled."""
-        return ProblemSpec(
-            equation=_where(self.equation), mesh=mesh, boundary=self.field.boundary, degree=self.field.degree
-        )
+        equation, options = _where(self.equation), self.field
+        return ProblemSpec(equation=equation, mesh=mesh, boundary=options.boundary, degree=options.degree)
 
 
 def _where(equation: type[Equation]) -> EquationRef:
-    """Where a helper process finds the class; the file goes along for a plugin that is no installed module."""
+    """Where a helper process finds the class; the file goes along for a plugin that is not an installed module."""
     file = None
     if not equation.__module__.startswith("distlfm."):
         spec = getattr(sys.modules.get(equation.__module__), "__spec__", None)
@@ -180,3 +173,8 @@ def field_of(equation: type[Equation]) -> type[FieldMechanism]:
     """The mechanism of a registered equation."""
     named = {"equation": equation, "kind": equation.kind, "__doc__": equation.__doc__}
     return type(f"{equation.__name__}Field", (FieldMechanism,), named)
+
+
+AdvectionDiffusion = field_of(advection_diffusion.AdvectionDiffusion)
+FisherKpp = field_of(fisher_kpp.FisherKpp)
+ReactionDiffusion = field_of(reaction_diffusion.ReactionDiffusion)

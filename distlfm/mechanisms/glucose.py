@@ -9,8 +9,8 @@ from torch import Tensor
 
 from distlfm.errors import UsageError
 from distlfm.instance import RATE, TIME, VALUE
-from distlfm.mechanisms.base import Mechanism, MechanismConfig, by_options, register, start_parameter
-from distlfm.mechanisms.priors import LogNormal, Parameter, Prior, Values
+from distlfm.mechanisms.base import Mechanism, MechanismConfig, by_options, register
+from distlfm.mechanisms.priors import LogNormal, Parameter, Prior, Values, start_parameter
 
 
 class GlucoseConfig(MechanismConfig):
@@ -46,16 +46,13 @@ class Glucose(Mechanism):
         self.start = options.initial
 
     def parameters(self) -> list[Parameter]:
-        back, base = LogNormal(median=0.02, spread=0.5), LogNormal(median=110.0, spread=0.25)
         slow, rest = "p, how fast it returns to the base level", "G_b, where it rests"
         found = [
-            Parameter("return_rate", ("p",), back, positive=True, dimension=TIME**-1, meaning=slow),
-            Parameter("base_level", ("base",), base, positive=True, dimension=VALUE, meaning=rest),
+            Parameter("return_rate", ("p",), LogNormal(0.02, 0.5), positive=True, dimension=TIME**-1, meaning=slow),
+            Parameter("base_level", ("base",), LogNormal(110.0, 0.25), positive=True, dimension=VALUE, meaning=rest),
         ]
         if self.start == "free":
-            found.append(
-                start_parameter(self.outputs, LogNormal(median=130.0, spread=0.4), positive=True, dimension=VALUE)
-            )
+            found.append(start_parameter(self.outputs, LogNormal(130.0, 0.4), positive=True, dimension=VALUE))
         return found
 
     def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:

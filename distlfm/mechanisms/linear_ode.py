@@ -10,8 +10,8 @@ from torch import Tensor
 
 from distlfm.errors import UsageError
 from distlfm.instance import NUMBER, TIME, VALUE
-from distlfm.mechanisms.base import Mechanism, MechanismConfig, by_options, register, start_parameter, zero_state
-from distlfm.mechanisms.priors import LogNormal, Normal, Parameter, Values
+from distlfm.mechanisms.base import Mechanism, MechanismConfig, by_options, register, zero_state
+from distlfm.mechanisms.priors import LogNormal, Normal, Parameter, Values, start_parameter
 
 
 class LinearODEConfig(MechanismConfig):

@@ -10,8 +10,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from distlfm.instance import TIME, VALUE
-from distlfm.mechanisms.base import Mechanism, MechanismConfig, by_options, register, start_parameter
-from distlfm.mechanisms.priors import LogNormal, Parameter, Values
+from distlfm.mechanisms.base import Mechanism, MechanismConfig, by_options, register
+from distlfm.mechanisms.priors import LogNormal, Parameter, Values, start_parameter
 from distlfm.mechanisms.responses import ResponseConfig, build_response
 
 
@@ -36,13 +36,12 @@ class LotkaVolterra(Mechanism):
         self.response = build_response(options.response)
 
     def parameters(self) -> list[Parameter]:
-        growth, mortality = LogNormal(median=0.5, spread=0.7), LogNormal(median=0.8, spread=0.7)
-        fed, dies = "g, growth for each unit of prey", "m, share that dies"
+        names, growth, mortality = self.outputs, LogNormal(0.5, 0.7), LogNormal(0.8, 0.7)
         return [
-            Parameter("growth", self.outputs, growth, positive=True, meaning=fed),
-            Parameter("mortality", self.outputs, mortality, positive=True, dimension=TIME**-1, meaning=dies),
-            start_parameter(self.outputs, LogNormal(median=1.0, spread=1.0), positive=True, dimension=VALUE),
-            *self.response.parameters(self.force_names, self.outputs),
+            Parameter("growth", names, growth, positive=True, meaning="g, growth for each unit of prey"),
+            Parameter("mortality", names, mortality, positive=True, dimension=TIME**-1, meaning="m, share that dies"),
+            start_parameter(names, LogNormal(1.0, 1.0), positive=True, dimension=VALUE),
+            *self.response.parameters(self.force_names, names),
         ]
 
     def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
@@ -50,7 +49,9 @@ class LotkaVolterra(Mechanism):
         return y * (values["growth"] * self.response(f, values) - values["mortality"])
 
     def act(self, f: Tensor, values: Values) -> Tensor:
-        return self.response(f, values)
+        # A response of its own for each of several predators makes several preys of one force: no one of them is shown.
+        several = self.response.per_output and len(self.outputs) > 1
+        return f if several else self.response(f, values)
 
     def initial_state(self, values: Values) -> Tensor:
         return values["initial"]

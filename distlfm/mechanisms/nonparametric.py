@@ -7,12 +7,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from distlfm.instance import RATE, VALUE, Dimension
-from distlfm.mechanisms.base import Mechanism, MechanismConfig, by_options, register, start_parameter
-from distlfm.mechanisms.priors import Normal, Parameter, Values
+from distlfm.mechanisms.base import Mechanism, MechanismConfig, by_options, register
+from distlfm.mechanisms.priors import Normal, Parameter, Values, start_parameter
 
 
 class NonparametricConfig(MechanismConfig):
-    """One force an output: the component of the flow."""
+    """One force per output: the component of the flow."""
 
 
 @register("nonparametric")

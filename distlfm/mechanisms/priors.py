@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -33,13 +34,11 @@ Written = TypeVar("Written", bound=Config)
 def by_position(prior: type[Written]) -> type[Written]:
     """Class decorator: numbers may be given by position, `LogNormal(2.0, 0.3)`, in the order of the fields."""
     names = [name for name in prior.model_fields if name != "kind"]
+    fix = f"Write {prior.__name__}({', '.join(names)})."
 
     def __init__(self: Config, *given: float, **named: Any) -> None:
         if len(given) > len(names):
-            raise UsageError(
-                f"{prior.__name__} takes {len(names)} numbers, and {len(given)} were given.",
-                f"Write {prior.__name__}({', '.join(names)}).",
-            )
+            raise UsageError(f"{prior.__name__} takes {len(names)} numbers, and {len(given)} were given.", fix)
         content = dict(zip(names, given, strict=False))
         twice = [name for name in content if name in named]
         if twice:
@@ -47,7 +46,7 @@ def by_position(prior: type[Written]) -> type[Written]:
         content |= named
         needed = [name for name in names if prior.model_fields[name].is_required() and name not in content]
         if needed:
-            raise UsageError(f"{prior.__name__} needs {needed[0]!r}.", f"Write {prior.__name__}({', '.join(names)}).")
+            raise UsageError(f"{prior.__name__} needs {needed[0]!r}.", fix)
         try:
             Config.__init__(self, **content)
         except ValidationError:
@@ -157,6 +156,7 @@ class HalfNormal(Config):
 Prior = Annotated[LogNormal | Normal | Uniform | HalfNormal, Field(discriminator="kind")]
 
 
+Measured = Dimension | Mapping[str, Dimension] | None
 Values = Mapping[str, Tensor]
 """Natural values by parameter name, each [..., K]."""
 
@@ -176,7 +176,7 @@ class Parameter:
     kind: str = "mechanism"
     positive: bool = False
     fixed: Mapping[str, float] = field(default_factory=dict)
-    dimension: Dimension | Mapping[str, Dimension] | None = None
+    dimension: Measured = None
     meaning: str = ""
     own: Mapping[str, Prior] = field(default_factory=dict)
 
@@ -222,6 +222,12 @@ class Parameter:
         return tuple(i for i, label in enumerate(self.labels) if label not in self.fixed)
 
 
+def start_parameter(outputs: Sequence[str], prior: Prior, *, positive: bool = False, dimension: Measured) -> Parameter:
+    """The unknown initial state of a mechanism whose start is free."""
+    meaning = "state at the first time"
+    return Parameter("initial", tuple(outputs), prior, "initial", positive, dimension=dimension, meaning=meaning)
+
+
 class ParameterSpace:
     """The free elements of a list of parameters, as one vector `z` that is standard normal a priori."""
 
@@ -229,12 +235,9 @@ class ParameterSpace:
         names = [parameter.name for parameter in parameters]
         assert len(set(names)) == len(names), f"parameter names repeat: {names}"
         self.parameters = tuple(parameters)
-        self._slices: dict[str, slice] = {}
-        start = 0
-        for parameter in parameters:
-            self._slices[parameter.name] = slice(start, start + len(parameter.free))
-            start += len(parameter.free)
-        self.num_free = start
+        ends = list(accumulate((len(parameter.free) for parameter in parameters), initial=0))
+        self._slices = {name: slice(*both) for name, both in zip(names, pairwise(ends), strict=True)}
+        self.num_free = ends[-1]
 
     def __getitem__(self, name: str) -> Parameter:
         return next(parameter for parameter in self.parameters if parameter.name == name)
@@ -274,6 +277,5 @@ class ParameterSpace:
         z = torch.zeros_like(like)
         for name, value in values.items():
             parameter = self[name]
-            free = parameter.whiten(value[..., list(parameter.free)])
-            z[..., self._slices[name]] = free
+            z[..., self._slices[name]] = parameter.whiten(value[..., list(parameter.free)])
         return z

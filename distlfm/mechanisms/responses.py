@@ -5,6 +5,7 @@ An elementwise response maps [..., L] → [..., L]; one that is `per_output` mix
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
@@ -102,8 +103,7 @@ class MLP(Response):
 
     def parameters(self, forces: Sequence[str], outputs: Sequence[str]) -> list[Parameter]:
         def labels(*sizes: int) -> tuple[str, ...]:
-            grid = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).reshape(-1, len(sizes))
-            return tuple(",".join(str(int(i)) for i in row) for row in grid)
+            return tuple(",".join(map(str, place)) for place in itertools.product(*map(range, sizes)))
 
         inward, outward = labels(self.hidden, len(forces)), labels(len(outputs), self.hidden)
         last = Normal(sd=self.hidden**-0.5)
@@ -139,17 +139,11 @@ class Composed(Response):
         return self.last(f, values)
 
 
-ELEMENTWISE: dict[str, type[Response]] = {"identity": Identity, "softplus": Softplus, "exp": Exp}
+SIMPLE: dict[str, type[Response]] = {"identity": Identity, "softplus": Softplus, "exp": Exp, "hill": Hill}
 
 
 def build_response(config: ResponseConfig) -> Response:
     """The response that a config describes."""
-    last: Response
-    if config.kind == "hill":
-        last = Hill()
-    elif config.kind == "mlp":
-        last = MLP(config.hidden)
-    else:
-        last = ELEMENTWISE[config.kind]()
-    first = [ELEMENTWISE[kind]() for kind in config.compose]
+    last = MLP(config.hidden) if config.kind == "mlp" else SIMPLE[config.kind]()
+    first = [SIMPLE[kind]() for kind in config.compose]
     return Composed(first, last) if first else last

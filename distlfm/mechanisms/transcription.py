@@ -8,16 +8,8 @@ from pydantic import Field
 from torch import Tensor
 
 from distlfm.instance import NUMBER, RATE, TIME, VALUE
-from distlfm.mechanisms.base import (
-    Initial,
-    Mechanism,
-    MechanismConfig,
-    by_options,
-    register,
-    start_parameter,
-    zero_state,
-)
-from distlfm.mechanisms.priors import LogNormal, Parameter, Values
+from distlfm.mechanisms.base import Initial, Mechanism, MechanismConfig, by_options, register, zero_state
+from distlfm.mechanisms.priors import LogNormal, Parameter, Values, start_parameter
 from distlfm.mechanisms.responses import Identity, ResponseConfig, build_response
 
 

@@ -20,8 +20,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from distlfm.answer.parameters import COLUMNS
 from distlfm.errors import DistlfmError, UsageError
-from distlfm.fleets.sources import told_units
+from distlfm.fleets.sources import known_units
 from distlfm.fleets.spool import Source
 from distlfm.instance import Instance
 from distlfm.lfo import Operator, OperatorAnswer, OperatorSchema
@@ -35,7 +36,7 @@ from distlfm.store.layout import UNKNOWN_UNIT
 
 
 @dataclass(frozen=True)
-class Asked:
+class QueryOutcome:
     """An instance, its answer or why there is none, and the seconds that it took."""
 
     instance: Instance
@@ -48,10 +49,10 @@ def find_checkpoint(path: str | Path) -> Path:
     """The checkpoint that a path means: the file, or that of a training run."""
     given = Path(path)
     if given.is_dir():
-        if not (given / OPERATOR).is_file():
-            fix = "Give a checkpoint, or the folder of a finished training run."
-            raise UsageError(f"{given} has no {OPERATOR}.", fix)
         given /= OPERATOR
+        if not given.is_file():
+            fix = "Give a checkpoint, or the folder of a finished training run."
+            raise UsageError(f"{given.parent} has no {OPERATOR}.", fix)
     try:
         with given.open("rb") as file:
             archive = zipfile.is_zipfile(file)
@@ -71,7 +72,7 @@ def mark(path: Path) -> str:
 
 
 def origin(operator: Operator, checkpoint: str, config_hash: str | None) -> dict[str, Any]:
-    """What a page tells of where its answers come from. checkpoint: as marked. The seed is that of the training."""
+    """What a page says about where its answers come from. checkpoint: as marked. The seed is that of the training."""
     loop = operator.training.get("settings", {}).get("loop", {})
     return {"hash": config_hash, "versions": versions(), "seed": loop.get("seed"), "checkpoint": checkpoint}
 
@@ -84,50 +85,35 @@ def renamed(instance: Instance, names: Mapping[str, str], known: Sequence[str]) 
     return instance if outputs == instance.outputs else replace(instance, outputs=outputs)
 
 
-def check_names(names: Mapping[str, str], given: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse a map of names that fits neither the data nor the operator."""
-    for name, meant in names.items():
-        if name not in given:
-            raise UsageError(f"outputs: the data have no output {name!r}.", f"They have {', '.join(given)}.")
-        if meant not in known:
-            raise UsageError(f"outputs: the operator has no output {meant!r}.", f"It has {', '.join(known)}.")
-
-
 def check_data(schema: OperatorSchema, source: Source, data: DataConfig, names: Mapping[str, str]) -> None:
     """Refuse data that the operator's numbers do not hold for: a map of names that fits neither, or other units."""
-    check_names(names, source.outputs, schema.outputs)
+    for name, meant in names.items():
+        if name not in source.outputs:
+            raise UsageError(f"outputs: the data have no output {name!r}.", f"They have {', '.join(source.outputs)}.")
+        if meant not in schema.outputs:
+            raise UsageError(f"outputs: the operator has no output {meant!r}.", f"It has {', '.join(schema.outputs)}.")
     given = [names.get(name, name) for name in source.outputs]
     alone = len(given) == len(schema.outputs) == 1
-    told = told_units(source, data)
+    stated = known_units(source, data)
     if data.scale == "output":  # numbers without a unit, which no name of a unit tells apart
-        told.pop("value_unit", None)
-    check_units(schema, told, schema.outputs if alone else given)
+        stated.pop("value_unit", None)
+    check_units(schema, stated, schema.outputs if alone else given)
 
 
-def ask(operator: Operator, instances: Sequence[Instance]) -> list[Asked]:
+def ask(operator: Operator, instances: Sequence[Instance]) -> list[QueryOutcome]:
     """Answers of instances, computed together; one that the operator cannot take does not stop the others."""
     since = time.perf_counter()
     try:
         answers = operator([instance.blind() for instance in instances])
-    except DistlfmError:
-        return [_ask_alone(operator, instance) for instance in instances]
-    seconds = (time.perf_counter() - since) / max(1, len(instances))
-    return [Asked(instance, answer, "", seconds) for instance, answer in zip(instances, answers, strict=True)]
-
-
-def _ask_alone(operator: Operator, instance: Instance) -> Asked:
-    since = time.perf_counter()
-    try:
-        answer: OperatorAnswer | None = operator(instance.blind())
-        reason = ""
     except DistlfmError as error:
-        answer, reason = None, str(error)
-    return Asked(instance, answer, reason, time.perf_counter() - since)
+        if len(instances) == 1:
+            return [QueryOutcome(instances[0], None, str(error), time.perf_counter() - since)]
+        return [one for instance in instances for one in ask(operator, [instance])]
+    seconds = (time.perf_counter() - since) / max(1, len(instances))
+    return [QueryOutcome(instance, answer, "", seconds) for instance, answer in zip(instances, answers, strict=True)]
 
 
 ANSWERS, PARAMETERS, DOCUMENT = "answers.csv", "parameters.csv", "answers.json"
-
-COLUMNS = ("mean", "sd", "lower68", "upper68", "lower95", "upper95")
 
 
 class Tables:
@@ -147,7 +133,7 @@ class Tables:
         for i, force in enumerate(answer.forces):
             curves = np.stack([getattr(answer, name)[i].ravel() for name in COLUMNS], -1)
             rows = zip(answer.points.tolist(), curves.tolist(), strict=True)
-            self._answers.writerows([answer.id, *map(_digits, at), force, *map(_digits, told)] for at, told in rows)
+            self._answers.writerows([answer.id, *map(_digits, at), force, *map(_digits, stated)] for at, stated in rows)
         true = true_elements(instance, self._schema)
         for one in answer.estimates:
             numbers = [_digits(getattr(one, name)) for name in COLUMNS]
@@ -186,15 +172,13 @@ def tables(folder: Path, schema: OperatorSchema) -> Iterator[Tables]:
 
 def as_data(answer: OperatorAnswer) -> dict[str, Any]:
     """An answer as plain data: `dims` has the coordinates, `forces` the curves in their shape."""
-    forces = {
-        force: {name: getattr(answer, name)[i].tolist() for name in COLUMNS} for i, force in enumerate(answer.forces)
-    }
+    curves = {name: getattr(answer, name).tolist() for name in COLUMNS}
     return {
         "id": answer.id,
         "novelty": answer.novelty,
         "warning": answer.warning,
         "dims": {name: axis.tolist() for name, axis in zip(answer.dims, answer.axes, strict=True)},
-        "forces": forces,
+        "forces": {force: {name: curves[name][i] for name in COLUMNS} for i, force in enumerate(answer.forces)},
         "parameters": {one.name: {name: getattr(one, name) for name in COLUMNS} for one in answer.estimates},
     }
 

@@ -84,13 +84,13 @@ def export(checkpoint: str | Path, out: str | Path, form: str = "torch_export", 
     operator = Operator.load(path)
     program = Program(operator).eval()
     draft = target.with_name(f".{os.getpid()}.{target.name}")
-    told = {"format": form, "checkpoint": mark(path), **contract(operator)}
+    about = {"format": form, "checkpoint": mark(path), **contract(operator)}
     with storing(target.name, target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            draft.touch()  # a place that is refused is told of before the work
+            draft.touch()  # a place that cannot be written to is refused before the work
             FORMATS[form](program, examples(operator), draft)
-            put_quickly(target.with_suffix(".json"), (json.dumps(told, indent=2) + "\n").encode())
+            put_quickly(target.with_suffix(".json"), (json.dumps(about, indent=2) + "\n").encode())
             draft.replace(target)
         finally:
             draft.unlink(missing_ok=True)
@@ -153,9 +153,14 @@ def examples(operator: Operator) -> tuple[Tensor, Tensor]:
     return torch.zeros(size), torch.ones(size)
 
 
-def _torch_export(program: Program, given: tuple[Tensor, Tensor], path: Path) -> None:
+def _any_batch() -> tuple[Any, Any]:
+    """The shapes of both inputs, of any number of instances."""
     batch = torch.export.Dim("batch", min=1, max=LARGEST)
-    found = torch.export.export(program, given, dynamic_shapes=({0: batch}, {0: batch}))
+    return {0: batch}, {0: batch}
+
+
+def _torch_export(program: Program, given: tuple[Tensor, Tensor], path: Path) -> None:
+    found = torch.export.export(program, given, dynamic_shapes=_any_batch())
     buffer = io.BytesIO()  # a disk that fills while torch writes to it ends the process
     torch.export.save(found, buffer)
     path.write_bytes(buffer.getvalue())
@@ -175,11 +180,8 @@ def _onnx(program: Program, given: tuple[Tensor, Tensor], path: Path) -> None:
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise MissingExtra(f"ONNX needs {' and '.join(missing)}.", "Install them with: pip install onnx onnxscript")
-    batch = torch.export.Dim("batch", min=1, max=LARGEST)
-    shapes = ({0: batch}, {0: batch})
-    found = torch.onnx.export(
-        program, given, dynamic_shapes=shapes, input_names=INPUTS, output_names=OUTPUTS, dynamo=True, verbose=False
-    )
+    names: dict[str, Any] = {"input_names": INPUTS, "output_names": OUTPUTS}
+    found = torch.onnx.export(program, given, dynamic_shapes=_any_batch(), dynamo=True, verbose=False, **names)
     assert found is not None
     found.save(str(path))
 

@@ -1,8 +1,8 @@
 """Score the answers of an operator: the figures of a fit, by the same names, and how honest the intervals are.
 
-Where a fit stands for the truth, bands are compared with draws from its posterior (`Draws`), made point by point as for
-the calibration. An operator comes nearer to a fit's mean than the truth is to either, so bands that hold the truth as
-often as they promise hold the means of fits far more often.
+Where a fit stands for the truth, bands are compared with draws from its posterior (`DrawnTruths`), made point by point
+as for the calibration. An operator comes nearer to a fit's mean than the truth is to either, so bands that hold the
+truth as often as they promise hold the means of fits far more often.
 
 Shapes: `L` forces, `K` parameters, `n` points at which the truth is known.
 """
@@ -22,6 +22,7 @@ from distlfm.inference.findings.scores import AVERAGED, Figures, coverage, q2
 from distlfm.instance import BoolArray, FloatArray, Instance, Truth
 from distlfm.lfo import Operator, OperatorAnswer, OperatorSchema
 from distlfm.lfo.calibrate import SEED
+from distlfm.lfo.grid import joined_points
 from distlfm.store import Store
 from distlfm.store.block import named_parameters
 
@@ -36,7 +37,7 @@ _SHARE = np.clip((np.array(LEVELS)[:, None] - 0.68) / (0.95 - 0.68), 0.0, 1.0)
 _NORMAL68, _NORMAL95 = norm.ppf(0.84), norm.ppf(0.975)
 
 EDGE = 1e-9
-"""Of a dimension's length: the truth this close to the domain is inside of it."""
+"""As a share of a dimension's length: the truth this close to the domain is inside of it."""
 
 
 def row_of(
@@ -81,9 +82,7 @@ def at_truth(answer: OperatorAnswer, truth: Truth | None) -> tuple[Band, FloatAr
     """The answer where the truth is: bands [L, n], the true force [L, n], and where both are known [L, n]."""
     if truth is None or truth.force is None or len(truth.force) != len(answer.forces):
         return None
-    points = truth.times[:, None]
-    if truth.positions is not None:
-        points = np.concatenate([points, truth.positions], -1)
+    points = joined_points(truth.times, truth.positions)
     if points.shape[1] != len(answer.axes):
         return None
     low, high = (np.array([axis[i] for axis in answer.axes]) for i in (0, -1))
@@ -93,8 +92,7 @@ def at_truth(answer: OperatorAnswer, truth: Truth | None) -> tuple[Band, FloatAr
     if not here.any():
         return None
     if points.shape == answer.points.shape and (np.abs(points - answer.points) <= margin).all():
-        shape = truth.force.shape
-        band = Band(*(getattr(answer, name).reshape(shape) for name in Band.__dataclass_fields__))
+        band = answer.force
     else:
         band = Band(**answer.at(truth.times, truth.positions))
     return band, np.where(here, truth.force, 0.0), here
@@ -105,11 +103,9 @@ def true_elements(instance: Instance, schema: OperatorSchema) -> dict[str, float
     truth = instance.truth
     found: dict[str, float] = {}
     for name, values in ({} if truth is None else truth.parameters).items():
-        wanted = np.ravel(values)
-        for elements in _candidates(name, instance, schema):
-            if len(elements) == len(wanted):
-                found |= {element: float(value) for element, value in zip(elements, wanted, strict=True)}
-                break
+        wanted = np.ravel(values).astype(np.float64).tolist()
+        fitting = (elements for elements in _candidates(name, instance, schema) if len(elements) == len(wanted))
+        found |= dict(zip(next(fitting, []), wanted, strict=False))
     return {name: value for name, value in found.items() if np.isfinite(value)}
 
 
@@ -125,7 +121,7 @@ def parameter_errors(answer: OperatorAnswer, instance: Instance, schema: Operato
 
 
 @dataclass
-class Calibration:
+class CoverageCounts:
     """How often the truth is inside central intervals of each level; add answers one by one."""
 
     force: FloatArray = field(default_factory=lambda: np.zeros(len(LEVELS)))
@@ -162,11 +158,9 @@ def parameter_scores(
     true = true_elements(instance, operator.schema)
     sides = ("mean", "lower68", "upper68", "lower95", "upper95")
     rows = [[true.get(one.name, 1.0), *(getattr(one, side) for side in sides)] for one in answer.estimates]
-    if not rows:
-        return np.zeros(0), np.zeros(0), np.zeros(0)
-    table = operator.model.normal.standardised(torch.tensor(rows, dtype=torch.float32).T)
-    told = table.double().numpy()
-    known = [one.name in true for one in answer.estimates]
+    natural = torch.tensor(rows, dtype=torch.float32).reshape(-1, 1 + len(sides)).T
+    told = operator.model.normal.standardised(natural).double().numpy()
+    known = np.array([one.name in true for one in answer.estimates], bool)
     return np.where(known, told[0] - told[1], np.nan), (told[3] - told[2]) / 2, (told[5] - told[4]) / 2
 
 
@@ -193,15 +187,12 @@ def _base(element: str) -> str:
 def _candidates(name: str, instance: Instance, schema: OperatorSchema) -> list[list[str]]:
     """Which elements the true values of a parameter may be, the likeliest first."""
     kept = [element for element in (*schema.parameters, *schema.fixed) if _base(element) == name]
+    learned = [element for element in kept if element in schema.parameters]
     labelled = [f"{name}[{output}]" for output in schema.outputs]
     if kept and set(kept) <= set(labelled):
         own = [f"{name}[{output}]" for output in instance.outputs]
-        return [own, [element for element in labelled if element in kept], _learned(kept, schema)]
-    return [kept, _learned(kept, schema)]
-
-
-def _learned(elements: list[str], schema: OperatorSchema) -> list[str]:
-    return [element for element in elements if element in schema.parameters]
+        return [own, [element for element in labelled if element in kept], learned]
+    return [kept, learned]
 
 
 def novelty_of(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
@@ -213,7 +204,7 @@ def novelty_of(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
     return {"warned": warned, "share": share, **dict(zip(("median", "quantile_95", "highest"), quantiles, strict=True))}
 
 
-class Draws:
+class DrawnTruths:
     """The instances of a store of fits, with a draw from each one's posterior for the truth."""
 
     def __init__(self, operator: Operator, store: Store) -> None:

@@ -11,28 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure as Drawing
-from matplotlib.ticker import MaxNLocator
 
 from distlfm.instance import FloatArray, Instance
 from distlfm.report.field_maps import ERROR_MAP, MAP_DPI
 from distlfm.report.page import Cell, Figure, Link, Provenance, Section, Table, embed, write_page
-from distlfm.report.panels import WIDE_HEIGHT
-from distlfm.report.style import DASHED, MEASURED, TRUTH, house, new_figure, plain, quantity
+from distlfm.report.panels import WIDE_HEIGHT, draw_truth
+from distlfm.report.style import MEASURED, house, new_figure, plain, quantity, set_ticks
+from distlfm.report.words import true_curve
 
 
 def simulated_figure(instance: Instance) -> Figure:
     """The data of an instance, and below them the force that made them."""
     words = f"Instance {instance.id}: what is given to the inference (black), and what made it (dashed), which is not."
     alt = f"Instance {instance.id}: {len(instance.outputs)} outputs as points against time, and the true force."
-    return embed(plot_simulated(instance), words, alt)
-
-
-def plot_simulated(instance: Instance) -> Drawing:
-    """Outputs as points in a row of panels, the true force as a dashed line below."""
-    truth = instance.truth
-    assert truth is not None
-    assert truth.force is not None
+    known = true_curve(instance, 0)
+    assert known is not None
     time = quantity("time", instance.metadata.get("time_unit"))
     with house():
         figure = new_figure(2.1 * WIDE_HEIGHT)
@@ -43,13 +36,12 @@ def plot_simulated(instance: Instance) -> Drawing:
             axes.plot(instance.times[seen], instance.values[p, seen], "o", color=MEASURED, markersize=2.4)
             axes.set_title(plain(name), fontweight="bold")
             axes.set(xlabel=time, ylabel="" if p else quantity("observed", instance.metadata.get("value_unit")))
-            axes.xaxis.set_major_locator(MaxNLocator(3))
-            axes.yaxis.set_major_locator(MaxNLocator(4))
+            set_ticks(axes, 3, 4)
         axes = figure.add_subplot(grid[1, :])
-        axes.plot(truth.times, truth.force[0], color=TRUTH, linestyle=DASHED)
+        draw_truth(axes, known)
         axes.set_title("Latent force: the truth, which is hidden", fontweight="bold")
         axes.set(xlabel=time, ylabel="force")
-    return figure
+    return embed(figure, words, alt)
 
 
 def gradient_figure(alone: FloatArray, together: FloatArray) -> Figure:
@@ -60,17 +52,10 @@ def gradient_figure(alone: FloatArray, together: FloatArray) -> Figure:
         "gradient that one process finds, and how far that of two processes, with half of the mesh each, differs."
     )
     alt = f"Two maps of the unit square: a gradient, and a difference of at most {apart:.0e} of its largest value."
-    return embed(plot_gradients(alone, together), caption, alt)
-
-
-def plot_gradients(alone: FloatArray, together: FloatArray) -> Drawing:
-    """Maps side by side, each with colours that are white at zero."""
+    maps = {"Gradient, one process": alone, "Two processes − one": together - alone}
     with house():
         figure = new_figure(2.6, dpi=MAP_DPI)
-        panels = figure.subplots(1, 2)
-        for axes, title, values in zip(
-            panels, ("Gradient, one process", "Two processes − one"), (alone, together - alone), strict=True
-        ):
+        for axes, (title, values) in zip(figure.subplots(1, 2), maps.items(), strict=True):
             end = float(np.abs(values).max()) or 1.0
             shown = axes.imshow(
                 values.T, origin="lower", extent=(0, 1, 0, 1), cmap=ERROR_MAP, vmin=-end, vmax=end, rasterized=True
@@ -78,7 +63,7 @@ def plot_gradients(alone: FloatArray, together: FloatArray) -> Drawing:
             axes.set_title(title, fontweight="bold")
             axes.set(xlabel="position 1", ylabel="position 2")
             figure.colorbar(shown, ax=axes, label="gradient by the force", format="%.0e")
-    return figure
+    return embed(figure, caption, alt)
 
 
 TITLE = "What distlfm does, shown on this machine"
@@ -115,10 +100,8 @@ def _overview(played: Sequence[Played]) -> Section:
         f"{len(played)} acts were played in {sum(one.seconds for one in played):.0f} s. Their data are simulated where "
         "nothing else is said: the true force is known, and is only used to score what was inferred without it."
     )
-    trouble = ""
-    if failed:
-        numbers = ", ".join(map(str, failed))
-        trouble = f"{len(failed)} of {len(played)} acts failed: {numbers}. Their sections say what to do."
+    numbers = ", ".join(map(str, failed))
+    trouble = f"{len(failed)} of {len(played)} acts failed: {numbers}. Their sections say what to do." if failed else ""
     rows: list[list[Cell]] = [
         [f"{i}. {_capital(one.title)}", "failed" if one.showing is None else "shown", f"{one.seconds:.1f}"]
         for i, one in enumerate(played, 1)

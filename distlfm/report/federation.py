@@ -8,81 +8,71 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from matplotlib.typing import FillStyleType
 
 from distlfm.report.page import Cell, Provenance, Section, Table, cell_text, embed, write_page
 from distlfm.report.page import Figure as PageFigure
-from distlfm.report.style import BAND68, INFERRED, MEASURED, QUIET, house, new_figure, plain
+from distlfm.report.style import BAND68, INFERRED, MEASURED, QUIET, house, new_figure, plain, set_ticks
 
 MODELS: tuple[tuple[str, str, str, str, FillStyleType], ...] = (
     ("base", "before tuning", QUIET, "x", "full"),
     ("local", "the site alone", MEASURED, "o", "full"),
     ("federated", "federated", INFERRED, "D", "full"),
     ("pooled", "all data pooled", BAND68, "s", "full"),
+    ("personal", "personalised", INFERRED, "^", "none"),
 )
-PERSONAL: tuple[str, str, str, str, FillStyleType] = ("personal", "personalised", INFERRED, "^", "none")
-"""Names, label, colour, marker and its filling."""
+"""Names, label, colour, marker and its filling. Only some federations have personal models."""
 
 
 def federation_page(
-    path: Path, told: Mapping[str, Any], picture: Path, config_text: str, versions: Mapping[str, str], seed: int | None
+    path: Path, facts: Mapping[str, Any], picture: Path, config_text: str, versions: Mapping[str, str], seed: int | None
 ) -> Path:
-    """Write the page. told: what summary.json says. picture: an SVG of what each site gains."""
-    provenance = Provenance(
-        config=config_text,
-        versions=versions,
-        seed=seed,
-        hash=told.get("config_hash"),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        more={"strategy": told["strategy"], "data": told["data"], "rounds": told["rounds"]},
-    )
-    sections = [_worth(told, picture), _price(told)]
+    """Write the page. facts: what summary.json says. picture: an SVG of what each site gains."""
+    more = {name: facts[name] for name in ("strategy", "data", "rounds")}
+    provenance = Provenance(config_text, versions, seed, facts.get("config_hash"), more=more)
+    sections = [_worth(facts, picture), _price(facts)]
     return write_page(path, "A federation of sites, simulated", sections, provenance)
 
 
-def sites_figure(told: Mapping[str, Any], picture: Path) -> PageFigure:
+def sites_figure(facts: Mapping[str, Any], picture: Path) -> PageFigure:
     """The picture of a federation, with words."""
-    names = list(told["local"])
-    better = sum(told["federated"][name] < told["local"][name] for name in names)
+    names = list(facts["local"])
+    better = sum(facts["federated"][name] < facts["local"][name] for name in names)
     caption = "Loss on held-out patients of the other sites, and of the site itself; less is better."
     alt = f"The loss of each model for {len(names)} sites; the federated one beats {better} of them tuned alone."
     return PageFigure(caption, alt, svg=picture.read_text(encoding="utf-8"))
 
 
-def _worth(told: Mapping[str, Any], picture: Path) -> Section:
+def _worth(facts: Mapping[str, Any], picture: Path) -> Section:
     text = (
-        f"{len(told['local'])} sites tuned an operator together, and their patients stayed at home. The figure in the "
-        f"tables is the {told['figure']}. A model before tuning, one that a site tuned alone, the federation's, and "
+        f"{len(facts['local'])} sites tuned an operator together, and their patients stayed at home. The figure in the "
+        f"tables is the {facts['figure']}. A model before tuning, one that a site tuned alone, the federation's, and "
         "one tuned on everybody's data in one place are compared on patients whom none of them learned from. Means are "
         "given with their standard errors over those patients. The gain is how much less the loss of the federation's "
         "model is than that of the site alone, patient by patient: one that is below twice its error may be chance."
     )
-    if told["data"] == "generated":
+    if facts["data"] == "generated":
         text += " The patients of these sites are generated: real ones may gain less."
-    gains = [_sure(one["mean"], one["standard_error"]) for one in told["advantage"].values()]
-    elsewhere = _table("On patients of the other sites.", told, told["standard_errors"], gains)
-    own = _table("On the site's own patients.", told["own"], told["standard_errors"]["own"])
-    return Section("What a site gains", text, [sites_figure(told, picture)], [elsewhere, own])
+    gains = {name: _sure(one["mean"], one["standard_error"]) for name, one in facts["advantage"].items()}
+    elsewhere = _table("On patients of the other sites.", facts, facts["standard_errors"], gains)
+    own = _table("On the site's own patients.", facts["own"], facts["standard_errors"]["own"])
+    return Section("What a site gains", text, [sites_figure(facts, picture)], [elsewhere, own])
 
 
 def _table(
-    caption: str, means: Mapping[str, Any], errors: Mapping[str, Any], gains: Sequence[str] | None = None
+    caption: str, means: Mapping[str, Any], errors: Mapping[str, Any], gains: Mapping[str, str] | None = None
 ) -> Table:
-    models = {name: label for name, label, *_ in (*MODELS, *([PERSONAL] if means.get("personal") else []))}
+    models = {name: label for name, label, *_ in MODELS if means.get(name)}
     rows: list[list[Cell]] = [
-        [name, *(_sure(means[model].get(name), errors[model].get(name)) for model in models)] for name in means["local"]
+        [name, *(_sure(means[model].get(name), errors[model].get(name)) for model in models), (gains or {}).get(name)]
+        for name in means["local"]
     ]
-    if gains is None:
-        return Table(caption, ("site", *models.values()), rows)
-    rows = [[*row, gain] for row, gain in zip(rows, gains, strict=True)]
-    return Table(caption, ("site", *models.values(), "gain"), rows)
+    return Table(caption, ("site", *models.values(), "gain"), rows).known()
 
 
 def _sure(mean: float | None, error: float | None) -> str:
@@ -93,13 +83,13 @@ def _sure(mean: float | None, error: float | None) -> str:
     return f"{mean:.{digits}f} ± {error:.{digits}f}"
 
 
-def _price(told: Mapping[str, Any]) -> Section:
+def _price(facts: Mapping[str, Any]) -> Section:
     text = (
-        f"{told['rounds']} rounds sent {told['bytes'] / 1e6:.1f} MB both ways; the weights of round "
-        f"{told['kept_round']} were kept. Sums of the sites' updates were seen, never one site's own. ε bounds what "
+        f"{facts['rounds']} rounds sent {facts['bytes'] / 1e6:.1f} MB both ways; the weights of round "
+        f"{facts['kept_round']} were kept. Sums of the sites' updates were seen, never one site's own. ε bounds what "
         "the result can tell about one patient: the smaller, the less; – is a site without a budget."
     )
-    rows: list[list[Cell]] = [[name, told["patients"].get(name), told["epsilon"].get(name)] for name in told["local"]]
+    rows: list[list[Cell]] = [[one, facts["patients"].get(one), facts["epsilon"].get(one)] for one in facts["local"]]
     table = Table("What the sites spent.", ("site", "held-out patients", "ε spent"), rows)
     return Section("What it took", text, tables=[table])
 
@@ -114,18 +104,18 @@ PANELS = 3
 Line = Mapping[str, Any]
 
 
-def rounds_page(path: Path, told: Mapping[str, Any], provenance: Provenance) -> Path:
-    """Write the page. told: `rounds`, `kept_round`, `history`, a mapping a round, and `last`, the figures after the
+def rounds_page(path: Path, facts: Mapping[str, Any], provenance: Provenance) -> Path:
+    """Write the page. facts: `rounds`, `kept_round`, `history`, a mapping per round, and `last`, the figures after the
     last one, as a run gives them."""
-    history: Sequence[Line] = told["history"]
-    models: list[Line] = [*history, told.get("last") or {}]
+    history: Sequence[Line] = facts["history"]
+    models: list[Line] = [*history, facts.get("last") or {}]
     figures = [name for name in dict.fromkeys(key for line in models for key in line) if name not in OF_THE_ROUND]
     text = (
-        f"{told['rounds']} rounds were run, and the weights of round {told['kept_round']} were kept. Every figure is a "
-        "mean over the patients of all sites that were in the sum, whom nobody learned from, but by whom the model was "
-        "chosen; nothing is known here of one site alone. The first row is the operator that all began with. – is what "
-        "was not measured: figures are told only if all sites answer. How much better a model is for other patients, "
-        "no single figure says: compare it with the scatter from round to round."
+        f"{facts['rounds']} rounds were run, and the weights of round {facts['kept_round']} were kept. Every figure is "
+        "a mean over the patients of all sites that were in the sum, whom nobody learned from, but by whom the model "
+        "was chosen; nothing is known here of one site alone. The first row is the operator that all began with. – is "
+        "what was not measured: figures are known only if all sites answer. How much better a model is for other "
+        "patients, no single figure says: compare it with the scatter from round to round."
     )
     about = [name for name in OF_THE_ROUND[1:] if any(name in line for line in history)]
     rows: list[list[Cell]] = []
@@ -133,17 +123,16 @@ def rounds_page(path: Path, told: Mapping[str, Any], provenance: Provenance) -> 
         own: Line = history[number - 1] if number else {}
         rows.append([number, *(own.get(name) for name in about), *(model.get(name) for name in figures)])
     columns = ("after round", *about, *map(_named, figures))
-    section = Section("What the rounds brought", text, tables=[Table("Each model, and its round.", columns, rows)])
     often = [name for name in figures if sum(name in line for line in models) > 1]
     shown = sorted(often, key=lambda name: list(NAMES).index(name) if name in NAMES else PANELS)[:PANELS]
-    if shown:
-        picture = embed(
-            plot_rounds(models, shown, told["kept_round"]),
-            "Figures of the models after each round; 0 is the operator that all began with. The line marks the one "
-            "that was kept.",
-            f"{', '.join(map(_named, shown))} against the number of rounds.",
-        )
-        section = Section(section.title, section.text, [picture], section.tables)
+    caption = (
+        "Figures of the models after each round; 0 is the operator that all began with. The line marks the one that "
+        "was kept."
+    )
+    alt = f"{', '.join(map(_named, shown))} against the number of rounds."
+    pictures = [embed(plot_rounds(models, shown, facts["kept_round"]), caption, alt)] if shown else []
+    table = Table("Each model, and its round.", columns, rows)
+    section = Section("What the rounds brought", text, pictures, [table])
     return write_page(path, "A run of a federation", [section], provenance)
 
 
@@ -159,25 +148,24 @@ def plot_rounds(models: Sequence[Line], names: Sequence[str], kept: int) -> Figu
             known = [(number, line[name]) for number, line in enumerate(models) if line.get(name) is not None]
             axes.axvline(kept, color=MEASURED, linewidth=0.8, linestyle=":")
             axes.plot(*zip(*known, strict=True), "o-", color=INFERRED, markersize=3)
-            axes.set_xlabel("after round")
-            axes.set_title(plain(_named(name)))
-            axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            axes.set(xlabel="after round", title=plain(_named(name)))
+            set_ticks(axes, 5, integer=True)
         for empty in drawing.axes[len(names) :]:
             empty.set_axis_off()
     return drawing
 
 
-def draw(told: Mapping[str, Any], path: Path) -> None:
+def draw(facts: Mapping[str, Any], path: Path) -> None:
     """Two panels of a summary, with standard errors: on the other sites' patients, and on a site's own."""
-    names = list(told["local"])
+    names = list(facts["local"])
     at = np.arange(len(names))
     with house():
         figure = new_figure(2.8)
-        errors = told["standard_errors"]
-        panels = (("other sites' patients", told, errors), ("the site's own patients", told["own"], errors["own"]))
+        errors = facts["standard_errors"]
+        panels = (("other sites' patients", facts, errors), ("the site's own patients", facts["own"], errors["own"]))
         for panel, (title, content, unsure) in enumerate(panels):
             axes = figure.add_subplot(1, 2, panel + 1)
-            shown = [*MODELS, *([PERSONAL] if content.get("personal") else [])]
+            shown = [one for one in MODELS if content.get(one[0])]
             for number, (model, label, colour, marker, style) in enumerate(shown):
                 axes.errorbar(
                     at + 0.12 * (number - 1.5),
@@ -191,8 +179,7 @@ def draw(told: Mapping[str, Any], path: Path) -> None:
                     fillstyle=style,
                 )
             axes.set_xticks(at, [plain(name) for name in names])
-            axes.set_title(title)
-            axes.set_ylabel("loss of held-out patients")
+            axes.set(title=title, ylabel="loss of held-out patients")
             axes.grid(axis="y", linewidth=0.4, color="#DDDDDD")
             axes.set_axisbelow(True)
         handles, labels = axes.get_legend_handles_labels()

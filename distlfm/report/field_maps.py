@@ -18,15 +18,13 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 from matplotlib.tri import Triangulation
 from scipy.interpolate import RBFInterpolator
 from scipy.spatial import cKDTree
 
-from distlfm.answer import Band
 from distlfm.instance import BoolArray, FloatArray
 from distlfm.report.field_view import COMPARABLE, NUM_SNAPSHOTS, Cloud, FieldView
-from distlfm.report.style import MEASURED, house, new_figure, plain, quantity
+from distlfm.report.style import MEASURED, house, new_figure, plain, quantity, set_ticks
 from distlfm.report.words import force_unit
 
 LEVEL_MAP, SPREAD_MAP, ERROR_MAP = "viridis", "cividis", "RdBu_r"
@@ -56,7 +54,6 @@ class Panel:
     cloud: Cloud
     colours: str
     limits: Normalize
-    marks: bool = False
 
 
 def plot_field(view: FieldView) -> Figure:
@@ -64,7 +61,10 @@ def plot_field(view: FieldView) -> Figure:
     panels = _panels(view)
     with house():
         if view.dims == 1:
-            return _images(view, panels)
+            figure, places = draw_images(panels, view.time_label, view.position_label(0))
+            _mark_data(places[0], view)
+            figure.legend(handles=_mark_handles(view), loc="outside upper center", ncols=2)
+            return figure
         return _snapshots(view, [panel for panel in panels if panel.title != f"{plain(view.output)}: sd"])
 
 
@@ -72,83 +72,75 @@ def plot_field(view: FieldView) -> Figure:
 
 
 def _panels(view: FieldView) -> list[Panel]:
-    """Pairs of maps: level and deviation, or truth and error."""
+    """Maps of the output, then of the force."""
     grid = view.result.grid
-    output, force = plain(view.output), plain(view.force)
-    value = quantity(view.output, view.value_unit)
-    true_force, true_output = view.true_force, view.true_output
-
-    def of(band: Band, column: str) -> Cloud:
-        return view.cloud(grid, band, column)
-
     found = []
-    for name, label, band, true, kind in (
-        (output, value, grid.outputs, true_output, "outputs"),
-        (force, quantity(view.force, force_unit(view.result)), grid.force, true_force, "force"),
+    for name, unit, band, true, kind in (
+        (view.output, view.value_unit, grid.outputs, view.true_output, "outputs"),
+        (view.force, force_unit(view.result), grid.force, view.true_force, "force"),
     ):
-        mean, sd = of(band, "mean"), of(band, "sd")
-        limits, true_limits = _shared(mean.values, None if true is None else true.values)
-        found.append(Panel(f"{name}: posterior mean", label, mean, LEVEL_MAP, limits, marks=kind == "outputs"))
-        found.append(Panel(f"{name}: sd", "sd", sd, SPREAD_MAP, Normalize(0.0, _usual(sd.values))))
-        if true is not None:
-            error = view.error(true, kind)
-            end = _top(np.abs(error.values))
-            truth = view.truth_name if kind == "force" else "truth"
-            found.append(Panel(f"{name}: {truth}", label, true, LEVEL_MAP, true_limits))
-            found.append(Panel(f"{name}: mean − {truth}", "error", error, ERROR_MAP, Normalize(-end, end)))
+        mean, sd = view.cloud(grid, band, "mean"), view.cloud(grid, band, "sd")
+        known = None if true is None else (true, view.error(true, kind))
+        truth = view.truth_name if kind == "force" else "truth"
+        found += band_panels(name, unit, ("posterior mean", mean), sd, truth, known)
+    return found
+
+
+def band_panels(
+    name: str, unit: str | None, level: tuple[str, Cloud], sd: Cloud, truth: str, known: tuple[Cloud, Cloud] | None
+) -> list[Panel]:
+    """Pairs of maps: level and deviation, and where they are known, truth and error.
+
+    level: what the mean is called, and its values. truth: what the truth is called.
+    """
+    word, mean = level
+    title, label = plain(name), quantity(name, unit)
+    limits, true_limits = _shared(mean.values, None if known is None else known[0].values)
+    found = [Panel(f"{title}: {word}", label, mean, LEVEL_MAP, limits)]
+    top = sd.values[np.isfinite(sd.values) & (sd.values > 0)]
+    limits = Normalize(0.0, float(np.quantile(top, USUAL)) if len(top) else 1.0)
+    found.append(Panel(f"{title}: sd", "sd", sd, SPREAD_MAP, limits))
+    if known is not None:
+        true, error = known
+        end = float(np.max(np.abs(error.values), where=np.isfinite(error.values), initial=0.0)) or 1.0
+        found.append(Panel(f"{title}: {truth}", label, true, LEVEL_MAP, true_limits))
+        found.append(Panel(f"{title}: mean − {truth}", "error", error, ERROR_MAP, Normalize(-end, end)))
     return found
 
 
 def _shared(first: FloatArray, second: FloatArray | None) -> tuple[Normalize, Normalize]:
     """Limits of the colours of two maps: common ones if one does not flatten the other."""
-    low, high = _range(first)
-    if second is None:
-        return Normalize(low, high), Normalize(low, high)
-    other_low, other_high = _range(second)
-    ratio = (high - low) / (other_high - other_low)
-    if not 1 / COMPARABLE < ratio < COMPARABLE:
-        return Normalize(low, high), Normalize(other_low, other_high)
-    both = Normalize(min(low, other_low), max(high, other_high))
+    own, other = levels(first), levels(first if second is None else second)
+    ratio = np.ptp(own.inverse([0.0, 1.0])) / np.ptp(other.inverse([0.0, 1.0]))
+    if second is None or not 1 / COMPARABLE < ratio < COMPARABLE:
+        return own, other
+    both = levels(np.concatenate([first, second]))
     return both, both
 
 
-def _range(values: FloatArray) -> tuple[float, float]:
+def levels(values: FloatArray) -> Normalize:
+    """Limits of colours from the least to the largest value."""
     finite = values[np.isfinite(values)]
-    if len(finite) == 0:
-        return 0.0, 1.0
-    low, high = float(finite.min()), float(finite.max())
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
-
-
-def _usual(values: FloatArray) -> float:
-    """A top that a few corners of the domain do not set."""
-    finite = values[np.isfinite(values) & (values > 0)]
-    return float(np.quantile(finite, USUAL)) if len(finite) else 1.0
-
-
-def _top(values: FloatArray) -> float:
-    high = float(np.max(values, where=np.isfinite(values), initial=0.0))
-    return high if high > 0 else 1.0
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    return Normalize(low, high) if high > low else Normalize(low - 0.5, high + 0.5)
 
 
 # ---- on a line -------------------------------------------------------------------------------------------------------
 
 
-def _images(view: FieldView, panels: Sequence[Panel]) -> Figure:
+def draw_images(panels: Sequence[Panel], time: str, position: str) -> tuple[Figure, list[Axes]]:
+    """Maps over time and position in two columns, under these labels; the figure, and the axes of each panel."""
     rows = -(-len(panels) // 2)
     figure = new_figure(IMAGE_HEIGHT * rows + 0.25, dpi=MAP_DPI)
-    grid = figure.subplots(rows, 2, squeeze=False, sharex=True, sharey=True)
-    for axes, panel in zip(grid.ravel(), panels, strict=True):
+    places = figure.subplots(rows, 2, squeeze=False, sharex=True, sharey=True).ravel()
+    for axes, panel in zip(places, panels, strict=False):
         _draw_image(axes, panel)
-        if panel.marks:
-            _mark_data(axes, view)
-        _colour_bar(figure, [axes], panel, fraction=0.05, aspect=16)
-    for axes in grid[-1]:
-        axes.set_xlabel(view.time_label)
-    for axes in grid[:, 0]:
-        axes.set_ylabel(view.position_label(0))
-    figure.legend(handles=_mark_handles(view), loc="outside upper center", ncols=2)
-    return figure
+        colour_bar(figure, [axes], panel, fraction=0.05, aspect=16)
+        axes.set(xlabel=time, ylabel=position)
+        axes.label_outer()
+    for axes in places[len(panels) :]:
+        axes.remove()
+    return figure, list(places[: len(panels)])
 
 
 def _draw_image(axes: Axes, panel: Panel) -> None:
@@ -160,8 +152,7 @@ def _draw_image(axes: Axes, panel: Panel) -> None:
     else:
         axes.scatter(cloud.times, cloud.positions[:, 0], c=cloud.values, s=8, linewidth=0, **style)
     axes.set_title(panel.title, fontweight="bold", loc="left")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(5))
+    set_ticks(axes, 5, 5)
 
 
 def _mark_data(axes: Axes, view: FieldView) -> None:
@@ -205,11 +196,12 @@ def _snapshots(view: FieldView, panels: Sequence[Panel]) -> Figure:
                 axes.set_xlabel(view.position_label(0))
         row[0].set_ylabel(view.position_label(1))
         part.suptitle(panel.title, fontsize=8, fontweight="bold", x=0.01, ha="left")
-        _colour_bar(part, list(row), panel, aspect=14)
+        colour_bar(part, list(row), panel, aspect=14)
     return figure
 
 
-def _colour_bar(canvas: Figure | SubFigure, axes: list[Axes], panel: Panel, **sizes: Any) -> None:
+def colour_bar(canvas: Figure | SubFigure, axes: list[Axes], panel: Panel, **sizes: Any) -> None:
+    """What the colours of a panel mean, beside its axes; pointed where values are beyond its limits."""
     top = panel.limits.vmax
     beyond = top is not None and bool((panel.cloud.values > top).any())
     shown = ScalarMappable(panel.limits, panel.colours)
@@ -238,8 +230,7 @@ def set_scales(axes: Axes, places: FloatArray) -> None:
     sides = np.ptp(places[:, :2], axis=0)
     if sides.min() > 0 and sides.max() / sides.min() <= ROUND_ENOUGH:
         axes.set_aspect("equal")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(3))
+    set_ticks(axes, 3, 3)
 
 
 def _middle(places: FloatArray) -> BoolArray:

@@ -11,18 +11,18 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from distlfm.answer import Band
+from distlfm.answer.parameters import COLUMNS
 from distlfm.inference.findings.residuals import Residuals, residuals
 from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray
 from distlfm.report.field_maps import ERROR_MAP, MAP_DPI, plot_field, set_scales, time_title
-from distlfm.report.field_view import FieldView
+from distlfm.report.field_view import FieldView, Mesh
 from distlfm.report.page import Figure as PageFigure
 from distlfm.report.page import embed
-from distlfm.report.panels import draw_band, draw_forest, forest_height, grouped
-from distlfm.report.style import DASHED, INFERRED, MEASURED, QUIET, TRUTH, handles, house, new_figure, plain, quantity
+from distlfm.report.panels import draw_band, draw_forest, draw_truth, forest_height, grouped
+from distlfm.report.style import INFERRED, MEASURED, QUIET, handles, house, new_figure, plain, quantity, set_ticks
 from distlfm.report.words import assumed_words, force_unit, parameter_units, true_parameters
 
 RESIDUAL_LIMIT = 3.0
@@ -66,8 +66,7 @@ def _draw_agreement(axes: Axes, view: FieldView, found: Residuals) -> None:
     axes.plot(ends, ends, color=INFERRED, linewidth=0.9, zorder=0)
     axes.set(xlabel=quantity(f"observed {plain(view.output)}", view.value_unit), ylabel="posterior mean")
     axes.set_title("Fitted and observed", fontweight="bold", loc="left")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(4))
+    set_ticks(axes, 4, 4)
 
 
 def _draw_residuals_in_time(axes: Axes, view: FieldView, found: Residuals) -> None:
@@ -76,7 +75,7 @@ def _draw_residuals_in_time(axes: Axes, view: FieldView, found: Residuals) -> No
         axes.axhline(height, color=INFERRED, linewidth=0.8, linestyle="-" if height == 0 else (0, (3, 2)), zorder=0)
     axes.set(xlabel=view.time_label, ylabel="residual / its sd")
     axes.set_title("Residuals in time", fontweight="bold", loc="left")
-    axes.xaxis.set_major_locator(MaxNLocator(4))
+    set_ticks(axes, 4)
 
 
 def _by_place(positions: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -92,7 +91,7 @@ def plot_mesh(view: FieldView) -> Figure:
     places = np.unique(view.training.positions, axis=0)
     with house():
         if view.dims == 1:
-            return _mesh_on_line(view, places)
+            return _mesh_on_line(view, mesh, places)
         figure = new_figure(3.0, 4.4) if view.dims == 2 else new_figure(2.8, 6.4)
         panels = [(0, 1)] if view.dims == 2 else [(0, 1), (0, 2)]
         for i, (across, up) in enumerate(panels):
@@ -109,9 +108,7 @@ def plot_mesh(view: FieldView) -> Figure:
     return figure
 
 
-def _mesh_on_line(view: FieldView, places: FloatArray) -> Figure:
-    mesh = view.mesh
-    assert mesh is not None
+def _mesh_on_line(view: FieldView, mesh: Mesh, places: FloatArray) -> Figure:
     rows = [("nodes", mesh.nodes[:, 0], MEASURED), ("data", places[:, 0], INFERRED)]
     if mesh.inducing is not None:
         rows.append(("inducing points", mesh.inducing[:, 0], QUIET))
@@ -144,17 +141,16 @@ def plot_profiles(view: FieldView) -> Figure:
             assert source.positions is not None
             here = np.flatnonzero(source.times == time)
             here = here[np.argsort(source.positions[here, 0])]
-            band = Band(*(getattr(source.force, name)[:, here] for name in Band.__dataclass_fields__))
+            band = Band(*(getattr(source.force, name)[:, here] for name in COLUMNS))
             draw_band(axes, source.positions[here, 0], band, 0)
             if true is not None:
                 now = true.near(time)
                 order = np.argsort(now.positions[:, 0])
-                axes.plot(now.positions[order, 0], now.values[order], color=TRUTH, linestyle=DASHED, label="truth")
-            axes.set_title(time_title(view, time))
-            axes.set_xlabel(view.position_label(0))
-            axes.xaxis.set_major_locator(MaxNLocator(4))
+                draw_truth(axes, (now.positions[order, 0], now.values[order]))
+            axes.set(title=time_title(view, time), xlabel=view.position_label(0))
+            set_ticks(axes, 4)
         row[0].set_ylabel(quantity(view.force, force_unit(view.result)))
-        row[0].yaxis.set_major_locator(MaxNLocator(5))
+        set_ticks(row[0], y=5)
         shown = handles(data=False, truth=true is not None)
         if true is not None:
             shown[-1].set_label(view.truth_name)
@@ -234,7 +230,7 @@ def _checks(view: FieldView) -> list[PageFigure]:
         far = float((abs(left.values) > 1.96).mean())
         caption = (
             "What the fit leaves. A residual is divided by the deviation that it has if the model is right, so about "
-            f"5 % should lie beyond ±1.96; {100 * far:.1f} % do. Colours that come in patches tell of a wrong equation."
+            f"5 % should lie beyond ±1.96; {100 * far:.1f} % do. Colours in patches are a sign of a wrong equation."
         )
         alt = (
             f"Instance {view.result.id}: fitted against observed values, and {len(left)} standardised residuals where "

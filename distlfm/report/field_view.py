@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from distlfm.answer import Band
 from distlfm.errors import UsageError
 from distlfm.inference.result import FitResult, Prediction
-from distlfm.instance import BoolArray, FloatArray
+from distlfm.instance import BoolArray, FloatArray, Instance, Truth
 from distlfm.report.style import quantity
 from distlfm.report.words import instance_row, output_names
 
@@ -37,6 +37,12 @@ class Cloud:
     times: FloatArray
     positions: FloatArray
     values: FloatArray
+
+    @staticmethod
+    def at(source: Instance | Truth, values: FloatArray, here: BoolArray) -> Cloud:
+        """Values [Q] at some of the points of an instance or of its truth."""
+        assert source.positions is not None
+        return Cloud(source.times[here], source.positions[here], values[here])
 
     def lattice(self) -> tuple[FloatArray, FloatArray, FloatArray] | None:
         """Times [T], positions [X] on a line and values [X, T], if there is one value for every pair of them."""
@@ -77,6 +83,9 @@ class FieldView:
         self.result, self.instance = result, result.instance
         self.dims: int = result.instance.positions.shape[1]
         self.output, self.force = output_names(result)[0], result.force_names[0]
+        self._row = instance_row(result, self.output)
+        truth = result.instance.truth
+        self._truth = None if truth is None or truth.positions is None else truth
 
     @property
     def time_label(self) -> str:
@@ -101,30 +110,26 @@ class FieldView:
     @property
     def training(self) -> Cloud:
         """The values that were fitted."""
-        assert self.instance.positions is not None
-        row = instance_row(self.result, self.output) or 0
-        seen = self.instance.mask[row]
-        return Cloud(self.instance.times[seen], self.instance.positions[seen], self.instance.values[row, seen])
+        row = self._row or 0
+        return Cloud.at(self.instance, self.instance.values[row], self.instance.mask[row])
 
     @property
     def held_out(self) -> Cloud | None:
         """Where outputs are scored: measurements that were held back, or the truth beside the data."""
-        truth, row = self.instance.truth, instance_row(self.result, self.output)
-        if truth is None or truth.outputs is None or truth.positions is None or truth.scored is None or row is None:
+        truth = self._truth
+        if truth is None or truth.outputs is None or truth.scored is None or self._row is None:
             return None
-        here = truth.scored & np.isfinite(truth.outputs[row])
-        return Cloud(truth.times[here], truth.positions[here], truth.outputs[row, here]) if here.any() else None
+        here = truth.scored & np.isfinite(truth.outputs[self._row])
+        return Cloud.at(truth, truth.outputs[self._row], here) if here.any() else None
 
     # ---- what is known to be true ------------------------------------------------------------------------------------
 
     @cached_property
     def _compared(self) -> tuple[BoolArray, Prediction] | None:
         """Points of the truth where it is compared, and what the fit says there."""
-        truth = self.instance.truth
-        known = truth is not None and truth.positions is not None and (truth.force is not None or self._true_output)
-        if not known or not self.result.ok:
+        truth = self._truth
+        if truth is None or not self.result.ok or (truth.force is None and self._true_outputs is None):
             return None
-        assert truth is not None
         assert truth.positions is not None
         times = np.unique(truth.times)
         if self.dims == 1:
@@ -137,10 +142,16 @@ class FieldView:
         return here, self.result.predict(truth.times[here], truth.positions[here])
 
     @property
-    def _true_output(self) -> bool:
-        """Outputs are known without noise."""
-        truth = self.instance.truth
-        return truth is not None and truth.outputs is not None and not truth.measured
+    def _true_outputs(self) -> FloatArray | None:
+        """Outputs that are known without noise, in the order of the instance."""
+        return None if self._truth is None or self._truth.measured else self._truth.outputs
+
+    def _true(self, values: FloatArray | None, row: int | None) -> Cloud | None:
+        """A row of true values where they are compared with the fit, if they are known."""
+        if self._compared is None or values is None or row is None:
+            return None
+        assert self._truth is not None
+        return Cloud.at(self._truth, values[row], self._compared[0])
 
     @property
     def at_truth(self) -> Prediction | None:
@@ -149,11 +160,8 @@ class FieldView:
 
     @property
     def true_force(self) -> Cloud | None:
-        truth = self.instance.truth
-        if self._compared is None or truth is None or truth.force is None or truth.positions is None:
-            return None
-        here = self._compared[0]
-        return Cloud(truth.times[here], truth.positions[here], self.truth_factor * truth.force[0, here])
+        force = None if self._truth is None else self._truth.force
+        return None if force is None else self._true(self.truth_factor * force, 0)
 
     @cached_property
     def truth_factor(self) -> float:
@@ -161,7 +169,7 @@ class FieldView:
 
         A force has no scale of its own where the equation's sensitivity is not known.
         """
-        truth = self.instance.truth
+        truth = self._truth
         if self._compared is None or truth is None or truth.force is None:
             return 1.0
         mean, true = self._compared[1].force.mean[0], truth.force[0, self._compared[0]]
@@ -178,12 +186,7 @@ class FieldView:
 
     @property
     def true_output(self) -> Cloud | None:
-        truth, row = self.instance.truth, instance_row(self.result, self.output)
-        if self._compared is None or not self._true_output or truth is None or truth.positions is None or row is None:
-            return None
-        assert truth.outputs is not None
-        here = self._compared[0]
-        return Cloud(truth.times[here], truth.positions[here], truth.outputs[row, here])
+        return self._true(self._true_outputs, self._row)
 
     def error(self, true: Cloud, band_name: str) -> Cloud:
         """Posterior mean minus truth; band_name: `force` or `outputs`."""
@@ -212,5 +215,4 @@ def _spread(times: FloatArray, count: int) -> FloatArray:
     """Evenly chosen times, to the last; the start, where nothing has happened yet, only if all are taken."""
     if len(times) <= count:
         return times
-    chosen: FloatArray = times[np.linspace(0, len(times) - 1, count + 1).round().astype(int)[1:]]
-    return chosen
+    return times.take(np.linspace(0, len(times) - 1, count + 1).round().astype(int)[1:])

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from distlfm.inference.findings.residuals import structure
-from distlfm.inference.findings.scores import MAX_ROWS, NUM_BEST, NUM_WORST, Row, Tally, directions_of
+from distlfm.inference.findings.scores import MAX_ROWS, NUM_BEST, NUM_WORST, Tally, directions_of
 from distlfm.inference.result import FAILED, FitResult
 from distlfm.report import words
 from distlfm.report.field_section import field_figures
-from distlfm.report.page import MAX_PARAMETER_ROWS, Cell, Figure, Provenance, Section, Table, embed, number, write_page
+from distlfm.report.page import Cell, Figure, Provenance, Section, Table, embed, write_page
 from distlfm.report.plots import plot_fit, plot_overview, plot_phase, plot_trace
 
 MAX_PICTURED = 6
 """Fleets up to this size have every instance drawn; of larger ones the worst, the median and the best."""
 
 MAX_MAPPED = 2
-"""Of fields among those drawn, only this many have maps, which are large; the others have profiles."""
+"""At most this many of the fields that are drawn have maps, which are large; the others have profiles."""
 
 MAX_ASIDE = 200
 PHASE_PLANES = ("lotka_volterra",)
@@ -36,7 +33,6 @@ FEW_DRAWS = 50
 """Quantiles of 2.5 % need about this many independent draws to mean anything."""
 
 _COLUMNS = {
-    "status": "status",
     "latent_q2": "force Q²",
     "output_q2": "output Q²",
     "latent_coverage_68": "force in 68 %",
@@ -74,7 +70,7 @@ def fit_page(
     # Of a few instances the forces are what is looked for; of a fleet, how it went.
     rest = [*instances, *left_open] if tally.count <= MAX_PICTURED else [*left_open, *instances]
     sections = [_overview(tally, notices), *_trouble(tally), *rest]
-    return write_page(path, "Latent force fits", sections, _provenance(config_text, provenance))
+    return write_page(path, "Latent force fits", sections, Provenance.of(config_text, provenance))
 
 
 def pictured(tally: Tally, at_hand: Container[str]) -> list[tuple[str, str]]:
@@ -100,7 +96,9 @@ def pictured(tally: Tally, at_hand: Container[str]) -> list[tuple[str, str]]:
 def _overview(tally: Tally, notices: Sequence[str]) -> Section:
     count = tally.count
     text = "1 instance was fitted: " if count == 1 else f"{count} instances were fitted: "
-    text += f"{count - tally.failed - tally.unsettled} converged, {tally.unsettled} did not settle, "
+    converged = tally.statuses["converged"]
+    unreliable = f"{tally.unreliable} failed a check and {'is' if tally.unreliable == 1 else 'are'} unreliable, "
+    text += f"{converged} converged, {unreliable if tally.unreliable else ''}{tally.unsettled} did not settle, "
     text += f"{tally.failed} failed."
     if warned := _num_warned(tally):
         have = "1 has a warning" if warned == 1 else f"{warned} have a warning"
@@ -111,26 +109,12 @@ def _overview(tally: Tally, notices: Sequence[str]) -> Section:
     if count > MAX_ROWS:
         shown = [*shown, *tally.best()]
         caption = f"The {NUM_WORST} worst and the {NUM_BEST} best of {count} instances, worst first."
-    columns = ("instance", *_COLUMNS.values())
-    scores = [key for key in _COLUMNS if key != "status"]
-    mean, worst = tally.overall()
-    over_all = [[name, *(number(row.get(key)) for key in scores)] for name, row in (("mean", mean), ("worst", worst))]
-    tables = [
-        Table(
-            "Mean and worst of each score over the instances.",
-            ("over all", *(_COLUMNS[key] for key in scores)),
-            over_all,
-        ).known(),
-        Table(caption, columns, [_score_row(row) for row in shown]).known(),
-    ]
     if count == 1:  # its mean and its worst are itself
-        tables = [replace(tables[1], caption="Its scores.")]
+        tables = [Table.by_instance("Its scores.", shown, _COLUMNS)]
+    else:
+        tables = [*Table.over_all(tally, _COLUMNS), Table.by_instance(caption, shown, _COLUMNS)]
     if count > MAX_ROWS:
-        slowest = [_score_row(row) for row in tally.slowest()]
-        tables.append(Table("Those that took longest.", columns, slowest).known())
-    if mean["parameter_mae"] and count > 1:
-        rows = [(str(name), number(value)) for name, value in mean["parameter_mae"].items()]
-        tables.append(Table("Mean absolute error of each parameter, over instances.", ("parameter", "error"), rows))
+        tables.append(Table.by_instance("Those that took longest.", tally.slowest(), _COLUMNS))
     if count <= MAX_PICTURED:
         return Section("Summary", text, tables=tables)
     alt = f"Histograms over {count} instances: Q² of the force, Q² of the outputs, seconds; and a bar for each status."
@@ -138,14 +122,9 @@ def _overview(tally: Tally, notices: Sequence[str]) -> Section:
     return Section("Summary", text, [figure], tables)
 
 
-def _score_row(row: Row) -> list[Cell]:
-    status = str(row.get("status") or "unknown").replace("_", "\N{NO-BREAK SPACE}")
-    return [str(row["id"]), status, *(number(row.get(key)) for key in _COLUMNS if key != "status")]
-
-
 def _num_warned(tally: Tally) -> int:
     """How many fits converged with a warning."""
-    return tally.num_troubled - tally.failed - tally.unsettled
+    return tally.num_troubled - tally.failed - tally.unsettled - tally.unreliable
 
 
 def _trouble(tally: Tally) -> list[Section]:
@@ -161,7 +140,7 @@ def _trouble(tally: Tally) -> list[Section]:
             warned.append([str(row["id"]), advice])
         elif status != "converged":
             ended.append([str(row["id"]), status.replace("_", " "), words.status_words(status, advice) or None])
-    if count := tally.failed + tally.unsettled:
+    if count := tally.failed + tally.unsettled + tally.unreliable:
         columns = ("instance", "status", "why, and what to do")
         table = _listed(ended, count, "whose fit did not converge", columns)
         found.append(Section("Failed and unsettled fits", tables=[table]))
@@ -191,7 +170,8 @@ def _open_directions(tally: Tally) -> list[Section]:
     if not tally.count:
         return []
     if not tally.open:
-        return [Section(title, f"Nothing: {_of(tally.count)} the data narrow every combination of parameters.")]
+        where = "in the one instance" if tally.count == 1 else f"in all {tally.count} instances"
+        return [Section(title, f"Nothing: {where} the data narrow every combination of parameters.")]
     text = "Values and intervals of these parameters come from their priors more than from the data."
     if tally.count <= MAX_ROWS:
         rows: list[list[Cell]] = [
@@ -204,10 +184,6 @@ def _open_directions(tally: Tally) -> list[Section]:
     return [Section(title, text, tables=[Table(f"Open in how many of {tally.count} instances.", columns, rows)])]
 
 
-def _of(count: int) -> str:
-    return "in the one instance" if count == 1 else f"in all {count} instances"
-
-
 def _instance(result: FitResult, place: str, mapped: bool) -> Section:
     title = f"Instance {result.id}" + (f" ({place})" if place else "")
     text = f"Method {result.method}, status {result.status.replace('_', ' ')}. "
@@ -218,13 +194,11 @@ def _instance(result: FitResult, place: str, mapped: bool) -> Section:
     shape = structure(result)
     if shape is not None:
         text += f"\n\n{shape.sentence()}"
-    return Section(title, text, _figures(result, mapped), _parameters(result))
-
-
-def _figures(result: FitResult, mapped: bool) -> list[Figure]:
-    if result.instance.positions is not None:
-        return [*field_figures(result, mapped=mapped), *_trace(result)] if result.ok else []
-    return [*_curves(result), *_trace(result)]
+    if result.instance.positions is None:
+        figures = _curves(result)
+    else:
+        figures = field_figures(result, mapped=mapped) if result.ok else []
+    return Section(title, text, [*figures, *_trace(result)], _parameters(result))
 
 
 def _trace(result: FitResult) -> list[Figure]:
@@ -253,37 +227,11 @@ def _curves(result: FitResult) -> list[Figure]:
 
 
 def _parameters(result: FitResult) -> list[Table]:
-    if not result.ok:
+    if not result.ok or not result.estimates:
         return []
-    columns = ("parameter", "kind", "unit", "mean", "68 % from", "to", "95 % from", "to", "true", "learned %")
-    rows: list[list[Cell]] = []
     units = words.parameter_units(result)
-    for one in result.estimates[:MAX_PARAMETER_ROWS]:
-        limits = (one.lower68, one.upper68, one.lower95, one.upper95)
-        learned = round(100 * one.shrinkage) if math.isfinite(one.shrinkage) else None
-        true = words.true_parameter(result, one)
-        rows.append([one.name, one.kind, units.get(one.name), one.mean, *limits, true, learned])
-    caption = "Parameters. “Learned” is 0 where the data say nothing beyond the prior, and 100 where they say all."
-    left_out = len(result.estimates) - len(rows)
-    if left_out:
-        caption += f" {left_out} more are not listed."
-    caption = f"{caption} {words.given_words(result.posterior.model.space.parameters, units)}".strip()
-    return [Table(caption, columns, rows).known()] if rows else []
-
-
-def _provenance(config_text: str, given: Mapping[str, Any]) -> Provenance:
-    versions = given.get("versions") or {}
-    told = ("config", "config hash", "versions", "seed", "hash", "date", *versions)
-    seed = given.get("seed")
-    return Provenance(
-        config=config_text,
-        versions={str(name): str(version) for name, version in versions.items()},
-        seed=None if seed is None else int(seed),
-        hash=given.get("hash") or given.get("config hash"),
-        date=str(given.get("date") or datetime.now(UTC).isoformat(timespec="seconds")),
-        more={str(key): _plain(value) for key, value in given.items() if key not in told},
-    )
-
-
-def _plain(value: object) -> Cell:
-    return value if value is None or isinstance(value, str | int | float) else str(value)
+    caption = (
+        "Parameters. “Learned” is 0 where the data say nothing beyond the prior, and 100 where they say all. "
+        f"{words.given_words(result.posterior.model.space.parameters, units)}"
+    ).strip()
+    return [Table.of_parameters(caption, result.estimates, words.true_parameters(result), units.get)]

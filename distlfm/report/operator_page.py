@@ -8,21 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from distlfm.inference.findings.scores import MAX_ROWS, Tally
 from distlfm.instance import Instance
 from distlfm.lfo import OperatorAnswer, OperatorSchema
 from distlfm.report.operator_curves import plot_calibration, plot_learning, plot_resolutions, plot_scores
 from distlfm.report.operator_plots import plot_answer
-from distlfm.report.page import MAX_PARAMETER_ROWS, Cell, Provenance, Section, Table, embed, number, write_page
-from distlfm.report.style import INFERRED, MEASURED, house, log_scale, new_figure, plain
+from distlfm.report.page import Cell, Provenance, Section, Table, embed, number, write_page
+from distlfm.report.style import INFERRED, MEASURED, house, log_scale, new_figure, plain, set_ticks
 
 _COLUMNS = {
     "latent_q2": "force Q²",
@@ -80,7 +78,7 @@ def query_page(
     examples: Sequence[Example],
     schema: OperatorSchema,
     config_text: str,
-    told: Mapping[str, Any],
+    origin: Mapping[str, Any],
     notices: Sequence[str] = (),
 ) -> Path:
     """The page of a query's answers. notices: what to know of the operator before its answers are relied on."""
@@ -91,9 +89,9 @@ def query_page(
     else:
         text += "None was found to be unlike the training data."
     text = "\n\n".join([text, *notices, _LEGEND])
-    sections = [Section("Summary", text, tables=[*_score_tables(tally, rows)]), *_aside(tally)]
+    sections = [Section("Summary", text, tables=_score_tables(tally, rows)), *_aside(tally)]
     sections += [_example(one, schema) for one in examples]
-    return write_page(path, "Answers of a latent force operator", sections, _provenance(config_text, told))
+    return write_page(path, "Answers of a latent force operator", sections, Provenance.of(config_text, origin))
 
 
 def evaluation_page(
@@ -103,13 +101,13 @@ def evaluation_page(
     resolutions: Sequence[Resolutions],
     schema: OperatorSchema,
     config_text: str,
-    told: Mapping[str, Any],
+    origin: Mapping[str, Any],
 ) -> Path:
     """The page of an evaluation."""
     notices = scores.overall.get("notices", ())
     sections = [*_score_sections(scores, notices), *_resolution_sections(resolutions, schema)]
     sections += [_example(one, schema) for one in examples]
-    return write_page(path, "A latent force operator, evaluated", sections, _provenance(config_text, told))
+    return write_page(path, "A latent force operator, evaluated", sections, Provenance.of(config_text, origin))
 
 
 def training_page(
@@ -120,7 +118,7 @@ def training_page(
     resolutions: Sequence[Resolutions],
     schema: OperatorSchema,
     config_text: str,
-    told: Mapping[str, Any],
+    origin: Mapping[str, Any],
     notices: Sequence[str] = (),
 ) -> Path:
     """The page of a training run. lines: those of metrics.jsonl. notices: as of a query's page."""
@@ -128,7 +126,7 @@ def training_page(
     sections += _score_sections(scores) if scores is not None else []
     sections += _resolution_sections(resolutions, schema)
     sections += [_example(one, schema) for one in examples]
-    return write_page(path, "Training of a latent force operator", sections, _provenance(config_text, told))
+    return write_page(path, "Training of a latent force operator", sections, Provenance.of(config_text, origin))
 
 
 def _learning(lines: Sequence[Mapping[str, Any]], schema: OperatorSchema, notices: Sequence[str]) -> Section:
@@ -158,14 +156,14 @@ def _score_sections(scores: Scores, notices: Sequence[str] = ()) -> list[Section
     text = "\n\n".join([scores.what, *notices, _LEGEND])
     alt = f"Histograms over {scores.tally.count} instances: Q² of the force, parameter errors, novelty."
     spread = embed(plot_scores(scores.rows), "How scores spread over instances; dashed lines are medians.", alt)
-    tables = [*_score_tables(scores.tally, scores.rows)]
+    tables = _score_tables(scores.tally, scores.rows)
     speed = scores.overall.get("speed")
     if speed:
         rows = [[key.replace("_", " "), float(value)] for key, value in speed.items() if value is not None]
         tables.append(Table("Time for answers.", ("what", "value"), rows))
     curve = scores.curve
     columns = [[number(x) for x in curve[name] or [None] * len(curve["levels"])] for name in ("force", "parameters")]
-    shown = [[f"{100 * level:.0f} %", *told] for level, *told in zip(curve["levels"], *columns, strict=True)]
+    shown = [[f"{100 * level:.0f} %", *origin] for level, *origin in zip(curve["levels"], *columns, strict=True)]
     table = Table("Share of the truth inside.", ("central interval", "force", "parameters"), shown)
     words = "Points above the diagonal mean intervals that are wider than need be, points below it too narrow ones."
     alt = "Share of the truth inside central intervals against their nominal share."
@@ -174,25 +172,9 @@ def _score_sections(scores: Scores, notices: Sequence[str] = ()) -> list[Section
 
 
 def _score_tables(tally: Tally, rows: Sequence[Mapping[str, Any]]) -> list[Table]:
-    mean, worst = tally.overall()
-    keys = [key for key in _COLUMNS if key != "novelty"]
-    over = [[name, *(number(found[key]) for key in keys)] for name, found in (("mean", mean), ("worst", worst))]
-    found = [Table("Mean and worst over instances.", ("over all", *(_COLUMNS[key] for key in keys)), over).known()]
-    if mean["parameter_mae"]:
-        errors = [(str(name), number(value)) for name, value in mean["parameter_mae"].items()]
-        found.append(Table("Mean absolute error of each parameter.", ("parameter", "error"), errors))
-    order = sorted(rows, key=lambda row: (_rank(row.get("latent_q2")), -_rank(row.get("novelty"))))[:MAX_ROWS]
-    listed = [
-        [
-            str(row["id"]),
-            str(row["status"]).replace("_", "\N{NO-BREAK SPACE}"),
-            *(number(row.get(key)) for key in _COLUMNS),
-        ]
-        for row in order
-    ]
+    order = sorted(rows, key=lambda row: (row.get("latent_q2") or 0.0, -(row.get("novelty") or 0.0)))
     caption = "Every instance, worst first." if len(rows) <= MAX_ROWS else f"The {MAX_ROWS} worst of {len(rows)}."
-    found.append(Table(caption, ("instance", "status", *_COLUMNS.values()), listed).known())
-    return found
+    return [*Table.over_all(tally, _COLUMNS), Table.by_instance(caption, order[:MAX_ROWS], _COLUMNS)]
 
 
 def _resolution_sections(resolutions: Sequence[Resolutions], schema: OperatorSchema) -> list[Section]:
@@ -226,29 +208,9 @@ def _example(one: Example, schema: OperatorSchema) -> Section:
         mark = "Dashed: the" if len(answer.dims) == 1 else "The"
         caption += f" {mark} truth was not seen by the operator."
     alt = f"Instance {answer.id}: {len(one.instance.outputs)} outputs, {', '.join(answer.forces)} with bands."
-    columns = ("parameter", "kind", "mean", "68 % from", "to", "95 % from", "to", "true")
-    rows: list[list[Cell]] = [
-        [p.name, p.kind, p.mean, p.lower68, p.upper68, p.lower95, p.upper95, one.true.get(p.name)]
-        for p in answer.estimates[:MAX_PARAMETER_ROWS]
-    ]
+    table = Table.of_parameters("Parameters.", answer.estimates, one.true, schema.known_unit)
     figure = embed(one.figure or plot_answer(one.instance, answer, schema, one.true), caption, alt)
-    return Section(title, text, [figure], [Table("Parameters.", columns, rows).known()] if rows else [])
-
-
-def _provenance(config_text: str, told: Mapping[str, Any]) -> Provenance:
-    more = {key: value for key, value in told.items() if key not in ("hash", "versions", "seed")}
-    return Provenance(
-        config=config_text,
-        versions=told.get("versions", {}),
-        seed=told.get("seed"),
-        hash=told.get("hash"),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        more=more,
-    )
-
-
-def _rank(value: Any) -> float:
-    return 0.0 if value is None else float(value)
+    return Section(title, text, [figure], [table] if table.rows else [])
 
 
 MAX_KEYS = 6
@@ -260,7 +222,7 @@ WIDE_RANGE = 20.0
 
 
 @dataclass(frozen=True)
-class Tried:
+class TrialRow:
     """One trial. best: the best figure that it had, None if it gave none."""
 
     name: str
@@ -271,13 +233,16 @@ class Tried:
     failure: str = ""
 
 
-def tune_page(path: Path, metric: str, mode: str, trials: Sequence[Tried], provenance: Provenance) -> Path:
+def tune_page(path: Path, metric: str, mode: str, trials: Sequence[TrialRow], provenance: Provenance) -> Path:
     """Write the page. trials: in the order in which they began; mode: whether the least or the most is best."""
-    sections = [_trials(metric, mode, trials), *_failed(trials)]
+    sections = [_trials(metric, mode, trials)]
+    rows: list[list[Cell]] = [[one.name, one.failure] for one in trials if one.failure]
+    if rows:
+        sections.append(Section("Failed trials", tables=[Table("Why.", ("trial", "reason"), rows)]))
     return write_page(path, "Settings of a latent force operator, searched", sections, provenance)
 
 
-def _trials(metric: str, mode: str, trials: Sequence[Tried]) -> Section:
+def _trials(metric: str, mode: str, trials: Sequence[TrialRow]) -> Section:
     sign = 1.0 if mode == "min" else -1.0
     order = sorted(trials, key=lambda one: np.inf if one.best is None else sign * one.best)
     keys = list(trials[0].values)
@@ -288,7 +253,7 @@ def _trials(metric: str, mode: str, trials: Sequence[Tried]) -> Section:
         "that did badly were stopped early, so that figures of few epochs are not those of a whole training."
     )
     rows: list[list[Cell]] = [
-        [one.name, one.status, one.epochs, one.best, *(_cell(one.values[key]) for key in keys)] for one in order
+        [one.name, one.status, one.epochs, one.best, *(one.values[key] for key in keys)] for one in order
     ]
     table = Table("Every trial, the best first.", ("trial", "status", "epochs", metric, *keys), rows)
     if not any(one.best is not None for one in trials):
@@ -298,7 +263,7 @@ def _trials(metric: str, mode: str, trials: Sequence[Tried]) -> Section:
     return Section("Trials", text, [embed(plot_trials(metric, mode, trials), caption, alt)], [table])
 
 
-def plot_trials(metric: str, mode: str, trials: Sequence[Tried]) -> Figure:
+def plot_trials(metric: str, mode: str, trials: Sequence[TrialRow]) -> Figure:
     """The figure by trial, and by each of the first settings."""
     known = [(number, one) for number, one in enumerate(trials, 1) if one.best is not None]
     figures = np.array([one.best for _, one in known], dtype=np.float64)
@@ -312,7 +277,7 @@ def plot_trials(metric: str, mode: str, trials: Sequence[Tried]) -> Figure:
         so_far = np.minimum.accumulate(figures) if mode == "min" else np.maximum.accumulate(figures)
         places[0].step(numbers, so_far, where="post", color=INFERRED, label="best so far")
         places[0].set_xlabel("trial")
-        places[0].xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        set_ticks(places[0], 4, integer=True)
         places[0].legend()
         for axes, key in zip(places[1:], keys, strict=False):
             values = [one.values[key] for _, one in known]
@@ -328,12 +293,3 @@ def plot_trials(metric: str, mode: str, trials: Sequence[Tried]) -> Figure:
         for row in range(rows):
             places[row * COLUMNS].set_ylabel(plain(metric))
     return figure
-
-
-def _failed(trials: Sequence[Tried]) -> list[Section]:
-    rows: list[list[Cell]] = [[one.name, one.failure] for one in trials if one.failure]
-    return [Section("Failed trials", tables=[Table("Why.", ("trial", "reason"), rows)])] if rows else []
-
-
-def _cell(value: Any) -> Cell:
-    return value if isinstance(value, str | float | int) and not isinstance(value, bool) else str(value)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,6 +19,8 @@ from urllib.parse import quote
 import jinja2
 from matplotlib.figure import Figure as Drawing
 
+from distlfm.answer.parameters import Estimated
+from distlfm.inference.findings.scores import Row, Tally
 from distlfm.report.style import house
 from distlfm.report.words import CAUTION, WHY_DOUBT
 from distlfm.store.files import put_quickly, storing
@@ -27,7 +30,9 @@ NOT_FINITE = "not finite"
 MAX_SVG_BYTES = 2_000_000
 """A drawing with more than this is embedded as pixels."""
 
-PIXELS_PER_INCH = 200
+FORMATS: dict[str, dict[str, Any]] = {"png": {"dpi": 200}, "svg": {"metadata": {"Date": None, "Creator": None}}}
+"""Of pictures, with what is said to matplotlib; a date would make each file another."""
+
 MAX_PARAMETER_ROWS = 60
 SCREEN_PIXELS_PER_INCH = 134
 """How large a figure is shown on a wide screen: 7.2 inches fill the page's column."""
@@ -71,6 +76,41 @@ class Table:
 
     def __post_init__(self) -> None:
         assert all(len(row) == len(self.columns) for row in self.rows), "a row has another length than the header"
+
+    @classmethod
+    def over_all(cls, tally: Tally, scores: Mapping[str, str]) -> list[Table]:
+        """Return scores over all instances, under the names of their columns, and the errors of parameters."""
+        mean, worst = tally.overall()
+        rows = [[name, *(number(row.get(key)) for key in scores)] for name, row in (("mean", mean), ("worst", worst))]
+        found = [cls("Mean and worst of each score over the instances.", ("over all", *scores.values()), rows).known()]
+        if mean["parameter_mae"]:
+            errors = [(name, number(value)) for name, value in mean["parameter_mae"].items()]
+            found.append(cls("Mean absolute error of each parameter, over instances.", ("parameter", "error"), errors))
+        return found
+
+    @classmethod
+    def by_instance(cls, caption: str, rows: Sequence[Row], scores: Mapping[str, str]) -> Table:
+        """Return a row of scores for each instance, under the names of their columns."""
+        cells = []
+        for row in rows:
+            status = str(row.get("status") or "unknown").replace("_", "\N{NO-BREAK SPACE}")
+            cells.append([str(row["id"]), status, *(number(row.get(key)) for key in scores)])
+        return cls(caption, ("instance", "status", *scores.values()), cells).known()
+
+    @classmethod
+    def of_parameters(
+        cls, caption: str, estimates: Sequence[Estimated], true: Mapping[str, float], unit: Callable[[str], str | None]
+    ) -> Table:
+        """Return parameters with their intervals; those of fits also with how much was learned of each."""
+        columns = ("parameter", "kind", "unit", "mean", "68 % from", "to", "95 % from", "to", "true", "learned %")
+        rows: list[list[Cell]] = []
+        for one in estimates[:MAX_PARAMETER_ROWS]:
+            limits = (one.lower68, one.upper68, one.lower95, one.upper95)
+            shrinkage = getattr(one, "shrinkage", math.nan)
+            learned = round(100 * shrinkage) if math.isfinite(shrinkage) else None
+            rows.append([one.name, one.kind, unit(one.name), one.mean, *limits, true.get(one.name), learned])
+        left_out = len(estimates) - len(rows)
+        return cls(f"{caption} {left_out} more are not listed." if left_out else caption, columns, rows).known()
 
     def known(self) -> Table:
         """The same without columns in which no row has anything, such as scores where no truth is known."""
@@ -121,14 +161,20 @@ class Section:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What it takes to make the page again. config: YAML; `more` holds whatever else the caller wants told."""
+    """What it takes to make the page again. config: YAML; `more` holds whatever else the caller wants on the page."""
 
     config: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     seed: int | None = None
     hash: str | None = None
-    date: str | None = None
+    date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     more: Mapping[str, Cell] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: str, told: Mapping[str, Any]) -> Provenance:
+        """Take `versions`, `seed`, `hash` and `date` from what is told, where it has them; the rest goes to `more`."""
+        own = {key: told[key] for key in ("versions", "seed", "hash", "date") if key in told}
+        return cls(config, **own, more={key: value for key, value in told.items() if key not in own})
 
     @property
     def table(self) -> Table:
@@ -156,17 +202,20 @@ def number(value: Any) -> Cell:
     return None if value is None else float(value)
 
 
-def embed(drawing: Drawing, caption: str, alt: str) -> Figure:
-    """A matplotlib figure for a page; the same figure gives the same bytes."""
-    width = float(drawing.get_figwidth())
+def picture(drawing: Drawing, form: str) -> bytes:
+    """A matplotlib figure in one of FORMATS; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     with house():
-        drawing.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-        if buffer.tell() <= MAX_SVG_BYTES:
-            return Figure(caption, alt, svg=buffer.getvalue().decode(), width=width)
-        buffer = io.BytesIO()
-        drawing.savefig(buffer, format="png", dpi=PIXELS_PER_INCH)
-    return Figure(caption, alt, png=buffer.getvalue(), width=width)
+        drawing.savefig(buffer, format=form, **FORMATS[form])
+    return buffer.getvalue()
+
+
+def embed(drawing: Drawing, caption: str, alt: str) -> Figure:
+    """A matplotlib figure for a page; the same figure gives the same bytes."""
+    svg, width = picture(drawing, "svg"), float(drawing.get_figwidth())
+    if len(svg) <= MAX_SVG_BYTES:
+        return Figure(caption, alt, svg=svg.decode(), width=width)
+    return Figure(caption, alt, png=picture(drawing, "png"), width=width)
 
 
 def render_page(title: str, sections: Sequence[Section], provenance: Provenance) -> str:

@@ -1,4 +1,4 @@
-"""Panels of figures: curves against time in a grid with their data, and parameters as a forest of intervals.
+"""Panels of figures: curves against time in a grid with their data, parameters as a forest of intervals, histograms.
 
 Forces stand below the outputs on the same axis. A forest has one panel for each vector of parameters; single parameters
 stand together by kind.
@@ -11,27 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import SubFigure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.lines import Line2D
 
 from distlfm.answer import Band
-from distlfm.inference.findings.estimates import Estimate
+from distlfm.answer.parameters import Estimated
 from distlfm.inference.result import FitResult
-from distlfm.instance import FloatArray
-from distlfm.report.style import (
-    BAND68,
-    BAND95,
-    DASHED,
-    INFERRED,
-    MEASURED,
-    QUIET,
-    TRUTH,
-    handles,
-    log_scale,
-    plain,
-    quantity,
-    truth_mark,
-)
+from distlfm.instance import FloatArray, Instance
+from distlfm.report import style
 from distlfm.report.words import force_unit, instance_row, output_names, true_force, true_output
 
 MAX_PANELS = 24
@@ -78,76 +65,122 @@ class Layout:
 
 def draw_curves(canvas: SubFigure, result: FitResult, layout: Layout) -> None:
     """Outputs, forces, one legend above them, and a note if outputs were left out."""
-    outputs, forces = layout.axes(canvas, quantity("time", _unit(result, "time_unit")))
+    outputs, forces = layout.axes(canvas, style.quantity("time", result.instance.metadata.get("time_unit")))
     names = output_names(result)
     for p, axes in enumerate(outputs):
         _draw_output(axes, result, p, alone=layout.columns == 1)
         if p % layout.columns:
             axes.set_ylabel("")
     for i, axes in enumerate(forces):
-        _draw_force(axes, result, i)
-    for axes in (*outputs, *forces):
-        axes.set_xlim(*_time_range(result))
-        axes.yaxis.set_major_locator(MaxNLocator(4))
+        draw_force(axes, result.grid.times, result.grid.force, i, true_force(result, i))
+        axes.set_ylabel(style.quantity(result.force_names[i], force_unit(result)))
+    set_scales((*outputs, *forces), result.grid.times, result.instance)
     known = any(true_force(result, i) for i in range(layout.num_forces))
     known = known or any(true_output(result, names[p]) for p in range(layout.num_outputs))
-    canvas.legend(handles=handles(data=True, truth=known), loc="outside upper center", ncols=5)
+    canvas.legend(handles=style.handles(data=True, truth=known), loc="outside upper center", ncols=5)
     left_out = [f"{len(names) - MAX_PANELS} more outputs"] * (len(names) > MAX_PANELS)
     left_out += [f"{len(result.force_names) - MAX_PANELS} more forces"] * (len(result.force_names) > MAX_PANELS)
     if left_out:
         canvas.supxlabel(
-            f"The first {MAX_PANELS} are shown; {' and '.join(left_out)} are not.", color=QUIET, fontsize=8
+            f"The first {MAX_PANELS} are shown; {' and '.join(left_out)} are not.", color=style.QUIET, fontsize=8
         )
 
 
 def _draw_output(axes: Axes, result: FitResult, p: int, *, alone: bool) -> None:
-    name, unit = output_names(result)[p], _unit(result, "value_unit")
+    name, unit = output_names(result)[p], result.instance.metadata.get("value_unit")
     draw_band(axes, result.grid.times, result.grid.outputs, p)
-    instance, row = result.instance, instance_row(result, name)
-    _draw_truth(axes, true_output(result, name))
+    draw_truth(axes, true_output(result, name))
+    row = instance_row(result, name)
     if row is not None:
-        seen = instance.mask[row]
-        size = 3.0 if seen.sum() <= 60 else 1.6
-        times, values = instance.times[seen], instance.values[row, seen]
-        error = None if instance.variance is None else np.sqrt(instance.variance[row, seen])
-        axes.errorbar(
-            times, values, yerr=error, fmt="o", color=MEASURED, markersize=size, elinewidth=0.7, linewidth=0, zorder=4
-        )
-    axes.set_ylabel(quantity(name, unit) if alone else f"value\n({plain(unit, 22)})" if unit else "value")
+        draw_data(axes, result.instance, row)
+    axes.set_ylabel(style.quantity(name, unit) if alone else f"value\n({style.plain(unit, 22)})" if unit else "value")
     if not alone:
         axes.yaxis.label.set_fontsize(7)
-        axes.set_title(plain(name), fontweight="bold")
+        axes.set_title(style.plain(name), fontweight="bold")
 
 
-def _draw_force(axes: Axes, result: FitResult, i: int) -> None:
-    draw_band(axes, result.grid.times, result.grid.force, i)
-    _draw_truth(axes, true_force(result, i))
-    axes.set_ylabel(quantity(result.force_names[i], force_unit(result)))
+def draw_data(axes: Axes, instance: Instance, row: int) -> None:
+    """Draw what was observed of one output, with error bars where the errors are known."""
+    seen = instance.mask[row]
+    size = 3.0 if seen.sum() <= 60 else 1.6
+    times, values = instance.times[seen], instance.values[row, seen]
+    error = None if instance.variance is None else np.sqrt(instance.variance[row, seen])
+    axes.errorbar(
+        times, values, yerr=error, fmt="o", color=style.MEASURED, markersize=size, elinewidth=0.7, linewidth=0, zorder=4
+    )
+
+
+def draw_force(
+    axes: Axes, times: FloatArray, band: Band, row: int, known: tuple[FloatArray, FloatArray] | None
+) -> None:
+    """Draw the band of one force, and its truth where known."""
+    draw_band(axes, times, band, row)
+    draw_truth(axes, known)
     axes.set_title("Latent force", fontweight="bold")
 
 
-def _draw_truth(axes: Axes, known: tuple[FloatArray, FloatArray] | None) -> None:
+def draw_truth(axes: Axes, known: tuple[FloatArray, FloatArray] | None) -> None:
+    """Draw the true curve, where known."""
     if known is not None:
-        axes.plot(*known, color=TRUTH, linestyle=DASHED, linewidth=1.2, zorder=3, label="truth")
+        axes.plot(*known, color=style.TRUTH, linestyle=style.DASHED, linewidth=1.2, zorder=3, label="truth")
 
 
 def draw_band(axes: Axes, times: FloatArray, band: Band, row: int) -> None:
     """Mean and the two intervals of one row of a band."""
     fill: Callable[..., object] = axes.fill_between
-    fill(times, band.lower95[row], band.upper95[row], color=BAND95, linewidth=0, label="95 % interval")
-    fill(times, band.lower68[row], band.upper68[row], color=BAND68, linewidth=0, label="68 % interval")
-    axes.plot(times, band.mean[row], color=INFERRED, zorder=2, label="posterior mean")
+    fill(times, band.lower95[row], band.upper95[row], color=style.BAND95, linewidth=0, label="95 % interval")
+    fill(times, band.lower68[row], band.upper68[row], color=style.BAND68, linewidth=0, label="68 % interval")
+    axes.plot(times, band.mean[row], color=style.INFERRED, zorder=2, label="posterior mean")
 
 
-def _time_range(result: FitResult) -> tuple[float, float]:
-    first = min(float(result.grid.times[0]), float(result.instance.times[0]))
-    last = max(float(result.grid.times[-1]), float(result.instance.times[-1]))
+def set_scales(panels: Sequence[Axes], times: FloatArray, instance: Instance) -> None:
+    """Show the same times on all panels, those of the curves and of the data, with few ticks."""
+    first, last = min(times[0], instance.times[0]), max(times[-1], instance.times[-1])
     margin = 0.02 * (last - first)
-    return first - margin, last + margin
+    for axes in panels:
+        axes.set_xlim(first - margin, last + margin)
+        style.set_ticks(axes, y=4)
 
 
-def _unit(result: FitResult, key: str) -> str | None:
-    return result.instance.metadata.get(key) or None
+def curves_and_forest(
+    layout: Layout,
+    draw: Callable[[SubFigure], None],
+    estimates: Sequence[Estimated],
+    true: Mapping[str, float],
+    unit: Callable[[str], str | None],
+) -> Figure:
+    """Stack what `draw` puts into a part of the layout's height, and the forest of the estimates, if there are any."""
+    groups = grouped(estimates)
+    with style.house():
+        heights = [layout.height, *([forest_height(groups)] if groups else [])]
+        figure = style.new_figure(sum(heights))
+        places = figure.add_gridspec(len(heights), 1, height_ratios=heights)
+        draw(figure.add_subfigure(places[0]))
+        if groups:
+            draw_forest(figure.add_subfigure(places[1]), groups, true, unit)
+    return figure
+
+
+def draw_histogram(
+    axes: Axes, values: FloatArray, label: str, nothing: str, bins: Callable[[Axes, FloatArray], FloatArray]
+) -> None:
+    """Draw how the finite ones of some values spread, with their median; or say `nothing` where there are none."""
+    values = values[np.isfinite(values)]
+    axes.set(xlabel=label, ylabel="instances")
+    style.set_ticks(axes, y=4, integer=True)
+    if len(values) == 0:
+        style.say_instead(axes, nothing)
+        return
+    style.set_ticks(axes, x=4)
+    edges = bins(axes, values)
+    inside = np.clip(values, edges[0], edges[-1])
+    axes.hist(inside, bins=list(edges), color=style.BAND68, edgecolor="white", linewidth=0.5)
+    middle = float(np.median(values))
+    if middle >= edges[0]:
+        axes.axvline(middle, color=style.MEASURED, linewidth=1.0, linestyle=(0, (4, 2)))
+    below = int((values < edges[0]).sum())
+    note = f" ({below} below {edges[0]:g} in the leftmost bar)" if below else ""
+    axes.set_title(f"median {middle:.3g}, n = {len(values)}{note}".replace("-", "−"), loc="right")
 
 
 MAX_ROWS = 30
@@ -164,35 +197,43 @@ TOGETHER = 2.5
 
 
 @dataclass(frozen=True)
-class Group:
-    """One panel: what it shows, its title, and whether rows are named by element or by parameter."""
+class PanelGroup:
+    """One panel: its title, and what it shows."""
 
     title: str
-    estimates: tuple[Estimate, ...]
-    by_element: bool
+    estimates: tuple[Estimated, ...]
 
     @property
     def num_rows(self) -> int:
         return min(len(self.estimates), MAX_ROWS)
 
 
-def grouped(estimates: Sequence[Estimate]) -> list[Group]:
+def grouped(estimates: Sequence[Estimated]) -> list[PanelGroup]:
     """Panels in the order of the parameters, kind by kind."""
     found = []
     for kind in dict.fromkeys(estimate.kind for estimate in estimates):
-        of_kind = [estimate for estimate in estimates if estimate.kind == kind]
-        singles = [estimate for estimate in of_kind if not estimate.label]
-        for name in dict.fromkeys(estimate.parameter for estimate in of_kind if estimate.label):
-            title = name if name == kind else f"{name} ({kind})"
-            found.append(Group(title, tuple(one for one in of_kind if one.parameter == name), True))
+        vectors: dict[str, list[Estimated]] = {}
+        for one in estimates:
+            if one.kind == kind:
+                name, label = _element(one)
+                vectors.setdefault(name if label else "", []).append(one)
+        singles = vectors.pop("", [])
+        for name, elements in vectors.items():
+            found.append(PanelGroup(name if name == kind else f"{name} ({kind})", tuple(elements)))
         if singles and _decades(singles) < TOGETHER:
-            found.append(Group(kind, tuple(singles), False))
+            found.append(PanelGroup(kind, tuple(singles)))
         else:
-            found += [Group(kind, (single,), False) for single in singles]
+            found += [PanelGroup(kind, (single,)) for single in singles]
     return found
 
 
-def _decades(estimates: Sequence[Estimate]) -> float:
+def _element(one: Estimated) -> tuple[str, str]:
+    """The parameter and the element that an estimate is named by, `decay[p21]`; a single one has no element."""
+    name, _, label = one.name.partition("[")
+    return name, label.removesuffix("]")
+
+
+def _decades(estimates: Sequence[Estimated]) -> float:
     """Powers of ten between the lowest and the highest 95 % limit; 0 where some limit is not positive."""
     limits = np.array([limit for one in estimates for limit in (one.lower95, one.upper95)])
     limits = limits[np.isfinite(limits)]
@@ -201,76 +242,70 @@ def _decades(estimates: Sequence[Estimate]) -> float:
     return float(np.log10(limits.max() / limits.min()))
 
 
-def _columns(groups: Sequence[Group]) -> int:
-    return 2 if len(groups) == 4 else min(3, len(groups))
+def _most_rows(groups: Sequence[PanelGroup]) -> tuple[int, list[int]]:
+    """In how many columns the panels are, and the most rows that a panel has, for each row of panels."""
+    columns = 2 if len(groups) == 4 else min(3, len(groups))
+    lengths = [group.num_rows for group in groups]
+    return columns, [max(lengths[i : i + columns]) for i in range(0, len(groups), columns)]
 
 
-def _row_heights(groups: Sequence[Group]) -> list[float]:
-    """Height in inches of each row of panels."""
-    columns = _columns(groups)
-    rows = [groups[i : i + columns] for i in range(0, len(groups), columns)]
-    return [FRAME_HEIGHT + ROW_HEIGHT * max(group.num_rows for group in row) for row in rows]
-
-
-def forest_height(groups: Sequence[Group]) -> float:
+def forest_height(groups: Sequence[PanelGroup]) -> float:
     """Height in inches of all panels, with their title."""
-    return sum(_row_heights(groups)) + HEAD_HEIGHT
+    return sum(FRAME_HEIGHT + ROW_HEIGHT * most for most in _most_rows(groups)[1]) + HEAD_HEIGHT
 
 
 def draw_forest(
     canvas: SubFigure,
-    groups: Sequence[Group],
+    groups: Sequence[PanelGroup],
     true: Mapping[str, float],
-    unit: Callable[[str], str | None] = lambda _: None,
+    unit: Callable[[str], str | None],
 ) -> None:
     """One panel a group, in rows of up to three. true, unit: by the names of the estimates, where known."""
-    heights = _row_heights(groups)
-    columns = _columns(groups)
+    columns, most = _most_rows(groups)
+    heights = [FRAME_HEIGHT + ROW_HEIGHT * one for one in most]
     grid = canvas.add_gridspec(len(heights), columns, height_ratios=heights)
-    truth_drawn = False
+    marks: list[Line2D] = []
     for i, group in enumerate(groups):
-        axes = canvas.add_subplot(grid[i // columns, i % columns])
-        first = i - i % columns
-        most = max(one.num_rows for one in groups[first : first + columns])
-        truth_drawn |= _draw_group(axes, group, true, 0.62 * group.num_rows / most)
+        axes = canvas.add_subplot(grid[divmod(i, columns)])
+        marks += _draw_group(axes, group, true, 0.62 * group.num_rows / most[i // columns])
         units = {unit(one.name) for one in group.estimates[: group.num_rows]}
-        value = quantity("value", units.pop() if len(units) == 1 else None)
+        value = style.quantity("value", units.pop() if len(units) == 1 else None)
         left_out = len(group.estimates) - group.num_rows
         axes.set_xlabel(f"{value}; {left_out} more not shown" if left_out else value)
-    if truth_drawn:
-        canvas.legend(handles=[truth_mark("true value")], loc="outside upper right")
+    if marks:
+        canvas.legend(handles=marks[:1], loc="outside upper right")
     canvas.suptitle("Parameters", fontsize=8, fontweight="bold")
 
 
-def _draw_group(axes: Axes, group: Group, true: Mapping[str, float], thickness: float) -> bool:
-    """Bars of the given thickness in units of rows. True if some truth was drawn."""
+def _draw_group(axes: Axes, group: PanelGroup, true: Mapping[str, float], thickness: float) -> list[Line2D]:
+    """Bars of the given thickness in units of rows; the marks of the truth where some is known."""
     shown = group.estimates[: group.num_rows]
     rows = np.arange(len(shown))
-    for lower, upper, color in (("lower95", "upper95", BAND95), ("lower68", "upper68", BAND68)):
+    for lower, upper, color in (("lower95", "upper95", style.BAND95), ("lower68", "upper68", style.BAND68)):
         start = np.array([getattr(one, lower) for one in shown])
         end = np.array([getattr(one, upper) for one in shown])
         axes.barh(rows, end - start, thickness, start, color=color, linewidth=0)
     means = [one.mean for one in shown]
-    axes.vlines(means, rows - thickness / 2, rows + thickness / 2, color=INFERRED, linewidth=1.6, capstyle="butt")
+    axes.vlines(means, rows - thickness / 2, rows + thickness / 2, color=style.INFERRED, linewidth=1.6, capstyle="butt")
     true_rows = [y for y, one in enumerate(shown) if one.name in true]
     known = [true[shown[y].name] for y in true_rows]
-    if known:
-        axes.plot(known, true_rows, "D", color=TRUTH, markersize=3.6, markerfacecolor="none", markeredgewidth=1.0)
-    names = [plain(one.label if group.by_element else one.parameter) for one in shown]
-    axes.set_yticks(rows, names)
+    marks = axes.plot(known, true_rows, "D", color=style.TRUTH, markersize=3.6, label="true value") if known else []
+    for mark in marks:
+        mark.set(markerfacecolor="none", markeredgewidth=1.0)
+    axes.set_yticks(rows, [style.plain(label or name) for name, label in map(_element, shown)])
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     if _decades(shown) > LOG_FROM and all(truth > 0 for truth in known):
         limits = [limit for one in shown for limit in (one.lower95, one.upper95) if np.isfinite(limit)]
-        log_scale(axes, min(*limits, *known), max(*limits, *known))
+        style.log_scale(axes, min(*limits, *known), max(*limits, *known))
     else:
         axes.use_sticky_edges = False
         axes.margins(x=0.05)
-        axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.set_title(plain(group.title, 40))
-    if not np.isfinite([one.mean for one in shown]).any():
-        axes.text(0.5, 0.5, "not estimated", transform=axes.transAxes, ha="center", va="center", color=QUIET)
+        style.set_ticks(axes, x=4)
+    axes.set_title(style.plain(group.title, 40))
+    if not np.isfinite(means).any():
+        axes.text(0.5, 0.5, "not estimated", transform=axes.transAxes, ha="center", va="center", color=style.QUIET)
         if not known:
             axes.set_xticks([])
-    return bool(known)
+    return marks

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import matplotlib as mpl
@@ -21,7 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from distlfm.instance import FloatArray
 
@@ -79,11 +78,9 @@ _RC: dict[Any, Any] = {
 }
 
 
-@contextmanager
-def house() -> Iterator[None]:
+def house() -> AbstractContextManager[None]:
     """The style, while figures are made and saved."""
-    with mpl.rc_context(_RC):
-        yield
+    return mpl.rc_context(_RC)
 
 
 def new_figure(height: float, width: float = WIDTH, dpi: int = 150) -> Figure:
@@ -121,15 +118,21 @@ def log_scale(axes: Axes, low: float, high: float) -> None:
         if len(ticks) >= 3:
             break
     ticks = ticks[:: -(-len(ticks) // 6)] if ticks else []
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.4g}"))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticks(ticks)
+    axes.xaxis.set_major_formatter("{x:.4g}")
+    axes.minorticks_off()
 
 
-def q2_bins(values: FloatArray) -> FloatArray:
+def set_ticks(axes: Axes, x: int | None = None, y: int | None = None, *, integer: bool = False) -> None:
+    """Put at most this many intervals between the ticks of an axis, at whole numbers if they are counts."""
+    for axis, most in ((axes.xaxis, x), (axes.yaxis, y)):
+        if most is not None:
+            axis.set_major_locator(MaxNLocator(most, integer=integer))
+
+
+def q2_bins(_: Axes, values: FloatArray) -> FloatArray:
     """Edges of bars up to 1, from a round number below the worst Q², at the lowest from LOWEST_Q2."""
-    worst = float(np.clip(values.min(), LOWEST_Q2, 1.0)) if len(values) else 0.0
+    worst = float(np.clip(values.min(), LOWEST_Q2, 1.0))
     low = next(step for step in (0.99, 0.95, 0.9, 0.8, 0.5, 0.0, LOWEST_Q2) if step <= worst)
     return np.linspace(low, 1.0, 21)
 
@@ -137,33 +140,16 @@ def q2_bins(values: FloatArray) -> FloatArray:
 def say_instead(axes: Axes, text: str) -> None:
     """Words in place of what cannot be drawn."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=QUIET)
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
 
 
 def handles(*, data: bool, truth: bool) -> list[Artist]:
     """What a legend shows; `data` and `truth` only where they are drawn."""
-    found: list[Artist] = []
-    if data:
-        found.append(Line2D([], [], color=MEASURED, marker="o", markersize=3, linestyle="none", label="data"))
-    found.append(Line2D([], [], color=INFERRED, label="posterior mean"))
-    found.append(Patch(color=BAND68, linewidth=0, label="68 % interval"))
-    found.append(Patch(color=BAND95, linewidth=0, label="95 % interval"))
-    if truth:
-        found.append(Line2D([], [], color=TRUTH, linestyle=DASHED, label="truth"))
-    return found
-
-
-def truth_mark(label: str) -> Line2D:
-    """What a legend shows for a true value."""
-    return Line2D(
-        [],
-        [],
-        color=TRUTH,
-        marker="D",
-        markersize=4,
-        markerfacecolor="none",
-        markeredgewidth=1.1,
-        linestyle="none",
-        label=label,
-    )
+    found: list[Artist] = [
+        Line2D([], [], color=MEASURED, marker="o", markersize=3, linestyle="none", label="data"),
+        Line2D([], [], color=INFERRED, label="posterior mean"),
+        Patch(color=BAND68, linewidth=0, label="68 % interval"),
+        Patch(color=BAND95, linewidth=0, label="95 % interval"),
+        Line2D([], [], color=TRUTH, linestyle=DASHED, label="truth"),
+    ]
+    return found[0 if data else 1 : 5 if truth else 4]

@@ -20,10 +20,10 @@ from distlfm.gp.kernels import KernelConfig
 from distlfm.inference.findings.estimates import Direction, Estimate
 from distlfm.inference.model import Model
 from distlfm.inference.result import FitResult
-from distlfm.instance import Dimension, FloatArray
+from distlfm.instance import Dimension, FloatArray, Instance
 from distlfm.mechanisms import Parameter
 from distlfm.mechanisms.field import FieldConfig
-from distlfm.mechanisms.priors import HalfNormal, LogNormal, Normal, Prior
+from distlfm.mechanisms.priors import Prior, Uniform
 
 
 def output_names(result: FitResult) -> tuple[str, ...]:
@@ -46,28 +46,31 @@ def true_output(result: FitResult, output: str) -> tuple[FloatArray, FloatArray]
 
 
 def true_force(result: FitResult, index: int) -> tuple[FloatArray, FloatArray] | None:
-    """Times and values of a force, where known."""
+    """Times and values of a force, where known, for as many forces as the fit has."""
     truth = result.instance.truth
-    if truth is None or truth.force is None or len(truth.force) != len(result.force_names):
+    alike = truth is not None and truth.force is not None and len(truth.force) == len(result.force_names)
+    return true_curve(result.instance, index) if alike else None
+
+
+def true_curve(instance: Instance, force: int) -> tuple[FloatArray, FloatArray] | None:
+    """Times and values of a true force of an instance, where known."""
+    truth = instance.truth
+    if truth is None or truth.force is None or force >= len(truth.force):
         return None
-    return truth.times, truth.force[index]
+    return truth.times, truth.force[force]
 
 
 def true_parameters(result: FitResult) -> dict[str, float]:
     """The true values of parameters by the names of their estimates, where known."""
-    known = {one.name: true_parameter(result, one) for one in result.estimates}
+    known = {one.name: _true_parameter(result, one) for one in result.estimates}
     return {name: value for name, value in known.items() if value is not None}
 
 
-def true_parameter(result: FitResult, estimate: Estimate) -> float | None:
-    """The true value of one element of a parameter, where known."""
+def _true_parameter(result: FitResult, estimate: Estimate) -> float | None:
     truth = result.instance.truth
     if truth is None or estimate.parameter not in truth.parameters:
         return None
     values = np.atleast_1d(np.asarray(truth.parameters[estimate.parameter], dtype=np.float64))
-    names = [parameter.name for parameter in result.posterior.model.space.parameters]
-    if estimate.parameter not in names:
-        return None
     labels = result.posterior.model.space[estimate.parameter].labels
     if not estimate.label:
         return float(values[0]) if len(values) == 1 else None
@@ -79,28 +82,28 @@ def true_parameter(result: FitResult, estimate: Estimate) -> float | None:
 
 
 def force_unit(result: FitResult) -> str | None:
-    """Of the forces, as they are shown."""
+    """Return the unit of the forces, as they are shown."""
     return _unit(result, result.posterior.model.system.force_dimension)
 
 
 def parameter_units(result: FitResult) -> dict[str, str]:
     """By the names of the estimates, where they are known."""
-    found = {}
-    for parameter in result.posterior.model.space.parameters:
-        for label in parameter.labels:
-            name = f"{parameter.name}[{label}]" if len(parameter.labels) > 1 else parameter.name
-            unit = _unit(result, parameter.dimension_of(label))
-            if unit is not None:
-                found[name] = unit
-    return found
+    units = {
+        _element(one, label, one.name): _unit(result, one.dimension_of(label))
+        for one in result.posterior.model.space.parameters
+        for label in one.labels
+    }
+    return {name: unit for name, unit in units.items() if unit is not None}
+
+
+def _element(parameter: Parameter, label: str, name: str) -> str:
+    """What an element of a parameter is called, where the parameter itself is called by a name."""
+    return f"{name}[{label}]" if len(parameter.labels) > 1 else name
 
 
 def _unit(result: FitResult, dimension: Dimension | None) -> str | None:
-    told = result.instance.metadata
-    return None if dimension is None else dimension.unit({name: told.get(f"{name}_unit") for name in _NAMES})
-
-
-_NAMES = ("value", "time", "position")
+    known = {name: result.instance.metadata.get(f"{name}_unit") for name in ("value", "time", "position")}
+    return None if dimension is None else dimension.unit(known)
 
 
 CAUTION = "Not for clinical decisions."
@@ -118,6 +121,7 @@ MEANING = {
     "converged": "The fit settled.",
     "stalled": "The fit stopped where no step helped.",
     "max_iterations": "The fit was still moving when it ran out of iterations.",
+    "unreliable": "The fit settled, and its answer failed a check.",
     "diverged": "The fit found no finite value.",
     "failed": "The fit could not be done.",
 }
@@ -170,11 +174,7 @@ def directions_words(directions: Sequence[Direction]) -> str:
 
 def given_words(parameters: Sequence[Parameter], units: Mapping[str, str] | None = None) -> str:
     """Which parameters were known beforehand, or nothing. units: by the names of elements, where they are known."""
-    known = {
-        f"{one.name}[{label}]" if len(one.labels) > 1 else one.name: value
-        for one in parameters
-        for label, value in one.fixed.items()
-    }
+    known = {_element(one, label, one.name): x for one in parameters for label, x in one.fixed.items()}
     found = [f"{name} = {value:g} {(units or {}).get(name, '')}".rstrip() for name, value in known.items()]
     more = f" and {len(found) - MOST_GIVEN} more" if len(found) > MOST_GIVEN else ""
     return f"Given, not inferred: {', '.join(found[:MOST_GIVEN])}{more}." if found else ""
@@ -209,12 +209,10 @@ def prior_words(model: Model) -> list[str]:
     own = [one for one in model.space.parameters if one.kind not in kinds]
     first = f"{model.system.force_names[0]}."  # what is said of one force holds for all
     kernel = [_parameter(one, one.name.removeprefix(first)) for one in kinds["kernel"] if one.name.startswith(first)]
-    found = [f"Parameters: {_listed_priors([_parameter(one, one.name) for one in own])}."] if own else []
-    found.append(
-        f"{', '.join(model.system.force_names)}: {kernel_words(model.force.kernel)}; {_listed_priors(kernel)}."
-    )
+    found = [f"Parameters: {', '.join(_parameter(one, one.name) for one in own)}."] if own else []
+    found.append(f"{', '.join(model.system.force_names)}: {kernel_words(model.force.kernel)}; {', '.join(kernel)}.")
     noise = [_parameter(one, one.name.replace("_", " ")) for one in kinds["noise"]]
-    return [*found, f"Noise: {_listed_priors(model.likelihood.words(noise))}."]
+    return [*found, f"Noise: {', '.join(model.likelihood.words(noise))}."]
 
 
 def kernel_words(kernel: KernelConfig) -> str:
@@ -226,19 +224,12 @@ def kernel_words(kernel: KernelConfig) -> str:
 
 
 def _parameter(one: Parameter, name: str) -> str:
-    known = [f"{name}[{key}] = {x:g}" if len(one.labels) > 1 else f"{name} = {x:g}" for key, x in one.fixed.items()]
-    return _listed_priors([*([f"{name} {_prior(one.prior)}"] if one.free else []), *known])
+    known = [f"{_element(one, label, name)} = {x:g}" for label, x in one.fixed.items()]
+    return ", ".join([*([f"{name} {_prior(one.prior)}"] if one.free else []), *known])
 
 
 def _prior(prior: Prior) -> str:
-    if isinstance(prior, LogNormal):
-        return f"lognormal (median {prior.median:g}, spread {prior.spread:g})"
-    if isinstance(prior, Normal):
-        return f"normal (mean {prior.mean:g}, sd {prior.sd:g})"
-    if isinstance(prior, HalfNormal):
-        return f"halfnormal (scale {prior.scale:g})"
-    return f"uniform ({prior.low:g} to {prior.high:g})"
-
-
-def _listed_priors(words: Sequence[str]) -> str:
-    return ", ".join(words)
+    if isinstance(prior, Uniform):
+        return f"uniform ({prior.low:g} to {prior.high:g})"
+    numbers = prior.model_dump(exclude={"kind"})
+    return f"{prior.kind} ({', '.join(f'{name} {value:g}' for name, value in numbers.items())})"

@@ -5,34 +5,39 @@
 
 from __future__ import annotations
 
-import platform
-import torch
-from distlfm.version import __version__
 import json
 import os
+import platform
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
+
 from distlfm.config import Config, dump, fingerprint, read_yaml
 from distlfm.errors import OtherWork, UsageError
-from distlfm.inference.result import FitResult
 from distlfm.inference.findings.scores import Row, Tally, figures_of
-from distlfm.runs.settings import GenerateConfig
 from distlfm.inference.method import FIELDS, SERIES
+from distlfm.inference.result import FitResult
 from distlfm.likelihoods import LIKELIHOODS
 from distlfm.mechanisms.build import code_of, own_code
 from distlfm.runs import CONFIG, REPORT, SUMMARY
-from distlfm.runs.settings import FitConfig
-from distlfm.store.files import finite
+from distlfm.runs.settings import EvaluateConfig, FitConfig, GenerateConfig, QueryConfig
 from distlfm.store import Store
-from distlfm.store.files import no_place, storing
+from distlfm.store.files import finite, no_place, storing
 from distlfm.store.metadata import RUN_STORE, is_store
+from distlfm.version import __version__
 
 
 def versions() -> dict[str, str]:
     """What made the numbers."""
     return {"distlfm": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def overall(tally: Tally, config: FitConfig | QueryConfig | EvaluateConfig, **more: Any) -> dict[str, Any]:
+    """What summary.json says besides the instances, of any run that has scores."""
+    return {**tally.to_summary(), **more, "config_hash": fingerprint(config.work()), "versions": versions()}
 
 
 COMMANDS = {
@@ -60,16 +65,14 @@ def begin(directory: Path, *folders: str) -> None:
 
 
 def refuse_others(directory: Path, config: Config) -> None:
-    """Refuse a folder that is no run yet, and has files which a run would write over."""
+    """Refuse a folder that is not a run yet, and has files which a run would write over."""
     if is_store(directory / RUN_STORE):
         return
     for name in (CONFIG, SUMMARY, REPORT):
         file = directory / name
         if file.exists() and not (name == CONFIG and _holds(file, dump(config))):
-            raise UsageError(
-                f"{directory} is not a run: it has no {RUN_STORE}; and a run would write over its {name}.",
-                "Choose another --out directory.",
-            )
+            cause = f"{directory} is not a run: it has no {RUN_STORE}; and a run would write over its {name}."
+            raise UsageError(cause, ANOTHER)
 
 
 def refuse_other_verbs(directory: Path, verb: str, written: Iterable[str], begun: str = CONFIG) -> None:
@@ -83,19 +86,14 @@ def refuse_other_verbs(directory: Path, verb: str, written: Iterable[str], begun
         if other == verb:
             return
         if other in COMMANDS:
-            raise UsageError(
-                f"{directory} is a run of `distlfm {COMMANDS[other]}`, and `distlfm {COMMANDS[verb]}` would write over "
-                f"its {CONFIG}.",
-                "Choose another --out directory.",
-            )
+            there, mine = f"`distlfm {COMMANDS[other]}`", f"`distlfm {COMMANDS[verb]}`"
+            raise UsageError(f"{directory} is a run of {there}, and {mine} would write over its {CONFIG}.", ANOTHER)
     elif os.path.lexists(directory / begun):
         return
     for name in (CONFIG, *written):
         if os.path.lexists(directory / name):
-            raise UsageError(
-                f"{directory} is not a run of `distlfm {COMMANDS[verb]}`, which would write over its {name}.",
-                "Choose another --out directory.",
-            )
+            cause = f"{directory} is not a run of `distlfm {COMMANDS[verb]}`, which would write over its {name}."
+            raise UsageError(cause, ANOTHER)
 
 
 def _verb_of(file: Path) -> str:
@@ -113,13 +111,17 @@ def _holds(file: Path, text: str) -> bool:
         return False
 
 
+ANOTHER = "Choose another --out directory."
 ELSEWHERE = "Give the config and data it was begun with, or another --out directory."
 
 
 def identity(config: FitConfig | GenerateConfig) -> dict[str, Any]:
     """The attributes by which a store is known as that of a config, wherever the config's files lie."""
     work = config.work()
-    codes = {"equation": own_code(config.mechanism["kind"]), "likelihood": code_of(LIKELIHOODS.find(config.likelihood.kind))}
+    codes = {
+        "equation": own_code(config.mechanism["kind"]),
+        "likelihood": code_of(LIKELIHOODS.find(config.likelihood.kind)),
+    }
     if isinstance(config, FitConfig):
         codes["method"] = code_of({**FIELDS, **SERIES}[config.inference.method])
     return {
@@ -133,18 +135,18 @@ def identity(config: FitConfig | GenerateConfig) -> dict[str, Any]:
 def same_settings(store: Store, config: FitConfig | GenerateConfig, block: int | None) -> None:
     """Refuse to go on with a store that was begun with other settings, and say what differs."""
     known = identity(config)
-    told, path = store.spec.attributes, store.path
-    if "merged_from" in told:
+    kept, path = store.spec.attributes, store.path
+    if "merged_from" in kept:
         raise OtherWork(
             f"{path} was merged from other stores, and what it lacks is theirs.",
             "Resume those, and merge again; or choose another --out directory.",
         )
-    refuse_changed(path, told.get("config", {}), known["config"])
-    if told.get("config_hash") != known["config_hash"]:
-        raise OtherWork(f"{path} was begun with another config (its hash is {told.get('config_hash')}).", ELSEWHERE)
+    refuse_changed(path, kept.get("config", {}), known["config"])
+    if kept.get("config_hash") != known["config_hash"]:
+        raise OtherWork(f"{path} was begun with another config (its hash is {kept.get('config_hash')}).", ELSEWHERE)
     method = config.inference.method if isinstance(config, FitConfig) else ""
     for what, name in (("equation", known["mechanism"]), ("likelihood", config.likelihood.kind), ("method", method)):
-        if told.get(what) is not None and told[what] != known.get(what):
+        if kept.get(what) is not None and kept[what] != known.get(what):
             raise OtherWork(
                 f"{path} was begun with another {name}: the file of that {what} has changed since.",
                 f"Choose another --out directory for the {what} as it is now.",
@@ -206,8 +208,8 @@ def write_page(
     """report.html."""
     from distlfm.report.fit_page import fit_page  # draws; workers never do
 
-    told = {"seed": config.model_dump()["run"]["seed"], "hash": overall["config_hash"], "versions": overall["versions"]}
-    fit_page(directory / REPORT, tally, results, dump(config), told, overall.get("notices", ()))
+    kept = {"seed": config.model_dump()["run"]["seed"], "hash": overall["config_hash"], "versions": overall["versions"]}
+    fit_page(directory / REPORT, tally, results, dump(config), kept, overall.get("notices", ()))
 
 
 def _replace(path: Path, text: Iterable[str]) -> None:

@@ -1,26 +1,22 @@
-"""The configs of fits, simulations, queries and evaluations, made of the components' own option models."""
+"""The configs of fits, simulations, queries, evaluations and the page, made of the components' own option models."""
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, SerializeAsAny, field_validator, model_validator
+
 from distlfm.config import Config, build
 from distlfm.data import ColumnMap
 from distlfm.errors import UsageError
-from distlfm.inference.fit import check_inference
-from distlfm.inference.fit import InferenceConfig
+from distlfm.inference.fit import InferenceConfig, check_inference
 from distlfm.inference.model import ForceConfig, Model
 from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_system, find_system
-from distlfm.mechanisms.build import check_parameters
-from distlfm.mechanisms.build import WithPlugins, located, plugin_name
-from typing import Literal
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
-from distlfm.config import Config
-from pydantic import Field
-from distlfm.mechanisms.build import WithPlugins
+from distlfm.mechanisms.build import WithPlugins, check_parameters, located, plugin_name
 
 
 class WorkConfig(Config):
@@ -62,7 +58,7 @@ class UnitsConfig(Config):
     value: str | None = None
     position: str | None = None
 
-    def told(self) -> dict[str, str]:
+    def as_metadata(self) -> dict[str, str]:
         """As an instance's metadata name them."""
         named = {"time_unit": self.time, "value_unit": self.value, "position_unit": self.position}
         return {key: unit for key, unit in named.items() if unit is not None}
@@ -94,8 +90,8 @@ class DataConfig(Config):
 class ModelConfig(WithPlugins):
     """Mechanism, prior of the forces, likelihood.
 
-    plugins: modules to import first, which register mechanisms, likelihoods and methods: installed ones, NAME.py in the
-    current folder, or the path of such a file.
+    plugins: modules to import first, which register mechanisms, likelihoods, methods, schemes and readers: installed
+    ones, NAME.py in the current folder, or the path of such a file.
     """
 
     mechanism: dict[str, Any]
@@ -160,36 +156,39 @@ class FitConfig(ModelConfig):
         return self.model_copy(update={"run": run, "data": data, "plugins": self.named_plugins()})
 
     def located(self) -> Self:
-        found = super().located()
-        if self.data.path is None:
-            return found
-        return found.model_copy(update={"data": self.data.model_copy(update={"path": self.data.path.absolute()})})
+        found, path = super().located(), self.data.path
+        return found if path is None else found.changed("data", path=path.absolute())
 
 
-class SimulateConfig(ModelConfig):
+class DrawnConfig(ModelConfig):
+    """What is drawn: over which time, how many outputs of a mechanism that leaves it open, and what is left out."""
+
+    start: float = 0.0
+    stop: float = 11.0
+    num_outputs: int = Field(default=5, ge=1)
+    missing: float = Field(default=0.0, ge=0.0, lt=1.0)
+
+    @model_validator(mode="after")
+    def _forward(self) -> Self:
+        if self.stop <= self.start:
+            raise ValueError(f"stop ({self.stop:g}) must be after start ({self.start:g})")
+        return self
+
+
+class SimulateConfig(DrawnConfig):
     """`distlfm simulate`: how many instances, observed when.
 
     Observations are at `points` even times from `start` to `stop`; the truth is kept at `truth_points`.
     num_outputs: how many outputs a mechanism that leaves it open has; `missing`: the share of values left out.
-    places: of a field, how many positions a dimension it is observed at.
+    places: of a field, how many positions per dimension it is observed at.
     """
 
     verb: Literal["simulate"] = "simulate"
     instances: int = Field(default=8, ge=1)
     seed: int = 0
-    start: float = 0.0
-    stop: float = 11.0
     points: int = Field(default=12, ge=2)
     truth_points: int = Field(default=111, ge=2)
-    num_outputs: int = Field(default=5, ge=1)
-    missing: float = Field(default=0.0, ge=0.0, lt=1.0)
     places: int = Field(default=21, ge=2)
-
-    @model_validator(mode="after")
-    def _forward(self) -> SimulateConfig:
-        if self.stop <= self.start:
-            raise ValueError(f"stop ({self.stop:g}) must be after start ({self.start:g})")
-        return self
 
 
 class SamplingConfig(Config):
@@ -216,11 +215,11 @@ class GenerateRunConfig(WorkConfig):
     block: int = Field(default=256, ge=1)
 
 
-class GenerateConfig(ModelConfig):
+class GenerateConfig(DrawnConfig):
     """`distlfm generate`: parameters and forces from the priors, solved forward, into a store.
 
     Solution and force are kept at `points` even times from `start` to `stop`, and those of a field at `places`
-    positions a dimension. num_outputs: how many outputs a mechanism that leaves it open has.
+    positions per dimension. num_outputs: how many outputs a mechanism that leaves it open has.
     noise: a standard deviation (0 is none) in place of the likelihood's prior. missing: the share of values left out.
     units: of `time`, of `value` (all outputs) and `position` (all axes), as `data.units` has them; or of `x`, `y`, `z`,
     outputs, forces and parameters by their names, such as `decay` for all of its elements or `decay[p21]` for one.
@@ -230,22 +229,16 @@ class GenerateConfig(ModelConfig):
     title: str = ""
     instances: int = Field(default=1000, ge=1)
     seed: int = Field(default=0, ge=0)
-    start: float = 0.0
-    stop: float = 11.0
     points: int = Field(default=111, ge=2)
     places: int = Field(default=41, ge=2)
-    num_outputs: int = Field(default=5, ge=1)
     sampling: SamplingConfig = SamplingConfig()
     noise: NonNegativeFloat | None = None
-    missing: float = Field(default=0.0, ge=0.0, lt=1.0)
     gaps: GapsConfig | None = None
     units: Mapping[str, str] = {}
     run: GenerateRunConfig = GenerateRunConfig()
 
     @model_validator(mode="after")
     def _possible(self) -> GenerateConfig:
-        if self.stop <= self.start:
-            raise ValueError(f"stop ({self.stop:g}) must be after start ({self.start:g})")
         if len(range(0, self.points, self.sampling.every)) < 2:
             raise ValueError(f"sampling.every ({self.sampling.every}) leaves one of {self.points} times; leave two")
         return self
@@ -303,3 +296,41 @@ class EvaluateConfig(WithPlugins):
         """The same without what changes no number."""
         places = {"checkpoint": Path(self.checkpoint.name), "store": Path(self.store.name), "run": AskConfig()}
         return self.model_copy(update=places)
+
+
+class ServeConfig(WithPlugins):
+    """`distlfm serve`.
+
+    data: what the page lists; its columns hold for files that are dropped on the page too. outputs: names of outputs
+    in the data, and what the operator calls them. fit: a config of `distlfm fit` for the comparison; without one, the
+    operator's equation with the priors of what it learned from, as far as its checkpoint has them. names: by which,
+    besides addresses, a browser may call this machine. max_megabytes: of a dropped file, also once it is unpacked.
+    threads: of the tensor operations. plugins: modules to import first, which register the operator's equation.
+    """
+
+    verb: Literal["serve"] = "serve"
+    checkpoint: Path
+    data: DataConfig = DataConfig()
+    outputs: Mapping[str, str] = {}
+    fit: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = Field(default=8765, ge=0, le=65535)
+    token_file: Path | None = None
+    expose_unencrypted: bool = False
+    names: tuple[str, ...] = ()
+    max_megabytes: float = Field(default=50.0, gt=0)
+    threads: int = Field(default=1, ge=1)
+
+    @property
+    def address(self) -> str:
+        """The host as an address."""
+        return {"localhost": "127.0.0.1"}.get(self.host, self.host)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the page."""
+        try:
+            return ipaddress.ip_address(self.address).is_loopback
+        except ValueError:
+            cause = f"{self.address!r} is not an address."
+            raise UsageError(cause, "Give one of this machine, such as 127.0.0.1.") from None

@@ -2,8 +2,8 @@
 
 A process that runs under Slurm, Ray or another mpirun carries variables that make a new MPI believe it belongs to that
 launcher: `MPI_Init` then aborts or hangs. Helper groups therefore start from an environment without them. Lists of
-hosts are read as Slurm writes them; addresses and ports of this one are those that other nodes need. Of two signals the
-first one asks for a stop, and the second one insists.
+hosts are read as Slurm writes them; addresses and ports of this one are those that other nodes need. The first of two
+signals asks for a stop, and the second one insists.
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ import re
 import signal
 import socket
 import struct
+import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from distlfm.errors import StartError, UsageError, WorkError
+
+ANSWER_SECONDS = 60.0
+TOO_LONG, NOT_THERE = 124, 127
+"""Exit codes, as `timeout` and a shell have them, of commands that took too long, or are not there."""
 
 
 def cannot_start(command: Sequence[str], error: OSError) -> StartError:
@@ -31,6 +37,24 @@ def cannot_start(command: Sequence[str], error: OSError) -> StartError:
         f"{command[0]} cannot be started: {error.strerror}.",
         "Put it on the PATH; a container must be given Slurm's commands (slurm/site.example.sh shows how).",
     )
+
+
+def run_within(
+    command: Sequence[str], seconds: float = ANSWER_SECONDS, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command without input; one that is not there, or takes longer, has failed and says so in `stderr`."""
+    null = subprocess.DEVNULL
+    try:
+        return subprocess.run(command, env=environment, stdin=null, capture_output=True, text=True, timeout=seconds)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        code = NOT_THERE if isinstance(error, OSError) else TOO_LONG
+        return subprocess.CompletedProcess(command, code, "", str(error))
+
+
+def number_in(environment: Mapping[str, str], name: str, default: int = 0) -> int:
+    """Return the whole number that a variable holds, or the default if it holds none."""
+    text = environment.get(name, "")
+    return int(text) if text.isdigit() else default
 
 
 # Left by an enclosing launcher: PMI and PMIx, Open MPI 4 (ORTE) and 5 (PRRTE), Hydra (MPICH, Intel), Cray PALS.
@@ -95,7 +119,7 @@ def scrubbed_mpi_environment(base: Mapping[str, str], *, local: bool = True) -> 
     an `srun` inside the present job: the job's variables stay, those of the enclosing step and task go, and network
     and binding are left to the cluster.
 
-    Compiled forms are cached in `DIJITSO_CACHE_DIR`, by default a directory of the user that is kept between runs;
+    Compiled forms are cached in `DIJITSO_CACHE_DIR`, by default in `$XDG_CACHE_HOME/distlfm` or `~/.cache/distlfm`;
     each rank computes with one thread.
     """
     dropped = LAUNCHER_PREFIXES + (SLURM_PREFIXES if local else SLURM_STEP_PREFIXES)
@@ -105,16 +129,21 @@ def scrubbed_mpi_environment(base: Mapping[str, str], *, local: bool = True) -> 
     if os.geteuid() == 0:
         environment |= ROOT_SETTINGS
     environment["OMP_NUM_THREADS"] = "1"
-    environment.setdefault("DIJITSO_CACHE_DIR", str(user_cache_directory(base) / "dijitso"))
+    cache = base.get("XDG_CACHE_HOME") or Path(base.get("HOME") or Path.home()) / ".cache"
+    environment.setdefault("DIJITSO_CACHE_DIR", str(Path(cache) / "distlfm" / "dijitso"))
     return environment
 
 
-def user_cache_directory(environment: Mapping[str, str]) -> Path:
-    """Where this user keeps what can be rebuilt: `$XDG_CACHE_HOME/distlfm`, or `~/.cache/distlfm`."""
-    if cache_home := environment.get("XDG_CACHE_HOME"):
-        return Path(cache_home) / "distlfm"
-    home = environment.get("HOME")
-    return (Path(home) if home else Path.home()) / ".cache" / "distlfm"
+LONGEST_TEMPORARY = 22
+"""A socket's path holds 107 characters, and Ray appends some 75 to its directory."""
+
+
+def short_temporary(longest: int = LONGEST_TEMPORARY) -> Path:
+    """Where temporary directories go: the usual place unless its name is too long for sockets below it."""
+    usual = Path(tempfile.gettempdir())
+    if len(str(usual)) > longest and os.access("/tmp", os.W_OK):  # noqa: S108 (mkdtemp makes it private)
+        return Path("/tmp")  # noqa: S108
+    return usual
 
 
 @contextmanager
@@ -199,6 +228,12 @@ def interface_address(name: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
+def touch(address: str, seconds: float) -> None:
+    """Connect to HOST:PORT, and leave again. Raises OSError if nobody listens there."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), seconds).close()
+
+
 def free_port(first: int) -> int:
     """The first port from `first` on at which nobody listens."""
     for port in range(first, first + TRIES):
@@ -226,8 +261,7 @@ class Signalled(BaseException):
         self.which = which
 
 
-@contextmanager
-def raised() -> Iterator[None]:
+def raised() -> AbstractContextManager[None]:
     """Inside this context a signal raises Signalled, where by itself it would end the process without a word.
 
     As with `Stop`, only in the main thread, and not for a signal that was ignored.
@@ -236,24 +270,29 @@ def raised() -> Iterator[None]:
     def handle(number: int, _frame: FrameType | None) -> None:
         raise Signalled(signal.Signals(number))
 
-    before = _taken(handle)
+    return handled(handle, _heard())
+
+
+@contextmanager
+def handled(handle: Callable[[int, FrameType | None], None], signals: Sequence[signal.Signals]) -> Iterator[None]:
+    """Handle these signals; what handled them before does so again at the end."""
+    before = {which: signal.signal(which, handle) for which in signals}
     try:
         yield
     finally:
-        _given_back(before)
+        _give_back(before)
 
 
-def _taken(handle: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    """Handle the signals that are not ignored, in the main thread alone; what handled them before."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    heard = [which for which in SIGNALS if signal.getsignal(which) is not signal.SIG_IGN]
-    return {which: signal.signal(which, handle) for which in heard}
-
-
-def _given_back(before: Mapping[signal.Signals, Any]) -> None:
+def _give_back(before: Mapping[signal.Signals, Any]) -> None:
     for which, handler in before.items():
         signal.signal(which, signal.SIG_DFL if handler is None else handler)
+
+
+def _heard() -> list[signal.Signals]:
+    """Signals that this thread can take, in the main one alone, and that are not ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    return [which for which in SIGNALS if signal.getsignal(which) is not signal.SIG_IGN]
 
 
 class Stop:
@@ -266,7 +305,7 @@ class Stop:
     def __init__(self) -> None:
         self.requested = False
         self.signal: signal.Signals | None = None
-        self._before: dict[signal.Signals, Any] = {}
+        self._before: dict[signal.Signals, Any] = {}  # plain data: a stop is pickled with what watches a sweep
         self._grace: float | None = None
         self._timer: threading.Timer | None = None
         self._overdue = False
@@ -290,11 +329,11 @@ class Stop:
                 self._timer.cancel()
 
     def __enter__(self) -> Stop:
-        self._before = _taken(self._handle)
+        self._before = {which: signal.signal(which, self._handle) for which in _heard()}
         return self
 
     def __exit__(self, *_: object) -> None:
-        _given_back(self._before)
+        _give_back(self._before)
         self._before = {}
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TextIO
+from pathlib import Path
+from typing import TextIO, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
@@ -36,6 +37,7 @@ class Step:
         return ", ".join([*map(str, self.within), own])
 
 
+T = TypeVar("T")
 Watcher = Callable[[Step], None]
 """Is called at each step of a fit; it should be quick."""
 
@@ -44,24 +46,22 @@ _within: ContextVar[tuple[Step, ...]] = ContextVar("within", default=())
 
 
 @contextmanager
-def watched(watcher: Watcher) -> Iterator[None]:
+def _with_one_more(variable: ContextVar[tuple[T, ...]], *one: T) -> Iterator[None]:
+    before = variable.set((*variable.get(), *one))
+    try:
+        yield
+    finally:
+        variable.reset(before)
+
+
+def watched(watcher: Watcher) -> AbstractContextManager[None]:
     """Let `watcher`, too, hear of the steps that fits take in this thread meanwhile."""
-    before = _watchers.set((*_watchers.get(), watcher))
-    try:
-        yield
-    finally:
-        _watchers.reset(before)
+    return _with_one_more(_watchers, watcher)
 
 
-@contextmanager
-def during(stage: str, done: int = 0, of: int = 0) -> Iterator[None]:
+def during(stage: str, done: int = 0, of: int = 0) -> AbstractContextManager[None]:
     """What is reported inside is part of this stage, or of its step number `done`; one step of one is left out."""
-    around = _within.get()
-    before = _within.set(around if of == 1 else (*around, Step(stage, done, of)))
-    try:
-        yield
-    finally:
-        _within.reset(before)
+    return _with_one_more(_within, *([] if of == 1 else [Step(stage, done, of)]))
 
 
 def stepped(stage: str, done: int = 0, of: int = 0) -> None:
@@ -115,41 +115,8 @@ class Reporter(ABC):
         """A context that shows the progress of `total` units, `done` of which were there before."""
 
 
-class Silent(Reporter):
-    """Says nothing: the default of library calls, and `-q`."""
-
-    def say(self, text: str) -> None:
-        """Nothing."""
-
-    def warn(self, text: str) -> None:
-        """Nothing."""
-
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Nothing."""
-
-    @contextmanager
-    def task(self, name: str, total: int, done: int = 0) -> Iterator[Task]:
-        del name, total, done
-        yield _SilentTask()
-
-
-class _SilentTask(Task):
-    def advance(self, count: int = 1, note: str = "") -> None:
-        """Nothing."""
-
-    def tell(self, step: Step) -> None:
-        """Nothing."""
-
-
-class Plain(Reporter):
-    """Plain lines, for logs and pipes."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def say(self, text: str) -> None:
-        self._stream.write(text + "\n")
-        self._stream.flush()
+class _Lines(Reporter):
+    """Says everything in lines."""
 
     def warn(self, text: str) -> None:
         self.say(f"warning: {text}")
@@ -166,8 +133,26 @@ class Plain(Reporter):
         yield _PlainTask(self, name, total, done)
 
 
+class Silent(_Lines):
+    """Says nothing: the default of library calls, and `-q`."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+
+class Plain(_Lines):
+    """Plain lines, for logs and pipes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def say(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+
 class _PlainTask(Task):
-    def __init__(self, reporter: Plain, name: str, total: int, done: int) -> None:
+    def __init__(self, reporter: Reporter, name: str, total: int, done: int) -> None:
         self._reporter, self._name, self._total = reporter, name, total
         self._done = self._before = done
         self._start = self._last = time.monotonic()
@@ -240,7 +225,7 @@ class _Live(Progress):
 
 
 class _RateColumn(ProgressColumn):
-    """Units a second, once some are done."""
+    """Units per second, once some are done."""
 
     def render(self, task: Bar) -> Text:
         speed = task.finished_speed or task.speed
@@ -263,6 +248,14 @@ class _TerminalTask(Task):
         if now >= self._next:
             self._next = now + LIVE_SECONDS
             self._progress.doing = str(step)
+
+
+def append_line(path: Path, text: str) -> None:
+    """Append a line to a file, in one piece; one that a full disk cut short before stays a line of its own."""
+    with path.open("ab+") as file:
+        file.seek(max(0, file.tell() - 1))
+        before = "" if file.read(1) in (b"", b"\n") else "\n"
+        file.write(f"{before}{text}\n".encode())
 
 
 def reporter_for(stream: TextIO | None = None, *, quiet: bool = False) -> Reporter:

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from distlfm.answer.parameters import COLUMNS, Estimated
 from distlfm.instance import FloatArray, Instance
 from distlfm.lfo import OperatorAnswer, OperatorSchema
-from distlfm.lfo.answer import Estimate
-from distlfm.queries.asking import COLUMNS, Tables
+from distlfm.lfo.answer import OperatorEstimate
+from distlfm.queries.asking import Tables
 from distlfm.queries.figures import true_elements
-from distlfm.report.operator_plots import FORMATS, plot_answer, plot_beside
-from distlfm.report.style import house
+from distlfm.report.operator_plots import plot_answer, plot_beside
 
 CURVES = (
     "Black points were measured; the blue line is the inferred force, with its 68 % (darker) and 95 % (lighter) "
@@ -53,14 +53,6 @@ def written(answer: OperatorAnswer, instance: Instance, schema: OperatorSchema) 
     tables.add(answer, instance)
     tables.close()
     return Written(force.getvalue(), parameters.getvalue(), json.loads(document.getvalue())["answers"][0])
-
-
-def picture(figure: Figure, form: str) -> bytes:
-    """A figure as svg or png; the same figure gives the same bytes."""
-    buffer = io.BytesIO()
-    with house():
-        figure.savefig(buffer, format=form, **FORMATS[form])
-    return buffer.getvalue()
 
 
 @dataclass(frozen=True)
@@ -113,7 +105,7 @@ def observed(instance: Instance) -> dict[str, Any]:
 def in_words(answer: OperatorAnswer, schema: OperatorSchema) -> str:
     """Where each force is highest and lowest, for those who do not see the picture."""
     dims = [(name, schema.known_unit(name) or "") for name in answer.dims]
-    told = []
+    sentences = []
     for i, force in enumerate(answer.forces):
         curves = {name: getattr(answer, name)[i].ravel() for name in ("mean", "lower95", "upper95")}
         unit = schema.known_unit(force) or ""
@@ -124,8 +116,8 @@ def in_words(answer: OperatorAnswer, schema: OperatorSchema) -> str:
             )
             mean, low, high = (float(curves[name][at]) for name in ("mean", "lower95", "upper95"))
             ends.append(f"{word} at {where}: {mean:.3g} {unit}".strip() + f" (95 % interval {low:.3g} to {high:.3g})")
-        told.append(f"The inferred {force} is {' and '.join(ends)}.")
-    return " ".join(told)
+        sentences.append(f"The inferred {force} is {' and '.join(ends)}.")
+    return " ".join(sentences)
 
 
 COMPARISON_CURVES = (
@@ -143,7 +135,7 @@ def restored(content: Mapping[str, Any], kinds: Mapping[str, str], like: Operato
         name: np.array([content["forces"][force][name] for force in forces], float) for name in COLUMNS
     }
     parameters = tuple(
-        Estimate(name, kinds[name], *(np.nan if row[column] is None else row[column] for column in COLUMNS))
+        OperatorEstimate(name, kinds[name], *(np.nan if row[column] is None else row[column] for column in COLUMNS))
         for name, row in content["parameters"].items()
     )
     return replace(like, forces=forces, axes=axes, **curves, estimates=parameters, novelty=0.0, warning=None)
@@ -194,7 +186,7 @@ def _at(answer: OperatorAnswer, row: int, points: FloatArray) -> dict[str, Float
     return {name: values[row] for name, values in answer.at(points[:, 0], places).items()}
 
 
-def _ends(one: Estimate | None) -> dict[str, float | None] | None:
+def _ends(one: Estimated | None) -> dict[str, float | None] | None:
     if one is None:
         return None
     numbers = {name: float(getattr(one, name)) for name in ("mean", "lower95", "upper95")}

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+from collections.abc import Callable
+from functools import partial
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -24,8 +26,8 @@ from starlette.types import ASGIApp
 from distlfm.errors import DistlfmError, UsageError
 from distlfm.report.words import CAUTION, WHY_DOUBT
 from distlfm.serve.guard import Guard
-from distlfm.serve.session import File, Session
-from distlfm.serve.sources import MEGABYTE, Unknown, safe_name, too_large
+from distlfm.serve.session import Session
+from distlfm.serve.sources import MEGABYTE, UnknownKey, safe_name, too_large
 from distlfm.store.files import storing, unexpected
 
 PAGE = {
@@ -35,13 +37,14 @@ PAGE = {
     "/show.js": ("show.js", "text/javascript; charset=utf-8"),
     "/favicon.svg": ("favicon.svg", "image/svg+xml"),
 }
+TYPES = {"svg": "image/svg+xml", "png": "image/png", "csv": "text/csv; charset=utf-8"}
 MOST_ASKED = 4096
-"""Bytes of a request that is no file."""
+"""Bytes of a request that is not a file."""
 
 _LOG = logging.getLogger(__name__)
 
 
-class Told(JSONResponse):
+class PlainJSON(JSONResponse):
     """JSON in plain letters: an instance id may hold lone surrogates, which have no UTF-8."""
 
     def render(self, content: Any) -> bytes:
@@ -53,92 +56,74 @@ class TooLarge(UsageError):
 
 
 def make_app(session: Session, token: str | None = None) -> ASGIApp:
-    """The application of a session, guarded."""
-    here = _Here(session)
+    """The application of a session, guarded. Requests come from several threads, and have the session one at a time."""
+
+    def json_route(path: str, call: Callable[..., Any], method: str = "GET", status: int = 200, **given: str) -> Route:
+        """A request for what a call gives, by the names in its path and those of a query, `given` by default."""
+
+        def give(request: Request) -> Response:
+            more = {name: request.query_params.get(name, default) for name, default in given.items()}
+            return PlainJSON(session.alone(call, **request.path_params, **more) or {}, status)
+
+        return Route(path, give, methods=[method])
+
+    def sent(path: str, call: Callable[..., tuple[str, bytes]]) -> Route:
+        return Route(path, lambda request: _sent(*session.alone(call, **request.path_params)))
+
     routes = [Route(path, _page(*what)) for path, what in PAGE.items()]
     routes += [
-        Route("/api/about", here.about),
-        Route("/api/sources", here.add, methods=["POST"]),
-        Route("/api/sources/{key}", here.forget, methods=["DELETE"]),
-        Route("/api/sources/{key}/patients", here.patients),
-        Route("/api/answers", here.answer, methods=["POST"]),
-        Route("/api/answers/{key}/fit", here.start_fit, methods=["POST"]),
-        Route("/api/answers/{key}/{name}", here.answer_file),
-        Route("/api/fits/{key}", here.fit, methods=["GET"]),
-        Route("/api/fits/{key}", here.cancel_fit, methods=["DELETE"]),
-        Route("/api/fits/{key}/{name}", here.fit_file),
+        Route("/api/about", lambda _: PlainJSON(session.alone(session.about))),
+        Route("/api/sources", partial(_add, session), methods=["POST"]),
+        json_route("/api/sources/{key}", session.forget, "DELETE"),
+        json_route("/api/sources/{key}/patients", session.patients, search=""),
+        Route("/api/answers", partial(_answer, session), methods=["POST"]),
+        json_route("/api/answers/{key}/fit", session.start_fit, "POST", 201),
+        sent("/api/answers/{key}/{name}", session.answer_file),
+        json_route("/api/fits/{key}", session.fit_about),
+        json_route("/api/fits/{key}", session.cancel_fit, "DELETE"),
+        sent("/api/fits/{key}/{name}", session.fit_file),
     ]
-    handlers: Any = {DistlfmError: _told, HTTPException: _refused, Exception: _unexpected}
+    handlers: Any = {DistlfmError: _error_response, HTTPException: _refused, Exception: _unexpected}
     app = Starlette(routes=routes, exception_handlers=handlers)
     return Guard(app, token, session.config.is_local, session.config.names)
 
 
-class _Here:
-    """The requests of a session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def about(self, request: Request) -> Response:
-        del request
-        return Told(self._session.about())
-
-    async def add(self, request: Request) -> Response:
-        name = safe_name(request.query_params.get("name", "file"))
-        draft = self._session.folder / f"{secrets.token_hex(8)}.draft"
-        try:
-            await self._receive(request, draft, name)
-            settings = [line.strip() for line in request.query_params.getlist("setting") if line.strip()]
-            found = await run_in_threadpool(self._session.add, draft, name, settings)
-        finally:
-            draft.unlink(missing_ok=True)
-        return Told(found.about())
-
-    async def _receive(self, request: Request, draft: Path, name: str) -> None:
-        """The body into a file, as far as it is not too large."""
-        limit, count = self._session.config.max_megabytes, 0
-        sizes = (request.headers.get("content-length", ""), request.query_params.get("size", ""))
-        if any(size.isdecimal() and int(size) > limit * MEGABYTE for size in sizes):
-            raise TooLarge(str(too_large(name, limit)))
-        with storing("a dropped file", draft.parent), draft.open("xb") as file:
-            async for part in request.stream():
-                count += len(part)
-                if count > limit * MEGABYTE:
-                    raise TooLarge(str(too_large(name, limit)))
-                file.write(part)
-
-    def forget(self, request: Request) -> Response:
-        self._session.forget(request.path_params["key"])
-        return Told({})
-
-    def patients(self, request: Request) -> Response:
-        return Told(self._session.patients(request.path_params["key"], request.query_params.get("search", "")))
-
-    async def answer(self, request: Request) -> Response:
-        asked = await _asked(request)
-        source, place = asked.get("source"), asked.get("place")
-        if not isinstance(source, str) or not isinstance(place, int):
-            raise UsageError("A request for an answer needs a source and a place.", "Send both as JSON.")
-        shown = await run_in_threadpool(self._session.answer, source, place)
-        return Told(shown.content())
-
-    def answer_file(self, request: Request) -> Response:
-        return _sent(self._session.answer_file(request.path_params["key"], request.path_params["name"]))
-
-    def start_fit(self, request: Request) -> Response:
-        return Told(self._session.start_fit(request.path_params["key"]).about(), 201)
-
-    def fit(self, request: Request) -> Response:
-        return Told(self._session.fit_about(request.path_params["key"]))
-
-    def cancel_fit(self, request: Request) -> Response:
-        return Told(self._session.cancel_fit(request.path_params["key"]))
-
-    def fit_file(self, request: Request) -> Response:
-        return _sent(self._session.fit_file(request.path_params["key"], request.path_params["name"]))
+async def _add(session: Session, request: Request) -> Response:
+    """Take a dropped file in."""
+    name = safe_name(request.query_params.get("name", "file"))
+    draft = session.folder / f"{secrets.token_hex(8)}.draft"
+    try:
+        await _receive(request, draft, name, session.config.max_megabytes)
+        settings = [line.strip() for line in request.query_params.getlist("setting") if line.strip()]
+        found = await run_in_threadpool(session.alone, session.library.add, draft, name, settings)
+    finally:
+        draft.unlink(missing_ok=True)
+    return PlainJSON(found.about())
 
 
-async def _asked(request: Request) -> dict[str, Any]:
+async def _receive(request: Request, draft: Path, name: str, limit: float) -> None:
+    """The body into a file, as far as it has no more than `limit` megabytes."""
+    refused = TooLarge(str(too_large(name, limit)))
+    sizes = (request.headers.get("content-length", ""), request.query_params.get("size", ""))
+    if any(size.isdecimal() and int(size) > limit * MEGABYTE for size in sizes):
+        raise refused
+    with storing("a dropped file", draft.parent), draft.open("xb") as file:
+        async for part in request.stream():
+            if file.tell() + len(part) > limit * MEGABYTE:
+                raise refused
+            file.write(part)
+
+
+async def _answer(session: Session, request: Request) -> Response:
+    asked = await _read_request(request)
+    source, place = asked.get("source"), asked.get("place")
+    if not isinstance(source, str) or not isinstance(place, int):
+        raise UsageError("A request for an answer needs a source and a place.", "Send both as JSON.")
+    shown = await run_in_threadpool(session.alone, session.answer, source, place)
+    return PlainJSON(shown.content())
+
+
+async def _read_request(request: Request) -> dict[str, Any]:
     body = b""
     async for part in request.stream():
         body += part
@@ -159,31 +144,25 @@ def page_file(name: str) -> str:
 
 def _page(name: str, kind: str) -> Any:
     content = page_file(name).encode()
-
-    def give(request: Request) -> Response:
-        del request
-        return Response(content, headers={"Content-Type": kind})
-
-    return give
+    return lambda _: Response(content, headers={"Content-Type": kind})
 
 
-def _sent(file: File) -> Response:
-    headers = {"Content-Type": file.type, "Content-Disposition": f'attachment; filename="{file.name}"'}
-    return Response(file.content, headers=headers)
+def _sent(name: str, content: bytes) -> Response:
+    kind = TYPES[name.rpartition(".")[2]]
+    headers = {"Content-Type": kind, "Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(content, headers=headers)
 
 
-def _told(request: Request, error: Exception) -> Response:
-    del request
-    status = 404 if isinstance(error, Unknown) else 413 if isinstance(error, TooLarge) else 400
-    return Told({"error": str(error)}, status)
+def _error_response(_: Request, error: Exception) -> Response:
+    status = 404 if isinstance(error, UnknownKey) else 413 if isinstance(error, TooLarge) else 400
+    return PlainJSON({"error": str(error)}, status)
 
 
 def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return Told({"error": f"{request.url.path}: {error.detail}."}, error.status_code)
+    return PlainJSON({"error": f"{request.url.path}: {error.detail}."}, error.status_code)
 
 
-def _unexpected(request: Request, error: Exception) -> Response:
-    del request
+def _unexpected(_: Request, error: Exception) -> Response:
     _LOG.debug("a request failed", exc_info=error)
-    return Told({"error": unexpected(error, "-vv")}, 500)
+    return PlainJSON({"error": unexpected(error, "-vv")}, 500)

@@ -19,14 +19,14 @@ import numpy as np
 from distlfm.config import build
 from distlfm.data import read
 from distlfm.errors import DistlfmError
-from distlfm.inference.result import FitResult
 from distlfm.lfo import OperatorSchema
 from distlfm.report.operator_plots import as_answer
+from distlfm.report.page import picture
 from distlfm.report.plots import plot_fit
 from distlfm.report.words import direction_words, status_words
 from distlfm.runs.settings import FitConfig
 from distlfm.runtime.reporting import Step, watched
-from distlfm.serve.answers import picture, written
+from distlfm.serve.answers import written
 from distlfm.solvers.field.meshed import close_helper_groups
 from distlfm.store.files import put_quickly
 from distlfm.verbs.fit import fit
@@ -77,23 +77,19 @@ def work(folder: Path) -> None:
             figure = plot_fit(result)
             for form in ("svg", "png"):
                 (folder / f"fit.{form}").write_bytes(picture(figure, form))
-        put(folder / RESULT, {"answer": files.content, **told(result)})
+        more = {
+            "method": result.method,
+            "status": result.status,
+            "words": status_words(result.status, result.advice),
+            "open": [direction_words(one) for one in result.undetermined],
+            "kinds": {one.name: one.kind for one in result.estimates},
+            "seconds": result.seconds,
+        }
+        put(folder / RESULT, {"answer": files.content, **more})
     except DistlfmError as error:
         put(folder / STATE, {"error": str(error)})
     finally:
         close_helper_groups()
-
-
-def told(result: FitResult) -> dict[str, Any]:
-    """How the fit went, in words."""
-    return {
-        "method": result.method,
-        "status": result.status,
-        "words": status_words(result.status, result.advice),
-        "open": [direction_words(one) for one in result.undetermined],
-        "kinds": {one.name: one.kind for one in result.estimates},
-        "seconds": result.seconds,
-    }
 
 
 def put(path: Path, content: dict[str, Any]) -> None:

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,7 @@ from distlfm.errors import DistlfmError, UsageError
 from distlfm.inference.model import Model
 from distlfm.instance import Instance
 from distlfm.lfo import Operator
-from distlfm.lfo.finish import Priors, learned_priors
+from distlfm.lfo.finish import learned_priors
 from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_system
 from distlfm.mechanisms.build import located
@@ -37,7 +36,7 @@ from distlfm.report.words import prior_words
 from distlfm.runs.settings import DataConfig, FitConfig, RunConfig
 from distlfm.serve.answers import Shown
 from distlfm.serve.fit_child import INSTANCE, RESULT, STAGES, STATE, TASK, put
-from distlfm.serve.sources import Unknown
+from distlfm.serve.sources import RecentValues
 from distlfm.store.files import storing
 
 LEARNED = "the operator's equation and the priors of the data that it learned from"
@@ -56,14 +55,14 @@ NO_VARIANCES = "The operator's training data came with variances of their noise,
 
 @dataclass(frozen=True)
 class FitOptions:
-    """config: of a fit. how: where it is from, in words. told: sentences on its priors. noise: its known deviation.
+    """config: of a fit. how: where it is from, in words. sentences: on its priors. noise: its known deviation.
 
     given: whether a config was given, of which nothing is changed.
     """
 
     config: FitConfig
     how: str
-    told: tuple[str, ...]
+    sentences: tuple[str, ...]
     noise: float | None = None
     given: bool = False
 
@@ -74,9 +73,10 @@ class FitOptions:
             return replace(instance, variance=np.full_like(instance.values, self.noise**2)), self
         if self.given or likelihood.noise == "learned" or instance.variance is not None:
             return instance, self
-        config = _with_likelihood(self.config, likelihood.model_copy(update={"noise": "learned"}))
-        told = (NO_VARIANCES, *_words(config, instance.outputs))
-        return instance, replace(self, config=config, told=told)
+        learned = likelihood.model_copy(update={"noise": "learned"})
+        config = self.config.model_copy(update={"likelihood": learned})
+        sentences = (NO_VARIANCES, *_words(config, instance.outputs))
+        return instance, replace(self, config=config, sentences=sentences)
 
 
 def fit_options(path: Path | None, operator: Operator, plugins: Sequence[str] = ()) -> FitOptions | str:
@@ -102,16 +102,15 @@ def _of_operator(operator: Operator, plugins: Sequence[str]) -> FitOptions | str
         return FitOptions(config, EQUATION, (UNKNOWN, *_words(config, schema.outputs)))
     content |= {name: known[0].get(name, {}) for name in ("force", "likelihood")}
     config = build(FitConfig, content, source="what the operator learned from")
-    told = [SEVERAL.format(len(known))] if len(known) > 1 else []
-    told += [PARTLY] if len(known) < len(learned) else []
-    noise = _stated_noise(known[0])
-    if noise == 0:
-        told.append(NOISELESS)
-    if not noise:
-        return FitOptions(config, LEARNED, (*told, *_words(config, schema.outputs)))
-    config = _with_likelihood(config, LikelihoodConfig(noise="given"))
-    words = _words(config, schema.outputs)
-    return FitOptions(config, LEARNED, (*told, *words[:-1], f"Noise: standard deviation {noise:g}, known."), noise)
+    sentences = [SEVERAL.format(len(known))] if len(known) > 1 else []
+    sentences += [PARTLY] if len(known) < len(learned) else []
+    noise = known[0].get("noise")
+    sentences += [NOISELESS] if noise == 0 else []
+    if not isinstance(noise, int | float) or noise <= 0:
+        return FitOptions(config, LEARNED, (*sentences, *_words(config, schema.outputs)))
+    config = config.model_copy(update={"likelihood": LikelihoodConfig(noise="given")})
+    sentences += [*_words(config, schema.outputs)[:-1], f"Noise: standard deviation {noise:g}, known."]
+    return FitOptions(config, LEARNED, tuple(sentences), float(noise))
 
 
 def _of_file(path: Path, operator: Operator, own: FitOptions | str, plugins: Sequence[str]) -> FitOptions:
@@ -127,17 +126,8 @@ def _of_file(path: Path, operator: Operator, own: FitOptions | str, plugins: Seq
     words = _words(config, operator.schema.outputs)
     first: tuple[str, ...] = (UNTOLD,)
     if isinstance(own, FitOptions) and own.how == LEARNED:
-        first = () if own.told[-len(words) :] == words else (OTHERS,)
+        first = () if own.sentences[-len(words) :] == words else (OTHERS,)
     return FitOptions(config, f"the settings of {path.name}", (*first, *words), given=True)
-
-
-def _stated_noise(priors: Priors) -> float | None:
-    noise = priors.get("noise")
-    return float(noise) if isinstance(noise, int | float) and noise >= 0 else None
-
-
-def _with_likelihood(config: FitConfig, likelihood: LikelihoodConfig) -> FitConfig:
-    return config.model_copy(update={"likelihood": likelihood})
 
 
 def _words(config: FitConfig, outputs: Sequence[str]) -> tuple[str, ...]:
@@ -154,7 +144,7 @@ GRACE = 3.0
 
 
 @dataclass
-class Running:
+class FitProcess:
     """A fit that runs or has ended. content: what result.json said. priors: sentences on those that it has."""
 
     key: str
@@ -173,14 +163,14 @@ class Running:
         """Take notice of a process that has ended."""
         if self.state != "running" or self.process.poll() is None:
             return
-        said = _read(self.folder / STATE)
+        saved = _read(self.folder / STATE)
         result = _read(self.folder / RESULT)
         if result:
             self.state, self.content = "done", result
             self.pictures = {one.name: one.read_bytes() for one in self.folder.glob("fit.*")}
         else:
-            told = "The fit's process ended before its time. It may have run out of memory: try data with fewer points."
-            self.state, self.error = "failed", str(said.get("error") or told)
+            why = "The fit's process ended before its time. It may have run out of memory: try data with fewer points."
+            self.state, self.error = "failed", str(saved.get("error") or why)
         self._tidy()
 
     def cancel(self) -> None:
@@ -200,8 +190,8 @@ class Running:
     def about(self) -> dict[str, Any]:
         """How far it is."""
         self.look()
-        said = _read(self.folder / STATE) if self.state == "running" else {"step": len(STAGES)}
-        step, doing = int(said.get("step", 0)), said.get("doing")
+        saved = _read(self.folder / STATE) if self.state == "running" else {"step": len(STAGES)}
+        step, doing = int(saved.get("step", 0)), saved.get("doing")
         stage = STAGES[step] if step < len(STAGES) else ""
         return {
             "key": self.key,
@@ -224,33 +214,29 @@ class Running:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class Fits:
+class Fits(RecentValues[FitProcess]):
     """The fits of a session. folder: of the session. options: how fits are made, or why there can be none."""
 
     def __init__(self, folder: Path, options: FitOptions | str) -> None:
+        super().__init__(MOST_HELD, "fit", "Start it again.")
         self._folder, self._options = folder, options
-        self._fits: OrderedDict[str, Running] = OrderedDict()
 
     @property
     def reason(self) -> str | None:
         """Why there can be no fit, or None."""
         return self._options if isinstance(self._options, str) else None
 
-    @property
-    def how(self) -> str:
-        """With which settings fits are made, in words."""
-        return "" if isinstance(self._options, str) else self._options.how
+    def about(self) -> dict[str, Any]:
+        """Why there can be no fit, or with which settings and priors fits are made, in words."""
+        if isinstance(self._options, str):
+            return {"no_fit": self._options, "fit": "the operator's equation", "fit_priors": ()}
+        return {"no_fit": None, "fit": self._options.how, "fit_priors": self._options.sentences}
 
-    @property
-    def priors(self) -> tuple[str, ...]:
-        """The priors of fits, in sentences."""
-        return () if isinstance(self._options, str) else self._options.told
-
-    def start(self, shown: Shown) -> Running:
+    def start(self, shown: Shown) -> FitProcess:
         """Begin a fit of an instance that was answered."""
         if isinstance(self._options, str):
             raise UsageError(self._options)
-        for one in self._fits.values():
+        for one in self.values():
             one.look()
             if one.state == "running":
                 raise UsageError(f"A fit of {one.shown.instance.id} is running.", "Wait for it, or cancel it.")
@@ -270,24 +256,16 @@ class Fits:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        self._fits[key] = Running(key, shown, folder, process, time.monotonic(), options.told)
-        while len(self._fits) > MOST_HELD:
-            self._fits.popitem(last=False)
-        return self._fits[key]
-
-    def __getitem__(self, key: str) -> Running:
-        if key not in self._fits:
-            raise Unknown("This fit is no longer held.", "Start it again.")
-        return self._fits[key]
+        return self.keep(key, FitProcess(key, shown, folder, process, time.monotonic(), options.sentences))
 
     def forget(self, source: str) -> None:
         """Let go of the fits of a source's instances, and cancel what runs."""
-        for key in [key for key, one in self._fits.items() if one.shown.source == source]:
-            self._fits.pop(key).cancel()
+        for key in [key for key, one in self.items() if one.shown.source == source]:
+            self.pop(key).cancel()
 
     def close(self) -> None:
         """Cancel what runs."""
-        for one in self._fits.values():
+        for one in self.values():
             one.cancel()
 
 

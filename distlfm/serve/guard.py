@@ -14,6 +14,7 @@ import re
 import secrets
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -21,6 +22,24 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distlfm.errors import UsageError
+from distlfm.runs.settings import ServeConfig
+
+
+def check_exposure(config: ServeConfig) -> None:
+    """Refuse a page that others could reach, unless that was asked for explicitly and a token guards it."""
+    if config.is_local:
+        return
+    if not config.expose_unencrypted:
+        raise UsageError(
+            f"{config.host} can be reached by other machines, and what they send and see is not encrypted.",
+            "Stay with 127.0.0.1 and come through `ssh -L`; or accept that with --expose-unencrypted and --token-file.",
+        )
+    if config.token_file is None:
+        raise UsageError(
+            f"{config.host} can be reached by other machines, and nothing would keep them out.",
+            "Give --token-file FILE; it is made if it is not there.",
+        )
+
 
 SHORTEST = 16
 """Letters of a token that somebody chose; shorter ones can be guessed."""
@@ -28,18 +47,18 @@ SHORTEST = 16
 
 def open_token(path: Path) -> str:
     """The token in a file. If there is no such file, it is made with a random one, for its owner alone."""
+    token = secrets.token_urlsafe(24)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(token + "\n")
+        except OSError:
+            path.unlink(missing_ok=True)  # an empty one would be refused next time
+            raise
     except FileExistsError:
         return _read(path)
     except OSError as error:
-        raise UsageError(f"Cannot make the token file {path}: {error.strerror}.", "Choose another place.") from None
-    token = secrets.token_urlsafe(24)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(token + "\n")
-    except OSError as error:
-        path.unlink(missing_ok=True)  # an empty one would be refused next time
         raise UsageError(f"Cannot make the token file {path}: {error.strerror}.", "Choose another place.") from None
     return token
 
@@ -117,8 +136,8 @@ class Guard:
         """Status and sentence of a refusal; status 0 for a request that may pass."""
         host = headers.get("host", "")
         if not self.is_ours(host):
-            told = "This page was called by a name that is not its own."
-            return 421, f"{told} Open it by the address that `distlfm serve` printed."
+            sentence = "This page was called by a name that is not its own."
+            return 421, f"{sentence} Open it by the address that `distlfm serve` printed."
         site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
         foreign = origin is not None and origin not in (f"http://{host}", f"https://{host}")
         if path.startswith(GUARDED) and (site not in ("none", "same-origin") or foreign):
@@ -138,8 +157,6 @@ class Guard:
         name = match[1].strip("[]").lower().rstrip(".")
         if name in self._names:
             return True
-        try:
-            address = ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return address.is_loopback or not self._local
+        with suppress(ValueError):
+            return ipaddress.ip_address(name).is_loopback or not self._local
+        return False

@@ -20,12 +20,12 @@ import uvicorn
 
 from distlfm.errors import UsageError
 from distlfm.report.words import CAUTION
+from distlfm.runs.settings import ServeConfig
 from distlfm.runtime.process import Stop
 from distlfm.runtime.reporting import Reporter
 from distlfm.serve.app import make_app
-from distlfm.serve.guard import open_token
+from distlfm.serve.guard import check_exposure, open_token
 from distlfm.serve.session import Session
-from distlfm.serve.settings import ServeConfig, check_exposure
 from distlfm.store.files import storing
 
 PREFIX = "distlfm-serve-"
@@ -38,11 +38,9 @@ def scratch_folder() -> Iterator[Path]:
     parent = Path(tempfile.gettempdir())
     sweep(parent)
     with storing("the session's folder", parent):
-        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        folder = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", ignore_cleanup_errors=True)
+    with folder as path:
+        yield Path(path)
 
 
 def sweep(parent: Path) -> None:
@@ -54,7 +52,7 @@ def sweep(parent: Path) -> None:
     for folder in found:
         match = _NAME.fullmatch(folder.name)
         with suppress(OSError):  # somebody else removes it
-            mine = match is not None and not folder.is_symlink() and folder.stat().st_uid == os.getuid()
+            mine = not folder.is_symlink() and folder.stat().st_uid == os.getuid()
             if match is not None and mine and not _runs(int(match[1])):
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -62,10 +60,8 @@ def sweep(parent: Path) -> None:
 def _runs(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
@@ -97,7 +93,7 @@ def serve(config: ServeConfig, reporter: Reporter, ready: Callable[[str], object
 
 def run(session: Session, token: str | None, port: socket.socket) -> None:
     """Answer requests until a signal comes; uvicorn hands the signal on to the handlers that it found."""
-    # Requests are not logged: addresses of a page hold names of files. What fails is told to who asked, and by -vv.
+    # Requests are not logged: addresses of a page hold names of files. What fails is said to the client, and by -vv.
     settings = uvicorn.Config(
         make_app(session, token),
         log_config=None,

@@ -13,11 +13,11 @@ import shutil
 import unicodedata
 import zipfile
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,8 +29,7 @@ from distlfm.fleets.spool import Source
 from distlfm.instance import Instance
 from distlfm.lfo import OperatorSchema
 from distlfm.queries.asking import check_data, renamed
-from distlfm.runs.settings import DataConfig, QueryConfig
-from distlfm.serve.settings import ServeConfig
+from distlfm.runs.settings import DataConfig, QueryConfig, ServeConfig
 
 MEGABYTE = 2**20
 _STEP = 2**20
@@ -53,27 +52,22 @@ def _unpacked(path: Path, limit: float) -> float:
     name = path.name.lower()
     try:
         if name.endswith(".gz"):
-            return _inflated(path, limit)
+            count = 0
+            with gzip.open(path) as file:
+                while count <= limit and (part := file.read(_STEP)):
+                    count += len(part)
+            return float(count)
         if name.endswith(".npz"):
             with zipfile.ZipFile(path) as archive:
                 return float(sum(one.file_size for one in archive.infolist()))
         if name.endswith(".parquet"):
-            with pq.ParquetFile(path) as file:
-                groups = range(file.metadata.num_row_groups)
-                stored = sum(file.metadata.row_group(i).total_byte_size for i in groups)
-                # Repeated values take no room in the file, and eight bytes each once they are read.
-                return float(max(stored, 8 * file.metadata.num_rows * file.metadata.num_columns))
+            found = pq.read_metadata(path)
+            stored = sum(found.row_group(i).total_byte_size for i in range(found.num_row_groups))
+            # Repeated values take no room in the file, and eight bytes each once they are read.
+            return float(max(stored, 8 * found.num_rows * found.num_columns))
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile, pa.ArrowException):
         return 0.0
     return 0.0
-
-
-def _inflated(path: Path, limit: float) -> float:
-    count = 0
-    with gzip.open(path) as file:
-        while count <= limit and (part := file.read(_STEP)):
-            count += len(part)
-    return float(count)
 
 
 MOST_FILES = 8
@@ -91,8 +85,28 @@ ALLOWED = ("data.columns.", "data.stride=", "data.scale=", "data.window=", "data
 _LONGEST_NAME = 120
 
 
-class Unknown(UsageError):
+class UnknownKey(UsageError):
     """A key that is not, or no longer, known."""
+
+
+Value = TypeVar("Value")
+
+
+class RecentValues(dict[str, Value]):
+    """The newest of some values, `most` of them, by their keys. what: the word for one. again: how it is had again."""
+
+    def __init__(self, most: int, what: str, again: str) -> None:
+        self._most, self._what, self._again = most, what, again
+
+    def __missing__(self, key: str) -> Value:
+        raise UnknownKey(f"This {self._what} is no longer held.", self._again)
+
+    def keep(self, key: str, value: Value) -> Value:
+        """Hold one more, and forget the oldest if they are too many."""
+        self[key] = value
+        if len(self) > self._most:
+            del self[next(iter(self))]
+        return value
 
 
 @dataclass(frozen=True)
@@ -109,8 +123,8 @@ class Patients:
     set_aside: tuple[str, ...] = ()
 
     def about(self) -> dict[str, Any]:
-        told = {"notices": self.notices[:MOST_TOLD], "set_aside": self.set_aside[:MOST_TOLD]}
-        return {"key": self.key, "name": self.name, "count": len(self.ids), "dropped": self.dropped, **told}
+        notes = {"notices": self.notices[:MOST_TOLD], "set_aside": self.set_aside[:MOST_TOLD]}
+        return {"key": self.key, "name": self.name, "count": len(self.ids), "dropped": self.dropped, **notes}
 
     def listed(self, search: str) -> dict[str, Any]:
         """Places and names that hold a text, the first ones of many."""
@@ -122,7 +136,7 @@ class Patients:
     def instance(self, place: int, known: Sequence[str]) -> Instance:
         """An instance as `distlfm query` would ask about it. known: the operator's outputs."""
         if not 0 <= place < len(self.ids):
-            raise Unknown(f"{self.name} has no patient at place {place}.", "Choose one of the list.")
+            raise UnknownKey(f"{self.name} has no patient at place {place}.", "Choose one of the list.")
         (found,) = self.source.read(place, place + 1)
         return renamed(for_fitting(found, self.config.data), self.config.outputs, known)
 
@@ -132,8 +146,8 @@ class Library:
 
     def __init__(self, config: ServeConfig, schema: OperatorSchema, folder: Path) -> None:
         self._config, self._schema, self._folder = config, schema, folder
-        self._named: list[Patients] = []
-        self._dropped: OrderedDict[str, Patients] = OrderedDict()
+        self._named: dict[str, Patients] = {}
+        self._dropped = RecentValues[Patients](MOST_FILES, "file", "Drop it on the page again.")
 
     def open_named(self) -> None:
         """Read what was named at the start. Files are copied into the session's folder, a store is left where it is."""
@@ -141,16 +155,14 @@ class Library:
         if data.path is None and data.dataset is None:
             return
         name = data.path.name if data.path is not None else str(data.dataset)
-        self._named.append(self._opened(self._query(data), name, self._folder / "named"))
+        found = self._opened(self._query(data), name, self._folder / "named")
+        self._named[found.key] = found
 
     def __iter__(self) -> Iterator[Patients]:
-        return iter([*self._named, *self._dropped.values()])
+        return chain(self._named.values(), self._dropped.values())
 
     def __getitem__(self, key: str) -> Patients:
-        for one in self:
-            if one.key == key:
-                return one
-        raise Unknown("This file is no longer held.", "Drop it on the page again.")
+        return self._named[key] if key in self._named else self._dropped[key]
 
     def add(self, file: Path, name: str, settings: Sequence[str] = ()) -> Patients:
         """Read a dropped file, which is deleted in any case."""
@@ -167,26 +179,23 @@ class Library:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             file.unlink(missing_ok=True)
-        self._dropped[found.key] = found
-        while len(self._dropped) > MOST_FILES:
-            self._dropped.popitem(last=False)
-        return found
+        return self._dropped.keep(found.key, found)
 
     def forget(self, key: str) -> None:
         """Let go of a dropped file."""
         if self._dropped.pop(key, None) is None:
-            raise Unknown("This file is no longer held.", "There is nothing to forget.")
+            raise UnknownKey("This file is no longer held.", "There is nothing to forget.")
 
     def _opened(self, config: QueryConfig, name: str, spool: Path | None, dropped: bool = False) -> Patients:
         source, intake = open_source(config.data, None, spool)
         check_data(self._schema, source, config.data, config.outputs)
         ids = tuple(one.id for piece in source.pieces() for one in piece)
         parent = config.data.path.parent if dropped and config.data.path is not None else None
-        told = [
+        notes = [
             tuple(str(one) if parent is None else _without(parent, str(one)) for one in found)
             for found in (intake.notices, intake.set_aside)
         ]
-        return Patients(secrets.token_urlsafe(9), name, source, ids, config, dropped, *told)
+        return Patients(secrets.token_urlsafe(9), name, source, ids, config, dropped, *notes)
 
     def _query(self, data: DataConfig) -> QueryConfig:
         return QueryConfig(checkpoint=self._config.checkpoint, data=data, outputs=self._config.outputs)

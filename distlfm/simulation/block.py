@@ -11,104 +11,28 @@ elements of a parameter.
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from distlfm.config import nearest
 from distlfm.errors import UsageError
-from distlfm.inference.model import Model
 from distlfm.instance import Dimension, FloatArray
 from distlfm.mechanisms import Parameter, System
-from distlfm.mechanisms.priors import Values
 from distlfm.runs.folder import identity, versions
 from distlfm.runs.settings import GenerateConfig
 from distlfm.simulation.fields import Lattice
-from distlfm.simulation.instances import ATTEMPTS, INTERVALS, check, model_of_prior
-from distlfm.simulation.observe import Plan, observe
-from distlfm.simulation.series import draw, draw_paths
+from distlfm.simulation.instances import check, model_of_prior
+from distlfm.simulation.series import ATTEMPTS, Drawn, Trajectories
 from distlfm.store import STATUSES, StoreSpec
 from distlfm.store.layout import variables
 
-ODE_BATCH = 64
-"""Trajectories solved together: enough to share the cost of a step, few enough to stay in the cache."""
-
-Mesh = tuple[NDArray[np.float64], NDArray[np.int64]]
-
-
-@dataclass(frozen=True)
-class Truths:
-    """What instances are. values: each [B, K]; forces: [B, L, Q]; outputs: [B, P, Q]; ok: [B], False if diverged."""
-
-    values: Values
-    forces: FloatArray
-    outputs: FloatArray
-    ok: Tensor
-
-
-class Draws(ABC):
-    """The prior of a config on its grid.
-
-    times: [T]; axes: the positions along each dimension of space; points: [Q, 1 + d], times and places of the grid in
-    the order of its arrays; batch: how many instances are drawn together at most.
-    """
-
-    model: Model
-    times: FloatArray
-    axes: list[FloatArray]
-    points: FloatArray
-    batch: int
-    mesh: Mesh | None = None
-
-    @abstractmethod
-    def draw(self, generators: Sequence[np.random.Generator]) -> Truths:
-        """One instance from each generator, which depends on no other."""
-
-
-class OdeDraws(Draws):
-    """Trajectories, computed with their forces at `INTERVALS` or more even breaks, the grid's times among them."""
-
-    def __init__(self, model: Model, config: GenerateConfig) -> None:
-        self.model = model
-        self.times = np.linspace(config.start, config.stop, config.points)
-        self.axes, self.points, self.batch = [], self.times[:, None], ODE_BATCH
-        self.parts = -(-INTERVALS // (config.points - 1))
-        self.breaks = np.linspace(config.start, config.stop, (config.points - 1) * self.parts + 1)
-        self.linearity = model.linearity
-
-    @torch.no_grad()
-    def draw(self, generators: Sequence[np.random.Generator]) -> Truths:
-        drawn = draw(self.model, self.breaks, self.linearity, generators, _draw_evenly)
-        rows = {name: value.unsqueeze(-2) for name, value in drawn.values.items()}
-        shown = self.model.mechanism.act(drawn.forces[..., :: self.parts].mT, rows).mT
-        return Truths(drawn.values, shown.numpy(), drawn.outputs[..., :: self.parts].numpy(), drawn.ok)
-
-
-class FieldDraws(Draws):
-    """Fields on a lattice of times and places."""
-
-    def __init__(self, model: Model, config: GenerateConfig) -> None:
-        begins = model.field.field.start
-        if begins is not None and begins != config.start:
-            raise UsageError(
-                f"mechanism.start is {begins:g}, and fields are generated from start = {config.start:g} on.",
-                "Make them equal, or leave mechanism.start out.",
-            )
-        self.model = model
-        self.times = np.linspace(config.start, config.stop, config.points)
-        self.lattice = Lattice(model, self.times, config.places)
-        self.axes, self.points, self.batch = self.lattice.axes[1:], self.lattice.points, self.lattice.batch
-        self.mesh = self.lattice.discretised.nodes, self.lattice.discretised.cells
-
-    def draw(self, generators: Sequence[np.random.Generator]) -> Truths:
-        drawn = self.lattice.draw(generators)
-        return Truths(drawn.values, drawn.force[:, None], drawn.outputs[:, None], drawn.ok)
+Draws = Trajectories | Lattice
+"""The prior of a config on its grid."""
 
 
 def open_draws(config: GenerateConfig) -> Draws:
@@ -119,13 +43,16 @@ def open_draws(config: GenerateConfig) -> Draws:
         raise UsageError(
             f"noise is {config.noise:g}, and a {model.likelihood.options.kind} likelihood has none.", "Leave noise out."
         )
-    return FieldDraws(model, config) if model.is_field else OdeDraws(model, config)
-
-
-def _draw_evenly(
-    model: Model, values: Values, breaks: Tensor, generators: Sequence[np.random.Generator]
-) -> tuple[Tensor, Tensor]:
-    return draw_paths(model.kernels, model.hyper(values), breaks, generators)
+    times = np.linspace(config.start, config.stop, config.points)
+    if not model.is_field:
+        return Trajectories(model, times)
+    begins = model.field.field.start
+    if begins is not None and begins != config.start:
+        raise UsageError(
+            f"mechanism.start is {begins:g}, and fields are generated from start = {config.start:g} on.",
+            "Make them equal, or leave mechanism.start out.",
+        )
+    return Lattice(model, times, config.places)
 
 
 def store_units(
@@ -145,7 +72,7 @@ def store_units(
         elements |= {name: [name] for name in labelled} | {one.name: list(labelled)}
     for name in given:
         if name not in elements:
-            raise UsageError(f"units names {name!r}, which is nothing of this model.", nearest(name, list(elements)))
+            raise UsageError(f"units names {name!r}, which this model does not have.", nearest(name, list(elements)))
     whole_first = sorted(given, key=lambda name: (name not in ("value", "position"), -len(elements[name])))
     stated = {element: given[name] for name in whole_first for element in elements[name]}
     known = {"time": stated.get("time"), "value": _one(stated, system.outputs), "position": _one(stated, space)}
@@ -165,6 +92,9 @@ def _one(stated: Mapping[str, str], names: Sequence[str]) -> str | None:
 
 
 AXES = ("x", "y", "z")
+FEWEST = 2
+"""Values that are always left, however much is missing."""
+
 DIVERGED = "It diverges, however often it is drawn. Narrow the priors of the mechanism, or shorten the times."
 
 Arrays = dict[str, NDArray[Any]]
@@ -174,7 +104,7 @@ def store_spec(config: GenerateConfig, draws: Draws) -> StoreSpec:
     """The store of a config. Its parameters are all there are, known ones too: the truth is whole."""
     system, parameters = draws.model.system, draws.model.space.parameters
     names = tuple(element_name(one, label) for one in parameters for label in one.labels)
-    space = AXES[: len(draws.axes)]
+    space, candidates = AXES[: len(draws.axes)], _candidates(config, draws)
     return StoreSpec(
         kind="generate",
         instances=config.instances,
@@ -183,7 +113,7 @@ def store_spec(config: GenerateConfig, draws: Draws) -> StoreSpec:
         forces=system.force_names,
         parameters=names,
         parameter_kinds=tuple(one.kind for one in parameters for _ in one.labels),
-        samples=_plan(config, draws).size,
+        samples=config.sampling.count or len(candidates),
         steps=len(draws.times),
         times=tuple(draws.times.tolist()),
         space=space,
@@ -204,30 +134,30 @@ def instance_name(index: int) -> str:
     return f"gen-{index:06d}"
 
 
-@dataclass
 class Block:
-    """A block in the making. arrays: each [B, …], as a store takes them; rows: one an instance."""
+    """The instances `indices` in the making. arrays: each [B, …], as a store takes them; rows: one per instance.
 
-    config: GenerateConfig
-    draws: Draws
-    plan: Plan
-    arrays: Arrays
-    rows: list[dict[str, Any]]
+    candidates: points of the grid, at some or all of which an instance is observed.
+    """
 
-    def __post_init__(self) -> None:
-        self.names = [parameter.name for parameter in self.draws.model.space.parameters]
+    def __init__(self, config: GenerateConfig, draws: Draws, spec: StoreSpec, indices: Sequence[int]) -> None:
+        self.config, self.draws, self.candidates = config, draws, _candidates(config, draws)
+        self.arrays = {one.name: one.filled(len(indices)) for one in variables(spec)}
+        self.arrays["id"][:] = [instance_name(index) for index in indices]
+        self.arrays["seed"][:] = config.seed
+        self.rows: list[dict[str, Any]] = [{} for _ in indices]
 
-    def put(self, place: int, truths: Truths, row: int, generator: np.random.Generator, attempt: int) -> None:
+    def put(self, place: int, drawn: Drawn, row: int, generator: np.random.Generator, attempt: int) -> None:
         """Row `row` of a batch becomes instance `place` of the block."""
         arrays, shape = self.arrays, (len(self.draws.times), *(len(axis) for axis in self.draws.axes))
-        parameters = {name: value[row].numpy() for name, value in truths.values.items()}
-        points, seen = observe(self.config, self.draws.model, self.plan, truths.outputs[row], parameters, generator)
-        arrays["observed"][place] = seen
+        parameters = {name: value[row].numpy() for name, value in drawn.values.items()}
+        outputs = drawn.outputs[row].numpy()
+        points, arrays["observed"][place] = self._observe(outputs, parameters, generator)
         arrays["observed_time"][place] = self.draws.points[points, 0]
         for i, axis in enumerate(AXES[: len(self.draws.axes)], 1):
             arrays[f"observed_{axis}"][place] = self.draws.points[points, i]
-        arrays["solution_mean"][place] = truths.outputs[row].reshape(-1, *shape)
-        arrays["force_mean"][place] = truths.forces[row].reshape(-1, *shape)
+        arrays["solution_mean"][place] = outputs.reshape(-1, *shape)
+        arrays["force_mean"][place] = drawn.forces[row].numpy().reshape(-1, *shape)
         arrays["params_mean"][place] = np.concatenate(
             [parameters[one.name] for one in self.draws.model.space.parameters]
         )
@@ -237,6 +167,32 @@ class Block:
         self.rows[place] = {"id": str(arrays["id"][place]), "status": "generated"}
         if attempt:
             self.rows[place]["attempts"] = attempt + 1
+
+    def _observe(
+        self, outputs: FloatArray, parameters: Mapping[str, FloatArray], generator: np.random.Generator
+    ) -> tuple[NDArray[np.intp], FloatArray]:
+        """Points [n] and values [P, n] of an instance with noise-free outputs [P, Q]; NaN where nothing is observed."""
+        config, points, count = self.config, self.candidates, self.config.sampling.count
+        if count is not None:
+            # A trajectory's first time is where its start is known: a fit begins at the first observation.
+            kept = 0 if self.draws.model.is_field else 1
+            drawn = generator.choice(points[kept:], count - kept, replace=False)
+            points = np.sort(np.concatenate([points[:kept], drawn]))
+        clean = outputs[:, points]
+        if config.noise is None:
+            seen = self.draws.model.likelihood.sample(parameters, clean, generator)
+        else:
+            seen = clean + config.noise * generator.standard_normal(clean.shape)
+        mask = generator.random(seen.shape) >= config.missing
+        if config.gaps is not None:
+            number = generator.poisson(config.gaps.number)
+            starts = generator.uniform(config.start, config.stop, number)
+            ends = starts + generator.exponential(config.gaps.length, number)
+            times = self.draws.points[points, :1]
+            mask &= ~((starts <= times) & (times <= ends)).any(-1)
+        if mask.sum() < FEWEST:
+            mask.flat[generator.choice(mask.size, FEWEST, replace=False)] = True
+        return points, np.where(mask, seen, np.nan)
 
     def refuse(self, place: int, status: str, reason: str) -> None:
         """Instance `place` has a reason and no numbers."""
@@ -256,10 +212,7 @@ def generate_block(
     A draw that diverges is drawn anew, at most `ATTEMPTS` times in all: what is generated is the prior of what stays.
     """
     began = time.perf_counter()
-    arrays = {one.name: one.filled(len(indices)) for one in variables(spec)}
-    arrays["id"][:] = [instance_name(index) for index in indices]
-    arrays["seed"][:] = config.seed
-    block = Block(config, draws, _plan(config, draws), arrays, [{} for _ in indices])
+    block = Block(config, draws, spec, indices)
     for place, reason in (left_out or {}).items():
         block.refuse(place, "failed", reason)
     waiting = [place for place in range(len(indices)) if place not in (left_out or {})]
@@ -268,35 +221,35 @@ def generate_block(
         for first in range(0, len(waiting), draws.batch):
             places = waiting[first : first + draws.batch]
             generators = [np.random.default_rng([config.seed, indices[place], attempt]) for place in places]
-            truths = _with_noise(config, draws.draw(generators))
+            drawn = _with_noise(config, draws.draw(generators))
             for row, place in enumerate(places):
-                if bool(truths.ok[row]):
-                    block.put(place, truths, row, generators[row], attempt)
+                if bool(drawn.ok[row]):
+                    block.put(place, drawn, row, generators[row], attempt)
                 else:
                     diverged.append(place)
         waiting = diverged
     for place in waiting:
         block.refuse(place, "diverged", DIVERGED)
-    arrays["wall_s"][:] = (time.perf_counter() - began) / len(indices)
-    return arrays, block.rows
+    block.arrays["wall_s"][:] = (time.perf_counter() - began) / len(indices)
+    return block.arrays, block.rows
 
 
-def _with_noise(config: GenerateConfig, truths: Truths) -> Truths:
+def _with_noise(config: GenerateConfig, drawn: Drawn) -> Drawn:
     """The same with the noise that the config states, where it does, among the parameters."""
     if config.noise is None:
-        return truths
+        return drawn
     stated = {"noise": config.noise, "relative_noise": 0.0}
-    values = {
-        name: torch.full_like(value, stated[name]) if name in stated else value for name, value in truths.values.items()
-    }
-    return replace(truths, values=values)
+    values = {name: torch.full_like(drawn.values[name], size) for name, size in stated.items() if name in drawn.values}
+    return replace(drawn, values={**drawn.values, **values})
 
 
-def _plan(config: GenerateConfig, draws: Draws) -> Plan:
-    plan = Plan.of(config, draws.points[:, 0], is_field=draws.model.is_field)
-    if plan.size > len(plan.candidates):
+def _candidates(config: GenerateConfig, draws: Draws) -> NDArray[np.intp]:
+    """Points of the grid that may be observed: those of each `sampling.every`-th time."""
+    steps = np.unique(draws.points[:, 0], return_inverse=True)[1]
+    found = np.flatnonzero(steps % config.sampling.every == 0)
+    if (config.sampling.count or 0) > len(found):
         raise UsageError(
-            f"sampling.count is {plan.size}, and there are {len(plan.candidates)} points to draw from.",
+            f"sampling.count is {config.sampling.count}, and there are {len(found)} points to draw from.",
             "Lower it, or give more points.",
         )
-    return plan
+    return found

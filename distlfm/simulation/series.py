@@ -15,22 +15,26 @@ states.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from distlfm.errors import WorkError
 from distlfm.gp.expression import Node, Periodic, Product, Scaled, Stationary, Sum
 from distlfm.gp.kernels import FunctionalKernel, Hyper
 from distlfm.gp.linalg import Cholesky, safe_cholesky
 from distlfm.gp.pathwise import Domain, ForcePrior, draw_prior
 from distlfm.inference.model import Model
-from distlfm.instance import FloatArray
+from distlfm.instance import FloatArray, Instance
 from distlfm.mechanisms.priors import ParameterSpace, Values
 from distlfm.solvers.base import Force, SolverConfig, reads_state
-from distlfm.solvers.linear import Linearity, extract, panels, propagate
+from distlfm.solvers.linear import extract, panels, propagate
 from distlfm.solvers.ode import solve
+
+Generators = Sequence[np.random.Generator]
+"""One for each instance, which depends on no other."""
 
 TAIL = 1e-10
 """Covariance around the circle, in units of the variance, that counts as none; as small as a Cholesky's jitter."""
@@ -46,10 +50,7 @@ SOFT = 1e-10
 
 
 def draw_paths(
-    kernels: Sequence[FunctionalKernel],
-    hyper: Sequence[Hyper],
-    times: Tensor,
-    generators: Sequence[np.random.Generator],
+    kernels: Sequence[FunctionalKernel], hyper: Sequence[Hyper], times: Tensor, generators: Generators
 ) -> tuple[Tensor, Tensor]:
     """Forces [B, L, N] at even times [N], and whether [B] they could be drawn. hyper: L dicts of values [B, ...].
 
@@ -59,13 +60,13 @@ def draw_paths(
     return torch.stack([path for path, _ in found], 1), torch.stack([ok for _, ok in found]).all(0)
 
 
-def normals(generators: Sequence[np.random.Generator], *shape: int) -> Tensor:
+def normals(generators: Generators, *shape: int) -> Tensor:
     """Standard normal numbers [B, *shape], those of each instance from its own generator."""
     # Copied into torch's memory: where an array begins, to a few bytes, may change the last digit of its products.
     return torch.tensor(np.stack([generator.standard_normal(shape) for generator in generators]))
 
 
-def draw_values(space: ParameterSpace, generators: Sequence[np.random.Generator]) -> dict[str, Tensor]:
+def draw_values(space: ParameterSpace, generators: Generators) -> dict[str, Tensor]:
     """Parameters from their priors, each [B, K]."""
     z = normals(generators, space.num_free)
     # What is left over at the end of an array is computed by other instructions than whole vectors are, and an
@@ -102,9 +103,7 @@ def circle_root(kernel: FunctionalKernel, hyper: Hyper, step: float, count: int,
     return root, _dies_out(covariance, count)
 
 
-def _draw(
-    kernel: FunctionalKernel, hyper: Hyper, times: Tensor, generators: Sequence[np.random.Generator]
-) -> tuple[Tensor, Tensor]:
+def _draw(kernel: FunctionalKernel, hyper: Hyper, times: Tensor, generators: Generators) -> tuple[Tensor, Tensor]:
     count, step = len(times), float(times[-1] - times[0]) / (len(times) - 1)
     found = torch.zeros(len(generators), count, dtype=torch.float64)
     ok = torch.ones(len(generators), dtype=torch.bool)
@@ -170,9 +169,27 @@ FEWEST_STEPS, MOST_STEPS = 64, 4096
 """Steps that are tried first, and those after which an instance is taken as it is."""
 
 
+INTERVALS = 200
+"""The time axis is cut into at least this many parts, at whose ends (the breaks) forces of time are drawn.
+
+What a force does between two breaks beyond the polynomial is missing in the outputs. At lengthscales of 1/12, 1/24 and
+1/48 of the axis that is, relative to the outputs: 1e-7, 1e-7, 8e-6 (RBF); 3e-5, 2e-4, 1e-3 (Matérn-5/2); 6e-4, 2e-3,
+7e-3 (Matérn-3/2); 3e-2, 4e-2, 7e-2 (Matérn-1/2).
+"""
+
+BATCH = 64
+"""Trajectories solved together: enough to share the cost of a step, few enough to stay in the cache."""
+
+ATTEMPTS = 5
+"""A draw whose trajectory diverges is drawn anew, at most this often."""
+
+
 @dataclass(frozen=True)
 class Drawn:
-    """What a block of instances is. values: each [B, K]; forces: [B, L, N]; outputs: [B, P, N]; ok: [B]."""
+    """What a block of instances is. values: each [B, K]; forces: [B, L, N]; outputs: [B, P, N]; ok: [B].
+
+    Of fields, N are the points of a lattice. ok: False if it diverged.
+    """
 
     values: Values
     forces: Tensor
@@ -180,18 +197,16 @@ class Drawn:
     ok: Tensor
 
 
-DrawForces = Callable[[Model, Values, Tensor, Sequence[np.random.Generator]], tuple[Tensor, Tensor]]
-"""(model, values, breaks [N], generators) → forces [B, L, N], and whether [B] they could be drawn."""
-
-
 def draw(
     model: Model,
     breaks: FloatArray,
-    linearity: Linearity,
-    generators: Sequence[np.random.Generator],
-    draw_forces: DrawForces,
+    generators: Generators,
+    draw_forces: Callable[[Sequence[FunctionalKernel], Sequence[Hyper], Tensor, Generators], tuple[Tensor, Tensor]],
 ) -> Drawn:
-    """One instance from each generator, at the breaks [N]; `draw_forces` is asked for forces of time."""
+    """Draw one instance from each generator, at the breaks [N].
+
+    draw_forces: `draw_paths` for even breaks, `draw_exactly` for any; it is asked for forces of time.
+    """
     mechanism = model.mechanism
     values = draw_values(model.space, generators)
     times = torch.from_numpy(breaks).expand(len(generators), -1)
@@ -200,15 +215,67 @@ def draw(
         states, finite = _settle(model, flow, values, times)
         forces = flow(mechanism.force_input(times, states).unsqueeze(0))[0]
         return Drawn(values, forces, _outputs(model, states, values), ok & finite)
-    forces, ok = draw_forces(model, values, times[0], generators)
+    forces, ok = draw_forces(model.kernels, model.hyper(values), times[0], generators)
     force = _Path(times[0].contiguous(), forces)
-    if linearity.affine:
+    if model.linearity.affine:
         grid = panels(times[:1], 1, NODES)
         at_nodes = force(grid.nodes.unsqueeze(-1))[0]
-        outputs = propagate(extract(mechanism, values), grid, at_nodes, diagonal=linearity.diagonal)
+        outputs = propagate(extract(mechanism, values), grid, at_nodes, diagonal=model.linearity.diagonal)
         return Drawn(values, forces, outputs, ok & outputs.isfinite().flatten(1).all(-1))
     states, finite = _settle(model, force, values, times)
     return Drawn(values, forces, _outputs(model, states, values), ok & finite)
+
+
+class Trajectories:
+    """Series of one model, drawn with their forces at `INTERVALS` or more even breaks, the shown times among them.
+
+    Its attributes are those of `Lattice`, of a grid without space.
+    """
+
+    batch = BATCH
+    mesh = None
+
+    def __init__(self, model: Model, times: FloatArray) -> None:
+        self.model, self.times, self.points = model, times, times[:, None]
+        self.axes: list[FloatArray] = []
+        self.parts = -(-INTERVALS // (len(times) - 1))
+        self.breaks = np.linspace(times[0], times[-1], (len(times) - 1) * self.parts + 1)
+
+    @torch.no_grad()
+    def draw(self, generators: Generators) -> Drawn:
+        """Draw one instance from each generator."""
+        drawn = draw(self.model, self.breaks, generators, draw_paths)
+        rows = {name: value.unsqueeze(-2) for name, value in drawn.values.items()}
+        shown = self.model.mechanism.act(drawn.forces[..., :: self.parts].mT, rows).mT
+        return replace(drawn, forces=shown, outputs=drawn.outputs[..., :: self.parts])
+
+
+def draw_finite(
+    indices: Sequence[int],
+    seed: int,
+    draw: Callable[[Generators], Drawn],
+    observe: Callable[[Drawn, int, str, np.random.Generator], Instance],
+) -> list[Instance]:
+    """Draw the instances `indices`, those that diverge anew, at most `ATTEMPTS` times in all.
+
+    observe: makes an instance of a row of what was drawn, its name and its generator.
+    """
+    found: dict[int, Instance] = {}
+    for attempt in range(ATTEMPTS):
+        waiting = [index for index in indices if index not in found]
+        if not waiting:
+            break
+        generators = [np.random.default_rng([seed, index, attempt]) for index in waiting]
+        drawn = draw(generators)
+        for row, index in enumerate(waiting):
+            if bool(drawn.ok[row]):
+                found[index] = observe(drawn, row, f"sim-{index:06d}", generators[row])
+    if len(found) < len(indices):
+        raise WorkError(
+            f"{len(indices) - len(found)} of {len(indices)} instances diverge, however often they are drawn.",
+            "Narrow the priors of the mechanism, or shorten the times.",
+        )
+    return [found[index] for index in indices]
 
 
 @dataclass(frozen=True)
@@ -232,17 +299,15 @@ class _Path:
 
 
 def draw_exactly(
-    model: Model, values: Values, breaks: Tensor, generators: Sequence[np.random.Generator]
+    kernels: Sequence[FunctionalKernel], hyper: Sequence[Hyper], breaks: Tensor, generators: Generators
 ) -> tuple[Tensor, Tensor]:
-    """Forces of time [B, L, N] at any breaks [N], exact up to the jitter, and whether [B] they could be drawn."""
-    factor, ok = ForcePrior(model.kernels).factor(model.hyper(values), breaks[None, :, None])
-    noise = normals(generators, len(model.kernels), breaks.shape[-1])
+    """Draw forces of time [B, L, N] at any breaks [N], exact up to the jitter, and whether [B] they could be drawn."""
+    factor, ok = ForcePrior(tuple(kernels)).factor(hyper, breaks[None, :, None])
+    noise = normals(generators, len(kernels), breaks.shape[-1])
     return (factor @ noise.unsqueeze(-1)).squeeze(-1), ok
 
 
-def _draw_flow(
-    model: Model, values: Values, breaks: Tensor, generators: Sequence[np.random.Generator]
-) -> tuple[Force, Tensor]:
+def _draw_flow(model: Model, values: Values, breaks: Tensor, generators: Generators) -> tuple[Force, Tensor]:
     """Forces of the state as sums of features, good around the start, and whether [B] they could be drawn."""
     hyper = model.hyper(values)
     start = model.mechanism.initial_state(values)

@@ -74,7 +74,7 @@ def reads_state(mechanism: Mechanism) -> bool:
 
 
 @dataclass(frozen=True)
-class Problem:
+class OdeProblem:
     """values: each [B, K] or [S, B, K]; t0, span: [B]; start: [S, B, D].
 
     held: [S, B] or None: trajectories that stay at their start and pass no gradient on.
@@ -90,18 +90,17 @@ class Problem:
     held: Tensor | None = None
 
     @staticmethod
-    def of(mechanism: Mechanism, force: Force, values: Values, times: Tensor) -> Problem:
+    def of(mechanism: Mechanism, force: Force, values: Values, times: Tensor) -> OdeProblem:
         """The problem of each row of `times` [B, T]; the number of samples is what force and values broadcast to."""
         assert times.dim() == 2
         t0, span = times[:, 0], times[:, -1] - times[:, 0]
         start = mechanism.initial_state(values)
-        state_driven = reads_state(mechanism)
-        state = start if state_driven else start.new_zeros(*t0.shape, start.shape[-1])
-        first = force(mechanism.force_input(t0.expand(state.shape[:-1]), state).unsqueeze(-2))
+        problem = OdeProblem(mechanism, force, values, t0, span, start, reads_state(mechanism))
+        first = force(problem._input(t0, start).unsqueeze(-2))
         batch = torch.broadcast_shapes((1, len(times)), start.shape[:-1], first.shape[:-2])
-        return Problem(mechanism, force, values, t0, span, start.expand(*batch, -1), state_driven)
+        return replace(problem, start=start.expand(*batch, -1))
 
-    def holding(self, held: Tensor) -> Problem:
+    def holding(self, held: Tensor) -> OdeProblem:
         """The same with the trajectories `held` [S, B] at rest."""
         values = {name: _without_gradient(held, value) for name, value in self.values.items()}
         start = _without_gradient(held, self.start)
@@ -111,14 +110,13 @@ class Problem:
     def direct(self, tau: float, y: Tensor) -> Tensor:
         """dy/dτ [S, B, D], with the force asked for at the input of this τ and state."""
         t = self.t0 + tau * self.span
-        x = self.mechanism.force_input(t.expand(y.shape[:-1]), y) if self.state_driven else self._time_input(t)
-        f = self.force(x.unsqueeze(-2)).squeeze(-1)
+        f = self.force(self._input(t, y).unsqueeze(-2)).squeeze(-1)
         return self._rate(t, y, f, self.values, self.span, self.held)
 
     def tabulate(self, num_parts: int) -> Tensor:
         """A force of time alone at the ends of `num_parts` equal parts of τ, in one evaluation, [S, B, G, L]."""
         assert not self.state_driven
-        return self.force(self._time_input(self._times(num_parts))).mT
+        return self.force(self._input(self._times(num_parts))).mT
 
     def tabulated(self, table: Tensor) -> VectorField:
         """`direct` for the τ of a table [S, B, G, L]: a function of τ that knows no other τ than the table's."""
@@ -135,10 +133,7 @@ class Problem:
     def slopes(self, states: Tensor) -> Tensor:
         """dy/dτ [S, B, G, D] at states [S, B, G, D] on a uniform grid, all at once."""
         t = self._times(states.shape[-2] - 1)
-        if self.state_driven:
-            f = self.force(self.mechanism.force_input(t.expand(states.shape[:-1]), states)).mT
-        else:
-            f = self.force(self._time_input(t)).mT
+        f = self.force(self._input(t, states)).mT
         values = {name: value.unsqueeze(-2) for name, value in self.values.items()}
         held = None if self.held is None else self.held.unsqueeze(-1)
         return self._rate(t, states, f, values, self.span.unsqueeze(-1), held)
@@ -153,8 +148,10 @@ class Problem:
         tau = torch.arange(num_parts + 1, dtype=self.t0.dtype, device=self.t0.device) / num_parts
         return self.t0.unsqueeze(-1) + tau * self.span.unsqueeze(-1)
 
-    def _time_input(self, t: Tensor) -> Tensor:
-        """Input [..., d] of a force of time alone; the state only lends its shape."""
+    def _input(self, t: Tensor, y: Tensor | None = None) -> Tensor:
+        """Input [..., d] of the force; of one of time alone, whose state only lends its shape, samples share it."""
+        if self.state_driven and y is not None:
+            return self.mechanism.force_input(t.expand(y.shape[:-1]), y)
         return self.mechanism.force_input(t, t.new_zeros(*t.shape, self.mechanism.num_states))
 
     def _rate(self, t: Tensor, y: Tensor, f: Tensor, values: Values, span: Tensor, held: Tensor | None) -> Tensor:

@@ -12,8 +12,10 @@ Shapes: leading dimensions `…` are free, `D` states, `P` outputs, `L` forces, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,10 +72,52 @@ def extract(mechanism: Mechanism, values: Values) -> LinearSystem:
 
 @dataclass(frozen=True)
 class Linearity:
-    """What probing found. `affine`: the outputs are an affine function of the force; `diagonal`: A is diagonal."""
+    """What probing found. `affine`: the outputs are an affine function of the force; `diagonal`: A is diagonal.
+
+    timed: the equation reads the time, so that its coefficients may change, whatever they are at some times.
+    """
 
     affine: bool
     diagonal: bool
+    timed: bool = False
+
+
+_ABOUT = {
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad")),
+    *(getattr(Tensor, name) for name in ("dim", "size", "numel", "__len__", "is_floating_point", "new_tensor")),
+    *(getattr(Tensor, f"new_{name}") for name in ("zeros", "ones", "empty", "full")),
+    *(getattr(torch, f"{name}_like") for name in ("zeros", "ones", "empty", "full")),
+}
+"""What tells of a tensor without its values."""
+
+
+class _Clock(Tensor):
+    """A time that notes whether it was read."""
+
+    was_read = False
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        with torch._C.DisableTorchFunctionSubclass():
+            if func not in _ABOUT:
+                for one in (*args, *(kwargs or {}).values()):
+                    for part in one if isinstance(one, (list, tuple)) else (one,):
+                        if isinstance(part, _Clock):
+                            part.was_read = True
+            return func(*args, **(kwargs or {}))
+
+
+def reads_time(mechanism: Mechanism, t: Tensor, y: Tensor, f: Tensor, values: Values) -> bool:
+    """Whether the vector field does anything with its time, as a known input or a changing rate does.
+
+    A pulse is zero at almost all times, so no sample of times could tell.
+    """
+    clock = t.as_subclass(_Clock)
+    mechanism.vector_field(clock, y, f, values)
+    return clock.was_read
 
 
 def probe(mechanism: Mechanism, space: ParameterSpace) -> Linearity:
@@ -89,6 +133,8 @@ def probe(mechanism: Mechanism, space: ParameterSpace) -> Linearity:
     y, f = normal(PROBES, mechanism.num_states) * size, normal(PROBES, len(mechanism.force_names)) * size
     if mechanism.force_input(t, y).shape[-1] != 1 or not torch.equal(mechanism.force_input(t, y)[..., 0], t):
         return Linearity(affine=False, diagonal=False)
+    if reads_time(mechanism, t, y, f, values):
+        return Linearity(affine=False, diagonal=False, timed=True)
     system = extract(mechanism, values)
     expected = (system.A @ y.unsqueeze(-1) + system.B @ f.unsqueeze(-1)).squeeze(-1) + system.c
     seen = (system.C @ y.unsqueeze(-1)).squeeze(-1) + system.e

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,14 +28,11 @@ from torchdiffeq import odeint, odeint_adjoint
 from distlfm.errors import UsageError
 from distlfm.mechanisms.base import Mechanism
 from distlfm.mechanisms.priors import Values
-from distlfm.solvers.base import Force, Problem, SolverConfig, Trajectory, VectorField
-
-Run = Callable[[Problem, Tensor | None, Sequence[Tensor]], Tensor]
-"""(problem, table of the force or None, tensors that take gradients) → states."""
+from distlfm.solvers.base import Force, OdeProblem, SolverConfig, Trajectory, VectorField
 
 
-def run_set_apart(problem: Problem, table: Tensor | None, run: Run) -> Tensor:
-    """`run` on copies of all tensors of the problem that take gradients; its gradients reach the originals."""
+def _by_adjoint(problem: OdeProblem, table: Tensor | None, steps: int, config: SolverConfig) -> Tensor:
+    """States on the grid, by copies of all tensors that take gradients; the gradients reach the originals."""
     problem = replace(problem, force=_see_through(problem.force) if table is None else _never)
     originals: list[Tensor] = []
 
@@ -50,7 +46,7 @@ def run_set_apart(problem: Problem, table: Tensor | None, run: Run) -> Tensor:
     def on_copies(copies: Sequence[Tensor]) -> Tensor:
         rest = iter(copies)
         mine, its_table = _map_tensors((problem, table), lambda tensor: next(rest) if tensor.requires_grad else tensor)
-        return run(mine, its_table, copies)
+        return _by_torchdiffeq(mine, its_table, copies, steps, config)
 
     result: Tensor = _SetApart.apply(on_copies, *originals)  # type: ignore[no-untyped-call]
     return result
@@ -161,7 +157,7 @@ def solve(mechanism: Mechanism, force: Force, values: Values, times: Tensor, con
     fleet (`choose_steps`) where an answer must not depend on how the fleet is cut into batches.
     """
     steps = config.steps or choose_steps(times, adaptive=config.method not in RULES)
-    problem = Problem.of(mechanism, force, values, times)
+    problem = OdeProblem.of(mechanism, force, values, times)
     grid = _integrate(problem, steps, config)
     ok = _bounded(grid)
     if not bool(ok.all()):
@@ -214,14 +210,14 @@ def _bounded(grid: Tensor) -> Tensor:
     return (grid.detach().abs() <= LIMIT).all(-1).all(-1)
 
 
-def _integrate(problem: Problem, steps: int, config: SolverConfig) -> Tensor:
+def _integrate(problem: OdeProblem, steps: int, config: SolverConfig) -> Tensor:
     """States [S, B, steps + 1, D] on the uniform grid."""
     fixed = config.method in RULES
     table = problem.tabulate(PARTS[config.method] * steps) if fixed and not problem.state_driven else None
     if config.gradient == "adjoint":
-        return run_set_apart(problem, table, partial(_by_torchdiffeq, steps=steps, config=config))
+        return _by_adjoint(problem, table, steps, config)
     if not fixed:
-        return _by_torchdiffeq(problem, None, None, steps=steps, config=config)
+        return _by_torchdiffeq(problem, None, None, steps, config)
     field = problem.direct if table is None else problem.tabulated(table)
     return march(field, problem.start, steps, RULES[config.method])
 
@@ -248,7 +244,7 @@ def _combine(y: Tensor, slopes: list[Tensor], row: tuple[float, ...], length: fl
 
 
 def _by_torchdiffeq(
-    problem: Problem, table: Tensor | None, parameters: Sequence[Tensor] | None, *, steps: int, config: SolverConfig
+    problem: OdeProblem, table: Tensor | None, parameters: Sequence[Tensor] | None, steps: int, config: SolverConfig
 ) -> Tensor:
     """States on the grid; given `parameters`, their gradients come from the adjoint equation."""
     inner = problem.direct if table is None else problem.tabulated(table)

@@ -25,23 +25,22 @@ from distlfm.config import nearest
 from distlfm.errors import UsageError
 from distlfm.instance import FloatArray, Instance, Truth
 from distlfm.store.files import finite
-from distlfm.store.layout import STATUSES, STRING, StoreSpec, Variable
+from distlfm.store.layout import STATUSES, STRING, StoreSpec, Variable, variables
 
+Arrays = Mapping[str, NDArray[Any]]
 NEEDED = ("id", "status")
 
 
-def checked_arrays(
-    variables: Mapping[str, Variable], arrays: Mapping[str, NDArray[Any]], where: range
-) -> dict[str, NDArray[Any]]:
+def checked_arrays(known: Mapping[str, Variable], arrays: Arrays, where: range) -> dict[str, NDArray[Any]]:
     """Every array of the block, [b, ...] each, those that are not given filled with nothing."""
     for name in arrays:
-        if name not in variables:
-            raise UsageError(f"The store has no array {name!r}.", nearest(name, list(variables)))
+        if name not in known:
+            raise UsageError(f"The store has no array {name!r}.", nearest(name, list(known)))
     for name in NEEDED:
         if name not in arrays:
             raise UsageError(f"The array {name!r} is not given.", "Every block needs it.")
     found = {}
-    for name, variable in variables.items():
+    for name, variable in known.items():
         wanted = (len(where), *variable.shape[1:])
         values = np.asarray(arrays[name]) if name in arrays else variable.filled(len(where))
         if values.shape != wanted:
@@ -58,12 +57,12 @@ def checked_arrays(
 
 def checked_rows(rows: Sequence[Mapping[str, Any]], where: range) -> Sequence[Mapping[str, Any]]:
     if len(rows) != len(where):
-        raise UsageError(f"{len(rows)} rows are given for {len(where)} instances.", "Give one row an instance.")
+        raise UsageError(f"{len(rows)} rows are given for {len(where)} instances.", "Give one row per instance.")
     return rows
 
 
 def encoded_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """One line of JSON a row; what is not finite becomes null."""
+    """One line of JSON per row; what is not finite becomes null."""
     return "".join(json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows).encode()
 
 
@@ -94,14 +93,13 @@ def chunk_rows(variable: Variable, block: int) -> int:
 
 def create_array(group: zarr.Group, variable: Variable, block: int | None = None) -> zarr.Array[Any]:
     """Prepare an array: in shards of `block` rows, or in one chunk."""
-    rest = tuple(max(size, 1) for size in variable.shape[1:])
-    whole = (max(variable.shape[0], 1), *rest)
+    first, *rest = (max(size, 1) for size in variable.shape)
     made: zarr.Array[Any] = group.create_array(
         variable.name,
         shape=variable.shape,
         dtype=variable.dtype,
         shards=None if block is None else (block, *rest),
-        chunks=whole if block is None else (chunk_rows(variable, block), *rest),
+        chunks=(first if block is None else chunk_rows(variable, block), *rest),
         compressors=(ZstdCodec(level=LEVEL), Crc32cCodec()),
         fill_value=variable.fill,
         dimension_names=variable.dims,
@@ -132,20 +130,10 @@ class Encoder:
         return found
 
 
-Arrays = Mapping[str, NDArray[Any]]
-
-
 def pack(spec: StoreSpec, instances: Sequence[Instance]) -> dict[str, NDArray[Any]]:
-    """The observed part of a block: id, observed, observed_time, and where there are any, positions and variances."""
-    count, shape = len(instances), (len(spec.outputs), spec.samples)
-    found: dict[str, NDArray[Any]] = {
-        "id": np.array([one.id for one in instances], dtype=np.object_),
-        "observed": np.full((count, *shape), np.nan),
-        "observed_time": np.full((count, spec.samples), np.nan),
-    }
-    found |= {f"observed_{axis}": np.full((count, spec.samples), np.nan) for axis in spec.space}
-    if spec.variance:
-        found["observed_variance"] = np.full((count, *shape), np.nan)
+    """Return the observed part of a block: id, observed, observed_time, and any positions and variances."""
+    found = {one.name: one.filled(len(instances)) for one in variables(spec) if one.name.startswith("observed")}
+    found["id"] = np.array([one.id for one in instances], dtype=np.object_)
     for row, one in enumerate(instances):
         what = misfit(spec, one)
         if what:

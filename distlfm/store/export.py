@@ -13,24 +13,24 @@ therefore better for large stores. In a folder the reader puts each file's name 
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import re
 import shutil
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distlfm.config import nearest
-from distlfm.data.npz import write_npz
+from distlfm.data.npz import add_to_npz, write_npz
 from distlfm.errors import UsageError
-from distlfm.instance import Instance
 from distlfm.optional import require
 from distlfm.store.files import flush, flush_tree, partial, storing
 from distlfm.store.inspection import OnBlock
@@ -69,26 +69,27 @@ def drafted(target: Path) -> Iterator[Path]:
 
 
 def _clear(draft: Path) -> None:
-    if draft.is_dir():
-        shutil.rmtree(draft, ignore_errors=True)
-    else:
-        draft.unlink(missing_ok=True)
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.unlink(missing_ok=True)
 
 
 SUFFIX = ".npz"
-
-Write = Callable[[int, int, Sequence[Instance]], None]
-"""Takes a block, the number of instances before it, and its instances."""
 
 
 def export_npz(store: Store, target: Path, on_block: OnBlock) -> Exported:
     """Write every instance that has an observation."""
     found = Exported(target)
-    with drafted(target) as draft, _writer(draft, one_file=target.suffix == SUFFIX) as write:
+    with drafted(target) as draft, ExitStack() as stack:
+        if target.suffix == SUFFIX:
+            archive = stack.enter_context(zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED))
+        else:
+            draft.mkdir()
         for block, marker in store.markers().items():
             instances = store.instances(marker.first, marker.first + marker.count)
-            if instances:
-                write(block, found.num_instances, instances)
+            if target.suffix == SUFFIX:
+                add_to_npz(archive, instances, found.num_instances)
+            elif instances:
+                write_npz(draft / f"{block:05d}{SUFFIX}", instances)
             found.num_instances += len(instances)
             found.left_out += marker.count - len(instances)
             on_block(block)
@@ -97,28 +98,6 @@ def export_npz(store: Store, target: Path, on_block: OnBlock) -> Exported:
     if found.left_out:
         found.notes.append(f"{found.left_out} instances have no observation and are left out.")
     return found
-
-
-@contextmanager
-def _writer(draft: Path, *, one_file: bool) -> Iterator[Write]:
-    if not one_file:
-        draft.mkdir()
-        yield lambda block, _, instances: write_npz(draft / f"{block:05d}{SUFFIX}", instances)
-        return
-    piece = partial(draft)
-    with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED, allowZip64=True) as archive:
-
-        def add(_: int, offset: int, instances: Sequence[Instance]) -> None:
-            write_npz(piece, instances)
-            try:
-                with zipfile.ZipFile(piece) as source:
-                    for name in source.namelist():
-                        number, _slash, rest = name.partition("/")
-                        archive.writestr(f"{int(number) + offset}/{rest}", source.read(name))
-            finally:
-                piece.unlink(missing_ok=True)
-
-        yield add
 
 
 SUFFIXES = (".h5", ".hdf5")
@@ -131,16 +110,15 @@ def export_well(store: Store, target: Path, on_block: OnBlock) -> Exported:
     h5py = require("h5py", "export")
     spec, markers = store.spec, store.markers()
     _exportable(spec, target)
-    count = sum(_answered(marker) for marker in markers.values())
+    found = Exported(target, left_out=sum(one.statuses.get(name, 0) for one in markers.values() for name in FAILED))
+    found.num_instances = count = sum(one.count for one in markers.values()) - found.left_out
     if not count:
         raise UsageError(f"No instance of {store.path} has an answer.", "There is nothing to export.")
-    found = Exported(target, count, sum(marker.count for marker in markers.values()) - count)
     with drafted(target) as draft, _file(h5py, draft, spec, count) as file:
         columns = _prepare(file, spec, count)
         at = 0
         for block, marker in markers.items():
-            kept = _fill(file, store, marker, columns, at)
-            at += kept
+            at += _fill(file, store, marker, columns, at)
             on_block(block)
         assert at == count, f"{count} instances were announced and {at} found"
     if found.left_out:
@@ -177,28 +155,33 @@ def _exportable(spec: StoreSpec, target: Path) -> None:
         )
 
 
-def _answered(marker: Marker) -> int:
-    return marker.count - sum(marker.statuses.get(name, 0) for name in FAILED)
-
-
-class _Column:
+class _Column(NamedTuple):
     """A dataset of the file: row `row` of the store's array `source`. tail: the shape it has in the file."""
 
-    def __init__(self, source: str, row: int, place: str, tail: tuple[int, ...]) -> None:
-        self.source, self.row, self.place, self.tail = source, row, place, tail
+    source: str
+    row: int
+    place: str
+    tail: tuple[int, ...]
 
 
 def _prepare(file: Any, spec: StoreSpec, count: int) -> list[_Column]:
     """Write what all trajectories share, and make room for them."""
     axes = spec.space or ("x",)
     lattice = spec.lattice if spec.lattice is not None else ((0.0,),)
-    _attributes(file, spec, count, len(axes))
-    _dimensions(file, spec, count, axes, lattice)
+    about = spec.attributes
+    file.attrs.update(
+        dataset_name=str(about.get("title") or about.get("mechanism") or spec.kind),
+        grid_type="cartesian",
+        n_spatial_dims=len(axes),
+        n_trajectories=count,
+        simulation_parameters=_texts([]),
+        config_hash=str(about.get("config_hash", "")),
+    )
+    _dimensions(file, spec, count, dict(zip(axes, lattice, strict=True)))
     _boundaries(file, spec)
-    columns, taken = [], set[str]()
-    for name, source, row in _fields(spec, taken):
-        shape = (spec.steps, *map(len, lattice))
-        columns.append(_Column(source, row, f"t0_fields/{name}", shape))
+    taken = set[str]()
+    shape = (spec.steps, *map(len, lattice))
+    columns = [_Column(source, row, f"t0_fields/{name}", shape) for name, source, row in _fields(spec, taken)]
     scalars = [_free(f"parameter_{name}", name, taken) for name in spec.parameters]
     columns += [_Column("params_mean", row, f"scalars/{name}", ()) for row, name in enumerate(scalars)]
     for group in ("t0_fields", "t1_fields", "t2_fields", "scalars"):
@@ -206,40 +189,24 @@ def _prepare(file: Any, spec: StoreSpec, count: int) -> list[_Column]:
         file.create_group(group).attrs["field_names"] = _texts(here)
     for column in columns:
         made = file.create_dataset(column.place, (count, *column.tail), dtype="float32")
-        made.attrs["sample_varying"] = True
-        made.attrs["time_varying"] = bool(column.tail)
+        made.attrs.update(sample_varying=True, time_varying=bool(column.tail))
         if column.tail:
             made.attrs["dim_varying"] = np.ones(len(axes), dtype=np.bool_)
     file.create_dataset("trajectory_ids", (count,), dtype=require("h5py", "export").string_dtype())
     return columns
 
 
-def _attributes(file: Any, spec: StoreSpec, count: int, num_axes: int) -> None:
-    about = spec.attributes
-    file.attrs["dataset_name"] = str(about.get("title") or about.get("mechanism") or spec.kind)
-    file.attrs["grid_type"] = "cartesian"
-    file.attrs["n_spatial_dims"] = num_axes
-    file.attrs["n_trajectories"] = count
-    file.attrs["simulation_parameters"] = _texts([])
-    file.attrs["config_hash"] = str(about.get("config_hash", ""))
-
-
-def _dimensions(
-    file: Any, spec: StoreSpec, count: int, axes: Sequence[str], lattice: Sequence[Sequence[float]]
-) -> None:
+def _dimensions(file: Any, spec: StoreSpec, count: int, axes: Mapping[str, Sequence[float]]) -> None:
     group = file.create_group("dimensions")
-    group.attrs["spatial_dims"] = _texts(axes)
+    group.attrs["spatial_dims"] = _texts(list(axes))
     if spec.times is None:
         time = group.create_dataset("time", (count, spec.steps), dtype="float32")
     else:
         time = group.create_dataset("time", data=np.array(spec.times, dtype=np.float32))
-    time.attrs["sample_varying"] = spec.times is None
-    time.attrs["units"] = unit(spec, "time")
-    for axis, points in zip(axes, lattice, strict=True):
+    time.attrs.update(sample_varying=spec.times is None, units=unit(spec, "time"))
+    for axis, points in axes.items():
         made = group.create_dataset(axis, data=np.array(points, dtype=np.float32))
-        made.attrs["sample_varying"] = False
-        made.attrs["time_varying"] = False
-        made.attrs["units"] = unit(spec, axis)
+        made.attrs.update(sample_varying=False, time_varying=False, units=unit(spec, axis))
 
 
 def _boundaries(file: Any, spec: StoreSpec) -> None:
@@ -249,11 +216,8 @@ def _boundaries(file: Any, spec: StoreSpec) -> None:
         wall = group.create_group(f"{axis}_wall")
         mask = np.zeros(len(points), dtype=np.bool_)
         mask[[0, -1]] = True
-        wall.attrs["bc_type"] = "wall"
-        wall.attrs["associated_dims"] = _texts([axis])
-        wall.attrs["associated_fields"] = _texts([])
-        wall.attrs["sample_varying"] = False
-        wall.attrs["time_varying"] = False
+        wall.attrs.update(bc_type="wall", associated_dims=_texts([axis]), associated_fields=_texts([]))
+        wall.attrs.update(sample_varying=False, time_varying=False)
         wall.create_dataset("mask", data=mask)
         wall.create_dataset("values", data=np.zeros(2, dtype=np.float32))
 
@@ -270,19 +234,16 @@ def _fields(spec: StoreSpec, taken: set[str]) -> Iterator[tuple[str, str, int]]:
 
 def _free(longer: str, name: str, taken: set[str]) -> str:
     """A name that is not taken yet; a slash would be a folder."""
-    for candidate in (name, longer, *(f"{longer}_{number}" for number in range(2, len(taken) + 3))):
-        clean = candidate.replace("/", "_")
-        if clean not in taken:
-            taken.add(clean)
-            return clean
-    raise AssertionError("one of so many names is free")
+    candidates = itertools.chain((name, longer), (f"{longer}_{number}" for number in itertools.count(2)))
+    free = next(one for one in (candidate.replace("/", "_") for candidate in candidates) if one not in taken)
+    taken.add(free)
+    return free
 
 
 def _fill(file: Any, store: Store, marker: Marker, columns: Iterable[_Column], at: int) -> int:
     """Write the answered rows of a block from `at` on; how many they are."""
     start, stop = marker.first, marker.first + marker.count
-    lost = [STATUSES[name] for name in FAILED]
-    keep = ~np.isin(store.read("status", start, stop), lost)
+    keep = ~np.isin(store.read("status", start, stop), [STATUSES[name] for name in FAILED])
     to = slice(at, at + int(keep.sum()))
     if store.spec.times is None:
         times = store.read("time", start, stop)[keep]
@@ -298,7 +259,7 @@ def _fill(file: Any, store: Store, marker: Marker, columns: Iterable[_Column], a
             held, values = column.source, store.read(column.source, start, stop)[keep]
         file[column.place][to] = values[:, column.row].reshape(-1, *column.tail).astype(np.float32)
     file["trajectory_ids"][to] = store.read("id", start, stop)[keep].astype(np.object_)
-    return int(keep.sum())
+    return to.stop - at
 
 
 def _texts(names: Sequence[str]) -> NDArray[Any]:

@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,9 @@ def unexpected(error: Exception, how: str) -> str:
 
     how: the option that shows where it was raised.
     """
-    told = refusal(error) if isinstance(error, OSError) else None
+    sentence = refusal(error) if isinstance(error, OSError) else None
     fault = f"Unexpected {type(error).__name__}: {error}. This is a fault of distlfm; {how} shows where."
-    return fault if told is None else str(told)
+    return fault if sentence is None else str(sentence)
 
 
 def _named(path: Path) -> Path:
@@ -127,9 +127,7 @@ def no_room(folder: Path, size: int = ROOM) -> str:
 
 def no_place(path: Path, error: OSError, kind: str = "directory") -> UsageError:
     """A place for results that is refused before anything is in it. kind: of what --out names."""
-    fix = f"Choose another --out {kind}."
-    if is_full(error):
-        fix = f"Free space, or choose another --out {kind}."
+    fix = f"Free space, or choose another --out {kind}." if is_full(error) else f"Choose another --out {kind}."
     return UsageError(f"Cannot write to {path}: {_reason(error)}.", fix)
 
 
@@ -153,7 +151,7 @@ def put_all(contents: Mapping[Path, bytes]) -> None:
     drafts = {path: partial(path) for path in contents}
     with ThreadPoolExecutor(FLUSHES) as pool:
         try:
-            list(pool.map(_write, drafts.values(), contents.values()))
+            list(pool.map(write_through, drafts.values(), contents.values()))
             for path, draft in drafts.items():
                 draft.replace(path)
         except OSError:
@@ -163,8 +161,10 @@ def put_all(contents: Mapping[Path, bytes]) -> None:
         list(pool.map(flush, {path.parent for path in contents}))
 
 
-def _write(path: Path, content: bytes) -> None:
-    with naming(path), path.open("wb") as file:
+def write_through(path: Path, content: bytes, mode: str = "wb") -> None:
+    """Write a file, and return when it is on the disk. mode: `r+b` keeps the file that is there, and its lock."""
+    with naming(path), path.open(mode) as file:
+        file.truncate()
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -215,17 +215,13 @@ def flush_tree(path: Path) -> None:
 
 def remove(path: Path) -> None:
     """Remove a file if it is there; what cannot be removed is left for a retry to replace."""
-    try:
+    with suppress(OSError):
         path.unlink(missing_ok=True)
-    except OSError:
-        return
 
 
 def finite(value: Any) -> Any:
     """The same with None for every number that is not finite, and arrays and numbers of numpy as Python's own."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if isinstance(value, float):
         return value if math.isfinite(value) else None

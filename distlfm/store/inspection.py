@@ -17,7 +17,7 @@ import numpy as np
 
 from distlfm.errors import DistlfmError
 from distlfm.store.layout import FAILED, Variable, grid, statics, tally
-from distlfm.store.lock import driver_of
+from distlfm.store.lock import drivers_of
 from distlfm.store.metadata import FOLDER, METADATA, Marker, find_store, finished, is_store, marker_path, read_marker
 from distlfm.store.store import ROWS, Store
 
@@ -42,7 +42,7 @@ class Flaw:
 
 @dataclass
 class Verification:
-    """What was found. Mentions are no flaws: blocks that are still missing, and leftovers of writers that died."""
+    """What was found. Mentions are not flaws: blocks that are still missing, and leftovers of writers that died."""
 
     flaws: list[Flaw] = field(default_factory=list)
     mentions: list[str] = field(default_factory=list)
@@ -56,24 +56,22 @@ class Verification:
 
 
 def verify(store: Store, on_block: OnBlock = lambda _: None) -> Verification:
-    """Read every file that a marker tells of, and compare."""
-    found = Verification()
-    found.flaws += _shared(store)
+    """Read every file that a marker lists, and compare."""
     there = finished(store.path)
+    found = Verification(flaws=list(_shared(store)), num_blocks=len(there))
     seen: dict[str, int] = {}
     for block in there:
         marker, flaws = _marker(store, block)
         if marker is not None:
-            flaws += _files(store, marker)
-            flaws += _content(store, marker, seen) if not flaws else []
+            flaws += [_flaw(store, block, *one) for one in _files(store, marker)]
+            flaws += [] if flaws else [_flaw(store, block, *one) for one in _content(store, marker, seen)]
             found.num_instances += marker.count
             found.num_bytes += marker.bytes
-        found.num_blocks += 1
         found.flaws += flaws
         on_block(block)
     missing = store.missing()
     if missing:
-        what = f"{len(missing)} of {store.spec.num_blocks} blocks are not finished ({_some(map(str, missing))})."
+        what = f"{len(missing)} of {store.spec.num_blocks} blocks are not finished ({_some(missing)})."
         found.mentions.append(f"{what} The command that began the store goes on with them.")
     leftovers = sorted(_leftovers(store, set(there)))
     if leftovers:
@@ -92,13 +90,12 @@ def _shared(store: Store) -> Iterator[Flaw]:
     for variable, expected in statics(store.spec):
         try:
             same = np.array_equal(store.static(variable.name), expected)
+            reason = "" if same else "is not what the store was made with"
         except (OSError, ValueError, RuntimeError, KeyError) as error:
-            what = f"The array {variable.name} cannot be read ({error})."
-            yield Flaw(f"{what} Copy its folder again from its origin.", None, variable.name)
-            continue
-        if not same:
-            what = f"The array {variable.name} is not what the store was made with."
-            yield Flaw(f"{what} Copy its folder again from its origin.", None, variable.name)
+            reason = f"cannot be read ({error})"
+        if reason:
+            fix = "Copy its folder again from its origin."
+            yield Flaw(f"The array {variable.name} {reason}. {fix}", None, variable.name)
 
 
 def _metadata(store: Store, variable: Variable) -> str:
@@ -114,7 +111,6 @@ def _metadata(store: Store, variable: Variable) -> str:
 
 
 def _marker(store: Store, block: int) -> tuple[Marker | None, list[Flaw]]:
-    path = marker_path(store.path, block)
     try:
         marker = read_marker(store.path, block)
     except DistlfmError as error:
@@ -122,60 +118,64 @@ def _marker(store: Store, block: int) -> tuple[Marker | None, list[Flaw]]:
     if marker is None:
         return None, []
     if block >= store.spec.num_blocks:
-        what = f"{path.name} in {FOLDER} tells of block {block}, and the store has {store.spec.num_blocks}."
+        file = marker_path(store.path, block).name
+        what = f"{file} in {FOLDER} is for block {block}, and the store has {store.spec.num_blocks}."
         return None, [Flaw(f"{what} Remove it.", block)]
     where = store.block_range(block)
     promised = {path.relative_to(store.path).as_posix() for path in store.block_files(block)}
     if (marker.block, marker.first, marker.count) != (block, where.start, len(where)):
-        what = f"its marker tells of instances {marker.first} to {marker.first + marker.count - 1}"
+        what = f"its marker is for instances {marker.first} to {marker.first + marker.count - 1}"
         return marker, [_flaw(store, block, "", f"{what}, and they are {where.start} to {where.stop - 1}")]
     if set(marker.checksums) != promised:
         odd = _some(sorted(set(marker.checksums) ^ promised))
-        return marker, [_flaw(store, block, "", f"its marker tells of other files than the store's layout ({odd})")]
+        return marker, [_flaw(store, block, "", f"its marker lists other files than the store's layout ({odd})")]
     return marker, []
 
 
-def _files(store: Store, marker: Marker) -> list[Flaw]:
-    flaws = []
+def _files(store: Store, marker: Marker) -> Iterator[tuple[str, str]]:
+    """The array and what is wrong with its file, for each that is not as it was written."""
     for name, expected in marker.checksums.items():
         array = name.partition("/")[0]
         what = "the rows" if array == ROWS else f"the shard of {array}"
-        try:
-            same = _checksum(store.path / name) == expected
-        except FileNotFoundError:
-            flaws.append(_flaw(store, marker.block, array, f"{what} ({name}) is gone"))
-            continue
-        except OSError as error:
-            flaws.append(_flaw(store, marker.block, array, f"{what} ({name}) cannot be read ({error.strerror})"))
-            continue
-        if not same:
-            flaws.append(_flaw(store, marker.block, array, f"{what} ({name}) is damaged: its checksum differs"))
-    return flaws
+        reason = _damage(store.path / name, expected)
+        if reason:
+            yield array, f"{what} ({name}) {reason}"
 
 
-def _content(store: Store, marker: Marker, seen: dict[str, int]) -> list[Flaw]:
-    """Whether rows, names and counts fit together, in a block whose files are as they were written."""
+def _damage(path: Path, checksum: str) -> str:
+    """What is wrong with a file; empty if nothing is."""
+    try:
+        with path.open("rb") as file:
+            same = hashlib.file_digest(file, "sha256").hexdigest() == checksum
+    except FileNotFoundError:
+        return "is gone"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return "" if same else "is damaged: its checksum differs"
+
+
+def _content(store: Store, marker: Marker, seen: dict[str, int]) -> Iterator[tuple[str, str]]:
+    """How rows, names and counts do not fit together, in a block whose files are as they were written."""
     block, where = marker.block, store.block_range(marker.block)
     try:
         names = [str(name) for name in store.read("id", where.start, where.stop)]
         statuses = tally(store.read("status", where.start, where.stop))
         rows = list(store.rows([block]))
     except (DistlfmError, KeyError) as error:
-        return [_flaw(store, block, "", f"it cannot be read although its checksums are right ({error})")]
-    flaws = []
+        yield "", f"it cannot be read although its checksums are right ({error})"
+        return
     if len(rows) != len(where):
-        flaws.append(_flaw(store, block, ROWS, f"it has {len(rows)} rows for {len(where)} instances"))
+        yield ROWS, f"it has {len(rows)} rows for {len(where)} instances"
     other = [name for name, row in zip(names, rows, strict=False) if row.get("id", name) != name]
     if other:
-        flaws.append(_flaw(store, block, ROWS, f"the row of {other[0]!r} tells of another instance"))
+        yield ROWS, f"the row of {other[0]!r} is about another instance"
     if statuses != marker.statuses:
-        flaws.append(_flaw(store, block, "status", f"its marker counts {marker.statuses}, and there are {statuses}"))
+        yield "status", f"its marker counts {marker.statuses}, and there are {statuses}"
     for name in names:
         if name in seen:
             place = "the same block" if seen[name] == block else f"block {seen[name]}"
-            flaws.append(_flaw(store, block, "id", f"the name {name!r} is in {place} too"))
+            yield "id", f"the name {name!r} is in {place} too"
         seen[name] = block
-    return flaws
 
 
 def _flaw(store: Store, block: int, array: str, what: str) -> Flaw:
@@ -187,28 +187,20 @@ def _flaw(store: Store, block: int, array: str, what: str) -> Flaw:
 def _leftovers(store: Store, there: set[int]) -> Iterator[str]:
     """Files of blocks without a marker, and drafts that were never renamed."""
     for folder in [*store.variables, ROWS, FOLDER]:
-        if not (store.path / folder).is_dir():
-            continue
-        for path in (store.path / folder).iterdir():
+        for path in (store.path / folder).iterdir() if (store.path / folder).is_dir() else ():
             number = path.stem if folder == ROWS else path.name.removeprefix("c.").partition(".")[0]
             unfinished = folder != FOLDER and number.isdecimal() and int(number) not in there
             if unfinished or path.name.endswith(".part"):
                 yield f"{folder}/{path.name}"
 
 
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _some(names: Any) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
-    return ", ".join(listed[:SHOWN]) + more
+def _some(names: Sequence[object]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(map(str, names[:SHOWN])) + more
 
 
 @dataclass(frozen=True)
-class Summary:
+class StoreSummary:
     """One store. done: instances of finished blocks; failed: those of them without an answer; driver: who works on it.
 
     bytes: of the finished blocks.
@@ -232,14 +224,14 @@ class Summary:
         return asdict(self)
 
 
-def summarise(path: str | Path) -> Summary:
+def summarise(path: str | Path) -> StoreSummary:
     """Look at one store."""
     store = Store.open(path)
     spec, markers = store.spec, store.markers().values()
     sizes = {"output": spec.outputs, "force": spec.forces, "parameter": spec.parameters}
     dims = {name: len(names) for name, names in sizes.items()} | {"sample": spec.samples} | dict(grid(spec))
-    driver = driver_of(store.path)
-    return Summary(
+    drivers = drivers_of(store.path)
+    return StoreSummary(
         path=str(path),
         kind=spec.kind,
         mechanism=str(spec.attributes.get("mechanism", "")),
@@ -252,7 +244,7 @@ def summarise(path: str | Path) -> Summary:
         bytes=sum(marker.bytes for marker in markers),
         config_hash=str(spec.attributes.get("config_hash", "")),
         created=store.created,
-        driver="" if driver is None else str(driver),
+        driver=str(drivers[0]) if drivers else "",
     )
 
 

@@ -7,7 +7,7 @@ one block; the others (names, grid, mesh) are written once, at creation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,22 +19,21 @@ from distlfm.config import Config
 SCHEMA = 1
 """Raised when a store of the old layout can no longer be read by this code."""
 
-STATUSES: dict[str, int] = {
-    "running": 0,
-    "converged": 1,
-    "stalled": 2,
-    "max_iterations": 3,
-    "diverged": 4,
-    "failed": 5,
-    "generated": 6,
-}
-"""How an instance ended. The first five are those of `distlfm.inference.optimise.Status`, with the same numbers."""
+_ENDS = ("running", "converged", "stalled", "max_iterations", "diverged", "failed", "generated", "unreliable")
+STATUSES = {name: code for code, name in enumerate(_ENDS)}
+"""How an instance ended; those of `distlfm.inference.optimise.Status` have the same numbers.
+
+Stores hold the numbers: a new status goes to the end.
+"""
 
 ABSENT = -1
 """The status of a row whose block is not written."""
 
 FAILED = ("diverged", "failed")
 """Statuses of rows that hold no answer."""
+
+UNLEARNED = (*FAILED, "unreliable")
+"""Statuses of rows that an operator does not learn from."""
 
 STRING = "string"
 UNKNOWN_UNIT = "unknown"
@@ -47,7 +46,7 @@ class StoreSpec(Config):
     """Everything a store is made from.
 
     samples: most observation points of an instance. steps: times of the grid; `times` are they if all instances share
-    them. space: the axes of a field, with the coordinates of its `lattice` (one list an axis), or with `nodes`
+    them. space: the axes of a field, with the coordinates of its `lattice` (one list per axis), or with `nodes`
     ([node][axis]) where the places have no order. draws: force draws that are kept. variance: whether noise variances
     are given with the data. units: of "time", of axes, and of outputs, forces and parameters by name.
     attributes: of the group: mechanism, config, config_hash, seed, data, title, versions.
@@ -77,15 +76,15 @@ class StoreSpec(Config):
             if len(set(names)) < len(names):
                 raise ValueError(f"{what} repeat a name: {', '.join(names)}")
         if len(self.parameter_kinds) != len(self.parameters):
-            raise ValueError("parameter_kinds needs one kind a parameter")
+            raise ValueError("parameter_kinds needs one kind per parameter")
         if self.times is not None and len(self.times) != self.steps:
             raise ValueError(f"times has {len(self.times)} values for {self.steps} steps")
         if self.space and (self.lattice is None) == (self.nodes is None):
             raise ValueError("a field has either a lattice or nodes")
         if self.lattice is not None and len(self.lattice) != len(self.space):
-            raise ValueError("lattice needs one list of coordinates an axis of space")
+            raise ValueError("lattice needs one list of coordinates per axis of space")
         if self.nodes is not None and any(len(node) != len(self.space) for node in self.nodes):
-            raise ValueError("nodes needs one coordinate an axis of space")
+            raise ValueError("nodes needs one coordinate per axis of space")
         return self
 
     @property
@@ -120,7 +119,7 @@ def grid(spec: StoreSpec) -> list[tuple[str, int]]:
 
 
 def variables(spec: StoreSpec) -> list[Variable]:
-    """The arrays that have a row an instance."""
+    """The arrays that have one row per instance."""
     sizes = {
         "output": len(spec.outputs),
         "force": len(spec.forces),
@@ -140,14 +139,9 @@ def variables(spec: StoreSpec) -> list[Variable]:
         return Variable(name, ("instance", *dims), shape, attrs={"long_name": long_name, **attrs})
 
     outputs, forces = _units(spec, "output", spec.outputs), _units(spec, "force", spec.forces)
-    found = [
-        make("observed", ("output", "sample"), "observed value", coordinates=seen, **outputs),
-        make("observed_time", ("sample",), "time of the observation", units=unit(spec, "time")),
-    ]
-    found += [
-        make(f"observed_{axis}", ("sample",), f"{axis} of the observation", units=unit(spec, axis))
-        for axis in spec.space
-    ]
+    found = [make("observed", ("output", "sample"), "observed value", coordinates=seen, **outputs)]
+    for axis in ("time", *spec.space):
+        found.append(make(f"observed_{axis}", ("sample",), f"{axis} of the observation", units=unit(spec, axis)))
     if spec.variance:
         text = "variance of the measurement noise"
         found.append(make("observed_variance", ("output", "sample"), text, coordinates=seen, **_squared(outputs)))
@@ -168,15 +162,13 @@ def variables(spec: StoreSpec) -> list[Variable]:
         make("elbo", (), "what the fit maximised", coordinates="id", units="1"),
         make("wall_s", (), "time the instance took", coordinates="id", units="s"),
     ]
-    rows = (spec.instances,)
     flags = {"flag_values": [ABSENT, *STATUSES.values()], "flag_meanings": " ".join(["absent", *STATUSES])}
-    texts = {"coordinates": "id", "units": "1"}
-    found += [
-        Variable("seed", ("instance",), rows, "int64", -1, {"long_name": "random seed", **texts}),
-        Variable("status", ("instance",), rows, "int8", ABSENT, {"long_name": "how it ended", **texts, **flags}),
-        Variable("id", ("instance",), rows, STRING, "", {"long_name": "name of the instance"}),
+    return [
+        *found,
+        replace(make("seed", (), "random seed", coordinates="id", units="1"), dtype="int64", fill=-1),
+        replace(make("status", (), "how it ended", coordinates="id", units="1", **flags), dtype="int8", fill=ABSENT),
+        replace(make("id", (), "name of the instance"), dtype=STRING, fill=""),
     ]
-    return found
 
 
 def statics(spec: StoreSpec) -> list[tuple[Variable, NDArray[Any]]]:
@@ -211,8 +203,8 @@ def mesh_arrays(spec: StoreSpec, points: NDArray[Any], cells: NDArray[Any]) -> l
 
 def tally(status: NDArray[Any]) -> dict[str, int]:
     """How many instances ended how."""
-    names = {code: name for name, code in STATUSES.items()}
-    return {names[int(code)]: int(count) for code, count in zip(*np.unique(status, return_counts=True), strict=True)}
+    names = dict(enumerate(_ENDS))
+    return {names[code]: int(count) for code, count in zip(*np.unique(status, return_counts=True), strict=True)}
 
 
 def unit(spec: StoreSpec, name: str) -> str:

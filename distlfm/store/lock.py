@@ -1,15 +1,14 @@
-"""One driver a store, or several that have parts of it. Locks are the kernel's: free the moment their holder dies."""
+"""One driver per store, or several that have parts of it. Locks are the kernel's: free the moment their holder dies."""
 
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from distlfm.config import Config
 from distlfm.errors import UsageError
 from distlfm.runtime.process import job_name
 from distlfm.store.files import storing
-from distlfm.store.metadata import NO_LOCKS, RUN_STORE
+from distlfm.store.metadata import NO_LOCKS, RUN_STORE, open_lock, wait_for_lock
 
 FILE, PARTS, TURN = "lock", "parts", "turn"
 ATTEMPTS, PAUSE = 5, 0.05
@@ -46,11 +45,9 @@ class Holder(Config):
         return f"{self.role} on {self.host}, {job}process {self.pid}, since {self.since}"
 
 
-@contextmanager
-def driver_lock(store: Path, role: str = "fit") -> Iterator[Holder]:
-    """Be the only driver of a store; a second one is refused, and told who is the first."""
-    with _held(store, store / FILE, role) as me:
-        yield me
+def driver_lock(store: Path, role: str = "fit") -> AbstractContextManager[Holder]:
+    """Be the only driver of a store; a second one is refused with the name of the first."""
+    return _held(store, store / FILE, role)
 
 
 @contextmanager
@@ -70,25 +67,25 @@ def part_lock(store: Path, share: str) -> Iterator[Holder]:
 
 @contextmanager
 def turn(store: Path) -> Iterator[None]:
-    """One part's driver at a time; the others wait here."""
-    with storing("the lock", store):
-        descriptor = os.open(store / PARTS / TURN, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
+    """Let in one part's driver at a time; the others wait here."""
+    with _opened(store, store / PARTS / TURN) as descriptor:
+        wait_for_lock(descriptor)
         yield
+
+
+@contextmanager
+def _opened(store: Path, path: Path) -> Iterator[int]:
+    with storing("the lock", store):
+        descriptor = open_lock(path)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 
 
 @contextmanager
 def _held(store: Path, path: Path, role: str, *, shared: bool = False) -> Iterator[Holder]:
-    with storing("the lock", store):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
+    with _opened(store, path) as descriptor:
         job, until = job_name(os.environ), time.monotonic() + OWN_SECONDS
         while not _taken(descriptor, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
             who = holder(store)
@@ -99,10 +96,8 @@ def _held(store: Path, path: Path, role: str, *, shared: bool = False) -> Iterat
         if not shared:
             with storing("the lock", store):
                 os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, json.dumps(me.model_dump()).encode(), 0)
+                os.pwrite(descriptor, me.model_dump_json().encode(), 0)
         yield me
-    finally:
-        os.close(descriptor)
 
 
 def _in_use(store: Path, who: Holder | None) -> UsageError:
@@ -124,30 +119,21 @@ def drivers_of(store: Path) -> list[Holder]:
 
 
 def holder(store: Path) -> Holder | None:
-    """Who drives the store now, or the first of those who do; None if nobody does."""
+    """Return who drives the store now, or the first of those who do; None if nobody does."""
     return next(iter(drivers(store)), None)
 
 
 def _holder(path: Path) -> Holder | None:
     """Who has this lock."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _read(path)
+        with suppress(OSError, ValidationError):
+            return Holder.model_validate_json(path.read_bytes())
     except OSError:
         return None
-    finally:
-        os.close(descriptor)
     return None
-
-
-def driver_of(store: Path) -> Holder | None:
-    """The first of those who work on the store now."""
-    return next(iter(drivers_of(store)), None)
 
 
 def _taken(descriptor: int, path: Path, how: int) -> bool:
@@ -164,10 +150,3 @@ def _taken(descriptor: int, path: Path, how: int) -> bool:
             _log.warning("The file system of %s has no locks: take care that only one driver works on it.", path)
             return True
     return False
-
-
-def _read(path: Path) -> Holder | None:
-    try:
-        return Holder.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        return None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,14 +24,15 @@ SHARED = ("mechanism", "config", "config_hash", "seed", "data", "versions")
 """Attributes of the group that a merged store keeps if all its sources agree on them."""
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Rows `start` to `stop` of a source, all of finished blocks. prefix: what is put before their names."""
+class _Piece(NamedTuple):
+    """Rows of a source, all of finished blocks. prefix: what is put before their names."""
 
     source: Store
-    start: int
-    stop: int
+    rows: range
     prefix: str
+
+    def read(self, name: str) -> NDArray[Any]:
+        return self.source.read(name, self.rows.start, self.rows.stop)
 
 
 class Merge:
@@ -89,24 +89,19 @@ def merge(sources: Sequence[str | Path], target: str | Path, *, prefix: bool = F
 def _same_layout(stores: Sequence[Store]) -> None:
     first = stores[0]
     for other in stores[1:]:
-        for name in (*NAMES, *GRID):
-            _compare(first, other, name, getattr(first.spec, name), getattr(other.spec, name))
-        _compare(first, other, "mechanism", *(one.spec.attributes.get("mechanism") for one in (first, other)))
-        for what in sorted(first.spec.units.keys() & other.spec.units.keys()):
-            _compare(first, other, f"unit of {what}", first.spec.units[what], other.spec.units[what])
+        one, two = _layout(first.spec), _layout(other.spec)
+        for name in one:
+            if name in two and one[name] != two[name]:
+                texts = [str(value) for value in (one[name], two[name])]
+                values = " and ".join(text if len(text) <= 60 else text[:57] + "…" for text in texts)
+                what = f"{first.path} and {other.path} differ in their {name}: {values}."
+                raise UsageError(what, "Only stores of the same layout can be merged.")
 
 
-def _compare(first: Store, other: Store, name: str, one: Any, two: Any) -> None:
-    if one != two:
-        raise UsageError(
-            f"{first.path} and {other.path} differ in their {name}: {_short(one)} and {_short(two)}.",
-            "Only stores of the same layout can be merged.",
-        )
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+def _layout(spec: StoreSpec) -> dict[str, Any]:
+    """What must be the same in all sources, units as far as they are known."""
+    found = {name: getattr(spec, name) for name in (*NAMES, *GRID)} | {"mechanism": spec.attributes.get("mechanism")}
+    return found | {f"unit of {what}": unit for what, unit in sorted(spec.units.items())}
 
 
 def _names(stores: Sequence[Store]) -> list[str]:
@@ -125,13 +120,13 @@ def _names(stores: Sequence[Store]) -> list[str]:
 def _pieces(stores: Sequence[Store], prefixes: Sequence[str]) -> Iterator[_Piece]:
     for store, prefix in zip(stores, prefixes, strict=True):
         for marker in store.markers().values():
-            yield _Piece(store, marker.first, marker.first + marker.count, prefix)
+            yield _Piece(store, range(marker.first, marker.first + marker.count), prefix)
 
 
 def _unique_names(pieces: Sequence[_Piece]) -> None:
     seen: dict[str, Path] = {}
     for piece in pieces:
-        for name in piece.source.read("id", piece.start, piece.stop):
+        for name in piece.read("id"):
             whole = f"{piece.prefix}{name}"
             if whole in seen:
                 raise UsageError(
@@ -143,19 +138,17 @@ def _unique_names(pieces: Sequence[_Piece]) -> None:
 
 def _merged(stores: Sequence[Store], pieces: Sequence[_Piece]) -> StoreSpec:
     specs = [store.spec for store in stores]
-    counts = {store.path: 0 for store in stores}
-    for piece in pieces:
-        counts[piece.source.path] += piece.stop - piece.start
+    counts = [sum(len(piece.rows) for piece in pieces if piece.source is store) for store in stores]
     attributes = {key: value for key, value in specs[0].attributes.items() if key in SHARED}
     agreed = {key: value for key, value in attributes.items() if all(s.attributes.get(key) == value for s in specs)}
     origins = [
-        {"store": store.path.name, "instances": counts[store.path], "config_hash": one.attributes.get("config_hash")}
-        for store, one in zip(stores, specs, strict=True)
+        {"store": store.path.name, "instances": count, "config_hash": store.spec.attributes.get("config_hash")}
+        for store, count in zip(stores, counts, strict=True)
     ]
     title = " and ".join(dict.fromkeys(str(s.attributes["title"]) for s in specs if s.attributes.get("title")))
     return specs[0].model_copy(
         update={
-            "instances": sum(counts.values()),
+            "instances": sum(counts),
             "block": max(spec.block for spec in specs),
             "samples": max(spec.samples for spec in specs),
             "variance": any(spec.variance for spec in specs),
@@ -166,17 +159,12 @@ def _merged(stores: Sequence[Store], pieces: Sequence[_Piece]) -> StoreSpec:
 
 
 def _common_mesh(stores: Sequence[Store]) -> Mesh | None:
-    meshes = [store.mesh() for store in stores]
-    first = meshes[0]
-    for store, other in zip(stores, meshes, strict=True):
-        same = (first is None) == (other is None)
-        if first is not None and other is not None:
-            same = all(np.array_equal(one, two) for one, two in zip(first, other, strict=True))
-        if not same:
-            raise UsageError(
-                f"{stores[0].path} and {store.path} are on different meshes.",
-                "Only stores of the same mesh can be merged.",
-            )
+    first = stores[0].mesh()
+    for store in stores[1:]:
+        one, two = first or (), store.mesh() or ()
+        if len(one) != len(two) or not all(map(np.array_equal, one, two)):
+            what = f"{stores[0].path} and {store.path} are on different meshes."
+            raise UsageError(what, "Only stores of the same mesh can be merged.")
     return first
 
 
@@ -185,12 +173,10 @@ def _blocks(pieces: Sequence[_Piece], size: int) -> Iterator[list[_Piece]]:
     gathered: list[_Piece] = []
     room = size
     for piece in pieces:
-        start = piece.start
-        while start < piece.stop:
-            stop = min(piece.stop, start + room)
-            gathered.append(_Piece(piece.source, start, stop, piece.prefix))
-            room -= stop - start
-            start = stop
+        rows = piece.rows
+        while rows:
+            gathered.append(piece._replace(rows=rows[:room]))
+            rows, room = rows[room:], room - len(rows[:room])
             if room == 0:
                 yield gathered
                 gathered, room = [], size
@@ -202,12 +188,12 @@ def _arrays(merged: Store, parts: Sequence[_Piece]) -> dict[str, NDArray[Any]]:
     """The arrays of a block; fewer observation points than the merged store has room for are filled up."""
     found: dict[str, NDArray[Any]] = {}
     for name, variable in merged.variables.items():
-        whole = variable.filled(sum(part.stop - part.start for part in parts))
+        whole = variable.filled(sum(len(part.rows) for part in parts))
         at = 0
         for part in parts:
-            rows = slice(at, at + part.stop - part.start)
+            rows = slice(at, at + len(part.rows))
             if name in part.source.variables:
-                values = part.source.read(name, part.start, part.stop)
+                values = part.read(name)
                 if name == "id":
                     values = np.array([f"{part.prefix}{one}" for one in values], dtype=np.object_)
                 whole[(rows, *(slice(0, size) for size in values.shape[1:]))] = values
@@ -218,9 +204,7 @@ def _arrays(merged: Store, parts: Sequence[_Piece]) -> dict[str, NDArray[Any]]:
 
 def _rows(parts: Sequence[_Piece]) -> Iterator[Mapping[str, Any]]:
     for part in parts:
-        block = part.source.spec.block
-        first = part.start // block
-        blocks = range(first, (part.stop - 1) // block + 1)
-        skipped = part.start - first * block
-        for row in islice(part.source.rows(blocks), skipped, skipped + part.stop - part.start):
+        first, skipped = divmod(part.rows.start, part.source.spec.block)
+        blocks = range(first, (part.rows.stop - 1) // part.source.spec.block + 1)
+        for row in islice(part.source.rows(blocks), skipped, skipped + len(part.rows)):
             yield {**row, "id": f"{part.prefix}{row['id']}"} if "id" in row and part.prefix else row

@@ -13,7 +13,7 @@ import os
 import secrets
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from distlfm.config import Config, digest
 from distlfm.errors import OtherWork, UsageError, WorkError
-from distlfm.store.files import flush, partial, put_quickly, storing, unreadable
+from distlfm.store.files import flush, partial, put_quickly, storing, unreadable, write_through
 from distlfm.store.layout import SCHEMA, StoreSpec
 
 FOLDER = "markers"
@@ -50,9 +50,9 @@ class Marker(Config):
 
 
 def content_hash(markers: Mapping[int, Marker]) -> str:
-    """A short hash of all files of some finished blocks: of what a store holds, wherever it lies."""
-    told = "".join(f"{block}{json.dumps(mark.checksums, sort_keys=True)}" for block, mark in markers.items())
-    return digest(told)
+    """Return a short hash of all files of some finished blocks: of what a store holds, wherever it lies."""
+    text = "".join(f"{block}{json.dumps(mark.checksums, sort_keys=True)}" for block, mark in markers.items())
+    return digest(text)
 
 
 def marker_path(store: Path, block: int) -> Path:
@@ -78,9 +78,8 @@ def read_marker(store: Path, block: int) -> Marker | None:
     try:
         return Marker.model_validate_json(text)
     except ValidationError:
-        raise WorkError(
-            f"The marker {path} is damaged.", "Remove it; then the block is done again by the command that made it."
-        ) from None
+        fix = "Remove it; then the block is done again by the command that made it."
+        raise WorkError(f"The marker {path} is damaged.", fix) from None
 
 
 @contextmanager
@@ -102,13 +101,9 @@ def claimed(store: Path, block: int) -> Iterator[Path]:
 
 
 def publish(store: Path, marker: Marker, draft: Path) -> None:
-    """Make the draft the marker, on the disk. Everything that it tells of must be there already."""
+    """Make the draft the marker, on the disk. Everything that it lists must be there already."""
     text = json.dumps(marker.model_dump(mode="json"), separators=(",", ":"))
-    with draft.open("r+b") as file:
-        file.truncate()
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
+    write_through(draft, text.encode(), "r+b")
     path = marker_path(store, marker.block)
     draft.replace(path)
     flush(path.parent)
@@ -116,26 +111,37 @@ def publish(store: Path, marker: Marker, draft: Path) -> None:
 
 def _claim(draft: Path) -> int:
     while True:
-        descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = open_lock(draft)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                os.close(descriptor)
-                raise
-            return descriptor
-        if _is(draft, descriptor):
-            return descriptor
+            if not wait_for_lock(descriptor) or _is(draft, descriptor):
+                return descriptor
+        except OSError:
+            os.close(descriptor)
+            raise
         os.close(descriptor)  # while we waited, its holder renamed or removed it
+
+
+def open_lock(path: Path) -> int:
+    """The descriptor of a file that is locked; it is made if it is not there."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+
+def wait_for_lock(descriptor: int) -> bool:
+    """Be the only one with this lock; False where the file system has none."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return False
+    return True
 
 
 def _is(path: Path, descriptor: int) -> bool:
     try:
-        there = path.stat()
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
     except OSError:
         return False
-    here = os.fstat(descriptor)
-    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
 
 STEM = "progress"
@@ -143,52 +149,41 @@ STEM = "progress"
 
 def write_progress(path: Path, progress: Mapping[str, Any], part: str = "") -> None:
     """Replace what the store at `path` says about its progress, or about that of a `part`, such as `2/16`."""
+    file = path / (f"{STEM}-{part.replace('/', '-of-')}.json" if part else f"{STEM}.json")
     with storing("the progress", path):
-        put_quickly(_file(path, part), json.dumps(dict(progress)).encode())
+        put_quickly(file, json.dumps(dict(progress)).encode())
 
 
 def read_progress(path: Path) -> list[dict[str, Any]]:
-    """What each driver last said, those of parts too, as far as it can be read. Some of them may be long gone."""
-    found = (_read(file) for file in sorted(path.glob(f"{STEM}*.json")))
-    return [one for one in found if one is not None]
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _file(path: Path, part: str) -> Path:
-    return path / (f"{STEM}-{part.replace('/', '-of-')}.json" if part else f"{STEM}.json")
+    """Return what each driver last reported, those of parts too, as far as it can be read. Some may be long gone."""
+    found = []
+    for file in sorted(path.glob(f"{STEM}*.json")):
+        with suppress(OSError, ValueError):
+            found.append(json.loads(file.read_bytes()))
+    return [one for one in found if isinstance(one, dict)]
 
 
 METADATA = "zarr.json"
 _GRID = {"times", "lattice", "nodes"}
 """Parts of the specification that are read from the arrays that hold them."""
 
-_OWN = ("schema", "kind", "instances", "block", "created", "key", "layout")
+_SIZES = ("kind", "instances", "block")
+"""Parts of the specification that are attributes of their own."""
+
+_OWN = ("schema", *_SIZES, "created", "key", "layout")
 
 
 def attributes_of(spec: StoreSpec) -> dict[str, Any]:
     """The attributes of the group. `layout` is the specification without the grid and what stands beside it."""
-    apart = {*_GRID, "attributes", "kind", "instances", "block"}
+    layout = spec.model_dump(mode="json", exclude={*_GRID, *_SIZES, "attributes"})
     return {
         **spec.attributes,
         "Conventions": "CF-1.11",
         "schema": SCHEMA,
-        "kind": spec.kind,
-        "instances": spec.instances,
-        "block": spec.block,
+        **{name: getattr(spec, name) for name in _SIZES},
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "key": secrets.token_hex(8),
-        "layout": {
-            **spec.model_dump(mode="json", exclude=apart),
-            "shared_times": spec.times is not None,
-            "on_nodes": spec.nodes is not None,
-        },
+        "layout": {**layout, "shared_times": spec.times is not None, "on_nodes": spec.nodes is not None},
     }
 
 
@@ -208,9 +203,7 @@ def read_spec(path: Path) -> StoreSpec:
         shared, on_nodes = layout.pop("shared_times"), layout.pop("on_nodes")
         columns = [np.asarray(group[axis][...]).tolist() for axis in layout["space"]]
         return StoreSpec(
-            kind=attributes["kind"],
-            instances=attributes["instances"],
-            block=attributes["block"],
+            **{name: attributes[name] for name in _SIZES},
             times=tuple(np.asarray(group["time"][...]).tolist()) if shared else None,
             lattice=tuple(map(tuple, columns)) if columns and not on_nodes else None,
             nodes=tuple(zip(*columns, strict=True)) if on_nodes else None,
@@ -234,10 +227,8 @@ def read_attributes(path: Path) -> dict[str, Any]:
         raise _damaged(path, f"{METADATA} is not valid JSON") from None
     attributes = content.get("attributes") if isinstance(content, dict) else None
     if not isinstance(attributes, dict) or not isinstance(attributes.get("schema"), int):
-        raise UsageError(
-            f"{path} is a Zarr directory, but no store of distlfm: its attributes name no schema.",
-            "Give the path of a run, or of a store.",
-        )
+        what = f"{path} is a Zarr directory, but not a store of distlfm: its attributes name no schema."
+        raise UsageError(what, _GIVE)
     if attributes["schema"] != SCHEMA:
         age = "newer" if attributes["schema"] > SCHEMA else "older"
         raise OtherWork(
@@ -257,23 +248,22 @@ def _damaged(path: Path, why: str) -> WorkError:
 RUN_STORE = "store.zarr"
 """The store in the folder of a run."""
 
+_GIVE = "Give the path of a run, or of a store."
+
 
 def is_store(path: str | Path) -> bool:
-    """Whether a path is that of a store, or of a run that has one."""
+    """Return whether a path is that of a store, or of a run that has one."""
     return _located(Path(path)) is not None
 
 
 def find_store(path: str | Path) -> Path:
-    """The store at a path: the path itself, or `store.zarr` in the folder of a run."""
+    """Return the store at a path: the path itself, or `store.zarr` in the folder of a run."""
     given = Path(path)
     found = _located(given)
-    if found is not None:
-        return found
-    if not given.exists():
-        raise UsageError(f"There is no store {given}.", "Give the path of a run, or of a store.")
-    raise UsageError(
-        f"{given} is not a store: it has no {METADATA}, and no {RUN_STORE}.", "Give the path of a run, or of a store."
-    )
+    if found is None:
+        what = f"{given} is not a store: it has no {METADATA}, and no {RUN_STORE}."
+        raise UsageError(what if given.exists() else f"There is no store {given}.", _GIVE)
+    return found
 
 
 def _located(path: Path) -> Path | None:

@@ -102,7 +102,7 @@ class Store:
 
     @cached_property
     def variables(self) -> dict[str, Variable]:
-        """The arrays with a row an instance, by name."""
+        """The arrays with one row per instance, by name."""
         return {variable.name: variable for variable in variables(self.spec)}
 
     def block_range(self, index: int) -> range:
@@ -123,12 +123,12 @@ class Store:
         """Write a block whole: shards and rows onto the disk, then its marker.
 
         arrays: [b, ...] each, b instances of the block; `id` and `status` must be there, what else is left out is
-        fill. rows: one JSON-able mapping an instance. beside: files elsewhere that must be there whole when the marker
+        fill. rows: one JSON-able mapping per instance. beside: files elsewhere that must be there whole when the marker
         is. A block that is finished already is left as it is.
         """
         where = self.block_range(index)
         given = checked_arrays(self.variables, arrays, where)
-        told = checked_rows(rows, where)
+        lines = checked_rows(rows, where)
         existing = read_marker(self.path, index)
         if existing is not None:
             return existing
@@ -138,7 +138,7 @@ class Store:
             if existing is not None:
                 return existing
             try:
-                checksums, size = self._put(index, given, told, beside or {})
+                checksums, size = self._put(index, given, lines, beside or {})
                 marker = Marker(
                     block=index,
                     first=where.start,
@@ -198,7 +198,7 @@ class Store:
                 raise self._unreadable(block, "the rows", error) from error
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> NDArray[Any]:
-        """Rows `start` to `stop` of an array with a row an instance; fill where the block is not finished."""
+        """Rows `start` to `stop` of an array with one row per instance; fill where the block is not finished."""
         if name not in self.variables:
             raise UsageError(f"The store has no array {name!r}.", f"It has: {', '.join(self.variables)}.")
         start, stop, _ = slice(start, stop).indices(self.spec.instances)

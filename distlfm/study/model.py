@@ -17,12 +17,11 @@ from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.model import ForceConfig
 from distlfm.instance import Instance
 from distlfm.likelihoods import LikelihoodConfig
-from distlfm.mechanisms import FieldMechanism, System
+from distlfm.mechanisms import FieldMechanism, System, find_system
 from distlfm.runs.settings import FitConfig, SimulateConfig
 from distlfm.runtime.reporting import Reporter
 from distlfm.simulation.instances import simulate_from
-from distlfm.study.forces import Kernel
-from distlfm.study.noise import Likelihood
+from distlfm.study.parts import Kernel, Likelihood
 from distlfm.verbs.fit import FitRun, fit
 
 Data = Instance | Sequence[Instance] | ReadReport | Path | str
@@ -35,7 +34,11 @@ class Model:
     force: the kernel of the latent force, such as `RBF(lengthscale=LogNormal(2.0, 0.3))`.
     likelihood: how data scatter, `Gaussian()` by default.
     inference: how a fit is done, by the keys of the section `inference` of a config, such as `{"restarts": 3}`.
+
+    `config` is the same, checked and with all defaults.
     """
+
+    config: FitConfig
 
     def __init__(
         self,
@@ -45,9 +48,8 @@ class Model:
         inference: InferenceConfig | Mapping[str, Any] | None = None,
     ) -> None:
         content: dict[str, Any] = {"verb": "fit", "mechanism": _mechanism(mechanism)}
-        if isinstance(mechanism, System):
-            plugins = _plugins(type(mechanism))
-            content |= {"plugins": plugins} if plugins else {}
+        if isinstance(mechanism, System) and (plugins := _plugins(type(mechanism))):
+            content["plugins"] = plugins
         sections: dict[str, Any] = {
             "force": force.to_config() if isinstance(force, Kernel) else force,
             "likelihood": likelihood.to_config() if isinstance(likelihood, Likelihood) else likelihood,
@@ -59,7 +61,7 @@ class Model:
             if not isinstance(section, BaseModel | Mapping):
                 raise UsageError(f"{name} is {section!r}.", EXAMPLES[name])
             content[name] = _brief(section) if isinstance(section, BaseModel) else dict(section)
-        self._config = build(FitConfig, content, source="Model")
+        self.config = build(FitConfig, content, source="Model")
 
     @classmethod
     def from_config(cls, config: Path | str | Mapping[str, Any] | FitConfig, overrides: Sequence[str] = ()) -> Model:
@@ -67,14 +69,19 @@ class Model:
 
         Data and settings of the run are kept: `Model.from_config(path).fit()` does what `distlfm fit path` does.
         """
-        content, source = _content(config)
+        if isinstance(config, FitConfig):
+            config = {"verb": "fit", **_brief(config)}
+        given = isinstance(config, Mapping)
+        content = dict(config) if isinstance(config, Mapping) else read_yaml(config)
+        if overrides:
+            content = apply_overrides(content, overrides)
         made = cls.__new__(cls)
-        made._config = build(FitConfig, apply_overrides(content, overrides) if overrides else content, source=source)
+        made.config = build(FitConfig, content, source="config" if given else str(config))
         return made
 
     def to_config(self) -> dict[str, Any]:
         """Return the content of the config file: only what differs from the defaults is named."""
-        return {"verb": "fit", **_brief(self._config)}
+        return {"verb": "fit", **_brief(self.config)}
 
     def save(self, path: Path | str) -> Path:
         """Write the config file, which `distlfm fit` and `Model.from_config` read."""
@@ -86,11 +93,6 @@ class Model:
                 f"Cannot write {path}: {error.strerror}.", "Check the folder and its permissions."
             ) from None
         return path
-
-    @property
-    def config(self) -> FitConfig:
-        """The same, checked and with all defaults."""
-        return self._config
 
     def fit(
         self,
@@ -126,8 +128,6 @@ class Model:
 
     def _workable(self, config: FitConfig) -> FitConfig:
         """The same on this process alone where other ones could not know the equation."""
-        from distlfm.mechanisms import find_system
-
         system = find_system(config.mechanism["kind"])
         if _owner(system).__module__ != "__main__" or config.run.dir is None or config.run.executor == "serial":
             return config
@@ -136,17 +136,17 @@ class Model:
                 f"{system.__name__} is defined in the notebook or program itself, where workers of Ray do not find it.",
                 'Put the class into a file of its own and import it, or use executor="serial".',
             )
-        return config.model_copy(update={"run": config.run.model_copy(update={"executor": "serial"})})
+        return config.changed("run", executor="serial")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Model):
             return NotImplemented
-        return self._config.model_dump(mode="json") == other._config.model_dump(mode="json")
+        return self.config.model_dump(mode="json") == other.config.model_dump(mode="json")
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        config = self._config
+        config = self.config
         outputs = ", ".join(config.mechanism.get("outputs", ())) or "the data's outputs"
         priors = ", ".join([*config.force.priors, *(f"{name} known" for name in config.force.fixed)])
         force = f"{config.force.kernel.kind} force" + (f" ({priors})" if priors else "")
@@ -190,14 +190,6 @@ def _plugins(system: type[System]) -> list[str]:
 
 def _owner(system: type[System]) -> type:
     return system.equation if issubclass(system, FieldMechanism) else system
-
-
-def _content(config: Path | str | Mapping[str, Any] | FitConfig) -> tuple[dict[str, Any], str]:
-    if isinstance(config, FitConfig):
-        return {"verb": "fit", **_brief(config)}, "config"
-    if isinstance(config, Mapping):
-        return dict(config), "config"
-    return read_yaml(Path(config)), str(config)
 
 
 def _brief(model: BaseModel) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,12 @@ class RunLog:
 
     def write(self, event: str, report: Mapping[str, Any]) -> None:
         """One line, and its numbers as scalars."""
-        told = {"event": event, **{name: finite(value) for name, value in report.items()}}
+        entry = {"event": event, **{name: finite(value) for name, value in report.items()}}
         with storing("metrics", self.path.parent):
-            self._file.write(json.dumps(told) + "\n")
+            self._file.write(json.dumps(entry) + "\n")
             self._file.flush()
             if self._board is not None and event != "start":
-                for name, value in told.items():
+                for name, value in entry.items():
                     if isinstance(value, float):
                         self._board.add_scalar(f"{event}/{name}", value, int(report["step"]))
 
@@ -54,18 +54,17 @@ class RunLog:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, none where there is no such file; one that was cut off is left out."""
-    if not path.is_file():
-        return []
-    found = []
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            try:
-                told = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(told, dict) and {"event", "step"} <= told.keys():
-                found.append(told)
-    return found
+    return list(_whole_lines(path.read_bytes().splitlines())) if path.is_file() else []
+
+
+def _whole_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            told = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(told, dict) and {"event", "step"} <= told.keys():
+            yield told
 
 
 _SHOWN = {
@@ -81,7 +80,7 @@ class Progress:
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
-        self._context: AbstractContextManager[Task] | None = None
+        self._open = ExitStack()
         self._task: Task | None = None
         self._step = self._total = 0
         self._note: dict[str, str] = {}
@@ -92,8 +91,7 @@ class Progress:
             self._step, self._total = int(line["step"]), int(line["total"])
             if self._step:
                 self.reporter.say(f"{self._step} of {self._total} steps are done already.")
-            self._context = self.reporter.task("train", self._total - self._step)
-            self._task = self._context.__enter__()
+            self._task = self._open.enter_context(self.reporter.task("train", self._total - self._step))
             return
         for name, shown in _SHOWN.items():
             if line.get(name) is not None:
@@ -106,9 +104,8 @@ class Progress:
             self._task.advance(ahead, ", ".join(self._note.values()))
 
     def close(self) -> None:
-        if self._context is not None:
-            self._context.__exit__(None, None, None)
-            self._context = self._task = None
+        self._open.close()
+        self._task = None
 
 
 class Follower:
@@ -134,11 +131,7 @@ class Follower:
             return
         whole, _, _ = text.rpartition(b"\n")
         self._at += len(whole) + bool(whole)
-        for one in whole.splitlines():
-            try:
-                line = json.loads(one)
-            except ValueError:
-                continue
+        for line in _whole_lines(whole.splitlines()):
             self._started |= line["event"] == "start"
             if self._started:
                 self._progress.see(line)

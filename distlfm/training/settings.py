@@ -207,7 +207,7 @@ class TuneConfig(Config):
 
     def work(self) -> dict[str, Any]:
         """What is searched, without where and by whom; more trials may be asked for later."""
-        told = self.model_dump(mode="json", exclude={"run", "title"})
-        told["train"] = self.train.work()
-        del told["search"]["trials"]
-        return told
+        content = self.model_dump(mode="json", exclude={"run", "title"})
+        content["train"] = self.train.work()
+        del content["search"]["trials"]
+        return content

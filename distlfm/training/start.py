@@ -13,7 +13,7 @@ from distlfm.fleets.sources import for_fitting, open_source
 from distlfm.instance import Instance
 from distlfm.lfo import Examples, Operator
 from distlfm.lfo.finish import lineage
-from distlfm.lfo.grid import Observed
+from distlfm.lfo.grid import GriddedData
 from distlfm.lfo.settings import SplitConfig
 from distlfm.queries.asking import check_data, find_checkpoint, renamed
 from distlfm.runs.settings import DataConfig
@@ -59,7 +59,7 @@ def tell_observed(config: TrainConfig, reporter: Reporter) -> None:
     reporter.say(f"{len(observed)} instances without labels, {int(observed.mask.sum())} observations on the grid")
 
 
-def read_observed(start: Operator, config: TrainConfig) -> tuple[Observed, list[Problem]]:
+def read_observed(start: Operator, config: TrainConfig) -> tuple[GriddedData, list[Problem]]:
     """What the config's observations are on the operator's grid, and what of them had to be set aside."""
     data, names = config.data.observations, config.data.outputs
     assert data is not None
@@ -77,7 +77,7 @@ def read_observed(start: Operator, config: TrainConfig) -> tuple[Observed, list[
     if not kept:
         raise UsageError("Nothing of the observations can be learned from.", str(problems[0]))
     values, mask = start.arrays(kept, start.schema.shape)
-    return Observed([one.id for one in kept], values.numpy(), mask.numpy(), source.fingerprint), problems
+    return GriddedData([one.id for one in kept], values.numpy(), mask.numpy(), source.fingerprint), problems
 
 
 def _problem(start: Operator, one: Instance, data: DataConfig) -> Problem | None:

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from distlfm.cluster.ray.sweep import Values
 from distlfm.config import digest, dump
 from distlfm.lfo import Examples
 from distlfm.lfo.dataset import Arrays, Cache
-from distlfm.report.operator_page import Tried, tune_page
+from distlfm.report.operator_page import TrialRow, tune_page
 from distlfm.report.page import Provenance
 from distlfm.runs import REPORT
 from distlfm.runs.folder import versions
@@ -56,7 +55,7 @@ def trial_name(values: Values) -> str:
     return hashlib.sha256(json.dumps(dict(values), sort_keys=True).encode()).hexdigest()[:10]
 
 
-class Held(Cache):
+class MemoryCache(Cache):
     """All shards, read already. They are part of its pickle, whose arrays Ray maps into every process of a node."""
 
     def __init__(self, shards: Sequence[Arrays]) -> None:
@@ -68,30 +67,21 @@ class Held(Cache):
     def get(self, key: int) -> Arrays:
         return self._shards[key]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"shards": self._shards}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._shards = state["shards"]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MemoryCache, (self._shards,)
 
 
 def shared_examples(config: TrainConfig) -> Examples:
     """The examples of a config, all of them read if they fit in `loop.memory`; else each trial reads its own."""
     examples = open_examples(config)
     if len(examples._shards) <= examples._room:
-        examples._cache = Held([examples._read(shard) for shard in range(len(examples._shards))])
+        examples._cache = MemoryCache([examples._read(shard) for shard in range(len(examples._shards))])
     return examples
 
 
-def report_sweep(directory: Path, config: TuneConfig, tried: Sequence[Tried]) -> Path:
+def report_sweep(directory: Path, config: TuneConfig, tried: Sequence[TrialRow]) -> Path:
     """Write report.html. tried: in the order in which the trials began."""
     search, work = config.search, json.dumps(config.work(), sort_keys=True)
-    provenance = Provenance(
-        config=dump(config),
-        versions=versions(),
-        seed=search.seed,
-        hash=digest(work),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        more={"sampler": search.sampler, "stopped early by": "asynchronous successive halving"},
-    )
+    more = {"sampler": search.sampler, "stopped early by": "asynchronous successive halving"}
+    provenance = Provenance(dump(config), versions(), search.seed, digest(work), more=more)
     return tune_page(directory / REPORT, search.metric, search.mode, tried, provenance)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,8 @@ class TrainWork(RankTask):
             if last.exists():
                 training.load_state_dict(same_run(last, identity)["training"])
             together(training)  # before the first one writes another
-            for told in training.history:
-                self.on_epoch(told)
+            for line in training.history:
+                self.on_epoch(line)
             scribe = _Scribe(self, training, identity, directory) if ranks.is_main else None
             finished = _train(training, scribe, self.on_epoch, stop)
             ranks.barrier()
@@ -91,21 +91,19 @@ def _train(training: Training, scribe: _Scribe | None, on_epoch: Watch, stop: Ca
             scribe.between()
         return bool(ranks.sum(torch.tensor(float(stop()))) > 0)
 
-    def at_epoch(told: Line) -> None:
+    def at_epoch(line: Line) -> None:
         if scribe is not None:
-            scribe.epoch(told)
-        on_epoch(told)
+            scribe.tell("epoch", line)
+        on_epoch(line)
 
     if scribe is None:
         return training.run(on_epoch=at_epoch, stop=between).finished
-    try:
+    with closing(scribe.log):
         outcome = training.run(on_step=scribe.step, on_epoch=at_epoch, stop=between)
         scribe.save()
         if outcome.finished:
             scribe.finish()
-        return outcome.finished
-    finally:
-        scribe.close()
+    return outcome.finished
 
 
 class _Scribe:
@@ -113,21 +111,16 @@ class _Scribe:
 
     def __init__(self, work: TrainWork, training: Training, identity: Mapping[str, Any], directory: Path) -> None:
         self.work, self.training, self.identity, self.directory = work, training, identity, directory
-        run = work.config.run
         self._saved_step, self._saved = training.step, time.monotonic()
         there = all((directory / name).exists() for name in (OPERATOR, SUMMARY))
         self._was_finished = there and training.step == training.total_steps
         write_config(directory, work.config)
-        self.log = RunLog(directory, training.step, run.tensorboard)
-        world = training.ranks.world
-        self._tell("start", {"step": training.step, "total": training.total_steps, "world": world})
+        self.log = RunLog(directory, training.step, work.config.run.tensorboard)
+        self.tell("start", {"step": training.step, "total": training.total_steps, "world": training.ranks.world})
 
     def step(self, report: Line) -> None:
         if report["step"] % self.work.config.run.log_every == 0 or report["step"] == self.training.total_steps:
-            self._tell("step", report)
-
-    def epoch(self, report: Line) -> None:
-        self._tell("epoch", report)
+            self.tell("step", report)
 
     def between(self) -> None:
         """A checkpoint, if it is time for one."""
@@ -148,16 +141,12 @@ class _Scribe:
         operator.training = {**operator.training, "plugins": list(self.work.config.plugins)}
         operator.save(self.directory / OPERATOR)
         told = summary_of(self.work.config, self.training, self.identity)
-        told["coverage"] = operator.training.get("coverage")
-        told["notices"] = list(operator.notices)
-        text = json.dumps(told, indent=2)
+        told |= {"coverage": operator.training.get("coverage"), "notices": list(operator.notices)}
         with storing(SUMMARY, self.directory):
-            put_quickly(self.directory / SUMMARY, f"{text}\n".encode())
+            put_quickly(self.directory / SUMMARY, (json.dumps(told, indent=2) + "\n").encode())
 
-    def close(self) -> None:
-        self.log.close()
-
-    def _tell(self, event: str, report: Line) -> None:
+    def tell(self, event: str, report: Line) -> None:
+        """One line more in the log, for those who watch too."""
         self.log.write(event, report)
         self.work.watch({"event": event, **report})
 
@@ -165,7 +154,7 @@ class _Scribe:
 def open_examples(config: TrainConfig) -> Examples:
     """The examples of a config's stores, and of its observations."""
     if not config.data.stores and config.data.observations is None:
-        raise UsageError("It is not said what to learn from.", "Give --data STORE, or set data.stores in the config.")
+        raise UsageError("There are no data to learn from.", "Give --data STORE, or set data.stores in the config.")
     stores = [Store.open(path) for path in config.data.stores]
     start = open_start(config)
     if start is not None:
@@ -216,12 +205,6 @@ def refuse_others(directory: Path) -> None:
     refuse_other_verbs(directory, "train", written, begun=f"{CHECKPOINTS}/{LAST}")
 
 
-def clear_drafts(directory: Path) -> None:
-    """Remove what killed writers had not finished. Whoever holds the run's lock is the only writer, on any host."""
-    for draft in [*directory.glob(".*.part"), *(directory / CHECKPOINTS).glob(".*.part")]:
-        remove(draft)
-
-
 @contextmanager
 def _writing(directory: Path, ranks: Ranks) -> Iterator[None]:
     """The first rank has the right to write, or no rank begins."""
@@ -232,7 +215,9 @@ def _writing(directory: Path, ranks: Ranks) -> Iterator[None]:
                 refuse_others(directory)
                 begin(directory, CHECKPOINTS)
                 stack.enter_context(driver_lock(directory, "train"))
-                clear_drafts(directory)
+                # What killed writers had not finished: whoever holds the lock is the only writer, on any host.
+                for draft in (*directory.glob(".*.part"), *(directory / CHECKPOINTS).glob(".*.part")):
+                    remove(draft)
             except DistlfmError as error:
                 refusal = error
         if ranks.sum(torch.tensor(float(refusal is not None))) > 0:

@@ -10,7 +10,7 @@ import inspect
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +120,6 @@ class EquationSheet:
     config: str
     simulate: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """For programs."""
-        return asdict(self)
-
 
 def list_equations(plugins: Sequence[str] = ()) -> dict[str, str]:
     """Every equation by its name, with one line on each; those of the plugins too."""
@@ -147,19 +143,21 @@ def describe_equation(kind: str, overrides: Sequence[str] = (), plugins: Sequenc
     counts, made = _tried(config.mechanism)
     model = Model(made, config.force, config.likelihood)
     first = made.force_names[0]
-    mine = [one for one in model.space.parameters if one.kind not in ("kernel", "noise")]
-    kernel = [one for one in model.space.parameters if one.kind == "kernel" and one.name.startswith(f"{first}.")]
-    noise = [one for one in model.space.parameters if one.kind == "noise"]
+    mine, others = [], []
+    for one in model.space.parameters:
+        if one.kind == "noise":
+            others.append(_unknown(one, made, f"likelihood.{model.likelihood.keys.get(one.name, one.name)}"))
+        elif one.kind != "kernel":
+            mine.append(one)
+        elif one.name.startswith(f"{first}."):
+            others.append(_unknown(one, made, f"force.priors.{one.name.removeprefix(f'{first}.')}"))
     return EquationSheet(
         kind=kind,
         text=text_of(kind, system),
         outputs=_counted(counts, made, named=bool(config.mechanism.get("outputs"))),
         forces=tuple(Force(name, _unit(made, made.force_dimension)) for name in made.force_names),
         parameters=tuple(_unknown(one, made, f"mechanism.priors.{one.name}") for one in mine),
-        others=(
-            *(_unknown(one, made, f"force.priors.{one.name.removeprefix(f'{first}.')}") for one in kernel),
-            *(_unknown(one, made, f"likelihood.{model.likelihood.keys.get(one.name, one.name)}") for one in noise),
-        ),
+        others=tuple(others),
         priors={kind_of(one): tuple(name for name in one.model_fields if name != "kind") for one in parts(Prior)},
         options=tuple(key for key in keys_of(system.Options, "mechanism.") if key.name != "mechanism.kind"),
         notes=tuple(_notes(system.Options)),
@@ -170,24 +168,21 @@ def describe_equation(kind: str, overrides: Sequence[str] = (), plugins: Sequenc
 
 def text_of(kind: str, system: type[System]) -> str:
     """What an equation is: its module says the equation, the class what it is about."""
-    shown = EQUATIONS.get(kind, system)
-    found = (getattr(inspect.getmodule(shown), "__doc__", None), shown.__doc__)
-    return "\n\n".join(inspect.cleandoc(text) for text in found if text)
+    return "\n\n".join(_texts(EQUATIONS.get(kind, system)))
 
 
 def summary_of(kind: str, system: type[System]) -> str:
     """The first line of it; a module of the user's own may hold several equations, so there the class comes first."""
     shown = EQUATIONS.get(kind, system)
-    found = [getattr(inspect.getmodule(shown), "__doc__", None), shown.__doc__]
-    texts = [text for text in (found if shown.__module__.startswith("distlfm.") else found[::-1]) if text]
-    return inspect.cleandoc(texts[0]).splitlines()[0] if texts else ""
+    texts = _texts(shown)
+    if not texts:
+        return ""
+    return texts[0 if shown.__module__.startswith("distlfm.") else -1].splitlines()[0]
 
 
-def elements_of(parameter: Parameter, outputs: Sequence[str]) -> str:
-    """How many numbers a parameter is."""
-    if parameter.labels == (parameter.name,):
-        return "one"
-    return "one for each output" if parameter.labels == tuple(outputs) else ", ".join(parameter.labels)
+def _texts(shown: type) -> list[str]:
+    found = (getattr(inspect.getmodule(shown), "__doc__", None), shown.__doc__)
+    return [inspect.cleandoc(text) for text in found if text]
 
 
 def _tried(options: dict[str, Any]) -> tuple[list[int], System]:
@@ -220,15 +215,16 @@ def _counted(counts: Sequence[int], made: System, named: bool) -> str:
 
 def _unit(system: System, dimension: Dimension | None) -> str:
     if dimension is None:
-        return "not told by the data"
+        return "not known from the data"
     return dimension.unit({**UNITS, **system.prior_units}) or ("pure number" if dimension == NUMBER else "")
 
 
 def _unknown(parameter: Parameter, system: System, key: str) -> Unknown:
-    units = dict.fromkeys(_unit(system, parameter.dimension_of(label)) for label in parameter.labels)
-    name = parameter.name if key.startswith("mechanism.") else key
-    elements = elements_of(parameter, system.outputs)
-    elements = "one" if parameter.labels == (key.rsplit(".", 1)[-1],) else elements
+    labels, name = parameter.labels, parameter.name if key.startswith("mechanism.") else key
+    units = dict.fromkeys(_unit(system, parameter.dimension_of(label)) for label in labels)
+    elements = "one for each output" if labels == tuple(system.outputs) else ", ".join(labels)
+    if labels in ((parameter.name,), (key.rsplit(".", 1)[-1],)):
+        elements = "one"
     prior = flow(parameter.prior.model_dump(mode="json"))
     return Unknown(name, key, elements, parameter.meaning, ", ".join(units), prior)
 
@@ -264,12 +260,10 @@ def _simulate(system: System, overrides: Sequence[str], plugins: Sequence[str]) 
 def _config_text(content: dict[str, Any], parameters: Sequence[Parameter]) -> str:
     """The config, and behind `#` how a prior and a known value would be written in it."""
     text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    if not parameters or content["mechanism"].get("priors") or content["mechanism"].get("fixed"):
+    given = content["mechanism"]
+    if not parameters or given.get("priors") or given.get("fixed") or list(content)[-1] != "mechanism":
         return text
     one = parameters[0]
     prior = flow({one.name: one.prior.model_dump(mode="json")})
     known = flow({one.name: getattr(one.prior, "median", 1.0)})
-    lines = [f"  # priors: {prior}", f"  # fixed: {known}  # if it is known"]
-    if list(content)[-1] != "mechanism":
-        return text
-    return text + "\n".join(lines) + "\n"
+    return f"{text}  # priors: {prior}\n  # fixed: {known}  # if it is known\n"

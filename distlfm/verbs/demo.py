@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -21,7 +21,6 @@ from distlfm.data import read, write_npz
 from distlfm.equations.base import MeshConfig
 from distlfm.errors import DistlfmError, OtherWork, Stopped, WorkError
 from distlfm.inference.archive import SavedFits
-from distlfm.inference.result import FitResult
 from distlfm.mechanisms import FieldMechanism, build_system
 from distlfm.report.demo import Played, Showing, demo_page, gradient_figure, simulated_figure
 from distlfm.report.field_section import field_figures
@@ -72,7 +71,7 @@ def play(acts: Sequence[Act], reporter: Reporter) -> list[Played]:
             raise
         except DistlfmError as error:
             failure = str(error)
-        except Exception as error:  # a fault of one act is told as such, and keeps nobody from seeing the others
+        except Exception as error:  # a fault of one act is reported as such, and keeps nobody from seeing the others
             _LOG.debug("an act failed", exc_info=True)
             failure = unexpected(error, "`distlfm -vv demo`")
         played.append(Played(act.title, time.perf_counter() - start, showing, failure))
@@ -90,67 +89,47 @@ def _showing(act: Act, reporter: Reporter) -> Showing:
     except OtherWork as other:
         if act.folder is None:
             raise
-        before = next(path for path in map(act.folder.with_name, _names(act.folder)) if not path.exists())
+        names = (f"{act.folder.name}.before-{number}" for number in count(1))
+        before = next(path for path in map(act.folder.with_name, names) if not path.exists())
         with storing("the folder of an act", act.folder.parent):
             act.folder.rename(before)
         reporter.warn(f"{other.cause} It is kept in {before}, which you may delete, and this act begins anew.")
         return act.play()
 
 
-def _names(folder: Path) -> Iterator[str]:
-    return (f"{folder.name}.before-{number}" for number in count(1))
-
-
 def write_index(folder: Path, acts: Sequence[Act], played: Sequence[Played], seed: int) -> Path:
     """The page of all acts."""
     settings = yaml.safe_dump({act.title: dict(act.settings) for act in acts}, sort_keys=False, allow_unicode=True)
-    provenance = Provenance(
-        config=settings,
-        versions=versions(),
-        seed=seed,
-        hash=digest(settings),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    provenance = Provenance(config=settings, versions=versions(), seed=seed, hash=digest(settings), date=date)
     return demo_page(folder / INDEX, played, provenance)
+
+
+def _lognormal(median: float, spread: float) -> dict[str, Any]:
+    return {"kind": "lognormal", "median": median, "spread": spread}
 
 
 GENES = 5
 INSTANCES = 8
-PRIORS = {
-    "basal": {"kind": "lognormal", "median": 0.1, "spread": 0.5},
-    "sensitivity": {"kind": "lognormal", "median": 1.0, "spread": 0.5},
-    "decay": {"kind": "lognormal", "median": 0.4, "spread": 0.3},
-}
+PRIORS = {"basal": _lognormal(0.1, 0.5), "sensitivity": _lognormal(1.0, 0.5), "decay": _lognormal(0.4, 0.3)}
 MODEL = {
     "mechanism": {"kind": "transcription", "priors": PRIORS, "fixed": {"sensitivity": {"output_0": 1.0}}},
-    "force": {
-        "priors": {
-            "lengthscale": {"kind": "lognormal", "median": 1.5, "spread": 0.3},
-            "variance": {"kind": "lognormal", "median": 1.0, "spread": 0.5},
-        }
-    },
-    "likelihood": {"shared": True, "prior": {"kind": "lognormal", "median": 0.05, "spread": 0.5}},
+    "force": {"priors": {"lengthscale": _lognormal(1.5, 0.3), "variance": _lognormal(1.0, 0.5)}},
+    "likelihood": {"shared": True, "prior": _lognormal(0.05, 0.5)},
 }
 
 
+SIMULATED = {"instances": INSTANCES, "num_outputs": GENES, **MODEL}
 FIELD: dict[str, Any] = {
     "mechanism": {
         "kind": "reaction_diffusion",
         "mesh": {"kind": "interval", "lower": [0.0], "upper": [1.0], "size": 0.05},
         "boundary": {"all": {"kind": "dirichlet"}},
         "fixed": {"sensitivity": 1.0},
-        "priors": {
-            "decay": {"kind": "lognormal", "median": 0.5, "spread": 0.5},
-            "diffusion": {"kind": "lognormal", "median": 0.02, "spread": 0.5},
-        },
+        "priors": {"decay": _lognormal(0.5, 0.5), "diffusion": _lognormal(0.02, 0.5)},
     },
-    "force": {
-        "priors": {
-            "lengthscale": {"kind": "lognormal", "median": 0.4, "spread": 0.2},
-            "variance": {"kind": "lognormal", "median": 1.0, "spread": 0.5},
-        }
-    },
-    "likelihood": {"prior": {"kind": "lognormal", "median": 0.02, "spread": 0.3}},
+    "force": {"priors": {"lengthscale": _lognormal(0.4, 0.2), "variance": _lognormal(1.0, 0.5)}},
+    "likelihood": {"prior": _lognormal(0.02, 0.3)},
 }
 LESSON: dict[str, Any] = {"instances": 600, "sampling": {"every": 10}}
 TEACHING: dict[str, Any] = {
@@ -169,9 +148,9 @@ SEED = 0
 def run(out: Path, reporter: Reporter, more: Sequence[Act] = ()) -> int:
     """Play the acts, then `more` of them, and write one page about all; the exit code is 1 if one of them failed."""
     begin(out)
-    data, genes = out / "instances.npz", {"instances": INSTANCES, "num_outputs": GENES, **MODEL}
+    data = out / "instances.npz"
     acts = [
-        Act("simulate genes driven by a hidden transcription factor", lambda: _simulate(data), genes),
+        Act("simulate genes driven by a hidden transcription factor", lambda: _simulate(data), SIMULATED),
         Act(
             "infer the factor from the genes, in blocks shared among Ray's actors",
             lambda: _fit(data, out, reporter),
@@ -204,8 +183,7 @@ def run(out: Path, reporter: Reporter, more: Sequence[Act] = ()) -> int:
 
 
 def _simulate(path: Path) -> Showing:
-    content = {**MODEL, "instances": INSTANCES, "num_outputs": GENES, "seed": SEED}
-    instances = simulate_from(build(SimulateConfig, content))
+    instances = simulate_from(build(SimulateConfig, {**SIMULATED, "seed": SEED}))
     with storing("the instances", path.parent):
         write_npz(path, instances)
     line = f"{len(instances)} instances of {GENES} genes at {len(instances[0].times)} times, truth kept for scoring"
@@ -223,7 +201,7 @@ def _fit(data: Path, out: Path, reporter: Reporter) -> Showing:
         f"its 95 % bands hold {100 * mean['latent_coverage_95']:.0f} % of the truth"
     )
     name = str(done.tally.worst()[0]["id"])
-    shown = next(result for result in done.results if result.id == name)
+    shown = done[name]
     alt = f"Instance {name}: {len(shown.instance.outputs)} genes with bands, the inferred factor, and the parameters."
     caption = "The worst of them: data, inferred factor and parameters with their intervals; dashed is the truth."
     figures = [embed(plot_fit(shown), f"Instance {name}. {caption}", alt)]
@@ -251,7 +229,8 @@ def _operator(data: Path, out: Path, reporter: Reporter) -> Showing:
     if (out / FIT / SUMMARY).is_file():  # the act before may have failed
         fitted = json.loads((out / FIT / SUMMARY).read_text(encoding="utf-8"))["mean"]["latent_q2"]
         line += f"; the fits above have {fitted:.3f}"
-        found = as_answer(_kept_fit(out / FIT, instance.id), answer.axes, operator.schema)
+        row = next(row for row in Store.open(out / FIT / RUN_STORE).rows() if row["id"] == instance.id)
+        found = as_answer(SavedFits([out / FIT / row["kept"]])[0], answer.axes, operator.schema)
         caption = "The operator's answer in a blink, beside the fit that took its time; dashed is the truth."
         alt = f"Instance {instance.id}: the force by the operator and by the fit, each with a band, and the truth."
         beside = plot_beside(instance, answer, found, operator.schema)
@@ -299,8 +278,3 @@ def _divided() -> Showing:
 def _need(data: Path) -> None:
     if not data.is_file():
         raise WorkError("The instances of act 1 are not there.", "See why it failed, mend that, and run it all again.")
-
-
-def _kept_fit(folder: Path, name: str) -> FitResult:
-    row = next(row for row in Store.open(folder / RUN_STORE).rows() if row["id"] == name)
-    return SavedFits([folder / row["kept"]])[0]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from distlfm.config import apply_overrides, build, dump, fingerprint, read_yaml
+from distlfm.config import apply_overrides, build, dump, read_yaml
 from distlfm.errors import DistlfmError, UsageError
 from distlfm.inference.findings.scores import Figures, Tally
 from distlfm.instance import Instance
@@ -24,10 +24,10 @@ from distlfm.lfo.finish import lineage
 from distlfm.lfo.schema import check_store_units
 from distlfm.lfo.settings import SplitConfig
 from distlfm.queries.asking import ask, find_checkpoint, mark, origin
-from distlfm.queries.figures import Calibration, Draws, failed_answer, novelty_of, row_of, true_elements
+from distlfm.queries.figures import CoverageCounts, DrawnTruths, failed_answer, novelty_of, row_of, true_elements
 from distlfm.report.operator_page import Example, Resolutions, Scores, evaluation_page
 from distlfm.runs import CONFIG, REPORT, SUMMARY
-from distlfm.runs.folder import begin, forget_report, refuse_other_verbs, versions, write_config, write_summary
+from distlfm.runs.folder import begin, forget_report, overall, refuse_other_verbs, write_config, write_summary
 from distlfm.runs.settings import AskConfig, EvaluateConfig, GenerateConfig, SamplingConfig
 from distlfm.runtime.process import torch_threads
 from distlfm.runtime.reporting import Reporter, Silent
@@ -51,8 +51,7 @@ def resolutions(operator: Operator, store: Store, count: int = COUNT) -> list[Re
     """
     if store.spec.kind != "generate":
         return []
-    fine = fresh(store.spec.attributes.get("config", {}), operator, count)
-    return [_both(operator, one) for one in fine]
+    return [_both(operator, one) for one in fresh(store.spec.attributes.get("config", {}), operator, count)]
 
 
 def fresh(config: dict[str, object], operator: Operator, count: int) -> list[Instance]:
@@ -80,14 +79,7 @@ def thinned(instance: Instance) -> Instance:
     axes = [instance.times, *instance.positions.T]
     places = [np.unique(np.round(axis, 9), return_inverse=True)[1].ravel() for axis in axes]
     keep = np.all([place % 2 == 0 for place in places], axis=0)
-    return replace(
-        instance,
-        times=instance.times[keep],
-        values=instance.values[:, keep],
-        mask=instance.mask[:, keep],
-        positions=instance.positions[keep],
-        variance=None if instance.variance is None else instance.variance[:, keep],
-    )
+    return replace(instance, mask=instance.mask & keep).observed()
 
 
 def _both(operator: Operator, fine: Instance) -> Resolutions:
@@ -123,7 +115,7 @@ class Evaluation:
     what: str
     tally: Tally = field(default_factory=Tally)
     rows: list[Figures] = field(default_factory=list)
-    calibration: Calibration = field(default_factory=Calibration)
+    calibration: CoverageCounts = field(default_factory=CoverageCounts)
     speed: dict[str, float] = field(default_factory=dict)
     examples: list[Example] = field(default_factory=list)
     fine: list[Resolutions] = field(default_factory=list)
@@ -132,28 +124,23 @@ class Evaluation:
     @property
     def overall(self) -> dict[str, Any]:
         """What summary.json says besides the instances: as a query's, with calibration, spread and speed."""
-        mean, worst = self.tally.overall()
         scores = self.tally.column("latent_q2")
         scores = scores[np.isfinite(scores)]
         at = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
         spread = np.quantile(scores, at).tolist() if len(scores) else [None] * len(at)
-        return {
-            "what": self.what,
-            "count": self.tally.count,
-            "mean": mean,
-            "worst": worst,
-            "latent_q2_quantiles": {f"{share:g}": value for share, value in zip(at, spread, strict=True)},
-            "calibration": self.calibration.curve(),
-            "novelty": novelty_of(list(self.rows)),
-            "speed": self.speed,
-            "super_resolution": [{"id": one.instance.id, **one.figures} for one in self.fine],
-            "notices": self.notices,
-            "failures": self.tally.failures,
-            "set_aside": self.tally.set_aside,
-            "checkpoint": self.checkpoint,
-            "config_hash": fingerprint(self.config.work()),
-            "versions": versions(),
-        }
+        return overall(
+            self.tally,
+            self.config,
+            what=self.what,
+            count=self.tally.count,
+            latent_q2_quantiles={f"{share:g}": value for share, value in zip(at, spread, strict=True)},
+            calibration=self.calibration.curve(),
+            novelty=novelty_of(list(self.rows)),
+            speed=self.speed,
+            super_resolution=[{"id": one.instance.id, **one.figures} for one in self.fine],
+            notices=self.notices,
+            checkpoint=self.checkpoint,
+        )
 
     @property
     def scores(self) -> Scores:
@@ -167,26 +154,32 @@ def evaluate(
     overrides: Sequence[str] = (),
     reporter: Reporter | None = None,
 ) -> Evaluation:
-    """Scores of an operator on a store. With `run.dir`, summary.json and report.html are written there."""
+    """Score an operator on a store. With `run.dir`, summary.json and report.html are written there.
+
+    checkpoint: the file of an operator, the folder of its training, or a config, which names the store too. overrides:
+    such as `["limit=100"]`.
+
+    Returns the scores. Raises `UsageError` if the operator or the store cannot be read, or do not fit together.
+    """
     if isinstance(checkpoint, EvaluateConfig):
         config = checkpoint
     else:
         content = {"checkpoint": str(checkpoint), "store": str(store)}
         config = build(EvaluateConfig, apply_overrides(content, overrides), source="evaluate")
-    if config.run.dir is not None:
-        refuse_other_verbs(config.run.dir, config.verb, (SUMMARY, REPORT))
-        begin(config.run.dir)
-    found = scored(config, reporter or Silent())
-    if reporter is not None:
-        for notice in found.operator.notices:
-            reporter.warn(notice)
-    if config.run.dir is not None:
-        forget_report(config.run.dir)
-        write_config(config.run.dir, config)
-        write_summary(config.run.dir, found.rows, found.overall)
-        told = origin(found.operator, found.checkpoint, found.overall["config_hash"])
-        page = config.run.dir / REPORT
-        evaluation_page(page, found.scores, found.examples, found.fine, found.operator.schema, dump(config), told)
+    folder = config.run.dir
+    if folder is not None:
+        refuse_other_verbs(folder, config.verb, (SUMMARY, REPORT))
+        begin(folder)
+    reporter = reporter or Silent()
+    found = scored(config, reporter)
+    for notice in found.operator.notices:
+        reporter.warn(notice)
+    if folder is not None:
+        forget_report(folder)
+        write_config(folder, config)
+        write_summary(folder, found.rows, found.overall)
+        about, schema = origin(found.operator, found.checkpoint, found.overall["config_hash"]), found.operator.schema
+        evaluation_page(folder / REPORT, found.scores, found.examples, found.fine, schema, dump(config), about)
     return found
 
 
@@ -196,13 +189,12 @@ def scored(config: EvaluateConfig, reporter: Reporter) -> Evaluation:
     operator, store = Operator.load(path), Store.open(find_store(config.store))
     _check(operator, store)
     chosen, which = _chosen(config, path, operator, store)
-    fitted = store.spec.kind != "generate"
-    reference = "the fit of each instance, and bands with draws from its posterior" if fitted else "the truth"
+    draws = DrawnTruths(operator, store) if store.spec.kind != "generate" else None
+    reference = "the truth" if draws is None else "the fit of each instance, and bands with draws from its posterior"
     what = f"{len(chosen)} instances of {config.store.name} ({which}), compared with {reference}."
     found = Evaluation(config, operator, mark(path), what, notices=list(operator.notices))
     with torch_threads(config.run.threads), reporter.task("evaluate", len(chosen)) as task:
         seconds = 0.0
-        draws = Draws(operator, store) if fitted else None
         for piece in _pieces(store, chosen, config.run):
             for one in ask(operator, piece):
                 if one.answer is None:
@@ -214,10 +206,8 @@ def scored(config: EvaluateConfig, reporter: Reporter) -> Evaluation:
                 found.tally.add(found.rows[-1])
                 seconds += one.seconds
             task.advance(len(piece))
-        found.speed = {
-            "instances_per_second": found.tally.count / max(seconds, 1e-9),
-            **_single(operator, store, chosen),
-        }
+        found.speed = {"instances_per_second": found.tally.count / max(seconds, 1e-9)}
+        found.speed |= _single(operator, store, chosen)
         found.examples = _examples(found, store, chosen, config.run)
         try:
             found.fine = resolutions(operator, store)
@@ -231,17 +221,13 @@ def _check(operator: Operator, store: Store) -> None:
     """Refuse a store of something else."""
     schema, spec = operator.schema, store.spec
     axes = tuple(dim.name for dim in schema.dims[1:])
+    fix = "Give a store of the mechanism that the operator was trained on."
     for what, here, there in (("outputs", spec.outputs, schema.outputs), ("forces", spec.forces, schema.forces)):
         if set(here) != set(there):
-            raise UsageError(
-                f"The {what} of {store.path} are {', '.join(here)}, and those of the operator {', '.join(there)}.",
-                "Give a store of the mechanism that the operator was trained on.",
-            )
+            cause = f"The {what} of {store.path} are {', '.join(here)}, and those of the operator {', '.join(there)}."
+            raise UsageError(cause, fix)
     if spec.space != axes:
-        raise UsageError(
-            f"{store.path} has {len(spec.space)} space dimensions, and the operator {len(axes)}.",
-            "Give a store of the mechanism that the operator was trained on.",
-        )
+        raise UsageError(f"{store.path} has {len(spec.space)} space dimensions, and the operator {len(axes)}.", fix)
     check_store_units(schema, store)
 
 
@@ -325,5 +311,5 @@ def _examples(found: Evaluation, store: Store, rows: Sequence[int], run: AskConf
             assert one.answer is not None
             true = true_elements(one.instance, found.operator.schema)
             shown.append(Example(one.instance, one.answer, found.rows[i], place, true))
-    order = ("worst", "median", "best")
-    return sorted(shown, key=lambda one: order.index(one.place) if one.place in order else len(order))
+    order = list(chosen)
+    return sorted(shown, key=lambda one: order.index(one.instance.id))

@@ -7,16 +7,17 @@ the run.
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from distlfm.cluster.blocks.ledger import Share
-from distlfm.config import apply_overrides, build, fingerprint, load, nearest
+from distlfm.config import apply_overrides, build, load, nearest
 from distlfm.errors import Problem, UsageError, WorkError
-from distlfm.fleets.driver import run_blocks, told_how_to_go_on
-from distlfm.fleets.fit_plan import Prepared, command_for, make_plan, open_folder, prepare
+from distlfm.fleets.driver import Fleet, run_blocks, says_how_to_resume
+from distlfm.fleets.fit_plan import FitPlan, command_for, make_plan, open_folder, prepare
 from distlfm.fleets.sources import for_fitting
 from distlfm.inference.archive import SavedFits
 from distlfm.inference.findings.scores import Figures, Tally, figures_of, row_of
@@ -24,7 +25,7 @@ from distlfm.inference.fit import fit_instances
 from distlfm.inference.result import FitResult
 from distlfm.instance import Instance
 from distlfm.runs import CONFIG, REPORT
-from distlfm.runs.folder import versions, write_page, write_summary
+from distlfm.runs.folder import overall, write_page, write_summary
 from distlfm.runs.settings import FitConfig
 from distlfm.runtime.process import torch_threads
 from distlfm.runtime.reporting import Reporter, Silent, during, watched
@@ -63,17 +64,12 @@ class FitRun(Sequence[FitResult]):
     def __getitem__(self, index: int | str | slice) -> FitResult | Sequence[FitResult]:
         if not isinstance(index, str):
             return self.results[index]
-        kept = self._kept_ids()
-        if index in kept:
-            return self.results[kept.index(index)]
-        every = [str(row["id"]) for row in self.rows()]
+        every = {str(row["id"]): self.store is None or row.get("kept") for row in self.rows()}
+        if every.get(index):
+            return self.results[[name for name, kept in every.items() if kept].index(index)]
         if index in every:
             raise UsageError(f"The posterior of {index!r} was not kept.", "Fit again with run.keep=all.")
-        raise UsageError(f"There is no instance {index!r} in the run.", nearest(index, every))
-
-    def _kept_ids(self) -> list[str]:
-        """The ids of `results`, in their order."""
-        return [str(row["id"]) for row in self.rows() if self.store is None or row.get("kept")]
+        raise UsageError(f"There is no instance {index!r} in the run.", nearest(index, list(every)))
 
     def __repr__(self) -> str:
         kept = "" if len(self) == self.tally.count else f", {len(self)} kept whole"
@@ -107,12 +103,7 @@ class FitRun(Sequence[FitResult]):
     @property
     def overall(self) -> dict[str, Any]:
         """What summary.json says besides the instances."""
-        return {
-            **self.tally.told(),
-            "notices": list(self.notices),
-            "config_hash": fingerprint(self.config.work()),
-            "versions": versions(),
-        }
+        return overall(self.tally, self.config, notices=list(self.notices))
 
 
 def fit(
@@ -128,20 +119,21 @@ def fit(
 
     With `run.dir` set, the run directory is written: config.yaml, store.zarr/, fits/, summary.json, report.html. A run
     that was stopped goes on where it was. Without, all is done in this process and kept in memory.
+
+    Returns the run, a sequence of results. Raises `UsageError` if config or data are wrong, and `Stopped` if a signal
+    ended it.
     """
     reporter = reporter or Silent()
-    if isinstance(config, Mapping):
-        config = build(FitConfig, apply_overrides(dict(config), overrides) if overrides else dict(config))
-    elif isinstance(config, Path | str):
-        config = load(FitConfig, Path(config), overrides)
-    elif not isinstance(config, FitConfig):
+    if not isinstance(config, FitConfig | Mapping | Path | str):
         raise UsageError(
             f"The config is a {type(config).__name__}.",
             "Give the path of a config file or a mapping with its content; a Model is fitted with model.fit(data).",
         )
+    if isinstance(config, Mapping):
+        config = build(FitConfig, apply_overrides(dict(config), overrides) if overrides else dict(config))
+    config = load(FitConfig, config, overrides)
     if isinstance(data, Path | str):
-        config = config.model_copy(update={"data": config.data.model_copy(update={"path": Path(data)})})
-        data = None
+        config, data = config.changed("data", path=Path(data)), None
     if config.run.dir is None:
         run = _fit_here(config, data, reporter)
     else:
@@ -154,9 +146,8 @@ def fit(
 
 def _fit_here(config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> FitRun:
     plan = make_plan(config, data, None, reporter)
-    run = FitRun(config, set_aside=plan.set_aside, tally=Tally(set_aside=map(str, plan.set_aside)))
-    run.notices = plan.notices
     results: list[FitResult] = []
+    run = _planned(config, plan, results)
     with reporter.task("fit", plan.source.count) as task, watched(task.tell), torch_threads(config.run.threads):
         for block in plan.source.pieces(plan.block):
             chosen = [for_fitting(instance, config.data) for instance in block]
@@ -166,39 +157,40 @@ def _fit_here(config: FitConfig, data: Sequence[Instance] | None, reporter: Repo
                     run.held_rows.append(row_of(result))
                 run.tally.add(run.held_rows[-1])
             task.advance(len(block), f"{run.tally.failed} failed" if run.tally.failed else "")
-    run.results = results
     return run
+
+
+def _planned(config: FitConfig, plan: FitPlan, results: Sequence[FitResult], store: Store | None = None) -> FitRun:
+    tally = Tally(set_aside=map(str, plan.set_aside))
+    return FitRun(config, results, plan.set_aside, store, tally, notices=plan.notices)
 
 
 def _fit_in(directory: Path, config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> FitRun:
     directory = open_folder(directory, config)
     again = command_for(directory, data is not None)
-    with driver_lock(directory, "fit"), told_how_to_go_on(directory / RUN_STORE, again):
-        work = prepare(directory, config, data, reporter)
-        run_blocks(work.fleet, config.run, reporter)
-        return conclude(work, reporter)
+    with driver_lock(directory, "fit"), says_how_to_resume(directory / RUN_STORE, again):
+        plan, fleet = prepare(directory, config, data, reporter)
+        run_blocks(fleet, config.run, reporter)
+        return conclude(config, plan, fleet, reporter)
 
 
-def conclude(work: Prepared, reporter: Reporter) -> FitRun:
+def conclude(config: FitConfig, plan: FitPlan, fleet: Fleet, reporter: Reporter) -> FitRun:
     """Summary and page of a run whose blocks are all there."""
-    plan, directory, config = work.plan, work.directory, work.config
-    run = FitRun(config, set_aside=plan.set_aside, store=work.store, tally=Tally(set_aside=map(str, plan.set_aside)))
-    run.notices = plan.notices
-    paths = []
+    directory, results = fleet.folder, SavedFits()
+    run = _planned(config, plan, results, fleet.store)
     for row in run.rows():
         run.tally.add(row)
         if row.get("kept"):
-            paths.append(directory / row["kept"])
-    run.results = SavedFits(paths)
+            results.paths.append(directory / row["kept"])
     write_summary(directory, run.rows(), run.overall)
-    kept = _Kept(directory, run.tally.kept)
+    kept = _Kept({name: directory / row["kept"] for name, row in run.tally.kept.items()})
     while True:
         try:
             write_page(directory, run.tally, kept, config, run.overall)
             break
         except _Lost as lost:  # the store has its numbers; only its picture is missing
             reporter.warn(f"{lost.name} is not drawn in the report: {lost}")
-            kept.leave_out(lost.name)
+            del kept[lost.name]
     plan.tidy()
     return run
 
@@ -211,30 +203,14 @@ class _Lost(Exception):
         self.name = name
 
 
-class _Kept(Mapping[str, FitResult]):
-    """Saved fits by the id of their instance, read when they are asked for."""
-
-    def __init__(self, directory: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
-        self._directory, self._rows = directory, dict(rows)
-
-    def leave_out(self, name: str) -> None:
-        """Forget one."""
-        del self._rows[name]
+class _Kept(UserDict[str, Any]):
+    """Saved fits by the id of their instance: paths, read when they are asked for."""
 
     def __getitem__(self, name: str) -> FitResult:
         try:
-            return SavedFits([self._directory / self._rows[name]["kept"]])[0]
+            return SavedFits([self.data[name]])[0]
         except UsageError as error:
             raise _Lost(name, str(error)) from error
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._rows
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
 
 def resume(directory: Path | str, overrides: Sequence[str] = (), reporter: Reporter | None = None) -> FitRun:
@@ -248,8 +224,7 @@ def resume(directory: Path | str, overrides: Sequence[str] = (), reporter: Repor
             f"{directory} was begun by a Python program with instances in memory, which a run does not keep.",
             "Call `fit` again with the same config and instances: it goes on where it was.",
         )
-    here = config.run.model_copy(update={"dir": Path(directory)})
-    return fit(config.model_copy(update={"run": here}), reporter=reporter)
+    return fit(config.changed("run", dir=Path(directory)), reporter=reporter)
 
 
 @dataclass(frozen=True)
@@ -270,25 +245,23 @@ def fit_part(
     config: FitConfig | Path | str, share: Share, overrides: Sequence[str] = (), reporter: Reporter | None = None
 ) -> PartRun:
     """Do the blocks of a share that are missing. Raises Stopped if a signal ended it before."""
-    reporter = reporter or Silent()
-    if not isinstance(config, FitConfig):
-        config = load(FitConfig, Path(config), overrides)
+    reporter, config = reporter or Silent(), load(FitConfig, config, overrides)
     if config.run.dir is None:
         raise UsageError("A part of a run needs the folder of the run.", "Give --out DIR, the same for all parts.")
     directory, config = config.run.dir, config.located()
     directory = open_folder(directory, config)
     again = command_for(directory, share=share)
-    with part_lock(directory, str(share)), told_how_to_go_on(directory / RUN_STORE, again):
+    with part_lock(directory, str(share)), says_how_to_resume(directory / RUN_STORE, again):
         with turn(directory):
-            work = prepare(directory, config, None, reporter)
-        fleet = replace(work.fleet, share=share, command=again)
+            plan, whole = prepare(directory, config, None, reporter)
+        fleet = replace(whole, share=share, command=again)
         run_blocks(fleet, config.run, reporter)
         with turn(directory):
-            missing = work.store.missing()
+            missing = fleet.store.missing()
             run = None
             if not missing and not (directory / REPORT).is_file():
-                run = conclude(work, reporter)
+                run = conclude(config, plan, fleet, reporter)
             elif not missing:  # another part was the last; our copy of the data may have come after it
-                work.plan.tidy()
-        left = sum(len(work.store.block_range(block)) for block in missing)
+                plan.tidy()
+        left = sum(len(fleet.store.block_range(block)) for block in missing)
         return PartRun(share, fleet.total, fleet.failed(), left, run)

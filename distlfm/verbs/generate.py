@@ -17,7 +17,7 @@ import torch
 from distlfm.cluster.blocks.job import Worker
 from distlfm.config import apply_overrides, build, load
 from distlfm.errors import UsageError, WorkError
-from distlfm.fleets.driver import Fleet, StoreJob, run_blocks, told_how_to_go_on
+from distlfm.fleets.driver import Fleet, StoreJob, run_blocks, says_how_to_resume
 from distlfm.runs.folder import same_settings
 from distlfm.runs.settings import GenerateConfig
 from distlfm.runtime.reporting import Reporter, Silent
@@ -64,12 +64,11 @@ class GenerateWorker(Worker):
         began = time.perf_counter()
         where = self.store.block_range(block)
         arrays, rows = generate_block(self.config, self.draws, self.store.spec, where, left_out)
-        seconds = time.perf_counter() - began
-        before = time.perf_counter()
-        marker = self.store.write_block(block, arrays, rows, seconds)
-        written = time.perf_counter() - before
+        drawn = time.perf_counter()
+        marker = self.store.write_block(block, arrays, rows, drawn - began)
+        written = time.perf_counter() - drawn
         failed = sum(marker.statuses.get(status, 0) for status in FAILED)
-        return {"count": len(where), "failed": failed, "seconds": seconds, "write_s": written}
+        return {"count": len(where), "failed": failed, "seconds": drawn - began, "write_s": written}
 
     def attempt(self, block: int, rows: Sequence[int]) -> None:
         where = self.store.block_range(block)
@@ -86,22 +85,24 @@ WORTH = 64
 def generate(
     config: GenerateConfig | Path | str, overrides: Sequence[str] = (), reporter: Reporter | None = None
 ) -> Store:
-    """Fill the store `run.dir` with `instances` draws. A store that was begun with the same config goes on."""
-    reporter = reporter or Silent()
-    if not isinstance(config, GenerateConfig):
-        config = load(GenerateConfig, Path(config), overrides)
+    """Fill the store `run.dir` with `instances` draws. A store that was begun with the same config goes on.
+
+    config: the path of a config file, or a config. overrides: such as `["instances=100"]`, of a file.
+
+    Returns the store. Raises `UsageError` if the config is wrong, and `Stopped` if a signal ended it.
+    """
+    reporter, config = reporter or Silent(), load(GenerateConfig, config, overrides)
     if config.run.dir is None:
-        raise UsageError("It is not said where the store goes.", "Give --out STORE, or set run.dir in the config.")
+        raise UsageError("No folder is given for the store.", "Give --out STORE, or set run.dir in the config.")
     path, config = config.run.dir.resolve(), config.located()
     again = f"distlfm resume {shlex.quote(str(path))}"
-    with told_how_to_go_on(path, again):
+    with says_how_to_resume(path, again):
         store = open_store(config, path)
         with driver_lock(store.path, "generate"):
             job = GenerateJob.of(config, store)
             fleet = Fleet("generate", job, store, again, store.path, worth=WORTH, named=instance_name)
             run_blocks(fleet, config.run, reporter)
-    statuses = [marker.statuses for marker in store.markers().values()]
-    done = sum(one.get("generated", 0) for one in statuses)
+    done = sum(marker.statuses.get("generated", 0) for marker in store.markers().values())
     if not done:
         raise WorkError(f"None of {store.spec.instances} instances could be generated.", DIVERGED)
     if done < store.spec.instances:
@@ -117,19 +118,19 @@ def resume_generate(path: Path | str, overrides: Sequence[str] = (), reporter: R
             f"{path} keeps no config to go on with: it was merged from stores that differ in theirs.",
             "Resume those, and merge again.",
         )
-    told = store.spec.attributes
-    content = {**told["config"], "run": {"dir": str(store.path), "block": store.spec.block}}
-    content["plugins"] = told.get("plugins", content["plugins"])
+    attributes = store.spec.attributes
+    content = {**attributes["config"], "run": {"dir": str(store.path), "block": store.spec.block}}
+    content["plugins"] = attributes.get("plugins", content["plugins"])
     return generate(build(GenerateConfig, apply_overrides(content, overrides)), reporter=reporter)
 
 
 def open_store(config: GenerateConfig, path: Path) -> Store:
     """The store of a config: a new one, or what is there of it."""
-    if is_store(path):
-        store = Store.open(path)
-        if store.spec.kind != "generate":
-            raise UsageError(f"{path} is the store of a fit.", "Choose another --out.")
-        same_settings(store, config, None)
-        return store
-    draws = open_draws(config)
-    return Store.create(path, store_spec(config, draws), draws.mesh)
+    if not is_store(path):
+        draws = open_draws(config)
+        return Store.create(path, store_spec(config, draws), draws.mesh)
+    store = Store.open(path)
+    if store.spec.kind != "generate":
+        raise UsageError(f"{path} is the store of a fit.", "Choose another --out.")
+    same_settings(store, config, None)
+    return store

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from distlfm.config import apply_overrides, build, dump, fingerprint
+from distlfm.config import apply_overrides, build, dump
 from distlfm.data import catalog
 from distlfm.errors import UsageError, WorkError
 from distlfm.fleets.sources import for_fitting, open_source
@@ -22,7 +22,7 @@ from distlfm.lfo import Operator, OperatorAnswer
 from distlfm.queries.asking import (
     PLOTS,
     WRITTEN,
-    Asked,
+    QueryOutcome,
     ask,
     check_data,
     find_checkpoint,
@@ -34,7 +34,7 @@ from distlfm.queries.asking import (
 )
 from distlfm.queries.figures import failed_answer, novelty_of, row_of, true_elements
 from distlfm.runs import REPORT
-from distlfm.runs.folder import begin, refuse_other_verbs, versions, write_config, write_summary
+from distlfm.runs.folder import begin, overall, refuse_other_verbs, write_config, write_summary
 from distlfm.runs.settings import QueryConfig
 from distlfm.runtime.process import torch_threads
 from distlfm.runtime.reporting import Reporter, Silent
@@ -60,14 +60,8 @@ class QueryRun:
     @property
     def overall(self) -> dict[str, Any]:
         """What summary.json says besides the instances: the same as of a fit, and how many answers are doubtful."""
-        return {
-            **self.tally.told(),
-            "novelty": novelty_of(list(self.rows)),
-            "notices": list(self.operator.notices),
-            "checkpoint": self.checkpoint,
-            "config_hash": fingerprint(self.config.work()),
-            "versions": versions(),
-        }
+        more = {"novelty": novelty_of(list(self.rows)), "notices": list(self.operator.notices)}
+        return overall(self.tally, self.config, **more, checkpoint=self.checkpoint)
 
 
 def query(
@@ -80,11 +74,12 @@ def query(
 
     overrides: settings such as `data.columns.time=hours`, `run.dir=answers` or `plot=true`. With `run.dir`, answers go
     to answers.csv, parameters.csv, answers.json and summary.json there.
+
+    Returns the run, which holds the answers where there is no `run.dir`. Raises `UsageError` if the operator or the
+    data cannot be read, or do not fit together.
     """
     given = None if isinstance(data, str | Path) else data
-    content: dict[str, Any] = {"checkpoint": str(checkpoint), "data": {}}
-    if isinstance(data, str | Path):
-        content["data"] = named_data(data)
+    content = {"checkpoint": str(checkpoint), "data": named_data(data) if isinstance(data, str | Path) else {}}
     config = build(QueryConfig, apply_overrides(content, overrides), source="query")
     return run_query(config, given, reporter or Silent())
 
@@ -98,10 +93,11 @@ def named_data(data: str | Path) -> dict[str, str]:
 
 def run_query(config: QueryConfig, data: Sequence[Instance] | None, reporter: Reporter) -> QueryRun:
     """Ask as a config says."""
-    if config.plot and config.run.dir is None:
+    folder = config.run.dir
+    if config.plot and folder is None:
         raise UsageError("Pictures need a folder.", "Give --out DIR too.")
-    if config.run.dir is not None:
-        refuse_other_verbs(config.run.dir, config.verb, (*WRITTEN, PLOTS) if config.plot else WRITTEN)
+    if folder is not None:
+        refuse_other_verbs(folder, config.verb, (*WRITTEN, PLOTS) if config.plot else WRITTEN)
     path = find_checkpoint(config.checkpoint)
     operator = Operator.load(path)
     for notice in operator.notices:
@@ -110,11 +106,12 @@ def run_query(config: QueryConfig, data: Sequence[Instance] | None, reporter: Re
     intake.tell(reporter)
     check_data(operator.schema, source, config.data, config.outputs)
     run = QueryRun(config, operator, mark(path), Tally(set_aside=map(str, intake.set_aside)))
-    if config.run.dir is not None:
-        begin(config.run.dir)
-    writing = nullcontext() if config.run.dir is None else tables(config.run.dir, operator.schema)
+    if folder is not None:
+        begin(folder)
+    writing = nullcontext() if folder is None else tables(folder, operator.schema)
     with torch_threads(config.run.threads), writing as files, reporter.task("query", source.count) as task:
-        for one in _asked(config, operator, source):
+        pieces = (ask(operator, _prepared(piece, run)) for piece in source.pieces(config.run.batch))
+        for one in chain.from_iterable(pieces):
             run.rows.append(_row(one, operator))
             run.tally.add(run.rows[-1])
             if one.answer is not None and files is not None:
@@ -124,26 +121,22 @@ def run_query(config: QueryConfig, data: Sequence[Instance] | None, reporter: Re
             task.advance(1, f"{run.tally.failed} failed" if run.tally.failed else "")
         if run.tally.failed == run.tally.count:
             raise WorkError(f"None of {run.tally.count} instances can be answered.", run.tally.failures[0]["reason"])
-        if config.run.dir is not None:
-            forget_answers(config.run.dir)
-            write_config(config.run.dir, config)  # before the tables: by it, the folder is known as a query's
-    if config.run.dir is not None:
-        write_summary(config.run.dir, run.rows, run.overall)
+        if folder is not None:
+            forget_answers(folder)
+            write_config(folder, config)  # before the tables: by it, the folder is known as a query's
+    if folder is not None:
+        write_summary(folder, run.rows, run.overall)
         if config.plot:
-            _draw(run, source, config.run.dir, reporter)
+            _draw(run, source, folder, reporter)
     return run
 
 
-def _asked(config: QueryConfig, operator: Operator, source: Source) -> Iterator[Asked]:
-    for piece in source.pieces(config.run.batch):
-        yield from ask(operator, [_prepared(instance, config, operator) for instance in piece])
+def _prepared(piece: Iterable[Instance], run: QueryRun) -> list[Instance]:
+    config, known = run.config, run.operator.schema.outputs
+    return [renamed(for_fitting(instance, config.data), config.outputs, known) for instance in piece]
 
 
-def _prepared(instance: Instance, config: QueryConfig, operator: Operator) -> Instance:
-    return renamed(for_fitting(instance, config.data), config.outputs, operator.schema.outputs)
-
-
-def _row(one: Asked, operator: Operator) -> Figures:
+def _row(one: QueryOutcome, operator: Operator) -> Figures:
     if one.answer is None:
         return failed_answer(one.instance.id, one.reason)
     return row_of(one.answer, one.instance, operator.schema, one.seconds)
@@ -160,15 +153,15 @@ def _draw(run: QueryRun, source: Source, folder: Path, reporter: Reporter) -> No
         for index, instance in enumerate(chain.from_iterable(source.pieces(run.config.run.batch))):
             if index not in chosen:
                 continue
-            (one,) = ask(run.operator, [_prepared(instance, run.config, run.operator)])
+            (one,) = ask(run.operator, _prepared([instance], run))
             assert one.answer is not None
             true = true_elements(one.instance, schema)
             figure = plot_answer(one.instance, one.answer, schema, true)
             save_figure(figure, folder / PLOTS, index, one.instance.id)
             examples.append(Example(one.instance, one.answer, run.rows[index], chosen[index], true, figure))
             task.advance()
-    told = origin(run.operator, run.checkpoint, run.overall["config_hash"])
-    query_page(folder / REPORT, run.tally, run.rows, examples, schema, dump(run.config), told, run.operator.notices)
+    about = origin(run.operator, run.checkpoint, run.overall["config_hash"])
+    query_page(folder / REPORT, run.tally, run.rows, examples, schema, dump(run.config), about, run.operator.notices)
 
 
 def worth_a_look(rows: Sequence[Figures], most: int = MOST_PLOTTED, unlike: int = 3) -> dict[int, str]:
@@ -177,17 +170,12 @@ def worth_a_look(rows: Sequence[Figures], most: int = MOST_PLOTTED, unlike: int 
     if len(answered) <= most:
         return dict.fromkeys(answered, "")
     chosen: dict[int, str] = {}
-    scores = np.array([_number(rows[i]["latent_q2"]) for i in answered])
+    scores, novelty = (np.array([rows[i][name] for i in answered], float) for name in ("latent_q2", "novelty"))
     known = np.flatnonzero(np.isfinite(scores))
     if len(known):
         order = known[np.argsort(scores[known])]
         for place, at in (("worst", order[0]), ("median", order[len(order) // 2]), ("best", order[-1])):
             chosen[answered[int(at)]] = place
-    strange = np.argsort([-np.nan_to_num(_number(rows[i]["novelty"])) for i in answered])
-    for at in strange[:unlike]:
+    for at in np.argsort(-np.nan_to_num(novelty))[:unlike]:
         chosen.setdefault(answered[int(at)], "most unlike the training data")
     return chosen
-
-
-def _number(value: Any) -> float:
-    return float("nan") if value is None else float(value)

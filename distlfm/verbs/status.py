@@ -33,11 +33,11 @@ def verb_of(run: Path) -> str | None:
 
 def training_figures(run: Path) -> dict[str, Any]:
     """Steps done and to do, from metrics.jsonl."""
-    told = read_metrics(run / METRICS)
+    lines = read_metrics(run / METRICS)
     return {
         "unit": "steps",
-        "total": max((int(line["total"]) for line in told if line["event"] == "start"), default=0),
-        "done": max((int(line["step"]) for line in told if "step" in line), default=0),
+        "total": max((int(line["total"]) for line in lines if line["event"] == "start"), default=0),
+        "done": max((int(line["step"]) for line in lines if "step" in line), default=0),
         "reported": (run / OPERATOR).is_file() and (run / SUMMARY).is_file(),
     }
 
@@ -104,7 +104,7 @@ class RunStatus:
             return "complete"
         if self.driver is not None:
             return "running"
-        return "queued" if any(job.state.active for job in self.jobs) else "stopped"
+        return "queued" if any(job.active for job in self.jobs) else "stopped"
 
     @property
     def command(self) -> str:
@@ -126,19 +126,15 @@ class RunStatus:
 def status(path: Path | str) -> RunStatus:
     """How far the run or store at `path` is: begun, or only queued."""
     given = Path(path)
-    if not is_store(given):
-        begun = _without_store(given)
-        if begun is not None:
-            return begun
+    if not is_store(given) and (begun := _without_store(given)) is not None:
+        return begun
     where = find_store(given)
     store = Store.open(where)
     markers = store.markers()
-    statuses: Counter[str] = Counter()
-    for marker in markers.values():
-        statuses.update(marker.statuses)
+    statuses = sum((Counter(marker.statuses) for marker in markers.values()), Counter[str]())
     drivers = drivers_of(where)
-    said = [one for one in read_progress(where) if any(_is_of(one, who) for who in drivers)]
-    in_hand = {block for one in said for block in one.get("running", [])} - set(markers)
+    reports = [one for one in read_progress(where) if any(_is_of(one, who) for who in drivers)]
+    in_hand = {block for one in reports for block in one.get("running", [])} - set(markers)
     return RunStatus(
         path=where,
         kind=store.spec.kind,
@@ -153,31 +149,31 @@ def status(path: Path | str) -> RunStatus:
         statuses=dict(statuses),
         driver=next(iter(drivers), None),
         others=max(0, len(drivers) - 1),
-        workers=_over(sum, said, "workers"),
-        rate=_over(sum, said, "rate"),
-        left_s=_over(max, said, "left_s"),
+        workers=_over(sum, reports, "workers"),
+        rate=_over(sum, reports, "rate"),
+        left_s=_over(max, reports, "left_s"),
         config_hash=str(store.spec.attributes.get("config_hash", "")),
         jobs=jobs_of(where.parent if where.name == RUN_STORE else where),
     )
 
 
-def _is_of(said: dict[str, Any], driver: Holder) -> bool:
+def _is_of(reports: dict[str, Any], driver: Holder) -> bool:
     """Whether a driver said this itself: an earlier one may have had its number, and left its last word behind."""
     try:
-        late = datetime.fromisoformat(said["time"]) >= datetime.fromisoformat(driver.since)
+        late = datetime.fromisoformat(reports["time"]) >= datetime.fromisoformat(driver.since)
     except (KeyError, TypeError, ValueError):
         return False
-    return late and (said.get("host"), said.get("pid")) == (driver.host, driver.pid)
+    return late and (reports.get("host"), reports.get("pid")) == (driver.host, driver.pid)
 
 
-def _over(together: Callable[[Sequence[Any]], Any], said: Sequence[dict[str, Any]], name: str) -> Any:
+def _over(together: Callable[[Sequence[Any]], Any], reports: Sequence[dict[str, Any]], name: str) -> Any:
     """A figure of all drivers together; None if none of them knows it."""
-    known = [one[name] for one in said if one.get(name) is not None]
+    known = [one[name] for one in reports if one.get(name) is not None]
     return together(known) if known else None
 
 
 def _without_store(run: Path) -> RunStatus | None:
-    """Of a training, a sweep, and a run whose first job has not begun; None if there is nothing at all."""
+    """The status of a training, a sweep, or a run whose first job has not begun; None if there is nothing at all."""
     jobs, verb = jobs_of(run), verb_of(run)
     if verb not in FIGURES:
         return RunStatus(run, jobs[-1].note.verb, jobs=jobs, begun=False) if jobs else None

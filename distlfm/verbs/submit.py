@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +26,11 @@ from distlfm.runs.settings import FitConfig, GenerateConfig, WorkConfig
 from distlfm.runtime.reporting import Silent
 from distlfm.store import Store, is_store
 from distlfm.store.files import put_all, remove, storing
-from distlfm.training import work as train_work
+from distlfm.training import work
 from distlfm.training.settings import TrainConfig, TuneConfig
-from distlfm.training.work import CHECKPOINTS, LAST, fingerprint_of, open_examples, same_run
 from distlfm.verbs import generate, tune
 from distlfm.verbs.config import load_any
 from distlfm.verbs.train import launcher_for
-from distlfm.verbs.tune import Ledger
-
-JOBS = ("fit", "generate", "train", "tune")
-"""Verbs that can be submitted."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +52,15 @@ def checked(verb: str, path: Path, overrides: Sequence[str], setting: Setting) -
             "'evaluate' cannot be submitted: it is one quick process, and has no config.",
             "Queue its script: sbatch slurm/evaluate.sbatch OPERATOR STORE --out DIR",
         )
-    if verb not in JOBS:
-        raise UsageError(f"{verb!r} cannot be submitted.", f"These can: {', '.join(JOBS)}.")
-    told = apply_overrides(read_yaml(path), overrides).get("verb", "fit")
-    if told != verb:
-        raise UsageError(f"{path} is a config of `distlfm {told}`.", f"Submit it as {told}, or give one of {verb}.")
+    if verb not in CHECKS:
+        raise UsageError(f"{verb!r} cannot be submitted.", f"These can: {', '.join(CHECKS)}.")
+    named = apply_overrides(read_yaml(path), overrides).get("verb", "fit")
+    if named != verb:
+        raise UsageError(f"{path} is a config of `distlfm {named}`.", f"Submit it as {named}, or give one of {verb}.")
     config: Any = load_any(path, overrides)
     if config.run.dir is None:
-        raise UsageError("It is not said where the results go.", "Give --out DIR, or set run.dir in the config.")
-    config = config.model_copy(update={"run": config.run.model_copy(update={"dir": config.run.dir.absolute()})})
+        raise UsageError("No folder is given for the results.", "Give --out DIR, or set run.dir in the config.")
+    config = config.changed("run", dir=config.run.dir.absolute())
     if config.run.address is not None:
         raise UsageError(
             f"run.address is {config.run.address!r}, and a job starts a Ray of its own.", "Leave run.address out."
@@ -104,14 +98,14 @@ def _generate(config: GenerateConfig, setting: Setting) -> GenerateConfig:
 def _train(config: TrainConfig, setting: Setting) -> TrainConfig:
     config = config.resolved()
     assert config.run.dir is not None
-    train_work.refuse_others(config.run.dir)
+    work.refuse_others(config.run.dir)
     if setting.tasks > 1:
         launcher_for(config.run, Place(world=setting.tasks, launcher="srun"))
     if not setting.waits:
-        examples = open_examples(config)
-        last = config.run.dir / CHECKPOINTS / LAST
+        examples = work.open_examples(config)
+        last = config.run.dir / work.CHECKPOINTS / work.LAST
         if last.exists():
-            same_run(last, {"config": config.work(), "data": fingerprint_of(examples)})
+            work.same_run(last, {"config": config.work(), "data": work.fingerprint_of(examples)})
     return config
 
 
@@ -119,9 +113,9 @@ def _tune(config: TuneConfig, setting: Setting) -> TuneConfig:
     config = config.model_copy(update={"train": config.train.resolved()})
     assert config.run.dir is not None
     tune.refuse_others(config.run.dir)
-    Ledger(config, config.run.dir).resume(Silent())
+    tune.TrialLog(config, config.run.dir).resume(Silent())
     if not setting.waits:
-        open_examples(config.train)
+        work.open_examples(config.train)
     return config
 
 
@@ -139,20 +133,21 @@ CHECKS: dict[str, Callable[[Any, Setting], Config]] = {
     "train": _train,
     "tune": _tune,
 }
+"""The verbs that can be submitted, each with what is checked before."""
 
 
 RAY, ARRAY, MPI, DDP = (f"distlfm.launch.{name}" for name in ("ray_cluster", "array", "mpi_group", "ddp"))
 CPUS = {RAY: 8, DDP: 8, ARRAY: 1, MPI: 1}
-"""Of a task, unless it is said: Ray has one task a node, which uses all of them."""
+"""CPUs of a task by default: Ray has one task per node, which uses all of them."""
 
 MPI_MEMORY = "4G"
-"""Of a rank: it holds the factors of its part of a mesh."""
+"""Memory of a rank: it holds the factors of its part of a mesh."""
 
 SITE_VARIABLE, SITE_FILE = "DISTLFM_SITE", Path("slurm/site.sh")
 
 
 @dataclass(frozen=True)
-class Job:
+class ReadyJob:
     """A job that is ready to be sent. run: the folder or store that it works on."""
 
     verb: str
@@ -161,20 +156,10 @@ class Job:
     script: BatchScript
     name: str
 
-    @property
-    def text(self) -> str:
-        return self.script.text()
-
 
 def plan(
-    verb: str,
-    config: Path,
-    overrides: Sequence[str],
-    asked: Resources,
-    *,
-    mpi_ranks: int | None = None,
-    site: Path | None = None,
-) -> Job:
+    verb: str, config: Path, overrides: Sequence[str], asked: Resources, mpi_ranks: int | None, site: Path | None
+) -> ReadyJob:
     """The job that does a verb: its config is checked, nothing is written. asked.cpus: 0 is as many as are usual.
 
     mpi_ranks: of a fit whose meshes are divided among this many processes on all of its nodes.
@@ -183,7 +168,12 @@ def plan(
     asked = replace(asked, cpus=asked.cpus or CPUS[program])
     if program == MPI:
         assert mpi_ranks is not None
-        asked = replace(asked, tasks_per_node=_each(mpi_ranks, asked.nodes), memory_per_cpu=MPI_MEMORY)
+        if mpi_ranks % asked.nodes:
+            raise UsageError(
+                f"{mpi_ranks} ranks cannot be shared evenly by {asked.nodes} nodes.",
+                f"Give a multiple of {asked.nodes} for --mpi-ranks.",
+            )
+        asked = replace(asked, tasks_per_node=mpi_ranks // asked.nodes, memory_per_cpu=MPI_MEMORY)
         overrides = [*overrides, f"mechanism.ranks={mpi_ranks}"]  # as the job will have it
     setting = Setting(tasks=asked.nodes * asked.tasks_per_node, shared=program == RAY, waits=bool(asked.dependency))
     found: Any = checked(verb, config, overrides, setting)
@@ -201,11 +191,11 @@ def plan(
         survives=program == RAY,
         variables=((COMPLETE, str(run)),) if verb == "fit" else (),
     )
-    script.text()  # what it cannot hold is told now
-    return Job(verb, run, found, script, name)
+    script.text()  # what it cannot hold is refused now
+    return ReadyJob(verb, run, found, script, name)
 
 
-def submit(job: Job) -> JobNote:
+def submit(job: ReadyJob) -> JobNote:
     """Queue a job, and note it beside its run. Refused while another one works on the same run or waits to, unless
     this job waits for the end of that one."""
     refuse_busy(job.run, _awaited(job))
@@ -213,9 +203,9 @@ def submit(job: Job) -> JobNote:
     script, config = folder / f"{job.name}.sbatch", folder / f"{job.name}.yaml"
     with storing("the job's script", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        put_all({config: dump(job.config).encode(), script: job.text.encode()})
+        put_all({config: dump(job.config).encode(), script: job.script.text().encode()})
     try:
-        number = send(script, job.script.site)
+        number = send([str(script)], job.script.site)
     except BaseException:
         for file in (script, config):
             remove(file)
@@ -225,7 +215,6 @@ def submit(job: Job) -> JobNote:
     note = JobNote(
         job=number,
         verb=job.verb,
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
         nodes=job.script.resources.nodes,
         config=str(config),
         script=str(script),
@@ -248,19 +237,8 @@ def _program(verb: str, asked: Resources, mpi_ranks: int | None) -> str:
     if verb != "train" and (asked.gpus or asked.tasks_per_node != 1):
         option = "--gpus" if asked.gpus else "--tasks"
         raise UsageError(f"{option} is for trainings, not for {verb}.", f"Leave {option} out; --cpus says how many.")
-    if asked.array:
-        return ARRAY
-    if mpi_ranks is not None:
-        return MPI
-    return DDP if verb == "train" else RAY
-
-
-def _each(ranks: int, nodes: int) -> int:
-    if ranks % nodes:
-        raise UsageError(
-            f"{ranks} ranks cannot be shared evenly by {nodes} nodes.", f"Give a multiple of {nodes} for --mpi-ranks."
-        )
-    return ranks // nodes
+    other = DDP if verb == "train" else RAY
+    return ARRAY if asked.array else other if mpi_ranks is None else MPI
 
 
 def _site(given: Path | None) -> Path | None:
@@ -273,7 +251,7 @@ def _site(given: Path | None) -> Path | None:
     return named.absolute()
 
 
-def _awaited(job: Job) -> set[str]:
+def _awaited(job: ReadyJob) -> set[str]:
     """Numbers of this run's jobs, and of others, that have ended when this one begins."""
     asked = job.script.resources
     found = ends_awaited(asked.dependency)

@@ -11,7 +11,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -64,7 +64,7 @@ class TrainRun:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """A report an epoch."""
+        """One report per epoch."""
         return [line for line in self.metrics if line["event"] == "epoch"]
 
 
@@ -73,17 +73,19 @@ def train(
 ) -> TrainRun:
     """Learn an operator. With `run.dir` the same call goes on with a run that was stopped or killed.
 
+    config: the path of a config file, or a config. overrides: such as `["loop.epochs=5"]`, of a file.
+
     The folder has config.yaml, metrics.jsonl, tensorboard/, checkpoints/last.pt (all that is needed to go on), and in
-    the end operator.pt (best weights, calibrated), summary.json and report.html. Raises Stopped if a signal ended it.
+    the end operator.pt (best weights, calibrated), summary.json and report.html.
+
+    Returns the training that has ended. Raises `UsageError` if the config is wrong, and `Stopped` if a signal ended it.
     """
-    if not isinstance(config, TrainConfig):
-        config = load(TrainConfig, Path(config), overrides)
-    config, reporter = config.resolved(), reporter or Silent()
+    config, reporter = load(TrainConfig, config, overrides).resolved(), reporter or Silent()
     place = find_place(os.environ)
     launcher = launcher_for(config.run, place)
     if config.run.dir is None:
         if launcher != "inline":
-            raise UsageError(f"It is not said where the run of {launcher} goes.", "Give --out DIR, or set run.dir.")
+            raise UsageError(f"run.dir is required for the {launcher} launcher.", "Give --out DIR, or set run.dir.")
         return _in_memory(config, reporter)
     found = _train_in(config.run.dir, config, place, launcher, reporter)
     if found.is_main:
@@ -127,7 +129,7 @@ def resume_train(directory: Path | str, overrides: Sequence[str] = (), reporter:
 
 
 def launcher_for(run: TrainRunConfig, place: Place) -> str:
-    """Who computes: `inline`, the ranks that the `environment` tells of, processes to `spawn`, or `ray`."""
+    """Who computes: `inline`, the ranks that the `environment` describes, processes to `spawn`, or `ray`."""
     if place.world > 1:
         if run.launcher not in ("auto", "ddp"):
             raise UsageError(
@@ -147,24 +149,22 @@ def _inline(config: TrainConfig, place: Place, stop: Stop, reporter: Reporter) -
         return TrainWork(config, watch=progress.see)(ranks, lambda: stop.requested)
 
 
-def _spawned(config: TrainConfig, place: Place, stop: Stop, reporter: Reporter) -> dict[str, Any]:
+def _spawned(config: TrainConfig, _: Place, stop: Stop, reporter: Reporter) -> dict[str, Any]:
     from distlfm.cluster.ranks.spawn import spawn
 
-    del place
     workers = config.run.workers or (torch.cuda.device_count() if torch.cuda.is_available() else usable_cpus())
     threads = config.run.threads or max(1, usable_cpus() // workers)
     reporter.say(f"{workers} processes on this machine, {threads} thread{'s' if threads > 1 else ''} each")
     assert config.run.dir is not None
     with closing(Progress(reporter)) as progress:
         follower = Follower(config.run.dir, progress)
-        return spawn(TrainWork(with_threads(config, threads)), workers, threads, stop, follower.look)
+        return spawn(TrainWork(config.changed("run", threads=threads)), workers, threads, stop, follower.look)
 
 
-def _by_ray(config: TrainConfig, place: Place, stop: Stop, reporter: Reporter) -> dict[str, Any]:
+def _by_ray(config: TrainConfig, _: Place, stop: Stop, reporter: Reporter) -> dict[str, Any]:
     from distlfm.cluster.ray.session import ray_session
     from distlfm.cluster.ray.train import RayTraining
 
-    del place
     assert config.run.dir is not None
     with ray_session(config.run.address) as session, closing(Progress(reporter)) as progress:
         nodes = session.node_cpus()
@@ -173,7 +173,7 @@ def _by_ray(config: TrainConfig, place: Place, stop: Stop, reporter: Reporter) -
         reporter.say(f"Ray Train: {workers} workers of {threads} CPUs on {session.words}")
         follower = Follower(config.run.dir, progress)
         training = RayTraining(session, workers, threads, config.run.dir / SCRATCH)
-        return training.run(TrainWork(with_threads(config, threads)), stop, reporter.warn, follower.look)
+        return training.run(TrainWork(config.changed("run", threads=threads)), stop, reporter.warn, follower.look)
 
 
 LAUNCHERS: dict[str, Callable[[TrainConfig, Place, Stop, Reporter], dict[str, Any]]] = {
@@ -182,11 +182,6 @@ LAUNCHERS: dict[str, Callable[[TrainConfig, Place, Stop, Reporter], dict[str, An
     "spawn": _spawned,
     "ray": _by_ray,
 }
-
-
-def with_threads(config: TrainConfig, threads: int) -> TrainConfig:
-    """The config with this number of threads per worker."""
-    return config.model_copy(update={"run": config.run.model_copy(update={"threads": threads})})
 
 
 def _free(directory: Path) -> None:
@@ -202,8 +197,7 @@ def _free(directory: Path) -> None:
 def _in_memory(config: TrainConfig, reporter: Reporter) -> TrainRun:
     """A run of which nothing is kept but what is returned."""
     with tempfile.TemporaryDirectory(prefix="distlfm-train-") as folder:
-        run = config.run.model_copy(update={"dir": Path(folder), "tensorboard": False, "checkpoint_every": 1e9})
-        inside = config.model_copy(update={"run": run})
+        inside = config.changed("run", dir=Path(folder), tensorboard=False, checkpoint_every=1e9)
         found = _train_in(Path(folder), inside, find_place(os.environ), "inline", reporter)
         return replace(found, config=config, directory=None, held=found.operator)
 
@@ -216,41 +210,30 @@ def report_training(run: Path | str, reporter: Reporter | None = None) -> Path:
     """Write report.html of a finished training run. Scores need the first of its stores; without it there are none."""
     # Ranks import this module, and never the libraries of a report.
     from distlfm.queries.asking import mark, origin
-    from distlfm.report.operator_page import training_page
+    from distlfm.report.operator_page import Example, Resolutions, Scores, training_page
     from distlfm.verbs.evaluate import find_or_none, scored
 
     folder = Path(run)
     if not (folder / OPERATOR).is_file():
         raise UsageError(f"{folder} is not a finished training run: it has no {OPERATOR}.", "Finish it first.")
     operator = Operator.load(folder / OPERATOR)
-    content = read_yaml(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-    stores = [Path(path) for path in content.get("data", {}).get("stores", [])]
-    found = None
-    if stores and find_or_none(stores[0]) is not None:
-        config = EvaluateConfig(checkpoint=folder, store=stores[0], limit=MOST)
-        try:
-            found = scored(config, reporter or Silent())
-        except UsageError:  # no validation split
-            found = None
+    kept = (folder / CONFIG).is_file()
+    stores = read_yaml(folder / CONFIG).get("data", {}).get("stores", []) if kept else []
+    found: tuple[Scores | None, list[Example], list[Resolutions]] = (None, [], [])
+    if stores and find_or_none(Path(stores[0])) is not None:
+        config = EvaluateConfig(checkpoint=folder, store=Path(stores[0]), limit=MOST)
+        with suppress(UsageError):  # no validation split
+            one = scored(config, reporter or Silent())
+            found = (one.scores, one.examples, one.fine)
     work = json.dumps(operator.training.get("settings"), sort_keys=True)
-    told = origin(operator, mark(folder / OPERATOR), digest(work))
-    told |= _told(operator.training)
-    text = (folder / CONFIG).read_text(encoding="utf-8") if (folder / CONFIG).is_file() else ""
-    return training_page(
-        folder / REPORT,
-        read_metrics(folder / METRICS),
-        None if found is None else found.scores,
-        [] if found is None else found.examples,
-        [] if found is None else found.fine,
-        operator.schema,
-        text,
-        told,
-        operator.notices,
-    )
+    about = origin(operator, mark(folder / OPERATOR), digest(work)) | _training_figures(operator.training)
+    text = (folder / CONFIG).read_text(encoding="utf-8") if kept else ""
+    lines = read_metrics(folder / METRICS)
+    return training_page(folder / REPORT, lines, *found, operator.schema, text, about, operator.notices)
 
 
-def _told(training: Any) -> dict[str, Any]:
-    """What the checkpoint tells of its training, in a few numbers."""
+def _training_figures(training: Any) -> dict[str, Any]:
+    """What the checkpoint says about its training, in a few numbers."""
     found = {"steps": training.get("step"), "seconds": training.get("seconds")}
     found |= {f"instances: {part}": count for part, count in training.get("instances", {}).items()}
     coverage = training.get("coverage") or {}

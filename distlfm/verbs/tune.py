@@ -7,19 +7,19 @@ import io
 import json
 import math
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from distlfm.cluster.ranks.group import joined
 from distlfm.cluster.ranks.place import Place
-from distlfm.cluster.ray.sweep import TIME, Plan, Report, SweepTask, SweepWatch, Values, sweep
+from distlfm.cluster.ray.sweep import TIME, Report, SweepPlan, SweepTask, SweepWatch, Values, sweep
 from distlfm.config import dump, load
 from distlfm.errors import DistlfmError, Stopped, UsageError, WorkError
 from distlfm.lfo import Examples, split
 from distlfm.optional import require
-from distlfm.report.operator_page import Tried
+from distlfm.report.operator_page import TrialRow
 from distlfm.runs import CONFIG, REPORT
 from distlfm.runs.folder import begin, refuse_changed, refuse_other_verbs, write_config
 from distlfm.runtime.process import Stop
@@ -65,13 +65,13 @@ class TrialWork(SweepTask):
     ended: frozenset[str] = frozenset()
 
     def __call__(self, values: Values, report: Report, shared: Examples) -> None:
-        name, metric, told = trial_name(values), self.config.search.metric, -1
+        name, metric, epoch = trial_name(values), self.config.search.metric, -1
 
         def tell(line: Mapping[str, Any]) -> None:
-            nonlocal told
-            if line.get(metric) is not None and line["epoch"] > told:
-                told = line["epoch"]
-                report({metric: float(line[metric]), TIME: told + 1})
+            nonlocal epoch
+            if line.get(metric) is not None and line["epoch"] > epoch:
+                epoch = line["epoch"]
+                report({metric: float(line[metric]), TIME: epoch + 1})
 
         folder = self.directory / FOLDER / name
         if name in self.ended:
@@ -86,7 +86,7 @@ class TrialWork(SweepTask):
                 TrainWork(config, on_epoch=tell, examples=shared)(ranks, lambda: False)
         except DistlfmError as error:
             worst = WORST if self.config.search.mode == "min" else -WORST
-            report({metric: worst, TIME: told + 2, "failure": str(error)})
+            report({metric: worst, TIME: epoch + 2, "failure": str(error)})
 
 
 def tune(config: TuneConfig | Path | str, overrides: Sequence[str] = (), reporter: Reporter | None = None) -> TuneRun:
@@ -95,20 +95,19 @@ def tune(config: TuneConfig | Path | str, overrides: Sequence[str] = (), reporte
     The folder has config.yaml, trials.json and trials.csv, trials/NAME/ (a run of `distlfm train` each), report.html,
     and best.yaml, a config for `distlfm train`.
     """
-    if not isinstance(config, TuneConfig):
-        config = load(TuneConfig, Path(config), overrides)
+    config = load(TuneConfig, config, overrides)
     if config.run.dir is None:
-        raise UsageError("It is not said where the sweep goes.", "Give --out DIR, or set run.dir in the config.")
+        raise UsageError("No folder is given for the sweep.", "Give --out DIR, or set run.dir in the config.")
     directory, reporter = config.run.dir.resolve(), reporter or Silent()
     refuse_others(directory)
     config = config.model_copy(update={"train": config.train.resolved()})
-    refuse_unscored(config, open_examples(config.train))  # what is wrong with them is told now
+    refuse_unscored(config, open_examples(config.train))  # what is wrong with them is reported now
     begin(directory, FOLDER)
     with driver_lock(directory, "tune"):
-        ledger = Ledger(config, directory)
+        ledger = TrialLog(config, directory)
         ledger.resume(reporter)
         write_config(directory, config)
-        if len([one for one in ledger.trials if one.done]) < config.search.trials:
+        if len(ledger.done) < config.search.trials:
             _sweep(config, directory, ledger, reporter)
         return _conclude(config, directory, ledger, reporter)
 
@@ -127,13 +126,12 @@ def refuse_unscored(config: TuneConfig, examples: Examples) -> None:
         )
 
 
-def _sweep(config: TuneConfig, directory: Path, ledger: Ledger, reporter: Reporter) -> None:
+def _sweep(config: TuneConfig, directory: Path, ledger: TrialLog, reporter: Reporter) -> None:
     from distlfm.cluster.ray.session import ray_session
 
     require("optuna", extra="ray")  # before a cluster is started for nothing
-    known = [one.values for one in ledger.trials]
-    ended = frozenset(one.name for one in ledger.trials if one.done)
-    plan = Plan(
+    ended = frozenset(ledger.done)
+    plan = SweepPlan(
         space=config.space,
         metric=config.search.metric,
         mode=config.search.mode,
@@ -143,7 +141,7 @@ def _sweep(config: TuneConfig, directory: Path, ledger: Ledger, reporter: Report
         keep=config.asha.reduction,
         sampler=config.search.sampler,
         seed=config.search.seed,
-        known=known,
+        known=[one.values for one in ledger.trials],
     )
     with Stop() as stop, ray_session(config.run.address) as session:
         room = sum(cpus // config.run.threads for cpus in session.node_cpus().values())
@@ -164,48 +162,50 @@ def _sweep(config: TuneConfig, directory: Path, ledger: Ledger, reporter: Report
                 scratch=directory / SCRATCH,
                 shared=shared_examples(config.train),
             )
-    done = len([one for one in ledger.trials if one.done])
+    done = len(ledger.done)
     if stop.requested and done < config.search.trials:
         again = f"distlfm tune {directory / CONFIG}"
         raise Stopped(stop.signal or signal.SIGINT, f"after {done} of {config.search.trials} trials", again)
 
 
-def _conclude(config: TuneConfig, directory: Path, ledger: Ledger, reporter: Reporter) -> TuneRun:
+def _conclude(config: TuneConfig, directory: Path, ledger: TrialLog, reporter: Reporter) -> TuneRun:
     run = TuneRun(config, directory, ledger.trials)
-    if all(one.best is None for one in ledger.trials):
-        reason = next((one.failure for one in ledger.trials if one.failure), "")
-        raise WorkError(f"None of {len(ledger.trials)} trials gave a figure.", reason)
-    keys = list(config.space)
-    reporter.table("", ("trial", "status", "epochs", config.search.metric, *keys), table(run, keys))
+    if all(one.best is None for one in run.trials):
+        reason = next((one.failure for one in run.trials if one.failure), "")
+        raise WorkError(f"None of {len(run.trials)} trials gave a figure.", reason)
+    reporter.table("", ("trial", "status", "epochs", config.search.metric, *config.space), list(table(run)))
     winner = run.winner
     head = f"# The best of {len(run.trials)} trials: {config.search.metric} {winner.best:.6g} at epoch {winner.at}.\n"
     with storing(BEST, directory):
         put_all({directory / BEST: (head + dump(run.best)).encode()})
-        tried = [Tried(one.name, one.status, one.epochs, one.best, one.values, one.failure) for one in run.trials]
+        tried = [TrialRow(one.name, one.status, one.epochs, one.best, one.values, one.failure) for one in run.trials]
         report_sweep(directory, config, tried)
     reporter.say(f"The best settings are in {directory / BEST}: distlfm train {directory / BEST} --out DIR")
     return run
 
 
-class Ledger(SweepWatch):
+class TrialLog(SweepWatch):
     """What is known of the trials, in trials.json and trials.csv."""
 
     def __init__(self, config: TuneConfig, directory: Path) -> None:
         self.config, self.directory = config, directory
         self.trials: list[Trial] = []
         self.task: Task | None = None
-        self._counted: set[str] = set()
+
+    @property
+    def done(self) -> list[str]:
+        """Names of the trials that have ended."""
+        return [one.name for one in self.trials if one.done]
 
     def resume(self, reporter: Reporter) -> None:
         """Read what an earlier call has left."""
         path = self.directory / TRIALS
         if not path.exists():
             return
-        told = json.loads(path.read_text(encoding="utf-8"))
-        refuse_changed(self.directory, told["config"], self.config.work())
-        self.trials = [Trial(**one) for one in told["trials"]]
-        self._counted = {one.name for one in self.trials if one.done}
-        reporter.say(f"{len(self._counted)} of {self.config.search.trials} trials are done already.")
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        refuse_changed(self.directory, saved["config"], self.config.work())
+        self.trials = [Trial(**one) for one in saved["trials"]]
+        reporter.say(f"{len(self.done)} of {self.config.search.trials} trials are done already.")
 
     def began(self, values: Values) -> None:
         self._trial(values)
@@ -213,7 +213,7 @@ class Ledger(SweepWatch):
 
     def reported(self, values: Values, report: Mapping[str, Any]) -> None:
         one, metric = self._trial(values), self.config.search.metric
-        if one.name in self._counted or metric not in report:
+        if one.done or metric not in report:
             return
         if report.get("failure"):
             one.failure = str(report["failure"])
@@ -225,12 +225,11 @@ class Ledger(SweepWatch):
 
     def ended(self, values: Values, failure: str) -> None:
         one = self._trial(values)
-        if one.name in self._counted:
+        if one.done:
             return
         one.failure = one.failure or failure
         whole = one.epochs >= self.config.trial(values).loop.epochs
         one.status = FAILED if one.failure else FINISHED if whole else STOPPED
-        self._counted.add(one.name)
         self._write()
         if self.task is not None:
             best = ranked(self.trials, self.config.search.mode)[0].best
@@ -238,35 +237,26 @@ class Ledger(SweepWatch):
 
     def _trial(self, values: Values) -> Trial:
         name = trial_name(values)
-        for one in self.trials:
-            if one.name == name:
-                return one
-        self.trials.append(Trial(name, dict(values)))
-        return self.trials[-1]
+        if name not in [one.name for one in self.trials]:
+            self.trials.append(Trial(name, dict(values)))
+        return next(one for one in self.trials if one.name == name)
 
     def _write(self) -> None:
         content = {"config": self.config.work(), "trials": [asdict(one) for one in self.trials]}
-        keys = list(self.config.space)
-        text = io.StringIO()
+        text, space = io.StringIO(), self.config.space
         writer = csv.writer(text)
-        writer.writerow(["trial", "status", "epochs", self.config.search.metric, "epoch", *keys, "failure"])
+        writer.writerow(["trial", "status", "epochs", self.config.search.metric, "epoch", *space, "failure"])
         for one in self.trials:
-            chosen = [json.dumps(one.values[key]) for key in keys]
+            chosen = [json.dumps(one.values[key]) for key in space]
             writer.writerow([one.name, one.status, one.epochs, one.best, one.at, *chosen, one.failure])
         with storing("the trials", self.directory):
-            put_all(
-                {
-                    self.directory / TRIALS: json.dumps(content, indent=1).encode(),
-                    self.directory / TABLE: text.getvalue().encode(),
-                }
-            )
+            files = {TRIALS: json.dumps(content, indent=1), TABLE: text.getvalue()}
+            put_all({self.directory / name: file.encode() for name, file in files.items()})
 
 
-def table(run: TuneRun, keys: Sequence[str]) -> list[list[str]]:
+def table(run: TuneRun) -> Iterator[list[str]]:
     """Rows for people, the best first."""
-    rows = []
     for one in ranked(run.trials, run.config.search.mode):
-        chosen = [f"{value:.4g}" if isinstance(value := one.values[key], float) else str(value) for key in keys]
-        best = "–" if one.best is None else f"{one.best:.5g}"
-        rows.append([one.name, one.status, str(one.epochs), best, *chosen])
-    return rows
+        values = [one.values[key] for key in run.config.space]
+        chosen = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
+        yield [one.name, one.status, str(one.epochs), "–" if one.best is None else f"{one.best:.5g}", *chosen]

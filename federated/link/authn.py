@@ -13,20 +13,23 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from flwr.common.constant import ACCESS_TOKEN_KEY, NOOP_FLWR_AID
 from flwr.supercore.auth.typing import AccountAuthCredentials, AccountAuthLoginDetails, AccountInfo
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.superlink.auth_plugin import ControlAuthnPlugin
+from pydantic import TypeAdapter, ValidationError
 
 from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog
-from distlfm.federated.setup.homes import LinkHome, check_name, check_secret, write_secret
-from distlfm.store.files import put_all, unreadable
+from distlfm.federated.setup.homes import LinkHome, check_name, check_secret, replace_secret, write_secret
+from distlfm.store.files import unreadable
 
 TOKEN_BYTES = 32
 WRITTEN = re.compile(rb"[A-Za-z0-9_-]+")
+DIGESTS = TypeAdapter(dict[str, str])
 HOW_TO_GET = "The coordinator makes one: distlfm federated provision token LINK_FOLDER NAME"
 
 
@@ -55,8 +58,8 @@ def read_token(path: Path, fix: str = HOW_TO_GET) -> str:
     except UsageError as error:
         raise TokenError(error.cause, error.fix) from None
     except OSError as error:
-        told = unreadable(path, error)
-        raise TokenError(told.cause, told.fix) from None
+        refusal = unreadable(path, error)
+        raise TokenError(refusal.cause, refusal.fix) from None
     token = content.strip()
     if not token:
         raise TokenError(f"{path} is empty.", fix)
@@ -67,25 +70,21 @@ def read_token(path: Path, fix: str = HOW_TO_GET) -> str:
 
 def read_digests(path: Path) -> dict[str, str]:
     """Digests by holder; none if there is no file yet."""
-    if not path.exists():
-        return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return DIGESTS.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return {}
     except OSError as error:
         raise unreadable(path, error) from None
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} is damaged: it is not a list of tokens.", "Put a saved copy of it back.")
-    return {str(name): str(digest) for name, digest in content.items()}
+    except ValidationError:
+        raise UsageError(f"{path} is damaged: it is not a list of tokens.", "Put a saved copy of it back.") from None
 
 
 def digests_now(path: Path) -> dict[str, str]:
     """The same for a link that runs: empty if the file is broken, so that nobody gets in."""
-    try:
+    with suppress(UsageError):
         return read_digests(path)
-    except (OSError, UsageError):
-        return {}
+    return {}
 
 
 class TokenPlugin(ControlAuthnPlugin):
@@ -101,20 +100,15 @@ class TokenPlugin(ControlAuthnPlugin):
         self, metadata: Sequence[tuple[str, str | bytes]]
     ) -> tuple[bool, AccountInfo | None]:
         """Whether to let in, and as whom."""
-        holder = self._holder(metadata)
-        if holder is None:
-            self._refused()
-            return False, None
-        # Flower's open version knows one account, and asks for its id; the name is ours.
-        return True, AccountInfo(flwr_aid=NOOP_FLWR_AID, account_name=holder)
-
-    def _holder(self, metadata: Sequence[tuple[str, str | bytes]]) -> str | None:
         given = [value for key, value in metadata if key == ACCESS_TOKEN_KEY]
-        if len(given) != 1 or not isinstance(given[0], str):
-            return None
-        mine = token_digest(given[0])
-        found = [name for name, digest in self._digests().items() if hmac.compare_digest(mine, digest)]
-        return found[0] if found else None
+        if len(given) == 1 and isinstance(given[0], str):
+            mine = token_digest(given[0])
+            for holder, digest in self._digests().items():
+                if hmac.compare_digest(mine, digest):
+                    # Flower's open version knows one account, and asks for its id; the name is ours.
+                    return True, AccountInfo(flwr_aid=NOOP_FLWR_AID, account_name=holder)
+        self._refused()
+        return False, None
 
     def get_login_details(self) -> AccountAuthLoginDetails | None:
         """There is no login: tokens are handed over by the coordinator."""
@@ -159,5 +153,4 @@ def drop_token(path: Path, holder: str) -> None:
 
 
 def _write_digests(home: LinkHome, digests: Mapping[str, str]) -> None:
-    put_all({home.tokens: json.dumps(dict(digests)).encode()})
-    home.tokens.chmod(0o600)
+    replace_secret(home.tokens, json.dumps(dict(digests)).encode())

@@ -24,17 +24,8 @@ from distlfm.version import __version__
 
 MOST_BYTES = 65_536
 """More than this, packed or unpacked, is not even opened; our own is a few kilobytes."""
-UNREADABLE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    OSError,
-    NotImplementedError,
-    RuntimeError,
-    EOFError,
-    ValueError,
-)
-"""What a packed file may raise that is none: each way of packing has an error of its own."""
+UNREADABLE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, RuntimeError, EOFError, ValueError)
+"""What a file that is not packed may raise: each way of packing has an error of its own."""
 _PLACEHOLDER = 'version = "0.0.0"'
 _ASK = "Install the same version of distlfm on the link and at all sites."
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,20 +88,17 @@ class _Direct(ControlHttpClient):
         self._client = httpx.Client(verify=verify, timeout=seconds, trust_env=False)
 
 
-class Control:
+class Control(AbstractContextManager["Control"]):
     """A link, asked with a token; used as a context."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         ca = None if connection.ca is None else str(connection.ca)
         kind = _Direct if connection.host in LOOPBACK else ControlHttpClient
-        with self._told():
+        with self._explained():
             self._client: Any = kind.from_server_address(
                 connection.address, connection.ca is None, ca, [_Bearer(connection.token)]
             )
-
-    def __enter__(self) -> Control:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._client.close()
@@ -140,10 +137,10 @@ class Control:
 
     def follow(self, run: int, line: Callable[[str], None]) -> dict[str, str]:
         """Give each line of the run's log to `line` until the run ends; a restart of the link is waited for."""
-        after, rest, seen, told = 0.0, "", time.monotonic(), ""
+        after, rest, seen, notice = 0.0, "", time.monotonic(), ""
         while True:
             try:
-                with self._told():
+                with self._explained():
                     for part in self._client.StreamLogs(StreamLogsRequest(run_id=run, after_timestamp=after)):
                         after, seen = max(after, part.latest_timestamp), time.monotonic()
                         *whole, rest = (rest + part.log_output).split("\n")
@@ -154,20 +151,20 @@ class Control:
                     line(rest)
                     return state
                 seen = time.monotonic()
-            except Away as away:
+            except LinkDown as away:
                 if time.monotonic() - seen > PATIENCE_SECONDS:
                     raise
-                if away.cause != told:
+                if away.cause != notice:
                     line(f"{away.cause} It is waited for.")
-                told = away.cause
+                notice = away.cause
             time.sleep(1.0)
 
     def _ask(self, what: str, request: object) -> Any:
-        with self._told():
+        with self._explained():
             return getattr(self._client, what)(request)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _explained(self) -> Iterator[None]:
         where = self._connection.address
         try:
             yield
@@ -178,8 +175,8 @@ class Control:
             if code in (502, 503, 504):
                 if _detail(error.response) == DISK_FULL:
                     fix = "Free space there; then the same command goes on."
-                    raise Away(f"The link at {where} does nothing now: {DISK_FULL}.", fix) from None
-                raise Away(f"The link at {where} is not ready.", "Try again in a moment.") from None
+                    raise LinkDown(f"The link at {where} does nothing now: {DISK_FULL}.", fix) from None
+                raise LinkDown(f"The link at {where} is not ready.", "Try again in a moment.") from None
             raise WorkError(f"The link at {where} refused: {_detail(error.response)}.") from None
         except httpx.TransportError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
@@ -187,10 +184,10 @@ class Control:
                     f"The server at {where} shows no certificate of this federation's authority.",
                     "Do not go on: it may be somebody else. Check the address and ca.pem.",
                 ) from None
-            raise Away(f"No link answers at {where}.", "Start it with: distlfm federated link FOLDER") from None
+            raise LinkDown(f"No link answers at {where}.", "Start it with: distlfm federated link FOLDER") from None
 
 
-class Away(WorkError):
+class LinkDown(WorkError):
     """The link does not answer now; it may be restarting."""
 
 
@@ -206,9 +203,8 @@ def _run(run: Any) -> dict[str, str]:
 
 
 def _detail(response: httpx.Response) -> str:
-    try:
+    content = None
+    with suppress(ValueError):
         content = json.loads(response.text)
-    except ValueError:
-        return f"code {response.status_code}"
-    told = content.get("detail") or content.get("message") if isinstance(content, dict) else None
-    return str(told or f"code {response.status_code}").rstrip(".")
+    notice = content.get("detail") or content.get("message") if isinstance(content, dict) else None
+    return str(notice or f"code {response.status_code}").rstrip(".")

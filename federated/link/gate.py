@@ -11,6 +11,7 @@ import ipaddress
 import json
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,42 +23,20 @@ from distlfm.federated.setup.homes import NAME
 from distlfm.store.files import ROOM, no_room
 
 CONTROL = ("start-run", "stop-run", "list-runs", "list-nodes", "stream-logs")
-FLEET = (
-    "activate-node",
-    "deactivate-node",
-    "send-node-heartbeat",
-    "pull-messages",
-    "push-messages",
-    "get-run",
-    "get-fab",
-    "push-object",
-    "pull-object",
-    "confirm-message-received",
-)
-RUNTIME = (
-    "acquire-task",
-    "send-task-heartbeat",
-    "pull-task-input",
-    "push-task-output",
-    "push-object",
-    "pull-object",
-    "confirm-message-received",
-    "push-logs",
-    "push-messages",
-    "pull-messages",
-    "get-nodes",
-)
-ALLOWED = frozenset(
-    f"/v1/{api}/{name}"
-    for api, names in (("control", CONTROL), ("fleet", FLEET), ("runtime", RUNTIME))
-    for name in names
-)
+CARRYING = ("push-messages", "pull-messages", "push-object", "pull-object", "confirm-message-received")
+FLEET = (*CARRYING, "activate-node", "deactivate-node", "send-node-heartbeat", "get-run", "get-fab")
+TASKS = ("acquire-task", "send-task-heartbeat", "pull-task-input", "push-task-output")
+RUNTIME = (*CARRYING, *TASKS, "push-logs", "get-nodes")
+LOCAL = frozenset(f"/v1/runtime/{name}" for name in RUNTIME)
+ALLOWED = LOCAL.union((f"/v1/control/{name}" for name in CONTROL), (f"/v1/fleet/{name}" for name in FLEET))
 START_RUN, OWN_TASKS = "/v1/control/start-run", "/v1/runtime/"
 BROKEN, LATER = 500, 503
 """Of these two codes the second lets sites and admins come again."""
 SCARCE = 33_554_432
 """Bytes that Flower's database may have needed when it failed."""
 LOOK_SECONDS = 1.0
+SERVER: dict[str, Any] = {"access_log": False, "log_config": None, "server_header": False}
+"""How both roles run their web applications under uvicorn."""
 DISK_FULL = "the disk of the link is full"
 MOST_START_BYTES = 1_048_576
 """A programme is text of a few kilobytes."""
@@ -68,52 +47,49 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
+@dataclass(frozen=True)
 class Gate:
-    """Wraps the link's web application. refused: told the path and the reason, for the audit log.
+    """Wraps the link's web application. refused: called with the path and the reason, for the audit log.
 
     own: addresses of this machine, besides loopback, from which its processes may come. full: why this many more bytes
     cannot be kept, or nothing; then all are asked to come again later, as everything that is done here is kept first.
     """
 
-    def __init__(
-        self,
-        inner: Application,
-        allowed: frozenset[str],
-        refused: Callable[[str, str], None],
-        own: frozenset[str] = frozenset(),
-        full: Callable[[int], str] = lambda _: "",
-    ) -> None:
-        self._inner, self._allowed, self._refused, self._own, self._full = inner, allowed, refused, own, full
+    inner: Application
+    allowed: frozenset[str]
+    refused: Callable[[str, str], None]
+    own: frozenset[str] = frozenset()
+    full: Callable[[int], str] = lambda _: ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection, as ASGI hands it over."""
         if scope["type"] == "lifespan":
-            await self._inner(scope, receive, send)
-        elif scope["type"] != "http" or scope["path"] not in self._allowed or scope["method"] != "POST":
+            await self.inner(scope, receive, send)
+        elif scope["type"] != "http" or scope["path"] not in self.allowed or scope["method"] != "POST":
             await self._refuse(scope, send, "this request is not served")
-        elif scope["path"].startswith(OWN_TASKS) and not is_near(scope.get("client"), self._own):
+        elif scope["path"].startswith(OWN_TASKS) and not is_near(scope.get("client"), self.own):
             await self._refuse(scope, send, "tasks are for processes of this machine")
         elif scope["path"] == START_RUN:
             await self._start_run(scope, receive, send)
-        elif reason := self._full(0):
+        elif reason := self.full(0):
             await _answer(send, LATER, reason)
         else:
-            await self._inner(scope, receive, self._excused(send))
+            await self.inner(scope, receive, self._excused(send))
 
     def _excused(self, send: Send) -> Send:
-        """Where Flower fails for want of space, which its database needs more of, that is no failure for good."""
+        """Where Flower fails for want of space, which its database needs more of, that is not a failure for good."""
         reason = ""
 
-        async def told(message: MutableMapping[str, Any]) -> None:
+        async def checked(message: MutableMapping[str, Any]) -> None:
             nonlocal reason
             if message["type"] == "http.response.start" and message["status"] == BROKEN:
-                reason = self._full(SCARCE)
+                reason = self.full(SCARCE)
                 if reason:
                     await _answer(send, LATER, reason)
             if not reason:
                 await send(message)
 
-        return told
+        return checked
 
     async def _start_run(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = b""
@@ -127,26 +103,21 @@ class Gate:
                 return
             if not message.get("more_body", False):
                 break
-        reason = foreign_start(body)
-        if reason:
+        if reason := foreign_start(body):
             await self._refuse(scope, send, reason)
             return
-        if reason := self._full(2 * len(body)):  # a run that could not be logged must not begin
+        if reason := self.full(2 * len(body)):  # a run that could not be logged must not begin
             await _answer(send, LATER, reason)
             return
-        replayed = False
+        read = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def again() -> MutableMapping[str, Any]:
-            nonlocal replayed
-            if replayed:
-                return await receive()
-            replayed = True
-            return {"type": "http.request", "body": body, "more_body": False}
+            return read.pop() if read else await receive()
 
-        await self._inner(scope, again, self._excused(send))
+        await self.inner(scope, again, self._excused(send))
 
     async def _refuse(self, scope: Scope, send: Send, reason: str) -> None:
-        self._refused(str(scope.get("path", "")), reason)
+        self.refused(str(scope.get("path", "")), reason)
         if scope["type"] == "http":
             await _answer(send, 403, reason)
 
@@ -161,29 +132,24 @@ async def _answer(send: Send, status: int, reason: str) -> None:
 class Disk:
     """What a gate asks before it lets somebody in. A look lasts a second: there may be hundreds of requests in it."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder, self._clock = folder, clock
-        self._until, self._reason = 0.0, ""
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._until, self._reason = folder, 0.0, ""
 
     def __call__(self, size: int) -> str:
         """Why `size` bytes more than the least cannot be kept, or nothing."""
-        if size:
-            return _words(no_room(self._folder, ROOM + size))
-        if self._clock() >= self._until:
-            self._reason, self._until = _words(no_room(self._folder)), self._clock() + LOOK_SECONDS
+        if size or time.monotonic() >= self._until:
+            # Where it is full, is not for everybody.
+            reason = DISK_FULL if no_room(self._folder, ROOM + size) else ""
+            if size:
+                return reason
+            self._reason, self._until = reason, time.monotonic() + LOOK_SECONDS
         return self._reason
-
-
-def _words(why: str) -> str:
-    return DISK_FULL if why else ""  # where it is, is not for everybody
 
 
 def is_near(client: tuple[str, int] | None, own: frozenset[str]) -> bool:
     """Whether a connection comes from this machine. client: its address and port, as ASGI tells them."""
-    if client is None:
-        return False
     try:
-        found = ipaddress.ip_address(client[0])
+        found = ipaddress.ip_address(client[0] if client else "")
     except ValueError:
         return False
     mapped = getattr(found, "ipv4_mapped", None) or found
@@ -205,7 +171,7 @@ def foreign_start(body: bytes) -> str:
     if set(request.override_config) != {"programme", "run-name"}:
         return "the request does not give a programme and a name, and these alone"
     if not NAME.fullmatch(request.override_config["run-name"].string):
-        return "the name of the run is none: small letters, digits and hyphens, up to 40"
+        return "the name of the run is not valid: use small letters, digits and hyphens, up to 40"
     try:
         bundle.check(request.fab.content)
     except bundle.ForeignBundle as refusal:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from distlfm.federated.setup.homes import LOOPBACK, Home, near_address
@@ -72,11 +73,9 @@ def end_with_supervisor() -> None:
 
 def is_listening(host: str, port: int) -> bool:
     """Whether somebody takes connections there. host: an address to listen on, which may be that of all of them."""
-    try:
-        with socket.create_connection((near_address(host), port), timeout=0.5):
-            return True
-    except OSError:
-        return False
+    with suppress(OSError), socket.create_connection((near_address(host), port), timeout=0.5):
+        return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class _Child:
     last_exit: int | None = None
     up: bool = False
 
-    def told(self) -> dict[str, object]:
+    def to_status(self) -> dict[str, object]:
         state = "up" if self.up else "starting" if self.process is not None else "waiting"
         pid = self.process.pid if self.process is not None else None
         return {"state": state, "pid": pid, "starts": self.starts, "last_exit": self.last_exit}
@@ -149,7 +148,7 @@ class Supervisor:
         now = time.monotonic()
         if child.process is None:
             if now >= child.due:
-                self._try_to_start(child, now)
+                self._start(child, now)
             return
         code = child.process.poll()
         if code is None:
@@ -166,34 +165,26 @@ class Supervisor:
             f"Why: {child.program.log}"
         )
 
-    def _try_to_start(self, child: _Child, now: float) -> None:
+    def _start(self, child: _Child, now: float) -> None:
+        program, log = child.program, child.program.log
         try:
-            self._start(child, now)
+            if log.exists() and log.stat().st_size > LOG_BYTES:
+                log.replace(log.with_suffix(".log.1"))
+            with open(log, "ab", opener=partial(os.open, mode=0o600)) as output:
+                child.process = subprocess.Popen(
+                    [sys.executable, "-m", program.module, *program.arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    env={**program.environment, START: str(child.starts + 1)},
+                    start_new_session=True,
+                )
+            child.starts, child.started = child.starts + 1, now
         except OSError as error:
             child.wait = min(2 * child.wait, LONGEST_WAIT)
             child.due = now + child.wait
-            self.reporter.warn(
-                f"{child.program.name} cannot be started ({error.strerror}: {child.program.log.parent}); "
-                f"tried again in {child.wait:.0f} s."
-            )
-
-    def _start(self, child: _Child, now: float) -> None:
-        program = child.program
-        if program.log.exists() and program.log.stat().st_size > LOG_BYTES:
-            program.log.replace(program.log.with_suffix(".log.1"))
-        descriptor = os.open(program.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            child.process = subprocess.Popen(
-                [sys.executable, "-m", program.module, *program.arguments],
-                stdin=subprocess.PIPE,
-                stdout=descriptor,
-                stderr=descriptor,
-                env={**program.environment, START: str(child.starts + 1)},
-                start_new_session=True,
-            )
-        finally:
-            os.close(descriptor)
-        child.starts, child.started = child.starts + 1, now
+            where = f"{program.name} cannot be started ({error.strerror}: {log.parent})"
+            self.reporter.warn(f"{where}; tried again in {child.wait:.0f} s.")
 
     def _close(self, child: _Child) -> None:
         if child.process is not None and child.process.stdin is not None:
@@ -215,7 +206,7 @@ class Supervisor:
             self._close(child)
 
     def _tell(self, state: str) -> None:
-        processes = {child.program.name: child.told() for child in self._children}
+        processes = {child.program.name: child.to_status() for child in self._children}
         text = json.dumps({"state": state, "pid": os.getpid(), "processes": processes})
         if text != self._told:
             with suppress(OSError):  # of a full disk; it is tried again, and what is supervised goes on meanwhile

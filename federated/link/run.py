@@ -15,9 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from distlfm.config import Config, digest
+from distlfm.config import Config, digest, dump
 from distlfm.errors import UsageError, WorkError
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.link.control import Connection, Control
@@ -85,9 +83,8 @@ def run_programme(programme: Config, name: str, connection: Connection, reporter
             control.stop_run(run)
             raise
     if state["outcome"] != "completed":
-        why = sentence(state["details"])
         raise WorkError(
-            f"Run {run} ended as {state['outcome'] or state['state']}: {why}.",
+            f"Run {run} ended as {state['outcome'] or state['state']}: {sentence(state['details'])}.",
             f"Mend that; the same command with --name {name} goes on after the last whole round.",
         )
     return RunResult(run, found)
@@ -102,7 +99,7 @@ def begin_run(folder: Path, programme: Config) -> None:
 
 def write_run(folder: Path, programme: Config, result: RunResult) -> Path:
     """Summary and report of a run of rounds in a folder; gives the report's path."""
-    text = yaml.safe_dump(programme.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    text = dump(programme)
     provenance = Provenance(
         config=text,
         versions=versions(),
@@ -111,19 +108,19 @@ def write_run(folder: Path, programme: Config, result: RunResult) -> Path:
         more={"run": str(result.run)},
     )
     with storing("what the run brought", folder):
-        told = json.dumps({**result.content, "run": str(result.run)}, indent=2)
-        put_all({folder / SUMMARY: f"{told}\n".encode()})
+        summary = json.dumps({**result.content, "run": str(result.run)}, indent=2)
+        put_all({folder / SUMMARY: f"{summary}\n".encode()})
         return rounds_page(folder / REPORT, result.content, provenance)
 
 
 def sentence(details: str) -> str:
     """Why a run failed, from what Flower says of it: our own sentence is in it, or the operating system's refusal."""
-    told = details.removeprefix(_FAILED)
-    refused = _REFUSED.fullmatch(told)
+    summary = details.removeprefix(_FAILED)
+    refused = _REFUSED.fullmatch(summary)
     if refused:
         where = f"Cannot use {refused['path']} at the link: " if refused["path"] else ""
-        told = f"{where}{refused['words']}"
-    return (told or "no more is known").rstrip(".")
+        summary = f"{where}{refused['words']}"
+    return (summary or "no more is known").rstrip(".")
 
 
 def plain(text: str) -> str:

@@ -40,7 +40,7 @@ def status(folder: Path, *, insecure: bool = False) -> dict[str, Any]:
 def _link(home: LinkHome, *, insecure: bool) -> dict[str, Any]:
     config = home.config()
     enrolled = {name: entry.status for name, entry in read_roster(home.roster).sites.items()}
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "role": "link",
         "federation": config.federation,
         "address": joined(config.host, config.port),
@@ -49,16 +49,16 @@ def _link(home: LinkHome, *, insecure: bool) -> dict[str, Any]:
         "sites": {name: enrolled.get(name, "not enrolled") for name in config.sites},
         "runs": [],
     }
-    if told["state"] == "running":
+    if report["state"] == "running":
         try:
             with Control(connection_of(home.path, insecure=insecure)) as control:
-                told["sites"] |= {node["site"]: node["state"] for node in control.nodes() if node["site"]}
-                told["runs"] = control.runs()
+                report["sites"] |= {node["site"]: node["state"] for node in control.nodes() if node["site"]}
+                report["runs"] = control.runs()
         except TokenError as error:
-            told["not_asked"] = str(error)
+            report["not_asked"] = str(error)
         except WorkError as error:
-            told["state"] = f"not answering: {error.cause}"
-    return told
+            report["state"] = f"not answering: {error.cause}"
+    return report
 
 
 def _site(home: SiteHome) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def _site(home: SiteHome) -> dict[str, Any]:
 
 
 def _processes(home: Home) -> dict[str, Any]:
-    """What the supervisor told last; nothing if it is gone, which its lock shows however it ended."""
+    """What the supervisor reported last; nothing if it is gone, which its lock shows however it ended."""
     chain = verify(home.audit) if home.audit.exists() else None
     log = {"audit_head": None if chain is None else chain.head, "audit_flaws": [] if chain is None else chain.flaws}
     try:
@@ -88,7 +88,7 @@ def _processes(home: Home) -> dict[str, Any]:
     except FileNotFoundError:
         return {"state": "never started", "processes": {}, **log}
     except BlockingIOError:
-        told = json.loads(home.status.read_text(encoding="utf-8")) if home.status.exists() else {}
+        report = json.loads(home.status.read_text(encoding="utf-8")) if home.status.exists() else {}
         full = no_room(home.path)
         state = f"refusing: {full}. {NOT_LOGGED}" if full else "running"
-        return {"state": state, "processes": told.get("processes", {}), **log}
+        return {"state": state, "processes": report.get("processes", {}), **log}

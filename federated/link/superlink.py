@@ -30,7 +30,7 @@ from flwr.superlink.main import create_app
 
 from distlfm.federated.audit import AuditLog, RefusalLog
 from distlfm.federated.link.authn import TokenPlugin, digests_now
-from distlfm.federated.link.gate import ALLOWED, Disk, Gate
+from distlfm.federated.link.gate import ALLOWED, SERVER, Disk, Gate
 from distlfm.federated.link.processes import START, end_with_supervisor
 from distlfm.federated.setup.enrolment import FOLLOW_SECONDS, follow, read_roster
 from distlfm.federated.setup.homes import EVERYWHERE, LinkHome, check_secret
@@ -56,16 +56,10 @@ class ControlEvents(EventLogWriterPlugin):
         del context
         holder = account_info.account_name if account_info is not None else "?"
         if isinstance(request, StartRunRequest) and isinstance(response, StartRunResponse):
-            settings = request.override_config
-            programme = settings["programme"].string if "programme" in settings else ""
-            self._audit.append(
-                "run started",
-                str(response.run_id),
-                by=holder,
-                name=settings["run-name"].string if "run-name" in settings else "",
-                programme=programme,
-                sha256=hashlib.sha256(programme.encode()).hexdigest(),
-            )
+            name, programme = (request.override_config[key].string for key in ("run-name", "programme"))
+            digest = hashlib.sha256(programme.encode()).hexdigest()
+            run = str(response.run_id)
+            self._audit.append("run started", run, by=holder, name=name, programme=programme, sha256=digest)
         elif isinstance(request, StopRunRequest) and not isinstance(response, BaseException):
             self._audit.append("run stopped", str(request.run_id), by=holder)
         return _entry(account_info, method_name, "done")
@@ -139,14 +133,12 @@ def main(folder: str, *flags: str) -> None:
     audit.append("link started", "", port=config.port, insecure=insecure)
     server = uvicorn.Config(
         gate,
-        host=config.host,
-        port=config.port,
-        access_log=False,
-        log_config=None,
-        server_header=False,
+        config.host,
+        config.port,
         proxy_headers=False,  # nobody tells us by a header where a request comes from
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
+        **SERVER,
     )
     server.load()
     if server.ssl is not None:
@@ -182,7 +174,7 @@ def _follow(home: LinkHome, state: object, audit: AuditLog) -> None:
     """
     seen: int | None = None
     unlogged: list[tuple[str, str]] = []
-    told = ""
+    notice = ""
     while True:
         try:
             now = home.roster.stat().st_mtime_ns if home.roster.exists() else 0
@@ -192,11 +184,11 @@ def _follow(home: LinkHome, state: object, audit: AuditLog) -> None:
             while unlogged:
                 audit.append(unlogged[0][0], "", site=unlogged[0][1])
                 unlogged.pop(0)
-            told = ""
+            notice = ""
         except Exception as error:
             why = str(error) or type(error).__name__
-            if why != told:
-                told = why
+            if why != notice:
+                notice = why
                 sys.stderr.write(
                     f"The list of sites could not be followed: {why} It is tried again; until then nobody is let in or "
                     "shut out. If it stays, mend that, or stop the link.\n"

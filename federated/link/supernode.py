@@ -30,7 +30,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 
 from distlfm.federated.audit import AuditLog, RefusalLog
 from distlfm.federated.link import bundle, flower
-from distlfm.federated.link.gate import RUNTIME, Gate
+from distlfm.federated.link.gate import LOCAL, SERVER, Gate
 from distlfm.federated.link.processes import end_with_supervisor
 from distlfm.federated.setup.homes import SiteHome, check_secret
 from distlfm.store.files import put_quickly
@@ -38,7 +38,6 @@ from distlfm.version import __version__
 
 POLL_SECONDS = 0.3
 APP = "distlfm/distlfm-federated"
-LOCAL = frozenset(f"/v1/runtime/{name}" for name in RUNTIME)
 
 
 class BundleCheck:
@@ -108,8 +107,7 @@ def _serve_tasks(home: SiteHome, port: int, states: NodeStateFactory, audit: Aud
     """Between this process and the site's task runner: on loopback, for whoever has the site's secret."""
     app = create_app(state_factory=states, superexec_auth_secret=check_secret(home.secret).read_bytes())
     gate = Gate(app, LOCAL, RefusalLog(audit))
-    config = uvicorn.Config(gate, host="127.0.0.1", port=port, access_log=False, log_config=None, server_header=False)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(uvicorn.Config(gate, "127.0.0.1", port, **SERVER))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while thread.is_alive() and not server.started:

@@ -1,4 +1,4 @@
-"""Runs the tasks of a link or a site: one process a message, forked from a warm one.
+"""Runs the tasks of a link or a site: one process per message, forked from a warm one.
 
 Flower's own runner starts a new interpreter for each message, which takes seconds, and writes the task's token on its
 command line, where every user of the machine can read it. Here the token goes through a pipe. The runner takes tasks
@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import sys
 import time
-from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -36,17 +35,6 @@ WARM = {
 END_SECONDS = 3.0
 
 
-@dataclass(frozen=True)
-class Task:
-    """What a task's process needs to know."""
-
-    address: str
-    token: str
-    insecure: bool
-    certificate: str | None
-    parent: int
-
-
 class ForkingExecutor:
     """Flower's contract of an executor, for tasks of one kind."""
 
@@ -65,8 +53,7 @@ class ForkingExecutor:
         """Start the process of a task."""
         if spec.task_type != KINDS[self._role]:
             return LaunchResult.failed(f"Tasks of kind {spec.task_type} are not run here.")
-        task = Task(spec.runtime_api_address, spec.token, spec.insecure, spec.root_certificates_path, os.getpid())
-        process = self._context.Process(target=perform, args=(self._role, task))
+        process = self._context.Process(target=perform, args=(self._role, spec))
         process.start()
         self._running.append(process)
         return LaunchResult.accepted()
@@ -85,39 +72,32 @@ class ForkingExecutor:
                 process.kill()
 
 
-def perform(role: str, task: Task) -> None:
+def perform(role: str, spec: ExecutionSpec) -> None:
     """In the task's own process: run the app that the message is for."""
     flower.retry_soon()
     flower.install_whole(bundle.install)
-    given = {
-        "runtime_api_address": task.address,
-        "token": task.token,
-        "insecure": task.insecure,
-        "certificates": None if task.certificate is None else Path(task.certificate).read_bytes(),
-        "parent_pid": task.parent,
+    certificate = spec.root_certificates_path
+    given: dict[str, Any] = {
+        "runtime_api_address": spec.runtime_api_address,
+        "token": spec.token,
+        "insecure": spec.insecure,
+        "certificates": None if certificate is None else Path(certificate).read_bytes(),
+        "parent_pid": spec.parent_pid,
         "runtime_dependency_install": False,
     }
     if role == "link":
-        _serve(given)
+        from flwr.supercore.logger import mirror_output_to_queue
+        from flwr.superlink.runtime import run_serverapp
+
+        queue: Queue[str | None] = Queue()
+        mirror_output_to_queue(queue)
+        flower.reach_sites_with(flower.QuickGrid)
+        run_serverapp(log_queue=queue, **given)
     else:
-        _answer(given)
+        from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-
-def _serve(given: dict[str, Any]) -> None:
-    from flwr.supercore.logger import mirror_output_to_queue
-    from flwr.superlink.runtime import run_serverapp
-
-    queue: Queue[str | None] = Queue()
-    mirror_output_to_queue(queue)
-    flower.reach_sites_with(flower.QuickGrid)
-    run_serverapp(log_queue=queue, **given)
-
-
-def _answer(given: dict[str, Any]) -> None:
-    from flwr.supernode.runtime.run_clientapp import run_clientapp
-
-    flower.send_errors_without_data()
-    run_clientapp(**given)
+        flower.send_errors_without_data()
+        run_clientapp(**given)
 
 
 def _split(address: str) -> tuple[str, int]:

@@ -57,16 +57,16 @@ class Gatherer:
         """The boxes of all who sealed one for each of the others, by receiver."""
         sites = set(self.roster.sites)
         senders = {
-            site: said
-            for site, said in boxes.items()
-            if site in sites and said.session == self._session.hex() and set(said.boxes) == sites - {site}
+            site: sent
+            for site, sent in boxes.items()
+            if site in sites and sent.session == self._session.hex() and set(sent.boxes) == sites - {site}
         }
         self._enough("shared their secrets", len(senders), max(self._min_sites, self.roster.threshold))
-        self._commitments = {site: said.commitment for site, said in senders.items()}
+        self._commitments = {site: sent.commitment for site, sent in senders.items()}
         return {
             receiver: Delivery(
                 session=self._session.hex(),
-                boxes={sender: said.boxes[receiver] for sender, said in sorted(senders.items()) if sender != receiver},
+                boxes={sender: sent.boxes[receiver] for sender, sent in sorted(senders.items()) if sender != receiver},
             )
             for receiver in sorted(senders)
         }
@@ -84,9 +84,9 @@ class Gatherer:
     def agree(self, consents: Mapping[str, Consent]) -> Consents:
         """The signatures under the list of survivors."""
         signed = {
-            site: said.signature
-            for site, said in sorted(consents.items())
-            if site in self.survivors and said.session == self._session.hex()
+            site: sent.signature
+            for site, sent in sorted(consents.items())
+            if site in self.survivors and sent.session == self._session.hex()
         }
         self._enough("signed who is in the sum", len(signed), max(self._min_sites, self.roster.threshold))
         return Consents(session=self._session.hex(), signatures=signed)
@@ -95,23 +95,23 @@ class Gatherer:
         """The sum [N] of the survivors' vectors."""
         dropped = sorted(set(self._commitments) - set(self.survivors))
         helpers = [
-            (self.roster.sites.index(site) + 1, said)
-            for site, said in sorted(reveals.items())
+            (self.roster.sites.index(site) + 1, sent)
+            for site, sent in sorted(reveals.items())
             if site in self.survivors
-            and said.session == self._session.hex()
-            and set(said.seeds) == set(self.survivors)
-            and set(said.keys) == set(dropped)
+            and sent.session == self._session.hex()
+            and set(sent.seeds) == set(self.survivors)
+            and set(sent.keys) == set(dropped)
         ]
         self._enough("helped to unmask", len(helpers), self.roster.threshold)
         helpers = helpers[: self.roster.threshold]
         total = self._total.copy()
         for site in self.survivors:
-            seed = _join(site, {point: said.seeds[site] for point, said in helpers})
+            seed = _join(site, {point: sent.seeds[site] for point, sent in helpers})
             if derive(seed, self._session, COMMITMENT).hex() != self._commitments[site]:
                 raise SumFailed(f"The shares of {site}'s seed do not fit together.", "Repeat the round.")
             total -= mask(derive(seed, self._session, SELF_MASK), len(total))
         for site in dropped:
-            secret = _join(site, {point: said.keys[site] for point, said in helpers}).hex()
+            secret = _join(site, {point: sent.keys[site] for point, sent in helpers}).hex()
             if public_of(secret) != self.roster.of(site).mask_key:
                 raise SumFailed(f"The shares of {site}'s key do not fit together.", "Repeat the round.")
             self._take_off(total, site, secret)

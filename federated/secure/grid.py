@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -25,7 +24,7 @@ from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.gatherer import Gatherer, SumFailed
-from distlfm.federated.secure.messages import Advert, Boxes, Call, Consent, Delivery, Fields, Reveal, Said
+from distlfm.federated.secure.messages import Advert, Boxes, Call, Consent, Delivery, Fields, Reveal, SumMessage
 from distlfm.federated.secure.mod import BODY, CONSENT, KEYS, MASK, RECORD, SHARES, STAGE, UNMASK, VECTOR
 from distlfm.federated.secure.records import bits_of, fits, mean_records, request_digest
 from distlfm.federated.secure.ring import Words, decode
@@ -36,7 +35,7 @@ STRANGER = "keys in the name of a site that it is not"
 OTHER_FORM = "an answer of another form than most sites'"
 ELSEWHERE = "the sum failed"
 
-Kind = TypeVar("Kind", bound=Said)
+Kind = TypeVar("Kind", bound=SumMessage)
 Answer = TypeVar("Answer")
 
 
@@ -80,27 +79,23 @@ class Patience:
         return max(0.0, min(self._stage, share, left))
 
 
+@dataclass(frozen=True)
 class Exchange:
     """The nodes of one sum. asked: the strategy's own message by node. nodes: node by name of site, once known.
 
     names: site by node, of nodes whose key the link has enrolled; such a node speaks for no other site.
     """
 
-    def __init__(
-        self,
-        inner: Grid,
-        asked: Mapping[int, Message],
-        report: SumReport,
-        patience: Patience,
-        names: Mapping[int, str],
-    ) -> None:
-        self._inner, self._patience, self._names = inner, patience, names
-        self.asked, self.report = asked, report
-        self.nodes: dict[str, int] = {}
+    inner: Grid
+    asked: Mapping[int, Message]
+    report: SumReport
+    patience: Patience
+    names: Mapping[int, str]
+    nodes: dict[str, int] = field(default_factory=dict)
 
-    def call(self, said: Call) -> dict[int, Advert]:
+    def call(self, sent: Call) -> dict[int, Advert]:
         """Ask every node for keys."""
-        replies = self._send(KEYS, {node: self._content(KEYS, said) for node in self.asked})
+        replies = self._send(KEYS, {node: self._content(KEYS, sent) for node in self.asked})
         return self._read(replies, Advert)
 
     def introduce(self, adverts: Mapping[int, Advert], known: Callable[[Advert], bool]) -> dict[str, Advert]:
@@ -109,7 +104,7 @@ class Exchange:
         Nobody gets into a site's place with a forged advert, nor with one that the site has sent before.
         """
         for node, advert in adverts.items():
-            if self._names.get(node, advert.site) != advert.site or not known(advert):
+            if self.names.get(node, advert.site) != advert.site or not known(advert):
                 self.report.dropped[node] = STRANGER
             elif advert.site in self.nodes:
                 self.report.dropped[node] = TWICE
@@ -117,25 +112,19 @@ class Exchange:
                 self.nodes[advert.site] = node
         return {site: adverts[node] for site, node in self.nodes.items()}
 
-    def leave_out(self, sites: Iterable[str], reason: str) -> None:
-        """Note why sites are not in the sum though they answered."""
-        for site in sites:
-            self.report.dropped[self.nodes[site]] = reason
-
-    def ask(self, stage: str, said: Mapping[str, Said], kind: type[Kind]) -> dict[str, Kind]:
+    def ask(self, stage: str, sent: Mapping[str, SumMessage], kind: type[Kind]) -> dict[str, Kind]:
         """Send each site what is said to it; the answers that came and can be read, by site."""
-        contents = {self.nodes[site]: self._content(stage, one) for site, one in said.items()}
+        contents = {self.nodes[site]: self._content(stage, one) for site, one in sent.items()}
         return self._by_site(self._read(self._send(stage, contents), kind))
 
     def ask_vectors(self, deliveries: Mapping[str, Delivery], request: RecordDict) -> dict[str, tuple[Fields, Words]]:
         """Send the request itself, for which the sites work; their masked vectors [N] and what form these have."""
-        contents = {}
-        for site, said in deliveries.items():
-            contents[self.nodes[site]] = RecordDict({**request, **self._content(MASK, said)})
+        contents = {
+            self.nodes[site]: RecordDict({**request, **self._content(MASK, sent)}) for site, sent in deliveries.items()
+        }
         replies = self._send(MASK, contents)
-        fields = self._read(replies, Fields)
         vectors = {}
-        for node, form in fields.items():
+        for node, form in self._read(replies, Fields).items():
             vector = _vector(replies[node])
             if vector is None or not fits(request, form, len(vector)):
                 self.report.dropped[node] = Reason.MALFORMED.value
@@ -153,24 +142,19 @@ class Exchange:
                 answers.append(Message(Error(code=ErrorCode.NODE_UNAVAILABLE, reason=reason), reply_to=message))
         return answers
 
-    def _content(self, stage: str, said: Said) -> RecordDict:
-        return RecordDict({RECORD: ConfigRecord({STAGE: stage, BODY: said.to_bytes()})})
+    def _content(self, stage: str, sent: SumMessage) -> RecordDict:
+        return RecordDict({RECORD: ConfigRecord({STAGE: stage, BODY: sent.to_bytes()})})
 
     def _send(self, stage: str, contents: Mapping[int, RecordDict]) -> dict[int, Message]:
         """Replies with content, by node; the others have dropped out."""
-        messages = [
-            Message(
-                content,
-                node,
-                self.report.purpose,
-                ttl=self.asked[node].metadata.ttl,
-                group_id=self.asked[node].metadata.group_id,
-            )
-            for node, content in contents.items()
-        ]
-        with self._timed(stage):
-            replies = self._inner.send_and_receive(messages, timeout=self._patience.of(stage))
-            arrived = {reply.metadata.src_node_id: reply for reply in replies}
+        messages = []
+        for node, content in contents.items():
+            asked = self.asked[node].metadata
+            messages.append(Message(content, node, self.report.purpose, ttl=asked.ttl, group_id=asked.group_id))
+        start = time.perf_counter()
+        replies = self.inner.send_and_receive(messages, timeout=self.patience.of(stage))
+        arrived = {reply.metadata.src_node_id: reply for reply in replies}
+        self.report.seconds[stage] = time.perf_counter() - start
         self.report.sent += sum(_size(content) for content in contents.values())
         self.report.received += sum(_size(reply.content) for reply in arrived.values() if reply.has_content())
         for node in contents:
@@ -193,12 +177,6 @@ class Exchange:
 
     def _by_site(self, answers: Mapping[int, Answer]) -> dict[str, Answer]:
         return {site: answers[node] for site, node in self.nodes.items() if node in answers}
-
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.report.seconds[stage] = time.perf_counter() - start
 
 
 def _vector(reply: Message) -> Words | None:
@@ -271,7 +249,7 @@ class SecureGrid(Grid):
         raise UsageError("Messages cannot be pulled one by one under secure aggregation.", "Use send_and_receive.")
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """One reply with the mean and `num-sites`, and an error reply a site that is not in it."""
+        """One reply with the mean and `num-sites`, and one error reply per site that is not in it."""
         asked = {message.metadata.dst_node_id: message for message in messages}
         if not asked:
             return []
@@ -304,13 +282,15 @@ class SecureGrid(Grid):
         masked = exchange.ask_vectors(deliveries, request)
         if not masked:
             raise SumFailed("No site sent a masked vector.")
-        fields, vectors = _of_one_form(masked)
-        exchange.leave_out(set(masked) - set(vectors), OTHER_FORM)
+        # Whoever has another form than the most common one has dropped out.
+        fields = Counter(form for form, _ in masked.values()).most_common(1)[0][0]
+        vectors = {site: vector for site, (form, vector) in masked.items() if form == fields}
+        exchange.report.dropped |= {exchange.nodes[site]: OTHER_FORM for site in set(masked) - set(vectors)}
         survivors = gatherer.gather(vectors)
         exchange.report.survivors = survivors.sites
         consents = gatherer.agree(exchange.ask(CONSENT, dict.fromkeys(survivors.sites, survivors), Consent))
         reveals = exchange.ask(UNMASK, dict.fromkeys(consents.signatures, consents), Reveal)
-        self._ahead = {exchange.nodes[site]: said.ahead for site, said in reveals.items() if said.ahead is not None}
+        self._ahead = {exchange.nodes[site]: sent.ahead for site, sent in reveals.items() if sent.ahead is not None}
         total = decode(gatherer.unmask(reveals), bits_of(fields))
         if not total[0] > 0:
             raise SumFailed("The summed weight is not positive.")
@@ -328,22 +308,7 @@ class SecureGrid(Grid):
     def _log(self, report: SumReport, request: str, names: Mapping[int, str]) -> None:
         """names: of the sites, by node; a node that nobody knows has its number."""
         if self._audit is not None:
-            self._audit.append(
-                "sum",
-                str(self.run.run_id),
-                purpose=report.purpose,
-                request=request,
-                cohort=list(report.cohort),
-                survivors=list(report.survivors),
-                dropped=[f"{names.get(node, node)}: {reason}" for node, reason in sorted(report.dropped.items())],
-                failure=report.failure,
-                sent=report.sent,
-                received=report.received,
-                sha256=report.sha256,
-            )
-
-
-def _of_one_form(masked: Mapping[str, tuple[Fields, Words]]) -> tuple[Fields, dict[str, Words]]:
-    """The vectors that have the most common form; whoever has another one has dropped out."""
-    common = Counter(fields for fields, _ in masked.values()).most_common(1)[0][0]
-    return common, {site: vector for site, (fields, vector) in masked.items() if fields == common}
+            dropped = [f"{names.get(node, node)}: {reason}" for node, reason in sorted(report.dropped.items())]
+            facts = asdict(report) | {"request": request, "dropped": dropped}
+            del facts["seconds"]
+            self._audit.append("sum", str(self.run.run_id), **facts)

@@ -83,7 +83,7 @@ class MemberState(BaseModel):
 
 
 def advertise(rules: Rules, key: Ed25519PrivateKey, run: str) -> MemberState:
-    """Fresh keys for one sum; what is told to the gatherer is `state.advert`."""
+    """Fresh keys for one sum; what the gatherer gets is `state.advert`."""
     channel, masking = new_secret(), new_secret()
     unsigned = Advert(
         run=run,

@@ -10,29 +10,30 @@ files of a sum wait in a folder of their own, named by the run and by the sum's 
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from distlfm.config import Config
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.member import MemberState
-from distlfm.store.files import flush, put_all, remove, storing
+from distlfm.federated.setup.homes import locked, replace_secret
+from distlfm.store.files import put_all, storing
 
+STATE = "the site's state"
 FORGET_SECONDS = 24 * 3600.0
-"""Secrets of a sum that was never finished are removed after this time."""
+"""Secrets and drafts of a sum that was never finished are removed after this time; drafts also when the same run begins
+another one."""
 
 ANSWERED = 10_000
-"""So many answered requests are remembered."""
+"""Number of answered requests that are remembered."""
 
 
 class Usage(Config):
@@ -58,17 +59,9 @@ class Memory:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "secagg"
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[object]:
         """Nobody else reads or changes the memory meanwhile: two processes cannot both take the same step."""
-        with storing("the site's state", self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+        return locked(self._folder / "lock", STATE)
 
     def state(self, run: str) -> MemberState:
         """What is known of the sum under way in a run; refused if there is none."""
@@ -81,7 +74,7 @@ class Memory:
 
     def keep(self, run: str, state: MemberState) -> None:
         """Replace what is known of the sum under way; the secrets that are not in `state` are gone."""
-        self._put(self._sum(run), state.model_dump_json().encode())
+        self._put(self._sum(run), state)
 
     def forget_old(self) -> None:
         """Remove what is left of sums that were never finished."""
@@ -99,7 +92,7 @@ class Memory:
         if used.bytes + bytes_ > limit.bytes:
             raise Refused(Reason.BYTES, f"{limit.bytes} a day.")
         used = Usage(day=day, queries=used.queries + queries, bytes=used.bytes + bytes_)
-        self._put(self._folder / "usage.json", used.model_dump_json().encode())
+        self._put(self._folder / "usage.json", used)
 
     def check_answered(self, request: str, sites: str) -> None:
         """Refuse a request that was answered with other sites before: the difference would be what one site said."""
@@ -111,9 +104,7 @@ class Memory:
         self.check_answered(request, sites)
         answered = self._read(Answered, "answered.json").sums
         kept = [(known, by) for known, by in answered.items() if known != request][-(ANSWERED - 1) :]
-        self._put(
-            self._folder / "answered.json", Answered(sums=dict([*kept, (request, sites)])).model_dump_json().encode()
-        )
+        self._put(self._folder / "answered.json", Answered(sums=dict([*kept, (request, sites)])))
 
     def _sum(self, run: str) -> Path:
         return self._folder / f"sum-{run}.json"
@@ -124,25 +115,10 @@ class Memory:
         except FileNotFoundError:
             return kind()
 
-    def _put(self, path: Path, content: bytes) -> None:
-        draft = path.with_name(f".{path.name}.part")
-        with storing("the site's state", self._folder):
-            draft.unlink(missing_ok=True)
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-            except OSError:
-                remove(draft)  # on a full disk it takes what little there is
-                raise
-            draft.replace(path)
-            flush(self._folder)
+    def _put(self, path: Path, content: BaseModel) -> None:
+        with storing(STATE, self._folder):
+            replace_secret(path, content.model_dump_json().encode())
 
-
-FORGET_DRAFTS_SECONDS = 24 * 3600.0
-"""Files of a sum that was never opened are removed after this time, or when the same run begins another one."""
 
 _FOLDER: ContextVar[Path | None] = ContextVar("folder of drafts", default=None)
 
@@ -161,7 +137,9 @@ class Drafts:
     @contextmanager
     def collect(self, run: str, session: str) -> Iterator[None]:
         """Let the app write files of a sum. Those of the run's earlier sums, never opened, are removed first."""
-        self._remove_old(run)
+        for old in self._folder.glob("*.*"):
+            if old.name.startswith(f"{run}.") or time.time() - old.stat().st_mtime > FORGET_SECONDS:
+                shutil.rmtree(old, ignore_errors=True)
         folder = self._folder / f"{run}.{session}"
         with storing("a draft", self._folder):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -182,8 +160,3 @@ class Drafts:
                 put_all({target / file.name: file.read_bytes() for file in files})
         shutil.rmtree(folder, ignore_errors=True)
         return [file.name for file in files]
-
-    def _remove_old(self, run: str) -> None:
-        for folder in self._folder.glob("*.*"):
-            if folder.name.startswith(f"{run}.") or time.time() - folder.stat().st_mtime > FORGET_DRAFTS_SECONDS:
-                shutil.rmtree(folder, ignore_errors=True)

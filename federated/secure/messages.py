@@ -30,7 +30,7 @@ Part = tuple[
 Sites = Annotated[tuple[SiteName, ...], Field(max_length=MAX_SITES)]
 
 
-class Said(BaseModel):
+class SumMessage(BaseModel):
     """Base of all that is said: immutable, strict, with one way to write it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -46,12 +46,12 @@ class Said(BaseModel):
         if len(content) > MAX_BYTES:
             raise Refused(Reason.MALFORMED, f"A {cls.__name__} of {len(content)} bytes.")
         try:
-            said = cls.model_validate_json(content)
+            message = cls.model_validate_json(content)
         except ValidationError as error:
             raise Refused(Reason.MALFORMED, f"{cls.__name__}: {error.error_count()} faults.") from None
-        if said.to_bytes() != content:  # repeated keys, other spellings
+        if message.to_bytes() != content:  # repeated keys, other spellings
             raise Refused(Reason.MALFORMED, f"{cls.__name__} is not written in the canonical way.")
-        return said
+        return message
 
 
 def canonical(content: Any) -> bytes:
@@ -59,14 +59,14 @@ def canonical(content: Any) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
 
-class Call(Said):
+class Call(SumMessage):
     """The gatherer asks for keys."""
 
     run: RunName
     purpose: Purpose
 
 
-class Advert(Said):
+class Advert(SumMessage):
     """A member's fresh public keys for one sum of a run, signed by its site."""
 
     run: RunName
@@ -82,7 +82,7 @@ class Advert(Said):
         return canonical(self.model_dump(mode="json", exclude={"signature"}))
 
 
-class Roster(Said):
+class Roster(SumMessage):
     """Who takes part in which sum. Its hash names the session; every key of the session is derived with it."""
 
     run: RunName
@@ -112,7 +112,7 @@ class Roster(Said):
         return hashlib.sha256(f"{PROTOCOL} session".encode() + b"\0" + self.to_bytes()).digest()
 
 
-class Boxes(Said):
+class Boxes(SumMessage):
     """A member's sealed shares, by receiver; and a hash by which its seed is known when it is put together again."""
 
     session: Hex32
@@ -120,35 +120,35 @@ class Boxes(Said):
     commitment: Hex32
 
 
-class Delivery(Said):
+class Delivery(SumMessage):
     """What the other members sealed for one member, by sender. Senders and receiver are those who mask."""
 
     session: Hex32
     boxes: dict[SiteName, Box]
 
 
-class Survivors(Said):
+class Survivors(SumMessage):
     """Whose masked vectors have arrived."""
 
     session: Hex32
     sites: Sites
 
 
-class Consent(Said):
+class Consent(SumMessage):
     """A member's signature under who is in the sum."""
 
     session: Hex32
     signature: Signature
 
 
-class Consents(Said):
+class Consents(SumMessage):
     """The signatures of the members under the same list, by site."""
 
     session: Hex32
     signatures: dict[SiteName, Signature]
 
 
-class Reveal(Said):
+class Reveal(SumMessage):
     """Shares: of the seeds of those in the sum, and of the mask keys of those who dropped out after sharing.
 
     ahead: keys for the next sum of the run.
@@ -160,7 +160,7 @@ class Reveal(Said):
     ahead: Advert | None = None
 
 
-class Fields(Said):
+class Fields(SumMessage):
     """The public form of a masked vector: its parts in order, as (name, kind, dtype, shape)."""
 
     session: Hex32

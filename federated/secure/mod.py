@@ -1,7 +1,7 @@
 """The site's side of secure aggregation under Flower: `ClientApp(mods=[secure_mod])`.
 
 The site's policy is asked first; what is outside it, or outside secure aggregation, is refused. The app is called for
-its answer in one stage only, and what leaves is the masked answer. Whatever goes wrong, the server is told a reason
+its answer in one stage only, and what leaves is the masked answer. Whatever goes wrong, the server gets a reason
 from a fixed list and no more: an exception's own text may hold values, so not even the site's log gets it.
 """
 
@@ -17,14 +17,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 
-from distlfm.cluster.blocks.failure import failure_of
+from distlfm.cluster.blocks.job import failure_of
 from distlfm.errors import StorageError
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure import member
 from distlfm.federated.secure.member import MemberState, Stage
 from distlfm.federated.secure.memory import Drafts, Memory, Usage
-from distlfm.federated.secure.messages import Call, Consents, Delivery, Fields, Roster, Said, Survivors, canonical
+from distlfm.federated.secure.messages import Call, Consents, Delivery, Fields, Roster, SumMessage, Survivors, canonical
 from distlfm.federated.secure.records import bits_of, flatten, request_digest, within
 from distlfm.federated.secure.ring import encode
 from distlfm.federated.setup.identity import load_signing_key
@@ -40,7 +40,7 @@ WEIGHT = "num-examples"
 def secure_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Answer one message of a secure sum, or refuse it."""
     audit: AuditLog | None = None
-    run, facts = str(context.run_id), {"purpose": message.metadata.message_type, "stage": _stage_of(message)}
+    run, facts = str(context.run_id), {"purpose": message.metadata.message_type, "stage": stage_of(message)}
     try:
         policy = policy_of(context)
         audit = AuditLog(policy.audit)
@@ -69,7 +69,8 @@ def _note(audit: AuditLog | None, run: str, facts: dict[str, str]) -> None:
     logging.getLogger(__name__).error("A message was refused: %s", facts)
 
 
-def _stage_of(message: Message) -> str:
+def stage_of(message: Message) -> str:
+    """The stage of a secure sum that a message is of; empty if it is of none."""
     record = message.content.config_records.get(RECORD) if message.has_content() else None
     stage = record.get(STAGE) if record is not None else None
     return stage if stage in (KEYS, SHARES, MASK, CONSENT, UNMASK) else ""
@@ -87,7 +88,7 @@ class Answering:
 
     def answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> RecordDict:
         """What to send back; raises Refused."""
-        purpose, stage = message.metadata.message_type, _stage_of(message)
+        purpose, stage = message.metadata.message_type, stage_of(message)
         check_package(self.policy)
         check_message(self.policy, purpose)
         if not stage:
@@ -165,10 +166,10 @@ class Answering:
 
     def _consent(self, survivors: Survivors, purpose: str) -> RecordDict:
         with self.memory.locked():
-            state, said = member.consent(self.policy.rules(), self.key, self._state(purpose), survivors)
-            self.memory.check_answered(_request_of(state), _sites_of(state))
+            state, sent = member.consent(self.policy.rules(), self.key, self._state(purpose), survivors)
+            self.memory.check_answered(*_answered(state))
             self.memory.keep(self.run, state)
-            return self._leaving(CONSENT, purpose, said, survivors=sorted(state.survivors))
+            return self._leaving(CONSENT, purpose, sent, survivors=sorted(state.survivors))
 
     def _unmask(self, consents: Consents, purpose: str, site: object) -> RecordDict:
         """The shares, and keys for the next sum of the run. The state is gone before they leave.
@@ -177,13 +178,13 @@ class Answering:
         """
         with self.memory.locked():
             state = self._state(purpose)
-            said = member.reveal(self.policy.rules(), self.key, state, consents)
-            self.memory.answer(_request_of(state), _sites_of(state))
+            sent = member.reveal(self.policy.rules(), self.key, state, consents)
+            self.memory.answer(*_answered(state))
             fresh = member.advertise(self.policy.rules(), self.key, self.run)
             self.memory.keep(self.run, fresh)
             kept = self._drafts.keep(self.run, consents.session, Path(site) / "model") if isinstance(site, str) else []
-            content = said.model_copy(update={"ahead": fresh.advert})
-            return self._leaving(UNMASK, purpose, content, seeds=sorted(said.seeds), keys=sorted(said.keys), kept=kept)
+            content = sent.model_copy(update={"ahead": fresh.advert})
+            return self._leaving(UNMASK, purpose, content, seeds=sorted(sent.seeds), keys=sorted(sent.keys), kept=kept)
 
     def _state(self, purpose: str) -> MemberState:
         state = self.memory.state(self.run)
@@ -200,10 +201,10 @@ class Answering:
         return Usage(queries=self.policy.queries_a_day, bytes=self.policy.bytes_a_day)
 
     def _leaving(
-        self, stage: str, purpose: str, said: Said, vector: Array | None = None, **facts: str | list[str]
+        self, stage: str, purpose: str, sent: SumMessage, vector: Array | None = None, **facts: str | list[str]
     ) -> RecordDict:
         """Count and log what is about to leave."""
-        body = said.to_bytes()
+        body = sent.to_bytes()
         hidden = b"" if vector is None else vector.data
         size = len(body) + len(hidden)
         self.memory.use(self._limit, bytes_=size)
@@ -212,10 +213,8 @@ class Answering:
         return RecordDict({RECORD: ConfigRecord({STAGE: stage, BODY: body})})
 
 
-def _request_of(state: MemberState) -> str:
-    """The question of a sum: its purpose and what was sent."""
-    return hashlib.sha256(canonical([state.cohort.purpose, state.cohort.request])).hexdigest()
-
-
-def _sites_of(state: MemberState) -> str:
-    return hashlib.sha256(canonical(sorted(state.survivors))).hexdigest()
+def _answered(state: MemberState) -> tuple[str, str]:
+    """Digests of the question of a sum, its purpose and what was sent, and of the sites that are in it."""
+    contents = [state.cohort.purpose, state.cohort.request], sorted(state.survivors)
+    question, sites = (hashlib.sha256(canonical(content)).hexdigest() for content in contents)
+    return question, sites

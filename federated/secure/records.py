@@ -29,7 +29,7 @@ BITS = {"weight": WEIGHT_BITS, "metric": METRIC_BITS, "array": ARRAY_BITS, "diff
 SITES = "num-sites"
 
 METRIC_BOUND = 1e4
-"""No metric counts for more than this; one that is no number counts for so much."""
+"""No metric counts for more than this; one that is not a number counts for this."""
 
 Record = TypeVar("Record")
 
@@ -103,7 +103,7 @@ def within(parts: tuple[Part, ...], values: FloatArray, count: int) -> tuple[Flo
     """Numbers [N] of an answer as a sum of `count` sites can hold them, and the names of parts that were changed.
 
     A metric is cut to its bound. A difference with a number that is not finite or too large is none: the site moves
-    nothing. A whole array is cut, and what is no number in it is zero.
+    nothing. A whole array is cut, and what is not a number in it is zero.
     """
     weight, found, start, changed = float(values[0]), values.copy(), 0, []
     for part in parts:
@@ -128,11 +128,6 @@ def bits_of(fields: Fields) -> Bits:
     )
 
 
-def size_of(fields: Fields) -> int:
-    """How many numbers a vector of this form has."""
-    return sum(_size(part) for part in fields.parts)
-
-
 def fits(request: RecordDict, fields: Fields, size: int) -> bool:
     """Whether a vector of `size` numbers has this form, and its differences are from what was sent."""
     known = _arrays(request)
@@ -140,7 +135,7 @@ def fits(request: RecordDict, fields: Fields, size: int) -> bool:
     return (
         kinds.count("weight") == 1
         and fields.parts[0][1:] == ("weight", "float64", ())
-        and size_of(fields) == size
+        and sum(map(_size, fields.parts)) == size
         and all(
             name in known and known[name].shape == shape
             for name, kind, _, shape in fields.parts
@@ -152,10 +147,8 @@ def fits(request: RecordDict, fields: Fields, size: int) -> bool:
 def mean_records(request: RecordDict, fields: Fields, total: FloatArray, num_sites: int) -> RecordDict:
     """The weighted mean of the answers, with the summed weight and the number of sites among its metrics."""
     weight = float(total[0])
-    metrics, arrays = MetricRecord(), ArrayRecord()
+    metrics, arrays = MetricRecord({fields.parts[0][0]: weight, SITES: float(num_sites)}), ArrayRecord()
     known, start = _arrays(request), 1
-    metrics[fields.parts[0][0]] = weight
-    metrics[SITES] = float(num_sites)
     for part in fields.parts[1:]:
         name, kind, _, shape = part
         mean = total[start : start + _size(part)] / weight

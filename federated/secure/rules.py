@@ -20,7 +20,7 @@ def threshold_of(count: int) -> int:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a member was told by its own site.
+    """What a member's own site has set.
 
     site: own name. peers: public signing keys by site, 64 hex digits. min_cohort: fewest sites at the start and at the
     end of a sum. whole: purposes (the word before the dot) that all pinned sites answer together or not at all.

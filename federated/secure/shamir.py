@@ -31,7 +31,7 @@ def join(shares: Mapping[int, bytes]) -> bytes:
     """The secret from shares by their points; raises ValueError if they cannot be of one secret of 32 bytes."""
     values = {point: int.from_bytes(share, "big") for point, share in shares.items()}
     if not values or any(point < 1 for point in values) or any(value >= PRIME for value in values.values()):
-        raise ValueError("These are no shares.")
+        raise ValueError("These are not shares.")
     secret = 0
     for point, value in values.items():
         above = below = 1

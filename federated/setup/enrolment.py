@@ -12,15 +12,15 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from distlfm.config import Config, Model, build
 from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.secure.keys import is_signed, public_hex
-from distlfm.federated.setup.homes import LinkConfig, LinkHome, SiteHome, check_name
+from distlfm.federated.setup.homes import LinkConfig, LinkHome, Name, Port, SiteHome, check_name
 from distlfm.federated.setup.identity import check_node_public, check_signing_public, fingerprint, load_signing_key
 from distlfm.federated.site.policy import load_policy
 from distlfm.store.files import put_all, unreadable
@@ -28,36 +28,23 @@ from distlfm.store.files import put_all, unreadable
 FOLLOW_SECONDS = 1.0
 
 
+def _checked_node(line: str) -> str:
+    check_node_public(line)
+    return line.strip()
+
+
 class Entry(Config):
     """A site's public keys."""
 
-    node: str
-    signing: str
+    node: Annotated[str, AfterValidator(_checked_node)]
+    signing: Annotated[str, AfterValidator(check_signing_public)]
     status: Literal["active", "revoked"] = "active"
-
-    @field_validator("signing")
-    @classmethod
-    def _signing(cls, value: str) -> str:
-        return check_signing_public(value)
-
-    @field_validator("node")
-    @classmethod
-    def _node(cls, value: str) -> str:
-        check_node_public(value)
-        return value.strip()
 
 
 class Roster(Config):
     """All sites by name."""
 
-    sites: dict[str, Entry] = Field(default_factory=dict)
-
-    @field_validator("sites")
-    @classmethod
-    def _names(cls, value: dict[str, Entry]) -> dict[str, Entry]:
-        for name in value:
-            check_name(name)
-        return value
+    sites: dict[Name, Entry] = Field(default_factory=dict)
 
     def active(self) -> dict[str, Entry]:
         return {name: entry for name, entry in self.sites.items() if entry.status == "active"}
@@ -67,7 +54,7 @@ def read_roster(path: Path) -> Roster:
     """The list in a file; an empty one if there is none yet."""
     if not path.exists():
         return Roster()
-    return build(Roster, _json(path, "Put a saved copy of it back."), source=str(path))
+    return read_handed(Roster, path, "Put a saved copy of it back.")
 
 
 def follow(state: Any, roster: Roster, owner: str) -> list[tuple[str, str]]:
@@ -103,7 +90,7 @@ class Kit(Config):
     federation: str
     site: str
     host: str
-    port: int = Field(ge=1, le=65535)
+    port: Port
     package: str
     ca: str
 
@@ -135,22 +122,17 @@ def write_handed(path: Path, content: Config) -> None:
     put_all({path: (json.dumps(content.model_dump(), indent=2) + "\n").encode()})
 
 
-def read_handed(model: type[Model], path: Path) -> Model:
+def read_handed(model: type[Model], path: Path, fix: str = "Give the file that the other side sent.") -> Model:
     """A file that the other side sent; it is checked like a config."""
-    fix = "Give the file that the other side sent."
-    content = _json(path, fix)
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} is not a file of a federation.", fix)
-    return build(model, content, source=str(path))
-
-
-def _json(path: Path, fix: str) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise unreadable(path, error) from None
     except ValueError as error:
         raise UsageError(f"Cannot read {path}: {error}.", fix) from None
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is not a file of a federation.", fix)
+    return build(model, content, source=str(path))
 
 
 def enrol(path: Path, files: Sequence[Path]) -> str:
@@ -174,7 +156,9 @@ def enrol(path: Path, files: Sequence[Path]) -> str:
                 f"If it has really made new ones: distlfm federated provision revoke {path} {keys.site}",
             )
         sites[keys.site] = entry
-    _distinct(sites)
+    for what in ("node", "signing"):
+        if len({getattr(entry, what) for entry in sites.values()}) != len(sites):
+            raise UsageError(f"Two sites have the same {what} key.", "Each site must make its own.")
     write_handed(home.roster, roster.model_copy(update={"sites": sites}))
     return _write_peers(home, config)
 
@@ -229,8 +213,8 @@ def pin(path: Path, peers_file: Path, *, sites: Sequence[str] = (), replace: boo
     lines = "".join(f"  {name}: {key!r}\n" for name, key in sorted(peers.peers.items()))
     kept = re.split(r"^peers:", text, maxsplit=1, flags=re.MULTILINE)[0]
     put_all({home.policy: f"{kept}peers:\n{lines}".encode()})
-    told = peers_fingerprint(peers.peers)
-    AuditLog(home.audit).append("peers pinned", "", peers=sorted(peers.peers), fingerprint=told)
+    digest = peers_fingerprint(peers.peers)
+    AuditLog(home.audit).append("peers pinned", "", peers=sorted(peers.peers), fingerprint=digest)
     return dict(sorted(peers.peers.items()))
 
 
@@ -239,7 +223,7 @@ def _check_expected(file: Path, found: set[str], expected: set[str]) -> None:
     listed = ",".join(sorted(found))
     if not expected:
         raise UsageError(
-            f"{file} has {len(found)} sites: {listed.replace(',', ', ')}. It is not said which ones are expected.",
+            f"{file} has {len(found)} sites: {listed.replace(',', ', ')}. The expected ones are not named.",
             "Ask by telephone, not the coordinator alone, whether each of them exists and takes part; then name them: "
             "--sites a,b,c",
         )
@@ -253,15 +237,8 @@ def _check_expected(file: Path, found: set[str], expected: set[str]) -> None:
 
 
 def peers_fingerprint(peers: Mapping[str, str]) -> str:
-    """The same at all sites, or somebody was told another key."""
+    """The same at all sites, or somebody was given another key."""
     return fingerprint("".join(f"{name} {key}\n" for name, key in sorted(peers.items())))
-
-
-def _distinct(sites: Mapping[str, Entry]) -> None:
-    for what in ("node", "signing"):
-        keys = [getattr(entry, what) for entry in sites.values()]
-        if len(set(keys)) != len(keys):
-            raise UsageError(f"Two sites have the same {what} key.", "Each site must make its own.")
 
 
 def _write_peers(home: LinkHome, config: LinkConfig) -> str:

@@ -7,6 +7,7 @@ too: they stand in certificates, and in the addresses that sites call.
 from __future__ import annotations
 
 import errno
+import fcntl
 import ipaddress
 import os
 import re
@@ -15,17 +16,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
-from distlfm.config import Config, dump, load
+from distlfm.config import Config, Model, load
 from distlfm.errors import UsageError
-from distlfm.store.files import naming, unreadable
+from distlfm.store.files import flush, naming, partial, storing, unreadable
 
 LONGEST = 253
 LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 HOST_NAME = re.compile(rf"{LABEL}(\.{LABEL})*")
-"""By the book the underscore is no letter of such names; in those of containers it is."""
+"""By the book the underscore is not a letter of such names; in those of containers it is."""
 
 
 def check_host(host: str) -> str:
@@ -59,7 +61,7 @@ def check_name(name: str) -> str:
 
 
 def near_address(bind: str) -> str:
-    """Where processes of this machine reach whoever listens on an address; that of all addresses is none to call."""
+    """Where processes of this machine reach whoever listens on an address; that of all addresses cannot be called."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}.get(bind, bind)  # noqa: S104
 
 
@@ -77,26 +79,21 @@ def refuse_unless_loopback(host: str) -> None:
         )
 
 
+Name = Annotated[str, AfterValidator(check_name)]
+Host = Annotated[str, AfterValidator(check_host)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
 class LinkConfig(Config):
     """link.yaml: where the coordinator listens, and under which names it is known."""
 
-    federation: str = "federation"
-    bind: str = "127.0.0.1"
+    federation: Name = "federation"
+    bind: Host = "127.0.0.1"
     """Address that the link listens on. The default is reached from this machine alone."""
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     """Name or address under which the sites reach it; the server's certificate holds it."""
-    port: int = Field(8443, ge=1, le=65535)
+    port: Port = 8443
     sites: tuple[str, ...] = ()
-
-    @field_validator("federation")
-    @classmethod
-    def _named(cls, value: str) -> str:
-        return check_name(value)
-
-    @field_validator("bind", "host")
-    @classmethod
-    def _hosts(cls, value: str) -> str:
-        return check_host(value)
 
 
 class NodeConfig(Config):
@@ -105,7 +102,7 @@ class NodeConfig(Config):
     federation: str
     name: str
     host: str
-    port: int = Field(ge=1, le=65535)
+    port: Port
     runtime_port: int = Field(0, ge=0, le=65535)
     """Port on 127.0.0.1 between the site's own processes; 0 takes a free one."""
     heartbeat: float = Field(10.0, ge=10.0, le=1800.0)
@@ -144,6 +141,11 @@ class Home:
     def log(self, process: str) -> Path:
         return self.state / f"{process}.log"
 
+    def _config(self, model: type[Model], file: Path, whose: str, fix: str) -> Model:
+        if not file.exists():
+            raise UsageError(f"{self.path} is not a {whose} folder: it has no {file.name}.", f"Make one{fix}")
+        return load(model, file)
+
 
 @dataclass(frozen=True)
 class LinkHome(Home):
@@ -165,12 +167,8 @@ class LinkHome(Home):
     runs = Inside("runs")
 
     def config(self) -> LinkConfig:
-        if not self.config_file.exists():
-            raise UsageError(
-                f"{self.path} is not a coordinator's folder: it has no link.yaml.",
-                "Make one: distlfm federated provision link FOLDER --sites a,b,c",
-            )
-        return load(LinkConfig, self.config_file)
+        fix = ": distlfm federated provision link FOLDER --sites a,b,c"
+        return self._config(LinkConfig, self.config_file, "coordinator's", fix)
 
 
 @dataclass(frozen=True)
@@ -186,12 +184,8 @@ class SiteHome(Home):
     """Says which process the link has let in."""
 
     def config(self) -> NodeConfig:
-        if not self.config_file.exists():
-            raise UsageError(
-                f"{self.path} is not a site's folder: it has no node.yaml.",
-                "Make one from the coordinator's kit: distlfm federated provision site KIT FOLDER",
-            )
-        return load(NodeConfig, self.config_file)
+        fix = " from the coordinator's kit: distlfm federated provision site KIT FOLDER"
+        return self._config(NodeConfig, self.config_file, "site's", fix)
 
 
 def make_folder(path: Path) -> None:
@@ -221,6 +215,28 @@ def write_secret(path: Path, content: bytes) -> None:
         raise
 
 
+def replace_secret(path: Path, content: bytes) -> None:
+    """Write a file with mode 0600, whole or not at all, in the place of an older one."""
+    draft = partial(path)
+    draft.unlink(missing_ok=True)
+    write_secret(draft, content)
+    draft.replace(path)
+    flush(path.parent)
+
+
+@contextmanager
+def locked(path: Path, what: str) -> Iterator[int]:
+    """Hold the only lock of a file, made with mode 0600 if it is missing; give its descriptor. what: its name."""
+    with storing(what, path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
 def whole_or_not(path: Path) -> Iterator[None]:
     """Take back what was made in a folder if its making is broken off, so that it can be tried again."""
@@ -232,7 +248,7 @@ def whole_or_not(path: Path) -> Iterator[None]:
     except BaseException:
         made = [path] if is_new else set(path.iterdir()) - before if path.is_dir() else []
         for one in made:
-            with suppress(OSError):  # what cannot be taken back is told of at the next try
+            with suppress(OSError):  # what cannot be taken back is reported at the next try
                 shutil.rmtree(one) if one.is_dir() else one.unlink()
         raise
 
@@ -265,8 +281,3 @@ def check_log(path: Path) -> None:
         raise UsageError(
             f"Cannot write {path}: {os.strerror(errno.EACCES)}.", "Give yourself the right to write there."
         )
-
-
-def write_config(path: Path, config: Config) -> None:
-    """A role's settings as YAML."""
-    path.write_text(dump(config), encoding="utf-8")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import stat
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -23,8 +24,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from distlfm.errors import UsageError
 from distlfm.federated.secure.keys import public_hex
-from distlfm.federated.setup.homes import LinkHome, SiteHome, check_secret, write_secret
-from distlfm.store.files import put_all, unreadable
+from distlfm.federated.setup.homes import LinkHome, SiteHome, check_secret, replace_secret, write_secret
+from distlfm.store.files import put_all
 
 
 def make_signing_key(home: SiteHome) -> str:
@@ -36,20 +37,10 @@ def make_signing_key(home: SiteHome) -> str:
 
 def load_signing_key(path: Path) -> Ed25519PrivateKey:
     """The site's identity: an Ed25519 key in PEM (PKCS8) that only its owner may read."""
-    try:
-        mode, content = path.stat().st_mode, path.read_bytes()
-    except PermissionError as error:
-        raise unreadable(path, error) from None
-    except OSError as error:
-        raise UsageError(
-            f"Cannot read the signing key {path}: {error.strerror}.", "Provision the site, or name the key's file."
-        ) from None
-    if stat.S_IMODE(mode) & 0o077:
-        raise UsageError(f"Others may read the signing key {path}.", f"Run: chmod 600 {path}")
-    try:
+    content = check_secret(path).read_bytes()
+    key = None
+    with suppress(ValueError, TypeError):
         key = serialization.load_pem_private_key(content, password=None)
-    except (ValueError, TypeError):
-        key = None
     if not isinstance(key, Ed25519PrivateKey):
         raise UsageError(f"{path} holds no Ed25519 key in PEM.", "Provision the site again.")
     return key
@@ -66,10 +57,9 @@ def make_node_key(home: SiteHome) -> str:
 
 def check_node_public(line: str) -> bytes:
     """The public node key as Flower compares it (PEM), from its OpenSSH line."""
-    try:
+    key = None
+    with suppress(ValueError):
         key = serialization.load_ssh_public_key(line.encode("ascii"))
-    except (ValueError, UnicodeEncodeError):
-        key = None
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp384r1":
         raise UsageError("A node key is not an ECDSA key on P-384.", "Take the site's own file of public keys.")
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -77,11 +67,7 @@ def check_node_public(line: str) -> bytes:
 
 def check_signing_public(digits: str) -> str:
     """64 hex digits, or a refusal."""
-    try:
-        right = len(bytes.fromhex(digits)) == 32 and digits == digits.lower() and len(digits) == 64
-    except ValueError:
-        right = False
-    if not right:
+    if not re.fullmatch("[0-9a-f]{64}", digits):
         raise UsageError("A signing key is not 64 hex digits.", "Take the site's own file of public keys.")
     return digits
 
@@ -104,11 +90,10 @@ WARN_DAYS = 30
 
 def make_certificates(home: LinkHome, federation: str, hosts: Sequence[str]) -> None:
     """Make ca.pem, ca.key, server.pem and server.key. hosts: names and addresses that the certificate holds (SANs)."""
-    ca_key, key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    ca_key = ec.generate_private_key(ec.SECP384R1())
     authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{federation} certificate authority")])
-    now = datetime.now(UTC)
     ca = (
-        _builder(authority, authority, ca_key.public_key(), now, CA_DAYS)
+        _builder(authority, authority, ca_key.public_key(), CA_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
@@ -118,9 +103,9 @@ def make_certificates(home: LinkHome, federation: str, hosts: Sequence[str]) -> 
     common = hosts[0] if len(hosts[0]) <= LONGEST_COMMON else f"{federation} link"
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
     names = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
-    server = _server(subject, names, key, ca, ca_key, now)
+    private, server = _server(subject, names, ca, ca_key)
     write_secret(home.ca_key, _private(ca_key))
-    write_secret(home.key, _private(key))
+    write_secret(home.key, private)
     home.ca.write_bytes(ca.public_bytes(serialization.Encoding.PEM))
     home.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
 
@@ -139,12 +124,8 @@ def renew_certificate(home: LinkHome) -> datetime:
     assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
     ca, old = (x509.load_pem_x509_certificate(path.read_bytes()) for path in (home.ca, home.certificate))
     names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    key = ec.generate_private_key(ec.SECP384R1())
-    server = _server(old.subject, names, key, ca, ca_key, datetime.now(UTC))
-    draft = home.key.with_suffix(".new")
-    draft.unlink(missing_ok=True)
-    write_secret(draft, _private(key))
-    draft.replace(home.key)
+    private, server = _server(old.subject, names, ca, ca_key)
+    replace_secret(home.key, private)
     put_all({home.certificate: server.public_bytes(serialization.Encoding.PEM)})
     return server.not_valid_after_utc
 
@@ -155,15 +136,12 @@ def certificate_end(home: LinkHome) -> datetime:
 
 
 def _server(
-    subject: x509.Name,
-    names: x509.SubjectAlternativeName,
-    key: ec.EllipticCurvePrivateKey,
-    ca: x509.Certificate,
-    ca_key: ec.EllipticCurvePrivateKey,
-    now: datetime,
-) -> x509.Certificate:
-    return (
-        _builder(subject, ca.subject, key.public_key(), now, SERVER_DAYS)
+    subject: x509.Name, names: x509.SubjectAlternativeName, ca: x509.Certificate, ca_key: ec.EllipticCurvePrivateKey
+) -> tuple[bytes, x509.Certificate]:
+    """A new private key in PEM, and the server's certificate for it."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    certificate = (
+        _builder(subject, ca.subject, key.public_key(), SERVER_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -171,11 +149,13 @@ def _server(
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA384())
     )
+    return _private(key), certificate
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)

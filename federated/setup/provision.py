@@ -22,21 +22,9 @@ from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.link.authn import add_token
 from distlfm.federated.secure.keys import sign
-from distlfm.federated.setup import identity
+from distlfm.federated.setup import homes, identity
 from distlfm.federated.setup.enrolment import LABEL, Kit, PublicKeys, enrol, pin, read_handed, write_handed
-from distlfm.federated.setup.homes import (
-    EVERYWHERE,
-    LinkConfig,
-    LinkHome,
-    NodeConfig,
-    SiteHome,
-    check_host,
-    check_name,
-    make_folder,
-    whole_or_not,
-    write_config,
-    write_secret,
-)
+from distlfm.federated.setup.homes import LinkConfig, LinkHome, NodeConfig, SiteHome, check_name, make_folder
 from distlfm.store.files import put_all
 from distlfm.version import __version__
 
@@ -106,7 +94,7 @@ _ALWAYS = ("127.0.0.1", "::1", "localhost")
 
 
 def make_link(path: Path, config: LinkConfig, hosts: Sequence[str] = ()) -> list[Path]:
-    """Make a coordinator's folder. Gives the kits, one a site. hosts: further names in the certificate."""
+    """Make a coordinator's folder. Returns the kits, one per site. hosts: further names in the certificate."""
     names = [check_name(name) for name in config.sites]
     if len(set(names)) != len(names) or len(names) < 3:
         raise UsageError(
@@ -114,25 +102,27 @@ def make_link(path: Path, config: LinkConfig, hosts: Sequence[str] = ()) -> list
             "A federation has three or more: with two, each could take its own share from the sum.",
         )
     for host in hosts:
-        check_host(host)
+        homes.check_host(host)
     home = LinkHome(path)
     if home.config_file.exists():
         raise UsageError(f"{path} is a coordinator's folder already.", "Choose another one.")
-    with whole_or_not(path):
-        return _fill_link(home, config, hosts)
+    bound = () if config.bind in homes.EVERYWHERE else (config.bind,)
+    with homes.whole_or_not(path):
+        _make_folders(home, home.kits, home.runs)
+        known = list(dict.fromkeys((config.host, *hosts, *bound, *_ALWAYS)))
+        identity.make_certificates(home, config.federation, known)
+        home.config_file.write_text(dump(config), encoding="utf-8")
+        add_token(home.path, "admin")
+        kits = [_write_kit(home, config, name) for name in config.sites]
+        AuditLog(home.audit).append("provisioned", "", federation=config.federation, sites=list(config.sites))
+        return kits
 
 
-def _fill_link(home: LinkHome, config: LinkConfig, hosts: Sequence[str]) -> list[Path]:
-    for folder in (home.path, home.state, home.flower, home.kits, home.runs):
+def _make_folders(home: homes.Home, *more: Path) -> None:
+    """What both roles have: folders that are closed to others, and the secret of the role's own processes."""
+    for folder in (home.path, home.state, home.flower, *more):
         make_folder(folder)
-    bound = () if config.bind in EVERYWHERE else (config.bind,)
-    identity.make_certificates(home, config.federation, list(dict.fromkeys((config.host, *hosts, *bound, *_ALWAYS))))
-    write_secret(home.secret, secrets.token_bytes(SECRET_BYTES))
-    write_config(home.config_file, config)
-    add_token(home.path, "admin")
-    kits = [_write_kit(home, config, name) for name in config.sites]
-    AuditLog(home.audit).append("provisioned", "", federation=config.federation, sites=list(config.sites))
-    return kits
+    homes.write_secret(home.secret, secrets.token_bytes(SECRET_BYTES))
 
 
 def add_site(path: Path, site: str) -> Path:
@@ -169,65 +159,45 @@ def make_site(kit_file: Path, path: Path, operator: Path | None = None) -> Path:
     home = SiteHome(path)
     if home.config_file.exists():
         raise UsageError(f"{path} is a site's folder already.", "Choose another one.")
-    checkpoint = None if operator is None else _checked(operator)
-    with whole_or_not(path):
-        return _fill_site(home, kit, checkpoint)
-
-
-def _checked(operator: Path) -> Path:
-    """The checkpoint that a path means, if this version can read it."""
-    from distlfm.lfo import load_checkpoint  # whoever makes a link needs no torch
-    from distlfm.queries.asking import find_checkpoint
-
-    found = find_checkpoint(operator)
-    load_checkpoint(found)
-    return found
-
-
-def _fill_site(home: SiteHome, kit: Kit, operator: Path | None) -> Path:
-    path = home.path
-    for folder in (path, home.state, home.flower):
-        make_folder(folder)
-    signing, node = identity.make_signing_key(home), identity.make_node_key(home)
-    write_secret(home.secret, secrets.token_bytes(SECRET_BYTES))
-    home.ca.write_text(kit.ca, encoding="ascii")
-    config = NodeConfig(federation=kit.federation, name=check_name(kit.site), host=kit.host, port=kit.port)
-    write_config(home.config_file, config)
-    if not home.policy.exists():
-        home.policy.write_text(policy_text(kit.site, __version__), encoding="utf-8")
-    if not (path / "site.yaml").exists():
-        (path / "site.yaml").write_text(SITE.format(site=kit.site), encoding="utf-8")
     if operator is not None:
-        make_folder(path / "model")
-        shutil.copyfile(operator, path / "model" / "base.pt")
-    keys = PublicKeys(federation=kit.federation, site=kit.site, node=node, signing=signing, proof="")
-    proof = sign(identity.load_signing_key(home.signing_key), LABEL, keys.signed())
-    public = path / f"{kit.site}.public.json"
-    write_handed(public, keys.model_copy(update={"proof": proof}))
-    AuditLog(home.audit).append("provisioned", "", federation=kit.federation, signing=signing)
-    return public
+        from distlfm.lfo import load_checkpoint  # whoever makes a link needs no torch
+        from distlfm.queries.asking import find_checkpoint
+
+        operator = find_checkpoint(operator)
+        load_checkpoint(operator)
+    with homes.whole_or_not(path):
+        _make_folders(home)
+        signing, node = identity.make_signing_key(home), identity.make_node_key(home)
+        home.ca.write_text(kit.ca, encoding="ascii")
+        config = NodeConfig(federation=kit.federation, name=check_name(kit.site), host=kit.host, port=kit.port)
+        texts = {home.policy: policy_text(kit.site, __version__), path / "site.yaml": SITE.format(site=kit.site)}
+        for file, text in {home.config_file: dump(config), **texts}.items():
+            if not file.exists():
+                file.write_text(text, encoding="utf-8")
+        if operator is not None:
+            make_folder(path / "model")
+            shutil.copyfile(operator, path / "model" / "base.pt")
+        keys = PublicKeys(federation=kit.federation, site=kit.site, node=node, signing=signing, proof="")
+        proof = sign(identity.load_signing_key(home.signing_key), LABEL, keys.signed())
+        public = path / f"{kit.site}.public.json"
+        write_handed(public, keys.model_copy(update={"proof": proof}))
+        AuditLog(home.audit).append("provisioned", "", federation=kit.federation, signing=signing)
+        return public
 
 
 def make_local(path: Path, config: LinkConfig, operator: Path | None = None) -> tuple[LinkHome, dict[str, SiteHome]]:
     """A whole federation on this machine, for trials: `link` and `sites/NAME`, enrolled and pinned."""
-    with whole_or_not(path):
-        kits = make_link(path / "link", config)
-        homes = {name: SiteHome(path / "sites" / name) for name in config.sites}
-        made = [make_site(kit, home.path, operator) for kit, home in zip(kits, homes.values(), strict=True)]
-        enrol(path / "link", made)
-        for home in homes.values():
-            pin(home.path, LinkHome(path / "link").peers, sites=config.sites)
-        return LinkHome(path / "link"), homes
+    with homes.whole_or_not(path):
+        link, sites = LinkHome(path / "link"), {name: SiteHome(path / "sites" / name) for name in config.sites}
+        kits = make_link(link.path, config)
+        enrol(link.path, [make_site(kit, home.path, operator) for kit, home in zip(kits, sites.values(), strict=True)])
+        for home in sites.values():
+            pin(home.path, link.peers, sites=config.sites)
+        return link, sites
 
 
 def _write_kit(home: LinkHome, config: LinkConfig, site: str) -> Path:
-    kit = Kit(
-        federation=config.federation,
-        site=site,
-        host=config.host,
-        port=config.port,
-        package=__version__,
-        ca=home.ca.read_text(encoding="ascii"),
-    )
-    write_handed(home.kits / f"{site}.kit.json", kit)
-    return home.kits / f"{site}.kit.json"
+    file, ca = home.kits / f"{site}.kit.json", home.ca.read_text(encoding="ascii")
+    known = config.model_dump(include={"federation", "host", "port"})
+    write_handed(file, Kit(**known, site=site, package=__version__, ca=ca))
+    return file

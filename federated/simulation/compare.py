@@ -7,7 +7,7 @@ All of it is measured on patients that nobody learns from. Only a simulation can
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from distlfm.config import fingerprint
 from distlfm.federated.codec import Vector
-from distlfm.federated.rounds import State
+from distlfm.federated.rounds import RunState
 from distlfm.federated.settings import FederatedConfig, ProgrammeConfig
 from distlfm.federated.simulation.sites import uses_datasets
 from distlfm.federated.site.tuning import names_of, patient_figures, tune
@@ -28,6 +28,8 @@ from distlfm.runtime.process import torch_threads
 
 Scores = dict[str, dict[str, NDArray[np.float64]]]
 """By site, then by figure: a number a held-out patient."""
+COMMON = ("federated", "pooled", "base")
+"""Models that are the same at all sites."""
 
 
 @dataclass
@@ -96,10 +98,9 @@ def compare(sites: Mapping[str, Site], programme: ProgrammeConfig, vector: Vecto
     codec_of(common.model, programme.task).load(common.model, vector)
     own: Scores = {}
     with torch_threads(first.config.threads):
-        for name, site in sites.items():
-            if personal:
-                operator = open_operator(_personal(site, programme, vector, personal))
-                own |= scores(operator, {name: site}, kind)
+        further = programme.round_task(programme.rounds + 1).model_copy(update={"steps": personal})
+        for name, site in sites.items() if personal else ():
+            own |= scores(open_operator(site.personalise(vector, further)), {name: site}, kind)
         return Comparison(
             base=scores(base, sites, kind),
             local={name: scores(tuned_alone(site, programme), sites, kind) for name, site in sites.items()},
@@ -107,11 +108,6 @@ def compare(sites: Mapping[str, Site], programme: ProgrammeConfig, vector: Vecto
             pooled=scores(tuned_pooled(list(sites.values()), programme), sites, kind),
             personal=own,
         )
-
-
-def _personal(site: Site, programme: ProgrammeConfig, vector: Vector, steps: int) -> Path:
-    task = programme.round_task(programme.rounds + 1).model_copy(update={"steps": steps})
-    return site.personalise(vector, task)
 
 
 def of_others(found: Scores, site: str, figure: str) -> NDArray[np.float64]:
@@ -125,7 +121,7 @@ def everybody(found: Scores, figure: str) -> float:
 
 
 def standard_error(values: NDArray[np.float64]) -> float | None:
-    """Of the mean of a figure over patients; None for fewer than two, who tell nothing of it."""
+    """Standard error of the mean of a figure over patients; None for fewer than two."""
     known = values[~np.isnan(values)]
     return float(known.std(ddof=1) / np.sqrt(len(known))) if len(known) > 1 else None
 
@@ -137,7 +133,7 @@ def gain_share(comparison: Comparison, figure: str) -> float | None:
     return (base - everybody(comparison.federated, figure)) / pooled if pooled > 0 else None
 
 
-def summary(config: FederatedConfig, sites: Mapping[str, Site], state: State, found: Comparison) -> dict[str, Any]:
+def summary(config: FederatedConfig, sites: Mapping[str, Site], state: RunState, found: Comparison) -> dict[str, Any]:
     """standard_errors: of each mean. advantage: how much less the loss of the common model is than that of each site's.
 
     The same patients are asked of both, so that an advantage is surer than the means that it is between.
@@ -156,8 +152,8 @@ def summary(config: FederatedConfig, sites: Mapping[str, Site], state: State, fo
         "figure": f"{figure} on held-out patients of the other sites; less is better",
         "gain_share": gain_share(found, figure),
         "everybody": {
-            model: {key: everybody(one, key) for key in next(iter(one.values()))}
-            for model, one in (("base", found.base), ("federated", found.federated), ("pooled", found.pooled))
+            model: {key: everybody(getattr(found, model), key) for key in next(iter(found.base.values()))}
+            for model in ("base", "federated", "pooled")
         },
         "patients": {name: len(values[figure]) for name, values in found.base.items()},
         "data": "reference sets" if uses_datasets(config) else "generated",
@@ -169,17 +165,21 @@ def summary(config: FederatedConfig, sites: Mapping[str, Site], state: State, fo
 
 def _elsewhere(found: Comparison, names: list[str], figure: str) -> Scores:
     """On the patients of the other sites."""
-    common = {"federated": found.federated, "pooled": found.pooled, "base": found.base}
-    told = {model: {name: of_others(one, name, figure) for name in names} for model, one in common.items()}
-    return {"local": {name: of_others(found.local[name], name, figure) for name in names}, **told}
+    return _by_model(found, names, lambda one, name: of_others(one, name, figure))
 
 
 def _own(found: Comparison, names: list[str], figure: str) -> Scores:
     """On those of the site itself."""
-    common = {"federated": found.federated, "pooled": found.pooled, "base": found.base}
-    told = {model: {name: one[name][figure] for name in names} for model, one in common.items()}
-    alone = {name: found.local[name][name][figure] for name in names}
-    return {"local": alone, **told, "personal": {name: one[figure] for name, one in found.personal.items()}}
+    personal = {name: one[figure] for name, one in found.personal.items()}
+    return {**_by_model(found, names, lambda one, name: one[name][figure]), "personal": personal}
+
+
+def _by_model(found: Comparison, names: list[str], pick: Callable[[Scores, str], NDArray[np.float64]]) -> Scores:
+    """What is picked of the scores of each model for each site."""
+    models = {model: dict.fromkeys(names, getattr(found, model)) for model in COMMON}
+    return {
+        model: {name: pick(by[name], name) for name in names} for model, by in {"local": found.local, **models}.items()
+    }
 
 
 def _means(patients: Scores) -> dict[str, dict[str, float]]:

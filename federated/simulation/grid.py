@@ -22,7 +22,7 @@ from flwr.serverapp.grid import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from distlfm.federated.secure.mod import RECORD, STAGE
+from distlfm.federated.secure.mod import stage_of
 
 TO_SITE, TO_SERVER = "to site", "to server"
 Hook = Callable[[Message], Message | None]
@@ -73,11 +73,6 @@ class LocalGrid(Grid):
         """Bytes from the server to the sites."""
         return sum(len(frame.payload) for frame in self.wire if frame.direction == TO_SITE)
 
-    @property
-    def bytes_received(self) -> int:
-        """Bytes from the sites to the server."""
-        return sum(len(frame.payload) for frame in self.wire if frame.direction == TO_SERVER)
-
     def set_run(self, run: Run) -> None:
         self._run = run
 
@@ -115,7 +110,7 @@ class LocalGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
     def _carry(self, message: Message) -> Message | None:
-        stage = _stage(message)
+        stage = stage_of(message)
         request = self._pass(TO_SITE, message, self.on_request, stage)
         if request is None:
             return None
@@ -156,8 +151,3 @@ class LocalGrid(Grid):
         TaskIdentity.task_id = 1
         TaskIdentity.run_id = self._run.run_id
         TaskIdentity.node_id = SUPERLINK_NODE_ID
-
-
-def _stage(message: Message) -> str:
-    record = message.content.config_records.get(RECORD) if message.has_content() else None
-    return str(record.get(STAGE, "")) if record is not None else ""

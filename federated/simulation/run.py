@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from distlfm.errors import OtherWork, StorageError, UsageError
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.client_app import app
 from distlfm.federated.refused import Reason
-from distlfm.federated.rounds import Line, State, run_rounds
+from distlfm.federated.rounds import Line, RunState, run_rounds
 from distlfm.federated.secure.grid import SecureGrid
 from distlfm.federated.server_app import OPERATOR
 from distlfm.federated.settings import FederatedConfig, read_config
@@ -42,7 +42,7 @@ from distlfm.store.lock import FILE as LOCK
 
 PICTURE = "sites.svg"
 RUN = 1
-"""Of a simulation there is one run, the same whenever it goes on."""
+"""A simulation has one run, the same whenever it is resumed."""
 
 
 def simulate(
@@ -62,7 +62,7 @@ def simulate(
     if out is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"dir": out})})
     if config.run.dir is None:
-        raise UsageError("It is not said where the simulation goes.", "Give --out DIR, or set run.dir in the config.")
+        raise UsageError("No folder is given for the simulation.", "Give --out DIR, or set run.dir in the config.")
     reporter, folder = reporter or Silent(), config.run.dir.resolve()
     refuse_other_verbs(folder, config.verb, ())
     begin(folder)
@@ -76,18 +76,18 @@ def simulate(
         codec.load(operator.model, state.result)
         operator.save(folder / OPERATOR)
         found = compare(sites, config.programme, state.result, config.personal)
-        told = summary(config, sites, state, found)
+        figures = summary(config, sites, state, found)
         with storing(SUMMARY, folder):
-            put_quickly(folder / SUMMARY, f"{json.dumps(told, indent=2)}\n".encode())
-            draw(told, folder / PICTURE)
-            federation_page(folder / REPORT, told, folder / PICTURE, dump(config), versions(), config.seed)
-    _tell(told, reporter)
-    return told
+            put_quickly(folder / SUMMARY, f"{json.dumps(figures, indent=2)}\n".encode())
+            draw(figures, folder / PICTURE)
+            federation_page(folder / REPORT, figures, folder / PICTURE, dump(config), versions(), config.seed)
+    _tell(figures, reporter)
+    return figures
 
 
 def run_sites(
     config: FederatedConfig, operator: Operator, sites: Mapping[str, Site], folder: Path, reporter: Reporter
-) -> State:
+) -> RunState:
     """The rounds, over secure sums on the recorded wire."""
     wire = LocalGrid(app, nodes_of(sites), run_id=RUN)
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def run_sites(
     with reporter.task("rounds", config.programme.rounds) as task, quiet_flower():
 
         def meter() -> int:
-            travelled = wire.bytes_sent + wire.bytes_received
+            travelled = sum(len(frame.payload) for frame in wire.wire)
             wire.wire.clear()
             return travelled
 
@@ -144,62 +144,50 @@ def _same_work(folder: Path, config: FederatedConfig) -> None:
     if path.exists() and not _is_of(path, config):
         raise OtherWork(f"{folder} holds another simulation.", "Choose another --out directory.")
     if not path.exists() and any(one.name != LOCK for one in folder.iterdir()):
-        raise UsageError(f"{folder} is not empty, and no simulation.", "Choose another --out directory.")
+        raise UsageError(f"{folder} is not empty, and not a simulation.", "Choose another --out directory.")
 
 
 def _is_of(path: Path, config: FederatedConfig) -> bool:
     """Whether a file is the config of this work. What another version wrote may not even be understood."""
-    try:
+    with suppress(UsageError):
         return fingerprint(read_config(path).work()) == fingerprint(config.work())
-    except UsageError:
-        return False
+    return False
 
 
-def _tell(told: Mapping[str, Any], reporter: Reporter) -> None:
-    rows = [
-        [name, *(f"{told[model][name]:.3f}" for model in ("base", "local", "federated", "pooled")), _budget(told, name)]
-        for name in told["local"]
-    ]
+def _tell(figures: Mapping[str, Any], reporter: Reporter) -> None:
+    rows = []
+    for name, spent in figures["epsilon"].items():
+        losses = (f"{figures[model][name]:.3f}" for model in ("base", "local", "federated", "pooled"))
+        rows.append([name, *losses, "–" if spent is None else f"{spent:.2f}"])
     reporter.table(
         "Loss on the other sites' held-out patients", ["site", "base", "alone", "federated", "pooled", "ε"], rows
     )
-    reporter.say(f"{told['rounds']} rounds, {told['bytes'] / 1e6:.1f} MB; {gain_words(told)}")
+    reporter.say(f"{figures['rounds']} rounds, {figures['bytes'] / 1e6:.1f} MB; {gain_words(figures)}")
 
 
-def gain_words(told: Mapping[str, Any]) -> str:
+def gain_words(figures: Mapping[str, Any]) -> str:
     """How the federation compares with pooled data."""
-    share = told["gain_share"]
+    share = figures["gain_share"]
     if share is None:
         return "tuning on pooled data gains nothing here: there are too few patients, or too many steps"
     return f"the federation has {100 * share:.0f} % of what pooling all data would gain"
 
 
-def _budget(told: Mapping[str, Any], name: str) -> str:
-    spent = told["epsilon"][name]
-    return "–" if spent is None else f"{spent:.2f}"
+def lognormal(median: float, spread: float) -> dict[str, Any]:
+    """A prior as configs have it."""
+    return {"kind": "lognormal", "median": median, "spread": spread}
 
 
-FORCE = {
-    "kernel": {"kind": "matern52"},
-    "priors": {
-        "lengthscale": {"kind": "lognormal", "median": 40, "spread": 0.5},
-        "variance": {"kind": "lognormal", "median": 0.3, "spread": 0.6},
-    },
-}
-NOISE = {"prior": {"kind": "lognormal", "median": 2.0, "spread": 0.5}}
+FORCE_PRIORS = {"lengthscale": lognormal(40, 0.5), "variance": lognormal(0.3, 0.6)}
+NOISE = {"prior": lognormal(2.0, 0.5)}
+SCATTER = {"force": {"kernel": {"kind": "matern52"}, "priors": FORCE_PRIORS}, "likelihood": NOISE}
 
 
 def mechanism(level: float, spread: float) -> dict[str, Any]:
     """Glucose that goes back to a level, mg/dL and minutes."""
-    return {
-        "kind": "glucose",
-        "initial": "free",
-        "priors": {
-            "return_rate": {"kind": "lognormal", "median": 0.02, "spread": 0.3},
-            "base_level": {"kind": "lognormal", "median": level, "spread": spread},
-            "initial": {"kind": "lognormal", "median": level, "spread": 0.3},
-        },
-    }
+    base, initial = lognormal(level, spread), lognormal(level, 0.3)
+    priors = {"return_rate": lognormal(0.02, 0.3), "base_level": base, "initial": initial}
+    return {"kind": "glucose", "initial": "free", "priors": priors}
 
 
 FILES: dict[str, dict[str, Any]] = {
@@ -211,8 +199,7 @@ FILES: dict[str, dict[str, Any]] = {
         "missing": 0.02,
         "gaps": {"number": 1.0, "length": 40.0},
         "mechanism": mechanism(120, 0.2),
-        "force": FORCE,
-        "likelihood": NOISE,
+        **SCATTER,
     },
     "train.yaml": {
         "verb": "train",
@@ -224,8 +211,7 @@ FILES: dict[str, dict[str, Any]] = {
         "verb": "fit",
         "data": {"window": 1440},
         "mechanism": mechanism(105, 0.15),
-        "force": FORCE,
-        "likelihood": NOISE,
+        **SCATTER,
     },
     "federated.yaml": {
         "verb": "federated",
@@ -266,12 +252,12 @@ def act(out: Path, reporter: Reporter) -> Showing:
         for name, content in FILES.items():
             put_quickly(out / name, yaml.safe_dump(content, sort_keys=False).encode())
     folder = out / "federation"
-    told = simulate(out / "federated.yaml", out=folder, reporter=reporter)
-    base, common, pooled = (told["everybody"][model]["loss"] for model in ("base", "federated", "pooled"))
-    better = sum(told["federated"][name] < told["local"][name] for name in told["local"])
+    figures = simulate(out / "federated.yaml", out=folder, reporter=reporter)
+    base, common, pooled = (figures["everybody"][model]["loss"] for model in ("base", "federated", "pooled"))
+    better = sum(figures["federated"][name] < figures["local"][name] for name in figures["local"])
     line = (
-        f"{told['data']}: only masked sums left a site, and the loss of patients whom nobody learned from goes from "
+        f"{figures['data']}: only masked sums left a site, and the loss of patients whom nobody learned from goes from "
         f"{base:.2f} to {common:.2f} (pooled: {pooled:.2f}); on the others' patients that beats {better} of "
-        f"{len(told['local'])} sites tuned alone; {gain_words(told)}"
+        f"{len(figures['local'])} sites tuned alone; {gain_words(figures)}"
     )
-    return Showing(line, [sites_figure(told, folder / PICTURE)], {"The report of the federation": folder / REPORT})
+    return Showing(line, [sites_figure(figures, folder / PICTURE)], {"The report of the federation": folder / REPORT})

@@ -1,4 +1,4 @@
-"""The sites of a simulation: a base operator, a folder a site with its patients, keys and policy."""
+"""The sites of a simulation: a base operator, one folder per site with its patients, keys and policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distlfm.config import apply_overrides, build, dump, read_yaml
 from distlfm.data import catalog
 from distlfm.errors import UsageError
 from distlfm.federated.secure.keys import public_hex
-from distlfm.federated.settings import FederatedConfig, SimulatedSite, SiteConfig
+from distlfm.federated.settings import FederatedConfig, PrivacyConfig, SimulatedSite, SiteConfig
 from distlfm.federated.setup.homes import SiteHome
 from distlfm.federated.setup.identity import load_signing_key, make_signing_key
 from distlfm.federated.site.policy import POLICY, SitePolicy
@@ -25,10 +25,10 @@ from distlfm.verbs.generate import generate
 from distlfm.verbs.train import train
 
 PATIENTS = 24
-"""Of a generated site, if the config does not say."""
+"""Number of patients of a generated site by default."""
 
-QUERIES_A_DAY, BYTES_A_DAY = 10**6, 10**12
-"""A simulation is no reason to stop for a day."""
+LIMITS: dict[str, Any] = {"min_examples": 1, "queries_a_day": 10**6, "bytes_a_day": 10**12}
+"""Limits of a simulation, which does not wait for the next day."""
 
 
 def base_operator(config: FederatedConfig, folder: Path, reporter: Reporter) -> Operator:
@@ -59,34 +59,24 @@ def make_sites(config: FederatedConfig, operator: Operator, folder: Path, report
     found: dict[str, Site] = {}
     for number, one in enumerate(config.sites):
         home = folder / "sites" / one.name
-        told = _fitted(config, one) if real else _generated(config, one, number, home)
-        told |= {"name": one.name, "test": config.test, "choose": config.choose, "seed": config.seed}
-        told |= {"threads": config.run.threads, "batch_seed": config.seed}
-        settings = build(SiteConfig, told).model_copy(update={"privacy": config.privacy})
+        made = _fitted(config, one) if real else _generated(config, one, number, home)
+        made |= config.model_dump(include={"test", "choose", "seed", "privacy"})
+        made |= {"name": one.name, "threads": config.run.threads, "batch_seed": config.seed}
+        settings = build(SiteConfig, made)
         found[one.name] = write_site(home, settings, operator)
         if real:
             reporter.say(f"{one.name}: its patients are fitted")
         found[one.name].prepare(reporter)
-    budget = None if config.privacy is None else (config.privacy.epsilon, config.privacy.delta)
-    pin_all(found, config.programme.min_sites, budget)
+    pin_all(found, config.programme.min_sites, config.privacy)
     return found
 
 
-def pin_all(sites: Mapping[str, Site], min_cohort: int, budget: tuple[float, float] | None = None) -> None:
+def pin_all(sites: Mapping[str, Site], min_cohort: int, privacy: PrivacyConfig | None = None) -> None:
     """Make each site's signing key, and a policy that knows the keys of all."""
     keys = {name: _key(SiteHome(site.folder)) for name, site in sites.items()}
-    epsilon, delta = budget or (None, 1e-5)
+    budget = {} if privacy is None else privacy.model_dump(include={"epsilon", "delta"})
     for name, site in sites.items():
-        policy = SitePolicy(
-            site=name,
-            peers=keys,
-            min_cohort=min_cohort,
-            min_examples=1,
-            queries_a_day=QUERIES_A_DAY,
-            bytes_a_day=BYTES_A_DAY,
-            epsilon=epsilon,
-            delta=delta,
-        )
+        policy = SitePolicy(site=name, peers=keys, min_cohort=min_cohort, **budget, **LIMITS)
         put_quickly(site.folder / POLICY, dump(policy).encode())
 
 
@@ -108,7 +98,7 @@ def _fitted(config: FederatedConfig, site: SimulatedSite) -> dict[str, Any]:
 def _generated(config: FederatedConfig, site: SimulatedSite, number: int, home: Path) -> dict[str, Any]:
     if config.base.generate is None:
         raise UsageError(
-            "The sites' data are not here, and it is not said how patients are generated.",
+            "The sites' data are not here, and the config does not say how to generate patients.",
             f"Set {catalog.DATA_DIR_VARIABLE}, or base.generate.",
         )
     store = home / "generated.zarr"

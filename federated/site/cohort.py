@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from distlfm.config import load
 from distlfm.errors import DistlfmError, OtherWork, UsageError
 from distlfm.federated.settings import SiteConfig
+from distlfm.federated.setup.homes import replace_secret
 from distlfm.store import STATUSES, Store, find_store, is_store
-from distlfm.store.files import put_all, storing
+from distlfm.store.files import storing
 from distlfm.store.layout import FAILED
 
 FITS = "fits"
@@ -44,12 +45,12 @@ def prepared(folder: Path) -> dict[str, Any]:
         place = folder / (FITS if config.store is None else config.store)
         if config.store is None and not is_store(place):
             return {"fits": f"not yet: distlfm federated prepare {folder}"}
-        return _told(Store.open(find_store(place)))
+        return _fit_counts(Store.open(find_store(place)))
     except DistlfmError as error:  # the rest of a site's status does not hang on it
         return {"fits": f"not known: {error}"}
 
 
-def _told(store: Store) -> dict[str, Any]:
+def _fit_counts(store: Store) -> dict[str, Any]:
     marks = store.markers().values()
     lost = [STATUSES[name] for name in FAILED]
     fitted: list[str] = []
@@ -88,8 +89,8 @@ class Cohort:
         path = folder / FILE
         if path.exists():
             try:
-                told = json.loads(path.read_text(encoding="utf-8"))
-                found = Cohort(*(tuple(told[part]) for part in PARTS))
+                content = json.loads(path.read_text(encoding="utf-8"))
+                found = Cohort(*(tuple(content[part]) for part in PARTS))
             except (ValueError, KeyError, TypeError):
                 raise UsageError(f"{path} is damaged.", "Restore it, or remove it to choose the cohort anew.") from None
             lost = {*found.train, *found.choose, *found.test} - {patient_of(name) for name in ids}
@@ -102,8 +103,7 @@ class Cohort:
         found = Cohort.draw(sorted({patient_of(name) for name in ids}), choose, test, seed)
         text = json.dumps({part: getattr(found, part) for part in PARTS}, indent=2)
         with storing(FILE, folder):
-            put_all({path: f"{text}\n".encode()})
-            path.chmod(0o600)
+            replace_secret(path, f"{text}\n".encode())
         return found
 
     @staticmethod
@@ -122,7 +122,7 @@ class Cohort:
 
 
 def _share(share: float, count: int, most: int) -> int:
-    """So many of `count`; at least one if any are wanted, and at most `most`."""
+    """This share of `count`; at least one if any are wanted, and at most `most`."""
     return min(most, max(1, round(share * count))) if share else 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 from distlfm.config import build
 from distlfm.errors import OtherWork, UsageError
 from distlfm.federated.settings import SiteConfig
-from distlfm.federated.site.cohort import FITS, patient_of
+from distlfm.federated.site.cohort import FITS, groups, patient_of
 from distlfm.fleets.sources import Intake, read_instances, windows
 from distlfm.instance import Instance
 from distlfm.lfo import Batch, Operator
@@ -25,14 +24,13 @@ from distlfm.verbs.fit import fit
 
 def site_store(folder: Path, config: SiteConfig) -> Store:
     """The pairs of a site that was prepared."""
-    if config.store is not None:
-        return Store.open(find_store(folder / config.store))
-    if not (folder / FITS).is_dir():
+    place = folder / (FITS if config.store is None else config.store)
+    if config.store is None and not place.is_dir():
         raise UsageError(
             f"The site {config.name} has no fits of its patients yet.",
             f"Fit them first: distlfm federated prepare {folder}",
         )
-    return Store.open(find_store(folder / FITS))
+    return Store.open(find_store(place))
 
 
 def fit_patients(folder: Path, config: SiteConfig, reporter: Reporter) -> int:
@@ -44,12 +42,7 @@ def fit_patients(folder: Path, config: SiteConfig, reporter: Reporter) -> int:
     chosen = fit_config(folder, config)
     instances, left_out = records(chosen.data, config.windows, config.patients, reporter)
     # The windows are cut already; where they came from changes no number.
-    data = DataConfig(
-        stride=chosen.data.stride,
-        fraction=chosen.data.fraction,
-        split_seed=chosen.data.split_seed,
-        scale=chosen.data.scale,
-    )
+    data = DataConfig(**chosen.data.model_dump(include={"stride", "fraction", "split_seed", "scale"}))
     run = chosen.run.model_copy(update={"dir": folder / FITS})
     patients = len({patient_of(one.id) for one in instances})
     reporter.say(f"site {config.name}: {len(instances)} windows of {patients} patients")
@@ -80,24 +73,17 @@ def records(
     most_patients: int | None = None,
     reporter: Reporter | None = None,
 ) -> tuple[list[Instance], int]:
-    """The windows of some patients, in the order of the data, and how many were set aside, which is told."""
+    """The windows of some patients, in the order of the data, and how many were set aside, which is reported."""
     if data.path is None and data.dataset is None:
-        raise UsageError("It is not said where the patients' records are.", "Set data.path or data.dataset in fit.")
+        raise UsageError("The path of the patients' records is missing.", "Set data.path or data.dataset in fit.")
     whole = data.model_copy(update={"window": None, "scale": "none", "stride": 1, "fraction": 1.0})
     report = read_instances(whole)
     Intake(report.set_aside, report.notices).tell(reporter or Silent())
     found: Sequence[Instance] = report.instances[:most_patients]
     if data.window is not None:
         found = list(windows(found, data.window))
-    if most_windows is not None:
-        counts: Counter[str] = Counter()
-        kept = []
-        for one in found:
-            counts[patient_of(one.id)] += 1
-            if counts[patient_of(one.id)] <= most_windows:
-                kept.append(one)
-        found = kept
-    return list(found), len(report.set_aside)
+    kept = {row for rows in groups([one.id for one in found]).values() for row in rows[:most_windows]}
+    return [one for row, one in enumerate(found) if row in kept], len(report.set_aside)
 
 
 def unlabelled(operator: Operator, instances: Sequence[Instance]) -> Batch:

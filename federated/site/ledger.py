@@ -10,13 +10,10 @@ Kamath and Steinke (2020).
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +25,7 @@ from scipy.special import gammaln, logsumexp
 
 from distlfm.config import Config
 from distlfm.errors import UsageError, WorkError
+from distlfm.federated.setup.homes import locked
 from distlfm.store.files import append_whole, flush, storing
 
 ORDERS = (*range(2, 65), 72, 80, 96, 112, 128, 160, 192, 256, 384, 512)
@@ -83,6 +81,7 @@ def noise_for(target: float, delta: float, rate: float, steps: int) -> float:
 
 
 START = "0" * 64
+FILE = "the privacy ledger"
 
 
 class BudgetSpent(WorkError):
@@ -115,9 +114,12 @@ class Ledger:
             try:
                 one = Charge.model_validate_json(line)
             except ValidationError:
-                raise self._broken(number) from None
-            if one.before != before:
-                raise self._broken(number)
+                one = None
+            if one is None or one.before != before:
+                raise WorkError(
+                    f"The privacy ledger {self.path} was changed or is damaged at line {number}.",
+                    "Restore it from a backup: without it nobody knows what was spent, and the site answers nothing.",
+                )
             found.append(one)
             before = _digest(line)
         return found
@@ -129,7 +131,8 @@ class Ledger:
 
     def charge(self, what: str, *, noise: float, rate: float, steps: int, run: str = "") -> float:
         """Pay before the work; returns ε so far. Raises BudgetSpent, and writes nothing, if that is too much."""
-        with self._locked():
+        # Several processes of a site may be at work: reading and writing belong together.
+        with locked(self.path.with_suffix(".lock"), FILE):
             known = self.charges
             now = datetime.now(UTC).isoformat(timespec="seconds")
             before = START if not known else _digest(self._lines()[-1])
@@ -141,7 +144,12 @@ class Ledger:
                     f"{self.budget:g}.",
                     "Whoever is responsible for the patients' data decides about the budget, in the site's settings.",
                 )
-            self._append(new)
+            whole = sum(len(line.encode()) + 1 for line in self._lines())
+            text = json.dumps(new.model_dump(mode="json"), sort_keys=True) + "\n"
+            with locked(self.path, FILE) as descriptor, storing(FILE, self.path.parent):
+                os.ftruncate(descriptor, whole)
+                append_whole(descriptor, text.encode())
+                flush(self.path.parent)
             return total
 
     def _total(self, charges: list[Charge]) -> float:
@@ -155,36 +163,6 @@ class Ledger:
         if not self.path.exists():
             return []
         return self.path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
-
-    def _append(self, one: Charge) -> None:
-        whole = sum(len(known.encode()) + 1 for known in self._lines())
-        line = json.dumps(one.model_dump(mode="json"), sort_keys=True) + "\n"
-        with storing("the privacy ledger", self.path.parent):
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            try:
-                os.ftruncate(descriptor, whole)
-                append_whole(descriptor, line.encode())
-            finally:
-                os.close(descriptor)
-            flush(self.path.parent)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Several processes of a site may be at work: reading and writing belong together."""
-        with storing("the privacy ledger", self.path.parent):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
-
-    def _broken(self, number: int) -> WorkError:
-        return WorkError(
-            f"The privacy ledger {self.path} was changed or is damaged at line {number}.",
-            "Restore it from a backup: without it nobody knows what was spent, and the site answers nothing.",
-        )
 
 
 def _digest(line: str) -> str:

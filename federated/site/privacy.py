@@ -78,9 +78,7 @@ def tune_privately(
     found = {name: one.detach() for name, one in weights.items()}
     if not all_finite(found.values()):
         return {name: own[name].detach().clone() for name in names}
-    with torch.no_grad():
-        for name, one in found.items():
-            own[name].copy_(one)
+    operator.model.load_state_dict(found, strict=False)
     return found
 
 
@@ -103,7 +101,7 @@ class PatientGradients:
         self.num_patients = len(rows)
         at = torch.tensor([one + [one[0]] * (most - len(one)) for one in rows])
         self._share = torch.tensor([[1 / len(one)] * len(one) + [0.0] * (most - len(one)) for one in rows])
-        seen = self._tail.features(batch.values, batch.mask).tensors()
+        seen = self._tail.features(batch.values, batch.mask)._asdict()
         self._seen = {name: one[at] for name, one in seen.items()}
         self._batch = {name: tensor[at] for name, tensor in batch.tensors.items()}
         # Tables that are made when first needed cannot be made inside of a transformation.

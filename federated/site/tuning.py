@@ -11,8 +11,7 @@ Shapes: `B` windows, `N` patients, `L` forces, `K` parameters, `H` hidden channe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,12 +21,12 @@ from torch import Tensor, nn
 from distlfm.errors import WorkError
 from distlfm.federated.settings import RoundTask
 from distlfm.federated.site.cohort import groups
-from distlfm.lfo import Batch, LossConfig, Operator, Prediction
-from distlfm.lfo.heads import Found, Stage
+from distlfm.lfo import Batch, LossConfig, Operator, OperatorOutput
+from distlfm.lfo.heads import HeadOutput, Stage
 from distlfm.lfo.loss import force_q2, losses, reconstruction
 from distlfm.lfo.model import FourierOperator, soft_limits
 from distlfm.lfo.operator import TOGETHER
-from distlfm.lfo.physics import Forward
+from distlfm.lfo.physics import GridSolver
 
 Adapter = Literal["none", "head", "shift"]
 """head: the last projection and the shifts of the parameters, some two hundred weights. shift: only what is added to
@@ -51,8 +50,7 @@ def adapter_names(model: FourierOperator, kind: Adapter) -> tuple[str, ...]:
     return (f"{name}.project.outer.weight", *shifts)
 
 
-@dataclass(frozen=True)
-class Features:
+class Features(NamedTuple):
     """All that the end of a network needs of B windows, with the adapter's weights left out.
 
     hidden: [B, *points, H]; force: [B, L, *points], the part of the force that is not tuned; params, params_logvar:
@@ -66,9 +64,6 @@ class Features:
     unit: Tensor
     summary: Tensor
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
 
 class Tail:
     """The end of a network as a function of its weights."""
@@ -80,38 +75,30 @@ class Tail:
     @torch.no_grad()
     def features(self, values: Tensor, mask: Tensor) -> Features:
         """Run the frozen part; values, mask: [B, P, *grid]."""
-        seen: dict[str, Any] = {}
+        seen: dict[nn.Module, Any] = {}
 
-        def keep(name: str, what: str) -> Any:
-            def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-                del module
-                seen[name] = inputs[0] if what == "input" else output
+        def keep(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            seen[module] = inputs[0] if module is stage.project.outer else output
 
-            return hook
-
-        stage = self.stage
-        hooks = [
-            self.model.first.register_forward_hook(keep("first", "output")),
-            stage.project.outer.register_forward_hook(keep("hidden", "input")),
-            stage.level.register_forward_hook(keep("level", "output")),
-            stage.estimate.register_forward_hook(keep("estimate", "output")),
-        ]
+        stage, first = self.stage, self.model.first
+        watched = (first, stage.project.outer, stage.level, stage.estimate)
+        hooks = [module.register_forward_hook(keep) for module in watched]
         try:
             whole = self.model(values, mask)
         finally:
             for hook in hooks:
                 hook.remove()
-        level, first = seen["level"], seen["first"]
-        assert isinstance(first, Found)
-        params, params_logvar = (seen["estimate"] - stage.estimate.bias).chunk(2, -1)
+        level, before = seen[stage.level], seen[first]
+        assert isinstance(before, HeadOutput)
+        params, params_logvar = (seen[stage.estimate] - stage.estimate.bias).chunk(2, -1)
         force = level.view(*level.shape, *(1,) * self.model.num_dims)
         if self.name == "second":
-            force, params = first.force + force, first.params + params
+            force, params = before.force + force, before.params + params
         else:
-            force = force.expand_as(first.force)
-        return Features(seen["hidden"], force, params, params_logvar, whole.unit, whole.summary)
+            force = force.expand_as(before.force)
+        return Features(seen[stage.project.outer], force, params, params_logvar, whole.unit, whole.summary)
 
-    def predict(self, weights: Mapping[str, Tensor], seen: Features, grid: tuple[int, ...]) -> Prediction:
+    def predict(self, weights: Mapping[str, Tensor], seen: Features, grid: tuple[int, ...]) -> OperatorOutput:
         """The network's prediction with these weights, by their names in the model; others are the model's own."""
         own = self.stage.project.outer
         weight = weights.get(f"{self.name}.project.outer.weight", own.weight)
@@ -120,7 +107,7 @@ class Tail:
         force, logvar = (seen.hidden @ weight.T + bias).movedim(-1, 1).chunk(2, 1)
         sd = seen.unit.view(*seen.unit.shape, *(1,) * len(grid))
         centre = self.model.normal.force_mean.view(-1, *(1,) * len(grid))
-        return Prediction(
+        return OperatorOutput(
             force=self.model.shown(seen.force + force, grid) * sd + centre,
             force_logvar=soft_limits(self.model.shown(logvar, grid)) + 2 * sd.log(),
             params=seen.params + shift,
@@ -137,7 +124,7 @@ ADAM, TINY = (0.9, 0.999), 1e-8
 
 
 class NotFinite(WorkError):
-    """Tuning has led to weights that are no numbers."""
+    """Tuning has led to weights that are not numbers."""
 
 
 class Objective:
@@ -145,9 +132,9 @@ class Objective:
 
     def __init__(self, operator: Operator, task: RoundTask) -> None:
         self.operator, self.beta = operator, task.beta
-        self.forward = Forward(operator.schema) if task.kind == "physics" else None
+        self.forward = GridSolver(operator.schema) if task.kind == "physics" else None
 
-    def __call__(self, prediction: Prediction, batch: Batch) -> Tensor:
+    def __call__(self, prediction: OperatorOutput, batch: Batch) -> Tensor:
         normal = self.operator.model.normal
         if self.forward is not None:
             return reconstruction(prediction, batch, normal, self.forward)
@@ -184,7 +171,7 @@ def tune(
         seen, grid = tail.features(batch.values, batch.mask), tuple(batch.values.shape[2:])
 
         def loss_of(rows: Tensor) -> Tensor:
-            some = type(seen)(**{name: one[rows] for name, one in seen.tensors().items()})
+            some = Features(*(one[rows] for one in seen))
             return objective(tail.predict(weights, some, grid), batch.at(rows.tolist()))
 
     try:
@@ -213,7 +200,8 @@ def descend(
             order = torch.cat([order, torch.randperm(count, generator=generator)])
         rows, order = order[:size], order[size:]
         used[rows] = True
-        descent.forget()
+        for one in weights.values():
+            one.grad = None
         loss_of(rows).mean().backward()
         hold_back(weights, start, task.mu)
         if task.clip is not None:
@@ -249,11 +237,6 @@ class Descent:
         self.first = [torch.zeros_like(one) for one in self.weights]
         self.second = [torch.zeros_like(one) for one in self.weights]
 
-    def forget(self) -> None:
-        """The gradients of the last step."""
-        for one in self.weights:
-            one.grad = None
-
     @torch.no_grad()
     def step(self) -> None:
         """By the gradients that the weights hold."""
@@ -286,7 +269,10 @@ def names_of(kind: str) -> tuple[str, ...]:
 def window_figures(operator: Operator, batch: Batch, names: tuple[str, ...]) -> dict[str, Tensor]:
     """Each figure of each window, [B]. loss: the likelihood of the fit's forces and parameters; less is better."""
     model = operator.model
-    ready = _ready(operator, batch)
+    # Tables that the network keeps may serve gradients later, so no inference mode.
+    pairs = zip(batch.values.split(TOGETHER), batch.mask.split(TOGETHER), strict=True)
+    pieces = [operator.calibration.apply(model(values, mask)) for values, mask in pairs]
+    ready = OperatorOutput(*(torch.cat(one) for one in zip(*pieces, strict=True)))
     found: dict[str, Tensor] = {}
     if set(names) & set(LABELLED):
         parts = losses(ready, batch, model.normal, PLAIN, 0.0)
@@ -301,7 +287,7 @@ def window_figures(operator: Operator, batch: Batch, names: tuple[str, ...]) -> 
         found["coverage_95"] = inside.flatten(1).sum(-1) / known.flatten(1).sum(-1).clamp_min(1)
         found["parameter_error"] = torch.nanmean((ready.params - model.normal.standardised(batch.params)).abs(), -1)
     if "reconstruction" in names:
-        found["reconstruction"] = reconstruction(ready, batch, model.normal, Forward(operator.schema))
+        found["reconstruction"] = reconstruction(ready, batch, model.normal, GridSolver(operator.schema))
     return {name: found[name] for name in names}
 
 
@@ -313,15 +299,3 @@ def patient_figures(operator: Operator, batch: Batch, names: tuple[str, ...]) ->
         name: np.array([float(torch.nanmean(values[one].double())) for one in rows])
         for name, values in of_windows.items()
     }
-
-
-def means(figures: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
-    """The mean of each figure [patients]."""
-    return {name: float(np.nanmean(values)) for name, values in figures.items()}
-
-
-def _ready(operator: Operator, batch: Batch) -> Prediction:
-    """The calibrated prediction; tables that the network keeps may serve gradients later, so no inference mode."""
-    pairs = zip(batch.values.split(TOGETHER), batch.mask.split(TOGETHER), strict=True)
-    pieces = [operator.calibration.apply(operator.model(values, mask)) for values, mask in pairs]
-    return Prediction(*(torch.cat(one) for one in zip(*pieces, strict=True)))

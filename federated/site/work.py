@@ -29,7 +29,7 @@ from distlfm.federated.site.cohort import FITS, Cohort, Index, groups, patient_o
 from distlfm.federated.site.data import fit_config, fit_patients, records, site_store, unlabelled
 from distlfm.federated.site.ledger import Ledger
 from distlfm.federated.site.privacy import private_mean, private_update, refuse_whole, tune_privately
-from distlfm.federated.site.tuning import NotFinite, adapter_names, means, names_of, patient_figures, tune
+from distlfm.federated.site.tuning import NotFinite, adapter_names, names_of, patient_figures, tune
 from distlfm.lfo import Batch, Examples, FourierOperator, Operator, load_checkpoint, save_checkpoint
 from distlfm.runtime.process import torch_threads
 from distlfm.runtime.reporting import Reporter, Silent
@@ -96,8 +96,8 @@ class Site:
         self.config = load(SiteConfig, self.folder / SETTINGS)
         self.privacy = self.config.privacy
         if budget is not None:
-            told = {} if self.privacy is None else self.privacy.model_dump()
-            self.privacy = build(PrivacyConfig, {**told, "epsilon": budget[0], "delta": budget[1]})
+            settings = {} if self.privacy is None else self.privacy.model_dump()
+            self.privacy = build(PrivacyConfig, {**settings, "epsilon": budget[0], "delta": budget[1]})
 
     @cached_property
     def base(self) -> Operator:
@@ -110,8 +110,10 @@ class Site:
 
     @property
     def ledger(self) -> Ledger | None:
-        """What was spent; None where there is no budget."""
-        return None if self.privacy is None else self._ledger_of(self.privacy)
+        """What was spent: of the budget, or only counted; None where there is neither a budget nor noise."""
+        if self.privacy is not None:
+            return Ledger(self.folder / LEDGER, self.privacy.epsilon, self.privacy.delta)
+        return None if self.counted is None else Ledger(self.folder / LEDGER, math.inf, self.counted)
 
     def check(self) -> None:
         """Refuse an operator of another equation than the patients', before a round stumbles over it."""
@@ -180,9 +182,10 @@ class Site:
         batch, common = self.windows(task.kind), copy.deepcopy(operator)
         with torch_threads(self.config.threads):
             if self.privacy is None:
-                names = [*codec.names, *self._tuned_here(operator, task)]
-                weights, used = self._tuned(operator, names, codec, batch, task)
-                self._keep_local(codec, weights, into)
+                weights, used = self._tuned(operator, codec, self.stays_here(task), batch, task)
+                local = {name: weight for name, weight in weights.items() if name not in codec.names}
+                if local:
+                    save_checkpoint((into or self.folder / "model") / Path(LOCAL).name, {"weights": local}, LOCAL_KIND)
                 sent = codec.encode(operator.model.state_dict())
             else:
                 sent, used = self._privately(operator, codec, vector, batch, task, run)
@@ -198,23 +201,24 @@ class Site:
 
     def stays_here(self, task: RoundTask) -> tuple[str, ...]:
         """Return the names of the weights that a task tunes and leaves at the site."""
-        return self._tuned_here(self.base, task)
+        return chosen([name for name, _ in self.base.model.named_parameters()], task.local)
 
     def _generator(self, task: RoundTask) -> torch.Generator:
         """Return what batches are drawn with: known to nobody, but for a simulation that has to be repeatable."""
         if self.config.batch_seed is None:
             return torch.Generator().manual_seed(secrets.randbits(63))
-        told = f"{self.config.batch_seed}/{self.config.name}/{task.seed}"
-        return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(told.encode()).digest()[:7], "big"))
+        settings = f"{self.config.batch_seed}/{self.config.name}/{task.seed}"
+        return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(settings.encode()).digest()[:7], "big"))
 
     def _tuned(
-        self, operator: Operator, names: Sequence[str], codec: Codec, batch: Batch, task: RoundTask
+        self, operator: Operator, codec: Codec, local: Sequence[str], batch: Batch, task: RoundTask
     ) -> tuple[Mapping[str, Tensor], Tensor]:
         """Tune the operator, in place; if that leads to no numbers, it stays as it came, and nobody else learns of it.
 
-        Returns the tuned weights, and which windows were used, [B] of bool.
+        local: weights that are tuned besides the shared ones, and stay here. Returns the tuned weights, and which
+        windows were used, [B] of bool.
         """
-        own = dict(operator.model.named_parameters())
+        own, names = dict(operator.model.named_parameters()), [*codec.names, *local]
         before = {name: own[name].detach().clone() for name in names}
         try:
             return tune(operator, names, codec.names, batch, task, self._generator(task))
@@ -224,9 +228,7 @@ class Site:
                 "task.lr may help.",
                 self.config.name,
             )
-        with torch.no_grad():
-            for name, weight in before.items():
-                own[name].copy_(weight)
+        operator.model.load_state_dict(before, strict=False)
         return before, torch.ones(len(batch), dtype=torch.bool)
 
     def _privately(
@@ -245,7 +247,7 @@ class Site:
             tune_privately(operator, codec.names, codec.names, batch, task, privacy)
             return codec.encode(operator.model.state_dict()), torch.ones(len(batch), dtype=torch.bool)
         self._charge_update(ledger, privacy.noise, run)
-        _, used = self._tuned(operator, codec.names, codec, batch, task)
+        _, used = self._tuned(operator, codec, (), batch, task)
         after = codec.encode(operator.model.state_dict())
         return private_update(vector, after, privacy.clip, privacy.noise), used
 
@@ -254,14 +256,8 @@ class Site:
         one that is set later counts it. With a budget the work itself is private: noise on top of it costs no more.
         """
         if self.privacy is None:
-            self._charge_update(self._ledger_of(None), noise, run)
-
-    def _ledger_of(self, privacy: PrivacyConfig | None) -> Ledger:
-        """The budget's ledger, or one that only counts."""
-        if privacy is not None:
-            return Ledger(self.folder / LEDGER, privacy.epsilon, privacy.delta)
-        assert self.counted is not None, "without noise there is nothing to be counted"
-        return Ledger(self.folder / LEDGER, math.inf, self.counted)
+            assert self.ledger is not None, "without noise there is nothing to be counted"
+            self._charge_update(self.ledger, noise, run)
 
     def spent(self, delta: float) -> float | None:
         """ε of all charges so far, budget or not; None where nothing was ever charged."""
@@ -277,7 +273,8 @@ class Site:
     ) -> tuple[dict[str, float], int]:
         """Figures of a model for patients of the site that nobody learns from, and how many of these there are."""
         operator, _ = self._placed(vector, task)
-        return self._figures(operator, task.kind, part, run), self.count(task.kind, part)
+        each = patient_figures(operator, self.windows(task.kind, part), names_of(task.kind))
+        return self._released(each, "figures", run), self.count(task.kind, part)
 
     def statistics(self, run: str = "") -> tuple[dict[str, float], int]:
         """Figures of the cohort: level and spread of the first output, share of values missing."""
@@ -287,10 +284,10 @@ class Site:
         level = (torch.nanmean(seen, 1) - normal.value_mean[0]) / normal.value_sd[0]
         spread = (seen - torch.nanmean(seen, 1, keepdim=True)).square().nanmean(1).sqrt() / normal.value_sd[0]
         missing = 1 - batch.mask.flatten(1).mean(1)
-        told = {"level": level, "spread": spread, "missing": missing}
+        settings = {"level": level, "spread": spread, "missing": missing}
         rows = list(groups(batch.ids).values())
-        each = {key: np.array([float(value[one].mean()) for one in rows]) for key, value in told.items()}
-        return self._told(each, "statistics", run), len(rows)
+        each = {key: np.array([float(value[one].mean()) for one in rows]) for key, value in settings.items()}
+        return self._released(each, "statistics", run), len(rows)
 
     def personalise(self, vector: Vector, task: RoundTask, into: Path | None = None) -> Path:
         """Tune the common model further on the site's own patients, for its clinicians alone. Nothing of it leaves.
@@ -298,14 +295,10 @@ class Site:
         If that is no better for the patients that choose, the common model is the site's own, or the base.
         """
         operator, codec = self._placed(vector, task)
-        names = [*codec.names, *self._tuned_here(operator, task)]
         common = copy.deepcopy(operator)
         with torch_threads(self.config.threads):
-            self._tuned(operator, names, codec, self.windows(task.kind), task)
+            self._tuned(operator, codec, self.stays_here(task), self.windows(task.kind), task)
             return self._keep_best(common, operator, task.kind, into)
-
-    def _figures(self, operator: Operator, kind: str, part: Part, run: str) -> dict[str, float]:
-        return self._told(patient_figures(operator, self.windows(kind, part), names_of(kind)), "figures", run)
 
     def chooses(self, operator: Operator, kind: str) -> float:
         """The mean loss of a model for the patients that choose, infinite for a broken one. It stays here: no noise."""
@@ -318,7 +311,7 @@ class Site:
 
         If that tuned one is worse than the base, say so in the site's own log; the federation's choice is by all.
         """
-        path = self._place_of(OWN, into)
+        path = (into or self.folder / "model") / Path(OWN).name
         if not self.count(kind, "choose"):
             return tuned.save(path)
         losses = [self.chooses(one, kind) for one in (tuned, common, self.base)]
@@ -330,20 +323,13 @@ class Site:
             )
         return (tuned, common, self.base)[losses.index(min(losses))].save(path)
 
-    def _place_of(self, name: str, into: Path | None) -> Path:
-        return self.folder / name if into is None else into / Path(name).name
-
-    def _told(self, each: Mapping[str, Vector], what: str, run: str) -> dict[str, float]:
+    def _released(self, each: Mapping[str, Vector], what: str, run: str) -> dict[str, float]:
         """Means over patients; where there is a budget, or noise on updates, they have noise and are paid for first."""
-        if self.privacy is None and self.counted is None:
-            return means(each)
-        privacy = self.privacy or PrivacyConfig(epsilon=1.0)
-        ledger = self._ledger_of(self.privacy)
+        ledger, privacy = self.ledger, self.privacy or PrivacyConfig(epsilon=1.0)
+        if ledger is None:
+            return {name: float(np.nanmean(values)) for name, values in each.items()}
         ledger.charge(what, noise=privacy.figures, rate=1.0, steps=len(each), run=run)
         return {name: private_mean(values, privacy) for name, values in each.items()}
-
-    def _tuned_here(self, operator: Operator, task: RoundTask) -> tuple[str, ...]:
-        return chosen([name for name, _ in operator.model.named_parameters()], task.local)
 
     def _placed(self, vector: Vector, task: RoundTask) -> tuple[Operator, Codec]:
         """The operator with the weights that came and those that stay here, and what it shares."""
@@ -351,18 +337,8 @@ class Site:
         codec = codec_of(operator.model, task)
         codec.load(operator.model, vector)
         path = self.folder / LOCAL
-        wanted = self._tuned_here(operator, task)
+        wanted = self.stays_here(task)
         if wanted and path.exists() and self.privacy is None:  # no noise is in them
             kept: dict[str, Tensor] = load_checkpoint(path, LOCAL_KIND)["weights"]
-            own = dict(operator.model.named_parameters())
-            with torch.no_grad():
-                for name in wanted:
-                    if name in kept:
-                        own[name].copy_(kept[name])
+            operator.model.load_state_dict({name: kept[name] for name in wanted if name in kept}, strict=False)
         return operator, codec
-
-    def _keep_local(self, codec: Codec, weights: Mapping[str, Tensor], into: Path | None) -> None:
-        """Write the weights that stay here."""
-        local = {name: weight for name, weight in weights.items() if name not in codec.names}
-        if local:
-            save_checkpoint(self._place_of(LOCAL, into), {"weights": local}, LOCAL_KIND)

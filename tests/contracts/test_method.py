@@ -14,7 +14,7 @@ import pytest
 
 from distlfm.config import build
 from distlfm.errors import UsageError
-from distlfm.inference.archive import load, save
+from distlfm.inference.archive import load_fit, save_fit
 from distlfm.inference.fit import InferenceConfig, fit_instances, instance_bytes, method_of
 from distlfm.inference.method import FIELDS, SERIES
 from distlfm.inference.model import ForceConfig, Model
@@ -162,8 +162,8 @@ def test_a_seed_repeats_an_answer(case: Case) -> None:
 
 def test_a_saved_fit_predicts_as_the_original(case: Case, tmp_path: Path) -> None:
     result = case.together[1]
-    save(result, tmp_path / "one.npz")
-    again = load(tmp_path / "one.npz")
+    save_fit(result, tmp_path / "one.npz")
+    again = load_fit(tmp_path / "one.npz")
     assert (again.method, again.status, again.bound) == (result.method, result.status, result.bound)
     times = np.array([0.15, 0.5, 0.9])
     where = np.array([[0.2], [0.5], [0.7]]) if case.fields else None

@@ -26,14 +26,13 @@ from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.instance import Instance
 from distlfm.runs.settings import FitConfig, SimulateConfig
 from distlfm.simulation.instances import simulate_from
-from distlfm.solvers.fem.spec import System, split
+from distlfm.solvers.fem.spec import AssembledSystem, split
 from distlfm.solvers.field.dense import ByEngine, DenseEngine, Modal, OneByOne
 from distlfm.solvers.field.engine import Engine, TimeGrid, solve
 from distlfm.solvers.field.meshed import Meshed, meshed
-from distlfm.solvers.field.reduced import ReducedEngine
 from distlfm.solvers.field.scheme import SCHEMES, Scheme, scheme_named
-from distlfm.solvers.field.sparse import SparseEngine
-from distlfm.solvers.field.tangent import Tangent, Watched, trajectory
+from distlfm.solvers.field.sparse import ReducedEngine, SparseEngine
+from distlfm.solvers.field.tangent import ObservedSteps, Tangent, trajectory
 from tests.support.field_problems import Line, line
 
 NAMES = ("sensitivity", "decay", "diffusion", "velocity_0")
@@ -47,7 +46,7 @@ NODES = np.array([0.0, 0.2, 0.5, 0.65, 1.0])
 every_scheme = pytest.mark.parametrize("scheme", EVERY, ids=[one.name for one in EVERY])
 
 
-def problem() -> System:
+def problem() -> AssembledSystem:
     return split(line(NODES, value=0.3, drift=True), NAMES)
 
 
@@ -213,7 +212,7 @@ def test_sweeps_of_a_linearised_trajectory_are_those_of_the_tape(scheme: Scheme)
     states = trajectory(field, theta, initial, force, grid)
     assert states is not None
     tangent, rows = Tangent(field, theta, force, states, grid), normal(2, nodes, seed=2)
-    watched = Watched(np.array([4, 2]), np.array([1.0, 0.3]), sp.csr_array(rows.numpy()))
+    watched = ObservedSteps(np.array([4, 2]), np.array([1.0, 0.3]), sp.csr_array(rows.numpy()))
     found = tangent.backward(watched)
     wanted = [one.clone().requires_grad_() for one in (theta[None], initial[None, None], force[None, None])]
     seen = solve(field.engine, *wanted, grid, torch.eye(nodes, dtype=torch.float64))[0, 0]

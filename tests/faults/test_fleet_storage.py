@@ -101,9 +101,9 @@ def test_an_instance_that_cannot_be_fitted_is_set_aside_alone_with_its_reason(
     assert main(["-q", *command(tmp_path, out, "--executor", executor)[3:]]) == 1
     summary = json.loads((out / "summary.json").read_text())
     assert [one["id"] for one in summary["failures"]] == [bad]
-    assert "which is no count" in summary["failures"][0]["reason"]
+    assert "which is not a count" in summary["failures"][0]["reason"]
     assert sum(row["output_q2"] is not None for row in summary["instances"]) == 2 * BATCH - 1
-    assert "which is no count" in (out / "report.html").read_text()
+    assert "which is not a count" in (out / "report.html").read_text()
     assert len(Store.open(out).read("id")) == 2 * BATCH <= INSTANCES
 
 

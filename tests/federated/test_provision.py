@@ -257,7 +257,7 @@ def test_who_takes_part_is_said_by_the_site_before_it_pins_for_the_first_time(tm
     link = LinkHome(tmp_path / "link")
     kits = make_link(link.path, CONFIG)
     enrol(link.path, [make_site(kit, tmp_path / name) for kit, name in zip(kits, SITES, strict=True)])
-    with pytest.raises(UsageError, match=r"3 sites: north, south, west\. It is not said"):
+    with pytest.raises(UsageError, match=r"3 sites: north, south, west\. The expected"):
         pin(tmp_path / "north", link.peers)
     with pytest.raises(UsageError, match="west: not expected"):
         pin(tmp_path / "north", link.peers, sites=("north", "south"))

@@ -25,12 +25,12 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from distlfm.errors import UsageError, WorkError
 from distlfm.federated.link.control import Control, connection_of
 from distlfm.federated.link.gate import RUNTIME
+from distlfm.federated.link.service import check_link
 from distlfm.federated.link.supernode import node_keys
 from distlfm.federated.settings import ProgrammeConfig
 from distlfm.federated.setup.enrolment import revoke
 from distlfm.federated.setup.homes import LinkConfig, LinkHome, SiteHome
 from distlfm.federated.setup.provision import make_link, make_local
-from distlfm.federated.site.service import check_link
 from distlfm.runtime.reporting import Silent
 from tests.support.fleet_runs import Driver, all_gone
 from tests.support.foreign_bundle import start_foreign
@@ -114,7 +114,7 @@ def test_no_bundle_with_code_is_started_even_for_an_admin(link: LinkHome) -> Non
 
 def test_no_run_is_started_under_a_name_that_is_a_path_even_for_an_admin(link: LinkHome) -> None:
     with Control(connection_of(link.path)) as control:
-        with pytest.raises(WorkError, match="the name of the run is none"):
+        with pytest.raises(WorkError, match="the name of the run is not valid"):
             control.start_run({}, "../../thief")
         assert control.runs() == []
 

@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import FedAvg
 from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog, verify
 from distlfm.federated.refused import Reason
-from distlfm.federated.rounds import State, ask, run_rounds
+from distlfm.federated.rounds import RunState, ask, run_rounds
 from distlfm.federated.secure.grid import SecureGrid
 from distlfm.federated.secure.messages import Fields
 from distlfm.federated.secure.mod import BODY, RECORD
@@ -37,7 +37,9 @@ from distlfm.version import __version__
 from tests.support.site_toy import make_federation, make_grid, make_programme
 
 
-def run(operator: Operator, sites: dict[str, Site], programme: ProgrammeConfig, folder: Path, **more: object) -> State:
+def run(
+    operator: Operator, sites: dict[str, Site], programme: ProgrammeConfig, folder: Path, **more: object
+) -> RunState:
     grid = SecureGrid(make_grid(sites), min_sites=programme.min_sites)
     codec = codec_of(operator.model, programme.task)
     return run_rounds(grid, operator, codec, programme, folder, on_round=more.get("on_round"))  # type: ignore[arg-type]

@@ -85,7 +85,7 @@ def test_a_token_that_cannot_be_noted_is_not_left_behind(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "tokens.json")
 
     with monkeypatch.context() as patched:
-        patched.setattr("distlfm.federated.link.authn.put_all", full)
+        patched.setattr("distlfm.federated.link.authn.replace_secret", full)
         assert call("provision", "token", local / "link", "anna") == 1
     assert "Free space; then the same command goes on" in capsys.readouterr().err
     assert call("provision", "token", local / "link", "anna") == 0
@@ -148,7 +148,7 @@ def test_a_site_without_settings_operator_or_peers_does_not_start(
 ) -> None:
     north = SiteHome(local / "sites" / "north")
     assert call("site", north.path) == 2
-    assert "It is not said where the patients are." in capsys.readouterr().err
+    assert "Neither fit nor store is filled in." in capsys.readouterr().err
     (north.path / "site.yaml").write_text("name: north\nstore: pairs.zarr\n")
     (north.path / "model" / "base.pt").unlink()
     assert call("site", north.path) == 2
@@ -213,7 +213,7 @@ def test_an_unfilled_site_is_told_which_lines_to_fill_in(local: Path, capsys: py
     north = local / "sites" / "north"
     assert call("prepare", north) == 2
     told = capsys.readouterr().err
-    assert f"distlfm: {north / 'site.yaml'}: It is not said where the patients are. Fill in" in told
+    assert f"distlfm: {north / 'site.yaml'}: Neither fit nor store is filled in. Fill in" in told
     assert "docs/federation.md (Setting up)" in told
     assert "''" not in told
     (north / "site.yaml").write_text("name: north\nstore: pairs.zarr\nfit: {mechanism: {kind: glucose}}\n")
@@ -231,7 +231,7 @@ def test_status_of_a_site_tells_how_far_its_patients_are_fitted(
         found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
         return found
 
-    assert "It is not said where the patients are." in told()["fits"]
+    assert "Neither fit nor store is filled in." in told()["fits"]
     (north / "site.yaml").write_text("name: north\nfit: {mechanism: {kind: glucose}}\n")
     assert told()["fits"] == f"not yet: distlfm federated prepare {north}"
     store = Store.create(north / "fits" / "store.zarr", make_spec())

@@ -12,19 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from distlfm.equations.base import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
 from distlfm.errors import MissingExtra, UsageError
 from distlfm.solvers.fem.group.client import LinearSolverConfig, PartitionedSolver
 from distlfm.solvers.fem.group.owner import Group
-from distlfm.solvers.fem.spec import (
-    BoundaryConfig,
-    Csr,
-    EquationRef,
-    MeshConfig,
-    Operators,
-    ProblemSpec,
-    unpack_csr,
-    unpack_operators,
-)
+from distlfm.solvers.fem.spec import Csr, Operators, unpack_csr, unpack_operators
 from tests.support.importing import import_environment
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,7 @@ from distlfm.config import build
 from distlfm.data import write_npz
 from distlfm.errors import UsageError
 from distlfm.fleets.fit_job import model_of
-from distlfm.inference.archive import load as load_fit
-from distlfm.inference.archive import save as save_fit
+from distlfm.inference.archive import load_fit, save_fit
 from distlfm.inference.field.settings import settle
 from distlfm.inference.fit import fit_instances
 from distlfm.instance import Instance

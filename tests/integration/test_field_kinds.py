@@ -12,7 +12,7 @@ import pytest
 from distlfm.config import build
 from distlfm.errors import UsageError
 from distlfm.fleets.fit_job import model_of
-from distlfm.inference.archive import load, save
+from distlfm.inference.archive import load_fit, save_fit
 from distlfm.inference.field import laplace as field_laplace
 from distlfm.inference.findings.scores import figures
 from distlfm.inference.fit import InferenceConfig, fit_instances
@@ -52,7 +52,8 @@ def fitted(mechanism: dict[str, Any], instance: Instance, **field: int) -> FitRe
         "field": {"refinements": 0, "num_times": 5, "num_places": 9, **field},
     }
     (result,) = fit_instances(model_of(config, [instance]), [instance], build(InferenceConfig, inference))
-    assert result.status == "converged"
+    # Nine places and no refinement are coarse on purpose, and some answers say so.
+    assert result.status in ("converged", "unreliable")
     return result
 
 
@@ -128,10 +129,10 @@ def test_a_field_on_a_mesh_from_a_file_is_found_from_any_folder(
     where = ([0.3, 0.7], np.array([[0.4, 0.2], [0.6, 0.8]]))
     before = result.predict(*where)
     np.testing.assert_allclose(before.force.mean, made.predict(*where).force.mean, rtol=0, atol=0.1)
-    save(result, tmp_path / "one.npz")
+    save_fit(result, tmp_path / "one.npz")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    np.testing.assert_allclose(load(tmp_path / "one.npz").predict(*where).force.mean, before.force.mean, rtol=1e-6)
+    np.testing.assert_allclose(load_fit(tmp_path / "one.npz").predict(*where).force.mean, before.force.mean, rtol=1e-6)
 
 
 def test_a_field_in_three_dimensions_is_solved_and_fitted() -> None:

@@ -15,7 +15,7 @@ from distlfm.config import load
 from distlfm.data import write_npz
 from distlfm.errors import UsageError
 from distlfm.lfo import Examples, Operator, SplitConfig, split
-from distlfm.lfo.grid import Observed
+from distlfm.lfo.grid import GriddedData
 from distlfm.lfo.loss import standing
 from distlfm.store import Store
 from distlfm.training.settings import TrainConfig
@@ -152,7 +152,7 @@ def test_copies_of_a_series_are_on_one_side_whether_they_have_labels_or_not(fold
     operator = Operator.load(folder / "start" / "operator.pt")
     values, mask = operator.arrays([one.blind() for one in store.instances()], operator.schema.shape)
     ids = [str(name) for name in store.read("id")]
-    both = Examples([store], operator.schema, observed=Observed(ids, values.numpy(), mask.numpy()))
+    both = Examples([store], operator.schema, observed=GriddedData(ids, values.numpy(), mask.numpy()))
     assert both.labelled.tolist() == [True] * 66 + [False] * 66
     parts = split(both.ids, SplitConfig(validation=0.3, calibration=0.3))
     for part in (parts.train, parts.validation, parts.calibration):

@@ -12,7 +12,7 @@ from gpytorch.kernels import RQKernel
 
 from distlfm.config import build
 from distlfm.errors import UsageError
-from distlfm.inference.archive import load, save
+from distlfm.inference.archive import load_fit, save_fit
 from distlfm.inference.collapsed import Starts
 from distlfm.inference.findings.scores import figures
 from distlfm.inference.fit import InferenceConfig, fit_instances
@@ -47,7 +47,7 @@ def test_any_gpytorch_kernel_can_be_the_forces_prior(tmp_path: Path) -> None:
     assert result.method == "collapsed"
     assert figures(result)["latent_q2"] > 0.8
     with pytest.raises(UsageError, match="RQKernel cannot be saved"):
-        save(result, tmp_path / "fit.npz")
+        save_fit(result, tmp_path / "fit.npz")
 
 
 def learning(content: dict[str, Any], learn: bool) -> InferenceConfig:
@@ -65,9 +65,11 @@ def test_learned_inducing_points_move_within_their_reach_and_are_kept(tmp_path: 
     domain = moved.posterior.forward.domain
     gap = float((domain.upper - domain.lower) / 7)
     assert float((after - before).abs().max()) <= 0.4 * gap
-    save(moved, tmp_path / "fit.npz")
+    save_fit(moved, tmp_path / "fit.npz")
     times = [2.0, 7.0]
-    np.testing.assert_allclose(load(tmp_path / "fit.npz").predict(times).force.mean, moved.predict(times).force.mean)
+    np.testing.assert_allclose(
+        load_fit(tmp_path / "fit.npz").predict(times).force.mean, moved.predict(times).force.mean
+    )
 
 
 @pytest.mark.slow
@@ -86,5 +88,5 @@ def test_impossible_counts_are_refused_with_the_value() -> None:
     instances, config = instances_and_config()
     likelihood = config.likelihood.model_copy(update={"kind": "poisson"})
     model = Model(build_mechanism(config.mechanism, NAMES), config.force, likelihood)
-    with pytest.raises(UsageError, match=r"which is no count.*whole numbers from 0"):
+    with pytest.raises(UsageError, match=r"which is not a count.*whole numbers from 0"):
         fit_instances(model, instances, InferenceConfig())

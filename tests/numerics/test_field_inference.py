@@ -23,8 +23,7 @@ from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_system
 from distlfm.solvers.fem.spec import split
 from distlfm.solvers.field.engine import TimeGrid, solve
-from distlfm.solvers.field.reduced import ReducedEngine, find_shapes
-from distlfm.solvers.field.sparse import SparseEngine
+from distlfm.solvers.field.sparse import ReducedEngine, SparseEngine, find_shapes
 from tests.support.field_problems import Line, line
 
 NAMES = ("sensitivity", "decay", "diffusion")
@@ -100,7 +99,7 @@ def test_the_marginal_likelihood_is_that_of_the_dense_gaussian(value: float) -> 
     offset, covariance, _ = dense_prior(owner, fields, z, data.points)
     noise = owner.noise_variance(owner.space.unpack(z), data)[0, 0]
     gaussian = torch.distributions.MultivariateNormal(offset, covariance + torch.diag(noise))
-    found = FieldGaussian(owner, data, fields).log_marginal(z, torch.tensor([0]))
+    found = FieldGaussian(data, fields).log_marginal(z, torch.tensor([0]))
     assert float(found) == pytest.approx(float(gaussian.log_prob(data.values[0, 0])), abs=1e-5)
 
 
@@ -112,14 +111,14 @@ def test_force_and_outputs_given_the_data_are_those_of_the_dense_gaussian() -> N
     offset, covariance, cross = dense_prior(owner, fields, z, data.points)
     noisy = covariance + torch.diag(owner.noise_variance(owner.space.unpack(z), data)[0, 0])
     weights = torch.linalg.solve(noisy, (data.values[0, 0] - offset).unsqueeze(-1))
-    found = FieldGaussian(owner, data, fields).posterior(z, torch.tensor([0]), data.points)
+    found = FieldGaussian(data, fields).posterior(z, torch.tensor([0]), data.points)
     torch.testing.assert_close(found.output_mean[0, 0], offset + (covariance @ weights)[:, 0], rtol=0, atol=1e-6)
     variance = torch.diagonal(covariance - covariance @ torch.linalg.solve(noisy, covariance))
     torch.testing.assert_close(found.output_var[0, 0], variance, rtol=1e-3, atol=1e-6)
     on_grid = torch.cat(
         [GRID.times.repeat_interleave(len(NODES))[:, None], torch.from_numpy(NODES)[:, None].repeat(9, 1)], -1
     )
-    force = FieldGaussian(owner, data, fields).posterior(z, torch.tensor([0]), on_grid.unsqueeze(0))
+    force = FieldGaussian(data, fields).posterior(z, torch.tensor([0]), on_grid.unsqueeze(0))
     torch.testing.assert_close(force.force_mean[0, 0], (cross.mT @ weights)[:, 0], rtol=0, atol=1e-5)
     prior = owner.kernels[0].diagonal(owner.hyper(owner.space.unpack(z))[0], on_grid)[0]
     left = prior - (cross * torch.linalg.solve(noisy, cross)).sum(0)
@@ -129,7 +128,7 @@ def test_force_and_outputs_given_the_data_are_those_of_the_dense_gaussian() -> N
 def test_the_marginal_likelihood_has_the_gradient_of_its_differences() -> None:
     owner = model(initial={"kind": "field"})
     fields = FieldMap(owner, Line(line(NODES, value=0.2), NAMES), GRID, even(5))
-    marginal = FieldGaussian(owner, collate([instance(0), instance(1)], ("output",)), fields)
+    marginal = FieldGaussian(collate([instance(0), instance(1)], ("output",)), fields)
     z = 0.2 * torch.randn(2, owner.space.num_free, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     rows = torch.tensor([1, 0])
     torch.autograd.gradcheck(lambda x: marginal.log_marginal(x, rows), z.requires_grad_(), rtol=1e-4, atol=1e-6)
@@ -150,7 +149,7 @@ def test_fewer_inducing_points_bound_the_marginal_likelihood_from_below(form: st
         if not factors:
             fields.separable = None
         assert drift or fields.both_ways == (form == "slope")
-        return FieldGaussian(owner, data, fields)
+        return FieldGaussian(data, fields)
 
     whole = marginal(Inducing(GRID.times, torch.from_numpy(NODES)[:, None]))
     exact, variance = float(whole.log_marginal(z, rows)), whole.compared(owner.space.unpack(z), rows).columns.square()
@@ -170,9 +169,9 @@ def test_a_kernel_without_factors_gives_the_same_as_its_factors_do() -> None:
     fields = full_rank(owner)
     data = collate([instance(0)], ("output",))
     z, rows = torch.zeros(1, owner.space.num_free, dtype=torch.float64), torch.tensor([0])
-    by_factors = FieldGaussian(owner, data, fields).log_marginal(z, rows)
+    by_factors = FieldGaussian(data, fields).log_marginal(z, rows)
     fields.separable = None
-    whole = FieldGaussian(owner, data, fields).log_marginal(z, rows)
+    whole = FieldGaussian(data, fields).log_marginal(z, rows)
     assert float(whole) == pytest.approx(float(by_factors), abs=1e-3)
 
 
@@ -192,9 +191,9 @@ def test_an_instance_in_a_batch_has_the_likelihood_it_has_alone() -> None:
     owner = model()
     three = [instance(0), instance(1, 9), instance(2)]
     z = torch.zeros(3, owner.space.num_free, dtype=torch.float64)
-    together = FieldGaussian(owner, collate(three, ("output",)), full_rank(owner)).log_marginal(z, torch.arange(3))
+    together = FieldGaussian(collate(three, ("output",)), full_rank(owner)).log_marginal(z, torch.arange(3))
     for i, one in enumerate(three):
-        alone = FieldGaussian(owner, collate([one], ("output",)), full_rank(owner))
+        alone = FieldGaussian(collate([one], ("output",)), full_rank(owner))
         assert float(alone.log_marginal(z[:1], torch.tensor([0]))) == pytest.approx(float(together[i]), abs=1e-6)
 
 
@@ -209,7 +208,7 @@ def test_draws_scatter_as_the_posterior_says(case: str) -> None:
     fields = full_rank(owner) if case == "all points" else sparse_rank(owner)
     if case.endswith("no factors"):
         fields.separable = None
-    marginal = FieldGaussian(owner, collate([instance(0)], ("output",)), fields)
+    marginal = FieldGaussian(collate([instance(0)], ("output",)), fields)
     many = 2000
     rows, z = torch.zeros(many, dtype=torch.long), torch.zeros(many, owner.space.num_free, dtype=torch.float64)
     points = torch.cat([marginal.observations.points[:, :5], torch.tensor([[[1.0, 0.3], [1.6, 0.6]]])], 1)
@@ -225,7 +224,7 @@ def test_draws_scatter_as_the_posterior_says(case: str) -> None:
 @pytest.mark.parametrize("initial", ["zero", "field"])
 def test_outputs_of_a_draw_are_those_that_its_force_drives(initial: str) -> None:
     owner = model(initial={"kind": initial})
-    marginal = FieldGaussian(owner, collate([instance(0)], ("output",)), sparse_rank(owner))
+    marginal = FieldGaussian(collate([instance(0)], ("output",)), sparse_rank(owner))
     later = TimeGrid(0.0, 0.1, 14)
     nodes = torch.from_numpy(NODES)[:, None]
     points = torch.cat([later.times.repeat_interleave(len(nodes))[:, None], nodes.repeat(15, 1)], -1)
@@ -280,7 +279,7 @@ def test_what_is_left_open_of_a_force_under_a_derivative_is_known_to_the_project
     values = owner.space.unpack(torch.zeros(1, owner.space.num_free, dtype=torch.float64))
     full = FieldMap(owner, problem, GRID, even(4))
     data, rows = collate([instance(0)], ("output",)), torch.tensor([0])
-    slack = [FieldGaussian(owner, data, one).compared(values, rows).slack for one in (full, full.reduced(values))]
+    slack = [FieldGaussian(data, one).compared(values, rows).slack for one in (full, full.reduced(values))]
     torch.testing.assert_close(slack[1], slack[0], rtol=0.02, atol=1e-6)
 
 
@@ -326,10 +325,9 @@ def test_points_that_repeat_a_condition_are_no_measurements() -> None:
     z = torch.linspace(-1.0, 1.0, owner.space.num_free, dtype=torch.float64)[None]
     rows = torch.zeros(1, dtype=torch.int64)
     bare, given = (
-        FieldGaussian(owner, collate([one], ("output",)), full_rank(owner)).log_marginal(z, rows)
-        for one in (inner, padded)
+        FieldGaussian(collate([one], ("output",)), full_rank(owner)).log_marginal(z, rows) for one in (inner, padded)
     )
     torch.testing.assert_close(given, bare, rtol=1e-9, atol=1e-9)
     noisy = replace(padded, values=padded.values + 1e-3 * (padded.values == 0))
-    measured = FieldGaussian(owner, collate([noisy], ("output",)), full_rank(owner)).log_marginal(z, rows)
+    measured = FieldGaussian(collate([noisy], ("output",)), full_rank(owner)).log_marginal(z, rows)
     assert abs(float(measured - bare)) > 1.0, "what was measured at the boundary does count"

@@ -13,7 +13,7 @@ from distlfm.config import build, read_yaml
 from distlfm.equations.base import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
 from distlfm.errors import UsageError
 from distlfm.fleets.fit_job import model_of
-from distlfm.inference.archive import load, save
+from distlfm.inference.archive import load_fit, save_fit
 from distlfm.inference.collapsed import Starts
 from distlfm.inference.field.linearised import LinearisedField, Point, shown_by, solve_at
 from distlfm.inference.field.search import find_point
@@ -30,7 +30,7 @@ from distlfm.runtime.reporting import watched
 from distlfm.simulation.instances import simulate_from
 from distlfm.solvers.field.engine import TimeGrid, solve
 from distlfm.solvers.field.meshed import Meshed, meshed
-from distlfm.solvers.field.tangent import Tangent, Watched, trajectory
+from distlfm.solvers.field.tangent import ObservedSteps, Tangent, trajectory
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,7 @@ def test_sweeps_of_the_linearised_trajectory_are_those_of_the_tape() -> None:
     assert states is not None
     tangent = Tangent(problem, theta, force, states, grid)
     rows = stream.uniform(size=(count, nodes))
-    watched = Watched(stream.integers(0, grid.steps, count), stream.uniform(size=count), sp.csr_array(rows))
+    watched = ObservedSteps(stream.integers(0, grid.steps, count), stream.uniform(size=count), sp.csr_array(rows))
     found = tangent.backward(watched)
     wanted = [x.clone().requires_grad_() for x in (theta[None], initial[None, None], force[None, None])]
     seen = solve(problem.engine, wanted[0], wanted[1], wanted[2], grid, torch.eye(nodes, dtype=torch.float64))[0, 0]
@@ -101,8 +101,8 @@ def test_a_population_with_known_rates_gives_its_force(populations: list[Instanc
     assert scores["output_q2"] > 0.999
     assert 0.5 < scores["latent_coverage_68"] < 0.95
 
-    save(result, tmp_path / "one.npz")
-    again = load(tmp_path / "one.npz")
+    save_fit(result, tmp_path / "one.npz")
+    again = load_fit(tmp_path / "one.npz")
     times, places = [0.3, 1.1, 2.2], np.array([0.2, 0.55, 0.9])
     first, second = result.predict(times, places), again.predict(times, places)
     np.testing.assert_allclose(second.force.mean, first.force.mean, rtol=1e-6, atol=1e-9)
@@ -128,7 +128,7 @@ def test_a_learned_growth_rate_has_an_interval_that_knows_the_force(populations:
     known = fisher(populations, growth=growth.mean)
     settings = settle(known, populations[1:2], InferenceConfig().field)
     data = collate([populations[1].blind()], known.system.outputs)
-    search = find_point(known, data, build_map(known, settings), None, 0, OptimiserConfig(), Starts())
+    search = find_point(data, build_map(known, settings), None, 0, OptimiserConfig(), Starts())
     away = result.posterior.marginal.log_joint(  # type: ignore[attr-defined]
         _at_growth(model, search.best.z, growth.mean), torch.zeros(1, dtype=torch.long)
     )
@@ -141,8 +141,8 @@ def test_matched_slopes_save_linearisations(populations: list[Instance]) -> None
     settings = settle(model, populations, InferenceConfig().field)
     field_map, options = build_map(model, settings), OptimiserConfig()
     data = collate([populations[2].blind()], model.system.outputs)
-    start = match_slopes(model, data, field_map, 0, options, Starts()).point()
-    near, far = (find_point(model, data, field_map, one, 0, options, Starts()) for one in (start, None))
+    start = match_slopes(data, field_map, 0, options, Starts()).point()
+    near, far = (find_point(data, field_map, one, 0, options, Starts()) for one in (start, None))
     assert near.status == far.status == Status.CONVERGED
     assert near.linearisations < far.linearisations
     assert float(near.best.value) == pytest.approx(float(far.best.value), abs=0.1)
@@ -197,13 +197,13 @@ def test_a_point_that_is_its_own_linearisation_is_reproduced(populations: list[I
     stream = torch.Generator().manual_seed(0)
     w = 0.3 * torch.randn(1, times * places, generator=stream, dtype=torch.float64)
     point = Point(torch.zeros(1, model.space.num_free, dtype=torch.float64), w)
-    own = LinearisedField(model, collate([populations[0].blind()], model.system.outputs), field_map, point)
+    own = LinearisedField(collate([populations[0].blind()], model.system.outputs), field_map, point)
     rows = torch.zeros(1, dtype=torch.long)
     values = model.space.unpack(point.z)
     found = own.compared(values, rows)
     linear = own.observations.values[:, 0] - found.residual + (found.columns @ w.unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(linear, own.reached, rtol=1e-9, atol=1e-10)
-    asked = own.asked(values, rows, own.observations.points)
+    asked = own.query_map(values, rows, own.observations.points)
     assert asked.columns is not None
     shown = asked.offset + (asked.columns @ w.unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(shown, own.reached, rtol=1e-9, atol=1e-10)
@@ -219,7 +219,7 @@ def test_with_two_unknown_coefficients_the_model_passes_through_its_own_points(p
     settings = settle(model, populations, InferenceConfig().field)
     field_map = build_map(model, settings)
     data = collate([populations[0].observed().blind()], model.system.outputs)
-    found = find_point(model, data, field_map, None, 0, OptimiserConfig(), Starts(), settings)
+    found = find_point(data, field_map, None, 0, OptimiserConfig(), Starts())
     own = found.marginal
     assert isinstance(own, LinearisedField)
     assert own.sides is not None
@@ -228,7 +228,7 @@ def test_with_two_unknown_coefficients_the_model_passes_through_its_own_points(p
     for i in range(4):
         point = Point(own.sides.z[i : i + 1], own.sides.w[i : i + 1])
         solved = shown_by(own.places, solve_at(field_map, point))
-        asked = own.asked(model.space.unpack(point.z), torch.zeros(1, dtype=torch.long), own.observations.points)
+        asked = own.query_map(model.space.unpack(point.z), torch.zeros(1, dtype=torch.long), own.observations.points)
         assert asked.columns is not None
         told = asked.offset + (asked.columns @ point.w.unsqueeze(-1)).squeeze(-1)
         assert float(((told - solved).abs() / noise).max()) < 0.05

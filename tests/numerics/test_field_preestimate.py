@@ -14,7 +14,7 @@ from torch import Tensor
 from distlfm.config import build, read_yaml
 from distlfm.errors import UsageError
 from distlfm.fleets.fit_job import model_of
-from distlfm.inference.archive import load, save
+from distlfm.inference.archive import load_fit, save_fit
 from distlfm.inference.field.settings import build_map, settle
 from distlfm.inference.field.surface import Surface
 from distlfm.inference.findings.scores import figures
@@ -99,8 +99,8 @@ def test_the_force_follows_from_slopes_alone(tmp_path: Path) -> None:
     assert scores["output_q2"] > 0.999
     assert scores["latent_coverage_95"] > 0.8
 
-    save(result, tmp_path / "one.npz")
-    again = load(tmp_path / "one.npz")
+    save_fit(result, tmp_path / "one.npz")
+    again = load_fit(tmp_path / "one.npz")
     first, second = (one.predict([0.3, 0.7], np.array([0.2, 0.6])) for one in (result, again))
     np.testing.assert_allclose(second.force.mean, first.force.mean, rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(second.outputs.sd, first.outputs.sd, rtol=1e-6, atol=1e-9)

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from distlfm.errors import UsageError
 from distlfm.gp.kernels import KernelConfig
-from distlfm.inference.archive import load as load_fit
-from distlfm.inference.archive import save
+from distlfm.inference.archive import load_fit, save_fit
 from distlfm.inference.collapsed import Starts, best_of_starts
 from distlfm.inference.findings.scores import figures
 from distlfm.inference.fit import fit_instances, seed_of
@@ -203,7 +202,7 @@ def test_a_saved_fit_predicts_as_the_original_at_any_times(tmp_path: Path, metho
     options = quick(method=method, optimiser={"rounds": 0, "iterations": 8})
     model = make_model(KernelConfig(kind="matern52" if method == "filter" else "rbf"))
     result = fit_instances(model, make_instances(2), options)[1]
-    save(result, tmp_path / "one.npz")
+    save_fit(result, tmp_path / "one.npz")
     again = load_fit(tmp_path / "one.npz")
     for name in ("id", "method", "status", "bound", "effective_draws", "force_names"):
         assert getattr(again, name) == getattr(result, name)
@@ -250,7 +249,7 @@ def test_a_model_with_nothing_unknown_is_conditioned_and_no_more() -> None:
 
 
 def test_a_saved_fit_keeps_the_truth_of_its_instance(tmp_path: Path, fits: list[FitResult]) -> None:
-    save(fits[0], tmp_path / "one.npz")
+    save_fit(fits[0], tmp_path / "one.npz")
     kept, truth = load_fit(tmp_path / "one.npz").instance.truth, fits[0].instance.truth
     assert kept is not None
     assert truth is not None

@@ -18,7 +18,7 @@ from distlfm.config import load
 from distlfm.errors import UsageError, WorkError
 from distlfm.fleets import fit_job
 from distlfm.inference import archive
-from distlfm.inference.archive import load as load_fit
+from distlfm.inference.archive import load_fit
 from distlfm.inference.fit import fit_instances
 from distlfm.inference.result import FitResult, Prediction
 from distlfm.likelihoods import LikelihoodConfig
@@ -129,13 +129,13 @@ def test_a_run_keeps_no_posterior_and_its_results_are_read_again_as_they_were(
 @pytest.mark.slow
 def test_a_report_reads_the_few_fits_that_it_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
-    load_one = archive.load
+    load_one = archive.load_fit
 
     def watched(path: Path) -> FitResult:
         read.append(path)
         return load_one(path)
 
-    monkeypatch.setattr(archive, "load", watched)
+    monkeypatch.setattr(archive, "load_fit", watched)
     fit(make_config(dir=tmp_path / "run"), make_instances(9))
     assert len(read) == 4
 

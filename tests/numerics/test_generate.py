@@ -16,9 +16,9 @@ from distlfm.config import build
 from distlfm.gp.kernels import FunctionalKernel, KernelConfig
 from distlfm.runs.settings import GenerateConfig
 from distlfm.simulation import fields as simulate_field
-from distlfm.simulation.block import Arrays, FieldDraws, generate_block, open_draws, store_spec
+from distlfm.simulation.block import Arrays, generate_block, open_draws, store_spec
 from distlfm.simulation.series import circle_root, draw_paths
-from distlfm.solvers.field.dense import ByEngine, Modal, OneByOne, stepper_of
+from distlfm.solvers.field.dense import ByEngine, Modal, OneByOne, batch_solver_of
 from distlfm.solvers.field.engine import TimeGrid
 from distlfm.store import STATUSES
 from tests.support.field_problems import Line, line
@@ -198,7 +198,7 @@ def test_fields_with_one_force_each_are_what_an_engine_gives(drift: bool) -> Non
     shapes = ((3, len(names)), (3, 21), (3, 31, 21))
     theta, start, force = (torch.rand(*shape, generator=stream).double() for shape in shapes)
     grid, observe = TimeGrid(0.0, 0.05, 30), problem.observe(np.linspace(0, 1, 8)[:, None])
-    stepper = stepper_of(problem.engine)
+    stepper = batch_solver_of(problem.engine)
     assert isinstance(stepper, OneByOne if drift else Modal)
     found = stepper(theta, start, force, grid, observe)
     expected = ByEngine(problem.engine)(theta, start, force, grid, observe)
@@ -212,7 +212,7 @@ def test_fields_solve_the_equation_with_the_stored_force(on_a_line: None) -> Non
     """
     config = shipped("reaction_diffusion")
     draws = open_draws(config)
-    assert isinstance(draws, FieldDraws)
+    assert isinstance(draws, simulate_field.Lattice)
     spec = store_spec(config, draws)
     found = generate_block(config, draws, spec, range(8))[0]
     named = dict(zip(spec.parameters, torch.from_numpy(found["params_mean"]).T, strict=True))
@@ -224,7 +224,7 @@ def test_fields_solve_the_equation_with_the_stored_force(on_a_line: None) -> Non
     finer = Line(line(nodes), COEFFICIENTS)
     observe = finer.observe(lattice[:, None])
     start = torch.zeros(8, len(nodes), dtype=torch.float64)
-    expected = stepper_of(finer.engine)(theta, start, force, grid, observe)[:, ::16].numpy()
+    expected = batch_solver_of(finer.engine)(theta, start, force, grid, observe)[:, ::16].numpy()
     size = np.abs(expected).max((1, 2))
     error = np.abs(found["solution_mean"][:, 0] - expected)
     assert (error.max((1, 2)) < 3e-3 * size).all()

@@ -76,7 +76,7 @@ def test_more_points_than_data_still_differ() -> None:
 def test_the_box_grid_has_its_corners() -> None:
     grid = place_on_box(torch.tensor([[0.0, 1.0]]), torch.tensor([[2.0, 5.0]]), (3, 2))
     assert grid.tolist() == [[[0, 1], [0, 5], [1, 1], [1, 5], [2, 1], [2, 5]]]
-    with pytest.raises(UsageError, match="one a dimension"):
+    with pytest.raises(UsageError, match="one per dimension"):
         place_on_box(torch.zeros(1, 2), torch.ones(1, 2), (3,))
 
 

@@ -7,9 +7,9 @@ import math
 import torch
 
 from distlfm.lfo import GridDim, OperatorConfig, OperatorSchema
-from distlfm.lfo.model import FourierOperator, Prediction
+from distlfm.lfo.model import FourierOperator, OperatorOutput
 from distlfm.lfo.novelty import explain
-from distlfm.lfo.physics import Forward
+from distlfm.lfo.physics import GridSolver
 
 GENES = ("a", "b", "c", "d")
 NAMES = tuple(f"{kind}[{gene}]" for kind in ("basal", "sensitivity", "decay") for gene in GENES)
@@ -35,16 +35,16 @@ def exact(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     size = (count, len(GENES))
     parts = [low + wide * torch.rand(size, generator=random) for low, wide in ((0.1, 0.2), (0.5, 1.5), (0.3, 0.4))]
     params = torch.cat(parts, -1)
-    outputs = Forward(SCHEMA)(force, params)
+    outputs = GridSolver(SCHEMA)(force, params)
     return outputs + NOISE * torch.randn(outputs.shape, generator=random), force, params
 
 
-def answer(force: torch.Tensor, params: torch.Tensor) -> Prediction:
+def answer(force: torch.Tensor, params: torch.Tensor) -> OperatorOutput:
     """An answer that is as wrong as it says."""
     random = torch.Generator().manual_seed(1)
     t = torch.linspace(0, math.pi, force.shape[-1])
     wrong = torch.cos(3 * t) + torch.sin(5 * t)
-    return Prediction(
+    return OperatorOutput(
         force=force + FORCE_SD * wrong,
         force_logvar=torch.full_like(force, 2 * math.log(FORCE_SD)),
         params=params + PARAMETER_SD * torch.randn(params.shape, generator=random),
@@ -54,18 +54,18 @@ def answer(force: torch.Tensor, params: torch.Tensor) -> Prediction:
     )
 
 
-def left(values: torch.Tensor, given: Prediction, schema: OperatorSchema = SCHEMA) -> torch.Tensor:
+def left(values: torch.Tensor, given: OperatorOutput, schema: OperatorSchema = SCHEMA) -> torch.Tensor:
     """Mean square [B] of what is left, in units of the noise."""
     model = FourierOperator(OperatorConfig(layers=1, width=4, modes=2, head=4, pooled=2, regressions=0), schema)
     noise = torch.full((len(values), len(GENES)), NOISE)
-    residual = Forward(schema).residual(values, given.force, given.params)
+    residual = GridSolver(schema).residual(values, given.force, given.params)
     return explain(model, values, given, noise, residual).left.square().flatten(1).mean(-1)
 
 
 def test_of_data_that_follow_the_equation_less_than_the_noise_is_left_though_the_answer_is_wrong() -> None:
     values, force, params = exact(40)  # more than are looked at together
     given = answer(force, params)
-    unmoved = Forward(SCHEMA).residual(values, given.force, given.params).square().flatten(1).mean(-1) / NOISE**2
+    unmoved = GridSolver(SCHEMA).residual(values, given.force, given.params).square().flatten(1).mean(-1) / NOISE**2
     assert float(unmoved.median()) > 10
     assert float(left(values, given).max()) < 1
 

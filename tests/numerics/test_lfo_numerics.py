@@ -12,8 +12,8 @@ from distlfm.lfo import Batch, GridDim, OperatorConfig, OperatorSchema, calibrat
 from distlfm.lfo.grid import fill, to_grid
 from distlfm.lfo.heads import eliminated
 from distlfm.lfo.loss import gaussian
-from distlfm.lfo.model import FourierOperator, Normal, Prediction
-from distlfm.lfo.physics import Forward
+from distlfm.lfo.model import FourierOperator, OperatorOutput, Scaling
+from distlfm.lfo.physics import GridSolver
 from distlfm.lfo.spectral import UNIT, local_fit, spline
 
 
@@ -146,7 +146,7 @@ def test_the_equation_is_solved_to_the_closed_form() -> None:
             "parameter_kinds": ("mechanism",) * 3,
         }
     )
-    forward = Forward(genes)
+    forward = GridSolver(genes)
     t = torch.linspace(0, 1, 201)
     force = torch.sin(5 * t).view(1, 1, -1)
     b, s, d = 0.3, 1.7, 0.8
@@ -158,7 +158,7 @@ def test_the_equation_is_solved_to_the_closed_form() -> None:
     assert forward.residual(exact, force, params).abs().max() < 1e-4
 
 
-def toy_prediction(count: int, wrong: float, together: float = 0.0) -> tuple[Prediction, Batch, Normal]:
+def toy_prediction(count: int, wrong: float, together: float = 0.0) -> tuple[OperatorOutput, Batch, Scaling]:
     """Predictions whose errors are `wrong` times as large, and of heavier tails, than they say.
 
     together: by which power of e the errors of all points of an instance may be larger or smaller.
@@ -168,12 +168,12 @@ def toy_prediction(count: int, wrong: float, together: float = 0.0) -> tuple[Pre
     force *= torch.from_numpy(np.exp(together * random.standard_normal((count, 1, 1)))).float()
     params = torch.from_numpy(wrong * random.standard_t(4, (count, 2))).float()
     zero = torch.zeros
-    prediction = Prediction(
+    prediction = OperatorOutput(
         zero(count, 1, 30), zero(count, 1, 30), zero(count, 2), zero(count, 2), torch.ones(count, 1), zero(count, 3)
     )
     empty = zero(count, 1, 30)
     batch = Batch(empty, empty, force, empty, params, zero(count, 2), empty, zero(count, 1), ("",) * count)
-    return prediction, batch, Normal(1, 1, 2)
+    return prediction, batch, Scaling(1, 1, 2)
 
 
 @pytest.mark.parametrize("wrong", [0.2, 1.0, 5.0])
@@ -215,7 +215,7 @@ def test_bands_from_few_instances_whose_points_err_together_are_not_too_narrow()
 
 
 def test_large_parameters_that_are_no_logarithms_have_a_gradient() -> None:
-    normal = Normal(1, 1, 2)
+    normal = Scaling(1, 1, 2)
     normal.param_log.copy_(torch.tensor([0.0, 1.0]))
     normal.param_mean.copy_(torch.tensor([120.0, -4.0]))
     z = torch.zeros(1, 2, requires_grad=True)

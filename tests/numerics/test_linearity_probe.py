@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -20,37 +18,11 @@ from distlfm.solvers.linear import Linearity, extract, probe
 AFFINE_DIAGONAL = Linearity(affine=True, diagonal=True)
 AFFINE = Linearity(affine=True, diagonal=False)
 NEITHER = Linearity(affine=False, diagonal=False)
-GENES = ("a", "b")
+TIMED = Linearity(affine=False, diagonal=False, timed=True)
 
 
 def probed(mechanism: Mechanism) -> Linearity:
     return probe(mechanism, ParameterSpace(mechanism.settled()))
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"kind": "transcription", "outputs": GENES}, AFFINE_DIAGONAL),
-        ({"kind": "transcription", "outputs": GENES, "forces": ("f", "g")}, AFFINE_DIAGONAL),
-        ({"kind": "transcription", "outputs": GENES, "initial": "free"}, AFFINE_DIAGONAL),
-        ({"kind": "glucose"}, AFFINE_DIAGONAL),
-        ({"kind": "linear_ode", "order": 1}, AFFINE_DIAGONAL),
-        ({"kind": "linear_ode", "order": 2}, AFFINE),
-        ({"kind": "linear_ode", "order": 4, "free_start": True}, AFFINE),
-        ({"kind": "cascade", "outputs": GENES}, AFFINE),
-        ({"kind": "transcription", "outputs": GENES, "response": {"kind": "softplus"}}, NEITHER),
-        ({"kind": "transcription", "outputs": GENES, "response": {"kind": "hill"}}, NEITHER),
-        ({"kind": "transcription", "outputs": GENES, "response": {"kind": "mlp"}}, NEITHER),
-        ({"kind": "cascade", "outputs": GENES, "response": {"kind": "exp"}}, NEITHER),
-        ({"kind": "lotka_volterra"}, NEITHER),
-        ({"kind": "lotka_volterra", "response": {"kind": "identity"}}, NEITHER),
-        ({"kind": "nonparametric", "outputs": GENES}, NEITHER),
-        ({"kind": "nonparametric", "outputs": ("a",)}, NEITHER),
-    ],
-    ids=lambda value: "-".join(map(str, value.values()))[:40] if isinstance(value, Mapping) else "",
-)
-def test_a_mechanism_is_found_to_be_what_it_is(options: dict[str, Any], expected: Linearity) -> None:
-    assert probed(build_mechanism(options)) == expected
 
 
 class User(Mechanism):
@@ -104,9 +76,40 @@ class Crossed(User):
         return f + values["rate"] * y.roll(1, -1) - y
 
 
-@pytest.mark.parametrize("mechanism", [Seasonal(), Rhythm(), Bent(), Logged()], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("mechanism", [Bent(), Logged()], ids=lambda one: type(one).__name__)
 def test_a_users_mechanism_that_is_not_linear_is_not_called_so(mechanism: Mechanism) -> None:
     assert probed(mechanism) == NEITHER
+
+
+class Pulse(User):
+    """A known input that is zero at nearly all times."""
+
+    def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
+        return f + torch.where((t - 100.0).abs() < 0.25, 3.0, 0.0).unsqueeze(-1) - values["rate"] * y
+
+
+class Recorded(User):
+    """A known input from a table, through NumPy."""
+
+    def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
+        pump = np.interp(t.numpy(), [0.0, 1e3, 1e3 + 1], [0.0, 0.0, 1.0])
+        return f + torch.as_tensor(pump).unsqueeze(-1) - values["rate"] * y
+
+
+class Shaped(User):
+    """Takes no more than a shape from its time."""
+
+    def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
+        return f - values["rate"] * y + torch.zeros_like(t).unsqueeze(-1) + y.new_zeros(*t.shape, 1)
+
+
+@pytest.mark.parametrize("mechanism", [Seasonal(), Rhythm(), Pulse(), Recorded()], ids=lambda one: type(one).__name__)
+def test_an_equation_that_reads_its_time_is_never_taken_as_time_invariant(mechanism: Mechanism) -> None:
+    assert probed(mechanism) == TIMED
+
+
+def test_the_shape_of_a_time_is_not_its_value() -> None:
+    assert probed(Shaped()) == AFFINE_DIAGONAL
 
 
 def test_a_users_linear_mechanism_is_found_with_its_matrices() -> None:

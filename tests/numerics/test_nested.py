@@ -11,7 +11,7 @@ import torch
 
 from distlfm.config import build
 from distlfm.errors import UsageError
-from distlfm.inference.archive import load, save
+from distlfm.inference.archive import load_fit, save_fit
 from distlfm.inference.findings.scores import figures
 from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.model import ForceConfig, Model
@@ -159,8 +159,8 @@ def test_steps_that_stay_too_long_are_told_and_kept_with_the_fit(
     few = {"variational": {"solver": {"steps": 2}, "num_inducing": 8}}
     (result,) = fit_instances(model, make_instances(model, 1), options(**few))
     assert "2 solver steps are too few" in result.advice
-    save(result, tmp_path / "fit.npz")
-    assert load(tmp_path / "fit.npz").advice == result.advice
+    save_fit(result, tmp_path / "fit.npz")
+    assert load_fit(tmp_path / "fit.npz").advice == result.advice
     (result,) = fit_instances(model, make_instances(model, 1), options())
     assert result.advice == ""
 

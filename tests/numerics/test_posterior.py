@@ -15,11 +15,11 @@ from distlfm.inference.base import Mixture
 from distlfm.inference.findings.estimates import weighted_quantile
 from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.model import ForceConfig, Model
-from distlfm.inference.posterior import ParameterPosterior, PosteriorConfig, infer
+from distlfm.inference.posterior import Coordinates, ParameterPosterior, PosteriorConfig, infer, pareto_shape
 from distlfm.instance import Instance
 from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_mechanism
-from distlfm.mechanisms.priors import LogNormal
+from distlfm.mechanisms.priors import HalfNormal, LogNormal, Parameter, ParameterSpace, Uniform
 from distlfm.simulation.instances import simulate
 
 SHAPES = torch.tensor([0.6, 1.0, 3.0], dtype=torch.float64)
@@ -71,11 +71,12 @@ def test_more_proposals_bring_the_mean_closer() -> None:
 
 def test_weights_are_a_distribution_and_the_effective_number_lies_within_their_count() -> None:
     found = posterior_of(LogGamma(5), "importance", list(range(5)), stages=(40, 60), draws=32)
-    assert found.proposals.shape == (300, 5, 3)  # so many for each of three unknowns
+    assert found.proposals.shape[1:] == (5, 3)
+    assert len(found.proposals) >= 300  # a hundred for each of three unknowns, and more where weights are heavy
     assert found.draws.shape == (32, 5, 3)
     assert (found.weights >= 0).all()
     torch.testing.assert_close(found.weights.sum(0), torch.ones(5, dtype=torch.float64))
-    assert ((found.effective > 20) & (found.effective <= 300)).all()
+    assert ((found.effective > 20) & (found.effective <= len(found.proposals))).all()
 
 
 def test_equal_draws_stand_for_the_weighted_ones() -> None:
@@ -83,6 +84,12 @@ def test_equal_draws_stand_for_the_weighted_ones() -> None:
     sd = torch.diagonal(found.covariance, dim1=-2, dim2=-1).sqrt()
     assert ((found.draws.mean(0) - found.mean).abs() < 0.15 * sd).all()
     assert ((found.draws.std(0) / sd - 1).abs() < 0.15).all()
+
+
+def weights_of(found: ParameterPosterior, row: int) -> Tensor:
+    """Those of one instance; stages that only others needed have none."""
+    own = found.weights[:, row]
+    return own[own > 0]
 
 
 @pytest.mark.parametrize("method", ["importance", "laplace", "point"])
@@ -98,7 +105,7 @@ def test_an_instance_draws_the_same_whatever_its_neighbours(method: str) -> None
         PosteriorConfig.model_validate({"method": method, "stages": (20, 30), "draws": 16}),
     )
     torch.testing.assert_close(alone.draws[:, 0], together.draws[:, 1], rtol=0, atol=1e-9)
-    torch.testing.assert_close(alone.weights[:, 0], together.weights[:, 1], rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(weights_of(alone, 0), weights_of(together, 1), rtol=1e-6, atol=1e-12)
 
 
 def test_a_point_estimate_is_the_mode_alone() -> None:
@@ -124,8 +131,49 @@ def test_a_row_that_is_impossible_everywhere_leaves_its_neighbours_as_they_are(v
 
     options = PosteriorConfig(stages=(20, 30), draws=16)
     clean, found = (infer(one, problem.mode, [1, 2, 3], options) for one in (problem, spoiled))
-    for one, other in ((clean.draws, found.draws), (clean.weights, found.weights)):
-        torch.testing.assert_close(one[:, [0, 2]], other[:, [0, 2]], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(clean.draws[:, [0, 2]], found.draws[:, [0, 2]], rtol=1e-9, atol=1e-12)
+    for row in (0, 2):
+        torch.testing.assert_close(weights_of(clean, row), weights_of(found, row), rtol=1e-9, atol=1e-12)
+
+
+def test_proposals_of_unknowns_with_walls_are_made_in_natural_values() -> None:
+    space = ParameterSpace(
+        [Parameter("a", ("x", "y"), Uniform(0.0, 2.0)), Parameter("b", ("b",), HalfNormal(2.0), positive=True)]
+    )
+    coordinates = Coordinates(space)
+    z = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = coordinates.straight(z)
+    values = space.unpack(z)
+    torch.testing.assert_close(x, torch.cat([values["a"] / 2, values["b"] / 2], -1))
+    back, within = coordinates.whitened(x)
+    torch.testing.assert_close(back, z)
+    assert within.all()
+    assert not coordinates.whitened(torch.tensor([[1.2, 0.5, 0.5], [0.5, 0.5, -0.1]], dtype=torch.float64))[1].any()
+    step = 1e-6
+    slope = (coordinates.straight(z + step) - coordinates.straight(z - step)) / (2 * step)
+    torch.testing.assert_close(coordinates.log_slope(z), slope.log(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_ridge_between_walls_is_sampled_along_its_whole_length() -> None:
+    space = ParameterSpace([Parameter("a", ("x", "y"), Uniform(0.0, 1.0))])
+
+    def objective(z: Tensor, rows: Tensor) -> Tensor:
+        del rows
+        x, y = space.unpack(z)["a"].unbind(-1)
+        return 0.5 * ((x - y) / 0.01).square() + 0.5 * z.square().sum(-1)
+
+    found = infer(objective, torch.full((1, 2), 1.0, dtype=torch.float64), [0], PosteriorConfig(), Coordinates(space))
+    x = space.unpack(found.draws[:, 0])["a"][:, 0]
+    assert abs(float(x.mean()) - 0.5) < 0.1
+    assert abs(float(x.std()) - 12**-0.5) < 0.06
+    assert float(found.tail) < 0.7
+
+
+@pytest.mark.parametrize("shape", [0.2, 0.5, 0.9])
+def test_the_shape_of_a_pareto_tail_is_found(shape: float) -> None:
+    uniform = torch.rand(4000, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights = (uniform**-shape - 1) / shape
+    assert abs(float(pareto_shape(weights.log()).mean()) - shape) < 0.08
 
 
 # ---- quantiles -------------------------------------------------------------------------------------------------------

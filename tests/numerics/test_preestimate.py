@@ -12,7 +12,7 @@ import torch
 
 from distlfm.config import build
 from distlfm.errors import UsageError
-from distlfm.inference.archive import load, save
+from distlfm.inference.archive import load_fit, save_fit
 from distlfm.inference.findings.scores import q2
 from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.model import ForceConfig, Model
@@ -266,8 +266,8 @@ def test_a_saved_fit_predicts_as_before(method: str, tmp_path: Path) -> None:
     small = {"iterations": 5, "draws": 8, "num_inducing": 12, "features": 16}
     options = build(InferenceConfig, {"method": method, "variational": small, "preestimate": {"draws": 8}})
     for result in fit_instances(model, simulated(model, 2), options):
-        save(result, tmp_path / "fit.npz")
-        again = load(tmp_path / "fit.npz")
+        save_fit(result, tmp_path / "fit.npz")
+        again = load_fit(tmp_path / "fit.npz")
         assert again.method == method
         times = np.linspace(0, 10, 31)
         before, after = result.predict(times), again.predict(times)

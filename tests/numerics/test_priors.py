@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlfm.errors import UsageError
-from distlfm.mechanisms import build_mechanism
 from distlfm.mechanisms.priors import HalfNormal, LogNormal, Normal, Parameter, ParameterSpace, Prior, Uniform
 
 PRIORS: dict[str, tuple[Prior, scipy.stats.rv_continuous]] = {
@@ -134,9 +133,3 @@ def test_wrong_elements_and_priors_are_refused_with_the_way_out() -> None:
         Parameter("decay", ("a",), Normal(), positive=True)
     with pytest.raises(UsageError, match=r"decay\[a\] is fixed to -1\. It must not be negative"):
         Parameter("decay", ("a",), LogNormal(median=1.0), positive=True, fixed={"a": -1.0})
-
-
-@pytest.mark.parametrize("where", [{"priors": {"deacy": {"kind": "normal"}}}, {"fixed": {"deacy": {"a": 1.0}}}])
-def test_a_parameter_that_the_mechanism_lacks_is_refused_with_the_one_meant(where: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match=r"transcription has no parameter 'deacy'\. Did you mean 'decay'\?"):
-        build_mechanism({"kind": "transcription", "outputs": ("a",), **where})

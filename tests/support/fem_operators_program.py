@@ -12,18 +12,11 @@ import numpy as np
 from mpi4py import MPI
 from scipy.sparse import csr_array
 
+from distlfm.equations.base import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
 from distlfm.solvers.fem.forms.discretise import Discretisation, discretise
 from distlfm.solvers.fem.forms.evaluate import interpolation
 from distlfm.solvers.fem.forms.operators import assemble_operators
-from distlfm.solvers.fem.spec import (
-    BoundaryConfig,
-    Csr,
-    EquationRef,
-    MeshConfig,
-    ProblemSpec,
-    pack_operators,
-    unpack_operators,
-)
+from distlfm.solvers.fem.spec import Csr, pack_operators, unpack_operators
 
 COMM = MPI.COMM_WORLD
 EQUATION = EquationRef(module="distlfm.equations.reaction_diffusion", name="ReactionDiffusion")

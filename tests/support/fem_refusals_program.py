@@ -12,12 +12,12 @@ import meshio
 import numpy as np
 from mpi4py import MPI
 
+from distlfm.equations.base import EquationRef, ProblemSpec
 from distlfm.errors import UsageError
 from distlfm.solvers.fem.forms.discretise import discretise
 from distlfm.solvers.fem.forms.evaluate import interpolation
 from distlfm.solvers.fem.forms.operators import petsc_operators
 from distlfm.solvers.fem.group.service import VERBS
-from distlfm.solvers.fem.spec import EquationRef, ProblemSpec
 
 COMM = MPI.COMM_WORLD
 XML = (

@@ -69,10 +69,11 @@ def operators(session: dict[str, Any], header: Mapping[str, Any], arrays: Mappin
     """The whole problem's operators as arrays, and the weights of some points."""
     from mpi4py import MPI
 
+    from distlfm.equations.base import ProblemSpec
     from distlfm.solvers.fem.forms.discretise import discretise
     from distlfm.solvers.fem.forms.evaluate import interpolation
     from distlfm.solvers.fem.forms.operators import assemble_operators
-    from distlfm.solvers.fem.spec import ProblemSpec, pack_csr, pack_operators
+    from distlfm.solvers.fem.spec import pack_csr, pack_operators
 
     problem = discretise(ProblemSpec.model_validate(header["spec"]), MPI.COMM_WORLD)
     observe = pack_csr("observe", interpolation(problem, arrays["points"]))

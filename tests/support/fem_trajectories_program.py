@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from distlfm.equations.base import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
 from distlfm.errors import WorkError
 from distlfm.solvers.fem.forms.discretise import Discretisation, discretise
 from distlfm.solvers.fem.forms.evaluate import interpolation
 from distlfm.solvers.fem.forms.operators import assemble_operators
 from distlfm.solvers.fem.forms.steppers import CachedStepper, PlainStepper, Stepper
 from distlfm.solvers.fem.forms.taped import TapedTrajectory
-from distlfm.solvers.fem.spec import BoundaryConfig, Csr, EquationRef, MeshConfig, ProblemSpec
+from distlfm.solvers.fem.spec import Csr
 
 COMM = MPI.COMM_WORLD
 DECAY, DIFFUSION, SENSITIVITY = 0.4, 0.1, 1.5

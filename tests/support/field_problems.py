@@ -12,9 +12,7 @@ from distlfm.solvers.field.meshed import Discretised
 
 def csr(matrix: FloatArray) -> Csr:
     """A dense matrix in compressed rows."""
-    found = sp.csr_array(matrix)
-    indices, pointers = found.indices.astype(np.int64), found.indptr.astype(np.int64)
-    return Csr(found.data.astype(np.float64), indices, pointers, matrix.shape)  # type: ignore[arg-type]
+    return sp.csr_array(matrix)
 
 
 def line(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from distlfm.config import build
+from distlfm.runs.settings import ServeConfig
 from distlfm.serve.app import make_app
 from distlfm.serve.session import Session
-from distlfm.serve.settings import ServeConfig
 from tests.support.query_factories import fresh_genes, genes
 
 with warnings.catch_warnings():

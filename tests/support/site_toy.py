@@ -65,7 +65,7 @@ def make_federation(
             name=name, store=Path("pairs.zarr"), test=test, choose=choose, privacy=privacy, batch_seed=batch_seed
         )
         sites[name] = write_site(home, config, operator)
-    pin_all(sites, min_cohort, None if privacy is None else (privacy.epsilon, privacy.delta))
+    pin_all(sites, min_cohort, privacy)
     return operator, sites
 
 

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from distlfm.cluster.blocks.failure import Failure, death
-from distlfm.cluster.blocks.job import Past
-from distlfm.cluster.blocks.ledger import RETURNS, Ledger
-from distlfm.cluster.blocks.pool import BlockDone, Event, RowsSetAside
+from distlfm.cluster.blocks.job import BlockDone, Event, Failure, Past, RowsSetAside, death
+from distlfm.cluster.blocks.ledger import RETURNS, BlockLedger
 from distlfm.cluster.blocks.rescue import Attempt, Rescue, Run
 from distlfm.cluster.blocks.serial import SerialPool
 from distlfm.errors import UsageError, WorkError
@@ -27,7 +25,7 @@ def aside(events: list[Event]) -> list[int]:
     return [event.block for event in events if isinstance(event, RowsSetAside)]
 
 
-def told(ledger: Ledger, rescue: Rescue, failure: Failure | None = None) -> list[Event]:
+def told(ledger: BlockLedger, rescue: Rescue, failure: Failure | None = None) -> list[Event]:
     return list(ledger.record(rescue, {}, failure, 1.0, "here:1", 2))
 
 
@@ -54,7 +52,7 @@ def test_a_call_that_is_wrong_for_all_ends_the_run_after_few_blocks(tmp_path: Pa
 
 
 def test_a_block_that_kills_workers_is_left_missing_and_told_after_all_others_are_done(tmp_path: Path) -> None:
-    ledger, done = Ledger(ToyJob(tmp_path, num_blocks=4, block=2), range(4)), []
+    ledger, done = BlockLedger(ToyJob(tmp_path, num_blocks=4, block=2), range(4)), []
     with pytest.raises(WorkError, match=r"Block 1 fails as a whole.*fewer --workers"):  # noqa: PT012 - until it ends
         while (rescue := ledger.take()) is not None:
             deadly = rescue.block == 1 and isinstance(rescue.action, Run)
@@ -64,7 +62,7 @@ def test_a_block_that_kills_workers_is_left_missing_and_told_after_all_others_ar
 
 
 def test_a_block_that_ran_out_of_memory_waits_until_nothing_else_is_in_hand(tmp_path: Path) -> None:
-    ledger = Ledger(ToyJob(tmp_path, num_blocks=3, block=2), range(3))
+    ledger = BlockLedger(ToyJob(tmp_path, num_blocks=3, block=2), range(3))
     hungry, other = ledger.take(), ledger.take()
     assert hungry is not None
     assert other is not None
@@ -83,7 +81,7 @@ def test_a_block_that_ran_out_of_memory_waits_until_nothing_else_is_in_hand(tmp_
 
 
 def test_workers_lost_with_their_nodes_count_against_a_block_only_after_a_few(tmp_path: Path) -> None:
-    ledger = Ledger(ToyJob(tmp_path, num_blocks=1, block=2), [0])
+    ledger = BlockLedger(ToyJob(tmp_path, num_blocks=1, block=2), [0])
     for _ in range(2):  # twice whole
         for _ in range(RETURNS):
             rescue = ledger.take()

@@ -144,7 +144,7 @@ def test_data_in_place_of_a_config_are_told_where_they_belong(
     Path(name).write_bytes(b"time,value\n0,1\n")
     assert main([*verb, name]) == 2
     told = capsys.readouterr().err
-    assert f"distlfm: {name} holds data, and a config is wanted here. Give data with --data" in told
+    assert f"distlfm: {name} holds data, and a config is expected here. Give data with --data" in told
     assert "data.path" in told
 
 

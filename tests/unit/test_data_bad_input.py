@@ -55,7 +55,7 @@ def refused(path: Path, content: str | bytes, columns: ColumnMap | None = None) 
         ("bad,0,1,\nbad,1,2,1\n", 4, "v", "A value has no variance", "Fill the cell"),
         ("bad,0,1,1\n", 4, "t", "Only one time point (0)", "two times or more"),
         ("bad,0,,\nbad,1,,\n", 4, "y", "no observed value", "two times or more"),
-        ("bad,0,1,1\nbad,1,2\n", 5, None, "3 cells, and the header has 4", "one cell a column"),
+        ("bad,0,1,1\nbad,1,2\n", 5, None, "3 cells, and the header has 4", "one cell per column"),
         ("bad,0,1,1\nbad,1,2,1,9\n", 5, None, "5 cells, and the header has 4", "quotation marks"),
         ("bad,0,1,1\nbad,1,2,1\nbad,1,3,1\n", 6, "y", "2 in row 5, 3 here", "columns.duplicates"),
         ("bad,5,1,1\nbad,1,2,1\nbad,4,3,1\nbad,2,4,1\nbad,3,5,1\n", 5, "t", "2 of 4 steps go back", "Sort the rows"),

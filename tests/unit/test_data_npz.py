@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from distlfm.data import examine, read
 from distlfm.errors import DataError, Problem
@@ -35,16 +40,12 @@ def test_times_and_values_are_enough(tmp_path: Path) -> None:
     (instance,) = read(tmp_path / "cell.npz")
     assert (instance.id, instance.outputs) == ("cell", ("output_0", "output_1"))
     assert instance.mask.all()
+    np.savez(
+        tmp_path / "two.npz", **{f"{i}/{key}": array for i in range(2) for key, array in (("times", T), ("values", Y))}
+    )
+    assert [one.id for one in read(tmp_path / "two.npz")] == ["two_0", "two_1"]
     np.savez(tmp_path / "flat.npz", times=T, values=Y[0])
     assert read(tmp_path / "flat.npz").instances[0].values.shape == (1, 3)
-
-
-def test_more_than_ten_instances_keep_their_order(tmp_path: Path) -> None:
-    arrays = {f"{i}/{key}": array for i in range(12) for key, array in (("times", T), ("values", Y + i))}
-    np.savez(tmp_path / "f.npz", **arrays)
-    report = read(tmp_path / "f.npz")
-    assert [instance.values[0, 0] for instance in report] == [1.0 + i for i in range(12)]
-    assert report.instances[11].id == "f_11"
 
 
 def test_a_simulation_keeps_its_truth_apart(tmp_path: Path) -> None:
@@ -119,6 +120,24 @@ def test_a_truncated_or_damaged_archive_is_refused(tmp_path: Path) -> None:
     assert "cut short" in refused(path).what
     path.write_bytes(whole[:80] + bytes(60) + whole[140:])
     assert "not a readable npz archive" in refused(path).what
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_damage_in_an_archive_that_is_not_compressed_is_a_data_error_or_a_report(data: st.DataObject) -> None:
+    whole = io.BytesIO()
+    np.savez(whole, times=T, values=Y, outputs=np.array(["a", "b"]), mask=Y > 0)
+    damaged = bytearray(whole.getvalue())
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(damaged) - 1))
+        damaged[place : place + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "f.npz"
+        path.write_bytes(bytes(damaged))
+        with suppress(DataError):
+            for problem in examine(path).set_aside:
+                assert problem.file == str(path)
+                assert problem.fix
 
 
 def test_an_archive_of_another_form_names_what_it_has(tmp_path: Path) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distlfm.data.doubts import Comparison, _odd_ones
+from distlfm.data.doubts import InstanceChecks, _odd_ones
 from distlfm.errors import Problem
 from distlfm.instance import Instance
 
 
 def notices(sizes: np.ndarray) -> list[Problem]:
     """What is noticed of instances "0", "1", … of these sizes [B]."""
-    comparison = Comparison()
+    comparison = InstanceChecks()
     course = np.array([[0.8, 1.0, 1.3]])
     for i, size in enumerate(sizes.tolist()):
         comparison.add(Instance(str(i), ("glucose",), np.arange(3.0), size * course, np.ones((1, 3), dtype=bool)))

@@ -65,16 +65,6 @@ def test_byte_order_mark_blank_lines_quotes_and_gzip_are_no_problem(tmp_path: Pa
     assert instance.values.tolist() == [[1, 2]]
 
 
-def test_positions_sort_rows_by_time_then_place_without_a_notice(tmp_path: Path) -> None:
-    path = write(tmp_path / "f.csv", "t,x,u\n0,1,10\n1,1,11\n0,0,0\n1,0,1\n")
-    report = read(path, ColumnMap(time="t", positions="x", values="u"))
-    (instance,) = report
-    assert instance.positions is not None
-    assert np.column_stack([instance.times, instance.positions]).tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
-    assert instance.values.tolist() == [[0, 10, 1, 11]]
-    assert report.notices == []
-
-
 def test_truth_covers_points_that_were_not_observed_and_stays_out_of_values(tmp_path: Path) -> None:
     path = write(tmp_path / "f.csv", "t,y,force,clean\n0,1,10,1.5\n1,,20,2.5\n2,3,30,3.5\n3,4,,\n")
     (instance,) = read(path, ColumnMap(time="t", values="y", truth_force="force", truth_outputs="clean"))
@@ -109,38 +99,6 @@ def test_where_keeps_only_the_rows_that_match_and_forgives_the_others(tmp_path: 
 def test_expected_outputs_fix_the_order(tmp_path: Path) -> None:
     columns = LONG_MAP.model_copy(update={"expected_outputs": ("Y", "X")})
     assert read(write(tmp_path / "f.csv", LONG), columns).instances[0].outputs == ("Y", "X")
-
-
-def test_slight_disorder_is_sorted_with_a_notice(tmp_path: Path) -> None:
-    report = read(write(tmp_path / "f.csv", "t,y\n0,0\n2,2\n1,1\n3,3\n4,4\n"), ColumnMap(time="t", values="y"))
-    assert report.instances[0].values.tolist() == [[0, 1, 2, 3, 4]]
-    (notice,) = report.notices
-    assert (notice.row, notice.column, notice.instance) == (4, "t", "f")
-    assert "sorted" in notice.what
-
-
-def test_newest_first_is_sorted_with_a_notice(tmp_path: Path) -> None:
-    report = read(write(tmp_path / "f.csv", "t,y\n3,3\n2,2\n1,1\n0,0\n"), ColumnMap(time="t", values="y"))
-    assert report.instances[0].times.tolist() == [0, 1, 2, 3]
-    assert len(report.notices) == 1
-
-
-def test_identical_duplicates_merge_with_a_notice(tmp_path: Path) -> None:
-    report = read(write(tmp_path / "f.csv", "t,y\n0,1\n1,2\n1,2\n2,3\n"), ColumnMap(time="t", values="y"))
-    assert report.instances[0].values.tolist() == [[1, 2, 3]]
-    (notice,) = report.notices
-    assert notice.row == 4
-    assert "merged" in notice.what
-
-
-def test_conflicting_duplicates_average_when_asked_and_their_variance_shrinks(tmp_path: Path) -> None:
-    path = write(tmp_path / "f.csv", "t,y,v\n0,1,1\n1,2,1\n1,4,3\n2,3,1\n")
-    report = read(path, ColumnMap(time="t", values="y", variance="v", duplicates="average"))
-    (instance,) = report
-    assert instance.values.tolist() == [[1, 3, 3]]
-    assert instance.variance is not None
-    assert instance.variance.tolist() == [[1, 1, 1]]
-    assert "averaged" in report.notices[0].what
 
 
 def test_values_a_thousand_times_larger_get_a_unit_notice(tmp_path: Path) -> None:

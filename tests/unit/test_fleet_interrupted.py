@@ -17,8 +17,8 @@ import pytest
 from distlfm.config import build
 from distlfm.errors import Stopped, StorageError, UsageError
 from distlfm.fleets import fit_plan
-from distlfm.fleets.driver import Fleet, _pool, told_how_to_go_on
-from distlfm.inference.archive import load
+from distlfm.fleets.driver import Fleet, _pool, says_how_to_resume
+from distlfm.inference.archive import load_fit
 from distlfm.runs import folder as rundir
 from distlfm.runs.settings import FitConfig, WorkConfig
 from distlfm.runtime.process import SIGNALS
@@ -89,7 +89,7 @@ def test_a_signal_while_the_report_is_written_is_told_and_the_run_goes_on(
 
 
 def test_a_second_ctrl_c_says_how_to_go_on_too(tmp_path: Path) -> None:
-    with pytest.raises(Stopped, match="Stopped by SIGINT") as found, told_how_to_go_on(tmp_path / "no.zarr", "again"):
+    with pytest.raises(Stopped, match="Stopped by SIGINT") as found, says_how_to_resume(tmp_path / "no.zarr", "again"):
         raise KeyboardInterrupt
     assert found.value.exit_code == 130
 
@@ -103,7 +103,7 @@ def test_a_kept_posterior_that_is_damaged_costs_its_picture_only(fleet: Path, tm
     for damaged in (b"", b"no archive", whole[:-200], whole[:400] + bytes(100) + whole[500:]):
         kept[1].write_bytes(damaged)
         with pytest.raises(UsageError, match="is not a saved fit"):
-            load(kept[1])
+            load_fit(kept[1])
     (out / "report.html").unlink()
     found = resume(out, reporter=Plain(said))
     assert found.tally.count == COUNT

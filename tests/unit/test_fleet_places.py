@@ -20,7 +20,7 @@ from distlfm.instance import Instance, Truth
 from distlfm.runs.settings import DataConfig, FitConfig, GenerateConfig
 from distlfm.runtime.reporting import Plain, Reporter
 from distlfm.simulation import block as generate_block
-from distlfm.simulation.block import Truths
+from distlfm.simulation.series import Drawn
 from distlfm.store import Store, driver_lock
 from distlfm.store.inspection import summarise
 from distlfm.store.merge import merge
@@ -135,7 +135,7 @@ def test_instances_that_could_not_be_generated_are_set_aside_and_the_others_fitt
     def sometimes(
         self: generate_block.Block,
         place: int,
-        truths: Truths,
+        drawn: Drawn,
         row: int,
         generator: np.random.Generator,
         attempt: int,
@@ -143,7 +143,7 @@ def test_instances_that_could_not_be_generated_are_set_aside_and_the_others_fitt
         if str(self.arrays["id"][place]) in ("gen-000000", "gen-000004"):
             self.refuse(place, "diverged", "It diverges.")
         else:
-            put(self, place, truths, row, generator, attempt)
+            put(self, place, drawn, row, generator, attempt)
 
     monkeypatch.setattr(generate_block.Block, "put", sometimes)
     generate_in(tmp_path / "holes")

@@ -218,9 +218,7 @@ def test_a_service_starts_its_role_in_the_folder_that_is_mounted_for_it(
 ) -> None:
     role = "link" if name == "link" else "site"
     served: list[Path] = []
-    monkeypatch.setattr(
-        f"distlfm.federated.{role}.service.serve_{role}", lambda folder, *_, **__: served.append(folder)
-    )
+    monkeypatch.setattr(f"distlfm.federated.link.service.serve_{role}", lambda folder, *_, **__: served.append(folder))
     assert main(SERVICES[name]["command"]) == 0
     (folder,) = served
     assert mounts(SERVICES[name])[str(folder)] == ("/link" if name == "link" else f"/sites/{name}")

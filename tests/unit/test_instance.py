@@ -80,3 +80,8 @@ def test_thinning_keeps_every_second_point_and_the_whole_truth() -> None:
     assert thin.positions is not None
     assert thin.positions.tolist() == [[0.0], [2.0]]
     assert thin.truth is truth
+
+
+def test_an_instance_of_many_points_is_shown_in_a_line() -> None:
+    shown = repr(Instance("A", [f"gene {i}" for i in range(6)], np.arange(400.0), np.ones((6, 400))))
+    assert shown == "<Instance 'A': gene 0, gene 1, gene 2, gene 3 and 2 more; 400 times from 0 to 399; 2400 values>"

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from distlfm.cluster.blocks.pool import GRACE_SECONDS
+from distlfm.cluster.blocks.job import GRACE_SECONDS
 from distlfm.cluster.ray import session as ray_session
-from distlfm.cluster.ray.hosts import Site, start_command
-from distlfm.cluster.ray.node import Orders, Up, environment_of
+from distlfm.cluster.ray.hosts import Machines, start_command
+from distlfm.cluster.ray.node import NodeStarted, Orders, environment_of
 from distlfm.cluster.ray.node import arguments as ray_arguments
 from distlfm.cluster.slurm.allocation import Allocation
 from distlfm.errors import UsageError
@@ -192,7 +192,7 @@ def test_a_node_of_ray_is_told_what_it_may_use_and_shares_no_port(monkeypatch: p
     for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_CPUS_ON_NODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("distlfm.cluster.ray.node.object_store_bytes", lambda: 100 * 2**20)
-    up = Up("n1", "10.0.0.1:20017", 4, 1, "/tmp/a")
+    up = NodeStarted("n1", "10.0.0.1:20017", 4, 1, "/tmp/a")
 
     def told(**environment: str) -> list[str]:
         with pytest.MonkeyPatch.context() as around:
@@ -258,7 +258,7 @@ def test_temporary_files_go_where_the_site_wants_them_or_else_where_they_always_
 def test_a_node_is_started_by_srun_in_a_job_by_ssh_elsewhere_and_directly_here() -> None:
     site = site_of({"DISTLFM_PYTHON": "/a venv/python"} | {"DISTLFM_SCRATCH": "/scratch"}, ALLOCATION)
     assert (site.port, site.scratch) == (20017, "/scratch")
-    site = Site(python=("/some where/python",))
+    site = Machines(python=("/some where/python",))
     by_srun = start_command("n2", "srun", site)
     assert by_srun[0] == "srun"
     assert "--nodelist=n2" in by_srun

@@ -11,7 +11,7 @@ import torch
 
 from distlfm.errors import UsageError
 from distlfm.lfo import AugmentConfig, Examples, LoopConfig, OperatorConfig, SplitConfig, Training, TrainSettings
-from distlfm.lfo.physics import Forward, solves
+from distlfm.lfo.physics import GridSolver, solves
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.store import Store, find_store
 from distlfm.verbs.fit import fit
@@ -20,7 +20,7 @@ from tests.support.lfo_toy import make_store
 
 PROJECT = Path(__file__).resolve().parents[2]
 KNOWN = "sensitivity[output_0]"
-QUICK = ("inference.method=preestimate",)
+QUICK = ("inference.posterior.stages=[10]",)
 SETTINGS = TrainSettings(
     operator=OperatorConfig(layers=1, width=8, modes=4, points=17, head=16, pooled=4, regressions=2, regressors=2),
     augment=AugmentConfig(recombine=1.0, mix=0.2),  # as shipped
@@ -60,7 +60,7 @@ def test_the_forces_of_fits_explain_their_observations(stores: dict[str, Store])
     """The known parameter has its place among the others: solved forward, a fit gives back what was observed."""
     examples = Examples([stores["fitted"]])
     batch = examples.batch(range(len(examples)))
-    solved = Forward(examples.schema)(batch.force, batch.params)
+    solved = GridSolver(examples.schema)(batch.force, batch.params)
     off = ((solved - batch.values) * batch.mask).square().sum((-1, -2)) / batch.mask.sum((-1, -2))
     assert float(off.sqrt().median()) < 0.1 * float(batch.values.std())
 
@@ -106,7 +106,7 @@ def test_recombined_instances_without_new_noise_are_observed_as_they_are_labelle
 
     examples = Examples([make_store(tmp_path / "store", count=32, points=65)])
     batch = examples.batch(range(32))
-    forward = Forward(examples.schema)
+    forward = GridSolver(examples.schema)
     for noise in (True, False):
         config = AugmentConfig(noise=noise, recombine=1.0, mix=0.5)
         found = Augmentation(config, examples.schema)(batch, torch.Generator().manual_seed(0))

@@ -11,11 +11,12 @@ from typing import TextIO
 
 import pytest
 
-from distlfm.cluster.machine import MEBIBYTE, free_bytes, object_store_bytes, short_temporary, usable_cpus
+from distlfm.cluster.machine import MEBIBYTE, free_bytes, object_store_bytes, usable_cpus
 from distlfm.cluster.ray import pool as ray_pool
 from distlfm.cluster.ray import session as ray_surroundings
 from distlfm.cluster.ray.session import RaySession, ray_session, require_tokens
 from distlfm.errors import UsageError, WorkError
+from distlfm.runtime.process import short_temporary
 from tests.support.pool_toy import ToyJob
 
 

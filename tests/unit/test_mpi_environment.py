@@ -10,7 +10,7 @@ import pytest
 from distlfm.errors import UsageError, WorkError
 from distlfm.runtime import process as module
 from distlfm.runtime.process import scrubbed_mpi_environment
-from distlfm.solvers.fem.group.launcher import Plan, plan_launch, reachable_address
+from distlfm.solvers.fem.group.launcher import LaunchPlan, plan_launch, reachable_address
 
 UNDER_A_LAUNCHER = {
     "HOME": "/home/someone",
@@ -59,9 +59,9 @@ def test_callers_environment_is_not_changed() -> None:
 def test_ranks_on_other_nodes_are_started_by_the_python_that_the_site_names_and_those_here_by_this_one() -> None:
     site = {"DISTLFM_PYTHON": "apptainer exec 'my image.sif' python3"}
     job = {"SLURM_JOB_ID": "7"}
-    assert Plan("srun", (), job | site).python == ["apptainer", "exec", "my image.sif", "python3"]
-    assert Plan("srun", (), job).python == [sys.executable]
-    assert Plan("mpirun", (), site).python == Plan("python", (), site).python == [sys.executable]
+    assert LaunchPlan("srun", (), job | site).python == ["apptainer", "exec", "my image.sif", "python3"]
+    assert LaunchPlan("srun", (), job).python == [sys.executable]
+    assert LaunchPlan("mpirun", (), site).python == LaunchPlan("python", (), site).python == [sys.executable]
 
 
 def test_ranks_on_other_nodes_dial_in_over_the_network_that_the_site_names() -> None:

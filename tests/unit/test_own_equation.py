@@ -39,5 +39,5 @@ def test_a_coefficient_that_is_a_number_is_told_how_a_prior_is_given_and_how_it_
 
 @pytest.mark.parametrize(("decorator", "base"), [(register, "Mechanism"), (register_equation, "Equation")])
 def test_a_class_that_derives_from_nothing_is_told_from_what(decorator: object, base: str) -> None:
-    with pytest.raises(UsageError, match=rf"Rod is registered as .* and is none\. Write class Rod\({base}\)\."):
+    with pytest.raises(UsageError, match=rf"Rod is registered as .* and is not one\. Write class Rod\({base}\)\."):
         decorator("rod_test")(type("Rod", (), {}))

@@ -14,11 +14,12 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
+from distlfm.answer.parameters import COLUMNS
 from distlfm.data import write_npz
 from distlfm.errors import DistlfmError, UsageError, WorkError
 from distlfm.inference.findings.scores import AVERAGED
 from distlfm.instance import Instance
-from distlfm.queries.asking import COLUMNS, find_checkpoint, tables
+from distlfm.queries.asking import find_checkpoint, tables
 from distlfm.store import Store
 from distlfm.verbs.query import query, worth_a_look
 from tests.support.query_factories import field, fresh_genes, genes, operator_of

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from distlfm.instance import Truth
-from distlfm.lfo import Estimate
-from distlfm.queries.figures import LEVELS, Calibration, at_truth, parameter_errors, true_elements
+from distlfm.lfo import OperatorEstimate
+from distlfm.queries.figures import LEVELS, CoverageCounts, at_truth, parameter_errors, true_elements
 from distlfm.store import Store
 from tests.support.query_factories import fresh_genes, genes, operator_of
 
@@ -23,7 +23,7 @@ def test_honest_intervals_are_on_the_diagonal_and_narrow_ones_below() -> None:
     answer = operator(instance.blind())
     assert instance.truth is not None
     random = np.random.default_rng(0)
-    honest, narrow = Calibration(), Calibration()
+    honest, narrow = CoverageCounts(), CoverageCounts()
     for _ in range(300):
         truth = replace(instance.truth, force=answer.mean + answer.sd * random.standard_normal(answer.mean.shape))
         drawn = replace(instance, truth=replace(truth, parameters={}))
@@ -45,14 +45,14 @@ def test_parameters_intervals_are_judged_where_they_are_learned() -> None:
     (instance,) = Store.open(fresh_genes()).instances(0, 1)
     answer = operator(instance.blind())
     random = np.random.default_rng(1)
-    found = Calibration()
+    found = CoverageCounts()
     z, sd = torch.zeros(1, len(names)), 0.3
     sides = {"mean": 0.0} | {
         f"{side}{k}": s * w * sd for k, w in WIDTHS.items() for side, s in (("lower", -1), ("upper", 1))
     }
     told = {side: normal.physical(z + shift)[0].tolist() for side, shift in sides.items()}
     given = [
-        Estimate(name=name, kind="mechanism", sd=1.0, **{side: values[k] for side, values in told.items()})
+        OperatorEstimate(name=name, kind="mechanism", sd=1.0, **{side: values[k] for side, values in told.items()})
         for k, name in enumerate(names)
     ]
     for _ in range(400):

@@ -24,7 +24,7 @@ from distlfm.report.federation import draw, federation_page, rounds_page
 from distlfm.report.operator_page import (
     Example,
     Scores,
-    Tried,
+    TrialRow,
     evaluation_page,
     plot_trials,
     query_page,
@@ -57,9 +57,9 @@ FEDERATION: dict[str, Any] = {
     "config_hash": "abc123",
 }
 TRIALS = [
-    Tried("one", "finished", 8, 0.5, {"optimiser.lr": 1e-3, "operator.width": 32, "loss.kind": "a"}),
-    Tried("two", "stopped", 2, 0.75, {"optimiser.lr": 1e-1, "operator.width": 16, "loss.kind": "b"}),
-    Tried("three", "failed", 0, None, {"optimiser.lr": 1e-2, "operator.width": 8, "loss.kind": "b"}, "No <memory>."),
+    TrialRow("one", "finished", 8, 0.5, {"optimiser.lr": 1e-3, "operator.width": 32, "loss.kind": "a"}),
+    TrialRow("two", "stopped", 2, 0.75, {"optimiser.lr": 1e-1, "operator.width": 16, "loss.kind": "b"}),
+    TrialRow("three", "failed", 0, None, {"optimiser.lr": 1e-2, "operator.width": 8, "loss.kind": "b"}, "No <memory>."),
 ]
 
 

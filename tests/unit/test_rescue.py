@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distlfm.cluster.blocks.failure import Failure, death, failure_of
-from distlfm.cluster.blocks.pool import BlockDone, BlockRetried, Event, RowsSetAside, Started
+from distlfm.cluster.blocks.job import Failure, death, failure_of
 from distlfm.cluster.blocks.rescue import START_TRIES, WHOLE_TRIES, Action, Attempt, Phase, Rescue, Run
-from distlfm.cluster.blocks.serial import SerialPool
 from distlfm.errors import (
     DataError,
     DistlfmError,
@@ -25,8 +22,6 @@ from distlfm.errors import (
     UsageError,
     WorkError,
 )
-from distlfm.runtime.process import Stop
-from tests.support.pool_toy import ToyJob, results
 
 RAISED = failure_of(ValueError("bad"))
 DIED = death("killed")
@@ -245,61 +240,3 @@ def test_an_exception_crosses_as_plain_text() -> None:
     data = failure_of(DataError(Problem("No number.", "Give one.", file="a.csv", row=3))).error()
     assert isinstance(data, UsageError)
     assert "a.csv, row 3: No number. Give one." in str(data)
-
-
-def worked(job: ToyJob, blocks: list[int] | None = None) -> list[Event]:
-    return list(SerialPool().work(job, list(range(job.num_blocks)) if blocks is None else blocks, Stop()))
-
-
-def test_a_serial_pool_does_every_block_asked_for(tmp_path: Path) -> None:
-    events = worked(ToyJob(tmp_path, num_blocks=3, block=2), [2, 0])
-    assert [event.block for event in events if isinstance(event, BlockDone)] == [0, 2]
-    assert results(tmp_path) == {0: "0 1", 2: "16 25"}
-    assert list(tmp_path.glob("closed.*"))
-
-
-def test_a_serial_pool_begins_with_the_costliest(tmp_path: Path) -> None:
-    events = worked(ToyJob(tmp_path, num_blocks=3, weights=(1.0, 3.0, 2.0)))
-    assert [event.block for event in events if isinstance(event, Started)] == [1, 2, 0]
-
-
-def test_a_serial_pool_sets_bad_rows_aside(tmp_path: Path) -> None:
-    events = worked(ToyJob(tmp_path, num_blocks=3, rows={1: "value", 6: "odd", 7: "exit"}))
-    aside = {event.block: dict(event.reasons) for event in events if isinstance(event, RowsSetAside)}
-    assert aside == {
-        0: {1: "ValueError: row 1 is bad"},
-        1: {2: "Unpicklable: row 6 is odd", 3: "SystemExit: 3"},
-    }
-    assert results(tmp_path) == {0: "0 - 4 9", 1: "16 25 - -", 2: "64 81 100 121"}
-    assert sum(isinstance(event, BlockRetried) for event in events) == 4
-
-
-def test_a_serial_pool_raises_what_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="row 1 is bad"):
-        worked(ToyJob(tmp_path, rows={1: "storage"}))
-    with pytest.raises(StartError, match="row 5 is bad"):
-        worked(ToyJob(tmp_path, rows={5: "start"}))
-    assert results(tmp_path) == {0: "0 1 4 9"}
-    with pytest.raises(UsageError, match="cannot be opened"):
-        worked(ToyJob(tmp_path, refuse="usage"))
-
-
-def test_a_fit_of_one_that_is_refused_says_so_without_a_word_of_trying_again(tmp_path: Path) -> None:
-    events = SerialPool().work(ToyJob(tmp_path, num_blocks=1, block=1, rows={0: "usage"}), [0], Stop())
-    assert isinstance(next(events), Started)
-    with pytest.raises(UsageError, match="row 0 is bad"):
-        next(events)
-
-
-def test_a_pool_without_blocks_opens_nothing(tmp_path: Path) -> None:
-    assert worked(ToyJob(tmp_path, refuse="usage"), []) == []
-
-
-def test_a_serial_pool_stops_between_blocks(tmp_path: Path) -> None:
-    stop, done = Stop(), 0
-    for event in SerialPool().work(ToyJob(tmp_path), range(6), stop):
-        if isinstance(event, BlockDone):
-            done += 1
-            stop.request()
-    assert done == 1
-    assert len(results(tmp_path)) == 1

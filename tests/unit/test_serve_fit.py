@@ -26,7 +26,7 @@ from distlfm.runs.settings import FitConfig
 from distlfm.runtime.reporting import watched
 from distlfm.serve.answers import Shown, agreement, in_words, parameter_rows, plot_comparison, restored
 from distlfm.serve.fit_child import INSTANCE, RESULT, STATE, TASK, Steps, work
-from distlfm.serve.fits import FitOptions, Running, fit_options
+from distlfm.serve.fits import FitOptions, FitProcess, fit_options
 from distlfm.store import Store
 from tests.support.query_factories import field, fresh_genes, genes, operator_of
 
@@ -131,14 +131,14 @@ def test_whoever_waits_for_a_fit_hears_of_every_step_of_its_search(
 def test_the_page_is_told_how_far_a_running_fit_is(tmp_path: Path, said: dict[str, int], stage: str) -> None:
     (tmp_path / STATE).write_text(json.dumps(said))
     process = SimpleNamespace(poll=lambda: None, pid=0, stdin=None)
-    told = Running("key", gene(), tmp_path, process, 0.0).about()  # type: ignore[arg-type]
+    told = FitProcess("key", gene(), tmp_path, process, 0.0).about()  # type: ignore[arg-type]
     assert (told["state"], told["step"], told["stage"]) == ("running", said.get("step", 0), stage)
 
 
 def test_a_fit_that_cannot_be_done_leaves_its_sentence(tmp_path: Path) -> None:
     config = FitConfig(mechanism={"kind": "transcription"}, likelihood=LikelihoodConfig(kind="poisson"))
     found = task(tmp_path, gene(), config)
-    assert "which is no count. Poisson and negative binomial take whole numbers" in found["error"]
+    assert "which is not a count. Poisson and negative binomial take whole numbers" in found["error"]
     assert not (tmp_path / RESULT).exists()
 
 

@@ -72,7 +72,7 @@ def test_without_a_config_the_fit_has_equation_kernel_and_priors_of_what_the_ope
 
 
 def test_the_priors_of_the_fit_are_told_one_by_one() -> None:
-    assert options_of(operator_of(genes()[0])).told == (
+    assert options_of(operator_of(genes()[0])).sentences == (
         "Parameters: basal uniform (0 to 0.25), sensitivity uniform (0.3 to 2.5), sensitivity[output_0] = 1, "
         "decay uniform (0.2 to 0.7).",
         "force: rbf kernel; variance uniform (0.1 to 4), lengthscale uniform (0.7 to 3).",
@@ -87,12 +87,12 @@ def test_a_checkpoint_that_kept_no_priors_opens_and_the_page_says_that_the_fit_h
     found = options_of(Operator.load(tmp_path / "old.pt"))
     assert found.config.mechanism == dict(operator.schema.mechanism)
     assert found.config.force == ForceConfig()
-    assert found.told[0] == options_module.UNKNOWN
-    assert "lengthscale lognormal (median 1, spread 1)" in found.told[2]
+    assert found.sentences[0] == options_module.UNKNOWN
+    assert "lengthscale lognormal (median 1, spread 1)" in found.sentences[2]
     with served(tmp_path / "session", checkpoint=str(tmp_path / "old.pt")) as client:
         told = client.get("/api/about").json()
     assert told["fit"] == options_module.EQUATION
-    assert told["fit_priors"] == list(found.told)
+    assert told["fit_priors"] == list(found.sentences)
 
 
 def test_an_operator_of_data_with_different_priors_says_that_the_fit_has_the_first(tmp_path: Path) -> None:
@@ -101,35 +101,35 @@ def test_an_operator_of_data_with_different_priors_says_that_the_fit_has_the_fir
     alike, both = trained(stores[:2]), trained(stores[1:])
     assert len(alike.training["priors"]) == 1, "another seed is no other prior"
     found = options_of(both)
-    assert found.told[0] == "The operator learned from data of 2 different priors. The fit has those of the first."
+    assert found.sentences[0] == "The operator learned from data of 2 different priors. The fit has those of the first."
     assert found.config.force.priors["lengthscale"] == Uniform(low=0.7, high=3.0)
     later = trained(stores[2:], start=alike)
-    assert options_of(later).told == found.told, "what it began with comes first"
+    assert options_of(later).sentences == found.sentences, "what it began with comes first"
     unsaid = trained(stores[:1], start=other_priors(alike, None))
-    assert options_of(unsaid).told[0] == options_module.PARTLY
+    assert options_of(unsaid).sentences[0] == options_module.PARTLY
 
 
 def test_noise_that_was_stated_for_the_training_data_is_known_to_the_fit_too(tmp_path: Path) -> None:
     shown = gene()
     found = options_of(other_priors(operator_of(genes()[0]), {"noise": 0.05}))
-    assert found.told[-1] == "Noise: standard deviation 0.05, known."
+    assert found.sentences[-1] == "Noise: standard deviation 0.05, known."
     assert found.config.likelihood == LikelihoodConfig(noise="given")
     fitted, same = found.suited(shown.instance)
     assert same is found
     np.testing.assert_allclose(fitted.variance, 0.05**2)
     none = options_of(other_priors(operator_of(genes()[0]), {"noise": 0.0}))
-    assert none.told[0] == options_module.NOISELESS
+    assert none.sentences[0] == options_module.NOISELESS
     assert none.suited(shown.instance) == (shown.instance, none)
 
 
 def test_variances_that_this_patient_lacks_are_learned_and_that_is_told() -> None:
     given = {"kind": "gaussian", "noise": "given"}
     found = options_of(other_priors(operator_of(genes()[0]), {"likelihood": given}))
-    assert found.told[-1] == "Noise: variances as given with the data."
+    assert found.sentences[-1] == "Noise: variances as given with the data."
     _, options = found.suited(gene().instance)
     assert options.config.likelihood.noise == "learned"
-    assert options.told[0] == options_module.NO_VARIANCES
-    assert options.told[-1] == "Noise: lognormal (median 0.1, spread 1)."
+    assert options.sentences[0] == options_module.NO_VARIANCES
+    assert options.sentences[-1] == "Noise: lognormal (median 0.1, spread 1)."
 
 
 def test_a_config_of_the_same_equation_is_taken_and_one_of_another_is_refused(tmp_path: Path) -> None:
@@ -139,10 +139,10 @@ def test_a_config_of_the_same_equation_is_taken_and_one_of_another_is_refused(tm
     found = options_of(operator, mine)
     assert found.config.inference == quick
     assert found.how == "the settings of mine.yaml"
-    assert found.told[0] == options_module.OTHERS
+    assert found.sentences[0] == options_module.OTHERS
     same = load(GenerateConfig, GENES)
     mine.write_text(dump(FitConfig(mechanism=same.mechanism, force=same.force, likelihood=same.likelihood)))
-    assert options_of(operator, mine).told == options_of(operator).told, "nothing to warn of"
+    assert options_of(operator, mine).sentences == options_of(operator).sentences, "nothing to warn of"
     (tmp_path / "other.yaml").write_text(dump(FitConfig(mechanism={"kind": "lotka_volterra"})))
     with pytest.raises(UsageError, match="the mechanism 'lotka_volterra', and the operator of 'transcription'"):
         fit_options(tmp_path / "other.yaml", operator)
@@ -216,7 +216,7 @@ def test_every_kind_of_prior_has_words() -> None:
             ),
         },
     )
-    _, force, noise = options_of(operator).told
+    _, force, noise = options_of(operator).sentences
     assert "the product of (rbf kernel) and (periodic kernel)" in force
     assert "period_length halfnormal (scale 24)" in force
     assert "variance = 2" in force

@@ -20,10 +20,10 @@ import pytest
 from distlfm.cli.app import main
 from distlfm.config import build
 from distlfm.errors import DataError, UsageError
-from distlfm.serve.guard import HEADERS, Guard, open_token
+from distlfm.runs.settings import ServeConfig
+from distlfm.serve.guard import HEADERS, Guard, check_exposure, open_token
 from distlfm.serve.server import PREFIX, open_port, page_address, scratch_folder, sweep
 from distlfm.serve.session import Session
-from distlfm.serve.settings import ServeConfig, check_exposure
 from distlfm.serve.sources import refuse_oversized
 from tests.support.query_factories import genes
 from tests.support.serve_client import drop, served

@@ -7,14 +7,10 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from distlfm.cluster.blocks.pool import BlockDone
-from distlfm.cluster.blocks.serial import SerialPool
 from distlfm.runtime.process import SIGNALS, BrokenOff, Stop
-from tests.support.pool_toy import ToyJob, results
 
 
 @pytest.fixture(autouse=True)
@@ -102,20 +98,3 @@ def test_work_that_ends_in_time_is_not_broken_off() -> None:
             send(signal.SIGTERM)
         time.sleep(0.2)
     assert stop.signal is signal.SIGTERM
-
-
-def test_a_serial_pool_drops_a_long_block_after_the_grace_time(tmp_path: Path) -> None:
-    with Stop() as stop:
-        send_later(signal.SIGINT, 0.1)
-        events = list(SerialPool(grace=0.2).work(ToyJob(tmp_path, rows={2: "sleep:30"}), range(6), stop))
-    assert stop.requested
-    assert results(tmp_path) == {}
-    assert not any(isinstance(event, BlockDone) for event in events)
-    assert list(tmp_path.glob("closed.*"))
-
-
-def test_a_serial_pool_finishes_a_short_block_after_a_stop(tmp_path: Path) -> None:
-    with Stop() as stop:
-        send_later(signal.SIGINT, 0.1)
-        list(SerialPool(grace=20).work(ToyJob(tmp_path, rows={2: "sleep:0.3"}), range(6), stop))
-    assert set(results(tmp_path)) == {0}

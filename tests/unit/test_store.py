@@ -255,7 +255,7 @@ def test_schema_of_the_future_is_refused_and_so_is_what_is_no_store(tmp_path: Pa
 
     assert "newer version" in opened(schema=SCHEMA + 1)
     assert "older version" in opened(schema=SCHEMA - 1)
-    assert "no store of distlfm" in opened(schema=None)
+    assert "not a store of distlfm" in opened(schema=None)
     assert "damaged" in opened(layout={"outputs": []})
     assert "damaged" in opened(instances="many")
     file.write_text("{")
@@ -355,11 +355,11 @@ def test_files_beside_a_block_are_there_before_its_marker_and_gone_if_it_fails(
     ("changes", "message"),
     [
         ({"outputs": ("a", "a")}, "repeat a name"),
-        ({"parameter_kinds": ()}, "one kind a parameter"),
+        ({"parameter_kinds": ()}, "one kind per parameter"),
         ({"times": (0.0, 1.0)}, "2 values for 5 steps"),
         ({"space": ("x",)}, "either a lattice or nodes"),
         ({"space": ("x",), "lattice": ((0.0,), (1.0,))}, "one list of coordinates"),
-        ({"space": ("x", "y"), "nodes": ((0.0,),)}, "one coordinate an axis"),
+        ({"space": ("x", "y"), "nodes": ((0.0,),)}, "one coordinate per axis"),
     ],
 )
 def test_layout_that_contradicts_itself_is_refused(changes: dict[str, Any], message: str) -> None:

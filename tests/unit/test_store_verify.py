@@ -78,7 +78,7 @@ def test_marker_that_lies_is_found(tmp_path: Path) -> None:
     path = store.path / "markers" / "00001.json"
     marker = json.loads(path.read_text())
     path.write_text(json.dumps({**marker, "count": 3}))
-    assert "its marker tells of instances 4 to 6" in str(one_flaw(store))
+    assert "its marker is for instances 4 to 6" in str(one_flaw(store))
     path.write_text(json.dumps({**marker, "statuses": {"converged": 4}}))
     assert "its marker counts {'converged': 4}" in str(one_flaw(store))
     path.write_text(json.dumps({**marker, "checksums": {}}))
@@ -104,7 +104,7 @@ def test_rows_of_other_instances_are_found(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s.zarr", blocks=[0, 1])
     arrays, rows = make_block(store, 2)
     store.write_block(2, arrays, rows[::-1])
-    assert "tells of another instance" in str(one_flaw(store))
+    assert "is about another instance" in str(one_flaw(store))
 
 
 def test_damage_of_what_all_instances_share_is_found(tmp_path: Path) -> None:

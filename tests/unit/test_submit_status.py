@@ -15,7 +15,7 @@ from distlfm.config import dump, load
 from distlfm.training.settings import TuneConfig
 from distlfm.verbs.generate import generate
 from distlfm.verbs.train import train
-from distlfm.verbs.tune import Ledger
+from distlfm.verbs.tune import TrialLog
 from tests.support.lfo_toy import make_store
 from tests.support.slurm_stand_ins import DATA, HOUR, OUT, called, command, users_folder
 
@@ -86,7 +86,7 @@ def test_a_job_that_nobody_knows_any_more_points_to_its_log(folder: Path, capsys
     command(folder, "squeue", "", 1, "slurm_load_jobs error: Invalid job id specified\n")
     command(folder, "sacct", "", 1, "Slurm accounting storage is disabled\n")
     assert main(["status", "runs/genes"]) == 1
-    assert "job 17 (fit): no longer known to Slurm; its log tells how it ended; log: " in capsys.readouterr().out
+    assert "job 17 (fit): no longer known to Slurm; its log says how it ended; log: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -171,7 +171,7 @@ def test_status_of_a_sweep_counts_its_trials(folder: Path, capsys: pytest.Captur
     (sweep / "config.yaml").write_text(dump(config))
     assert main(["status", "sweep"]) == 1
     assert "0/3 trials done (0 %), 0 failed, 0 running" in capsys.readouterr().out
-    ledger = Ledger(config, sweep)
+    ledger = TrialLog(config, sweep)
     for rate in (1e-3, 2e-3):
         ledger.began({"optimiser.lr": rate})
     ledger.ended({"optimiser.lr": 1e-3}, "diverged")

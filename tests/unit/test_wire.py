@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from distlfm.solvers.fem.group import wire
-from distlfm.solvers.fem.group.wire import Channel, Message, PeerGone, Refused, WireError
+from distlfm.solvers.fem.group.wire import Channel, Message, PeerGone, SecretRefused, WireError
 
 Ends = tuple[Channel, Channel]
 
@@ -95,14 +95,14 @@ def test_type_that_is_not_allowed_is_not_sent(ends: Ends, array: np.ndarray) -> 
 
 
 def test_wrong_secret_is_refused(sockets: tuple[socket.socket, socket.socket]) -> None:
-    with pytest.raises((Refused, PeerGone)):
+    with pytest.raises((SecretRefused, PeerGone)):
         joined(*sockets, secrets.token_bytes(32), secrets.token_bytes(32))
 
 
 def test_rank_without_the_secret_is_refused_by_the_owner(sockets: tuple[socket.socket, socket.socket]) -> None:
     owner, rank = sockets
     rank.sendall(struct.pack(">8sI32s", b"distlfm1", 0, bytes(32)) + bytes(32))
-    with pytest.raises(Refused):
+    with pytest.raises(SecretRefused):
         wire.admit_rank(owner, b"s" * 32, time.monotonic() + 5)
 
 

@@ -1,6 +1,6 @@
 """Decide who has which block, and what is known of it: the part that all pools share. It knows of no process.
 
-`Ledger` hands out blocks and takes back what became of them. `Schedule` says which block comes next and how long the
+`BlockLedger` hands out blocks and takes back what became of them. `Schedule` says which block is next and how long the
 rest will take: the block that costs most goes first, because with several workers the long ones then do not stick out
 at the end. Costs are measured: `Rates` learns the seconds of a size from blocks that are done, and a first guess only
 says which blocks are alike. `Share` is one part of a job's blocks, for those who work beside each other without a
@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distlfm.cluster.blocks.failure import Failure
-from distlfm.cluster.blocks.job import Job
-from distlfm.cluster.blocks.pool import BlockDone, BlockRetried, Event, RowsSetAside
+from distlfm.cluster.blocks.job import BlockDone, BlockRetried, Event, Failure, Job, RowsSetAside
 from distlfm.cluster.blocks.rescue import Phase, Rescue, Run
 from distlfm.errors import UsageError
 
@@ -62,41 +59,31 @@ def kind_of(weight: float) -> int:
 class Rates:
     """Seconds a unit of weight, for each kind of size: measured, or between those of the next kinds that were.
 
-    Falsy before anything is measured; every rate is one then.
+    measured: the seconds and the weight of all blocks of a kind. Before anything is measured every rate is one.
     """
 
     def __init__(self) -> None:
-        self._measured: dict[int, tuple[float, float]] = {}
-        self._kinds: list[int] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._measured)
-
-    def knows(self, kind: int) -> bool:
-        """Was any of this kind measured?"""
-        return kind in self._measured
+        self.measured: dict[int, tuple[float, float]] = {}
 
     def learn(self, weight: float, seconds: float) -> None:
         """Take note that a block of this weight took `seconds`."""
         kind = kind_of(weight)
-        before = self._measured.get(kind, (0.0, 0.0))
-        self._measured[kind] = (before[0] + max(seconds, LEAST_SECONDS), before[1] + weight)
-        self._kinds = sorted(self._measured)
+        before = self.measured.get(kind, (0.0, 0.0))
+        self.measured[kind] = (before[0] + max(seconds, LEAST_SECONDS), before[1] + weight)
 
     def of(self, kind: int) -> float:
         """The rate of a kind; between two that were measured it is a power of the size."""
-        if not self._kinds:
+        if not self.measured:
             return 1.0
-        place = bisect_left(self._kinds, kind)
-        above = self._kinds[min(place, len(self._kinds) - 1)]
-        below = self._kinds[max(place - 1, 0)] if above != kind else kind
+        above = min((one for one in self.measured if one >= kind), default=max(self.measured))
+        below = kind if above == kind else max((one for one in self.measured if one < kind), default=above)
         if below == above:
             return self._rate(above)
         share = (kind - below) / (above - below)
         return float(self._rate(below) ** (1 - share) * self._rate(above) ** share)
 
     def _rate(self, kind: int) -> float:
-        seconds, weight = self._measured[kind]
+        seconds, weight = self.measured[kind]
         return seconds / weight
 
 
@@ -137,7 +124,7 @@ class Schedule:
         if not self._waiting:
             return None
         kind = next(self._looks, None)
-        if kind is None or kind not in self._waiting or self._rates.knows(kind):
+        if kind is None or kind not in self._waiting or kind in self._rates.measured:
             kind = max(self._waiting, key=lambda kind: (self._cost(self._waiting[kind][0], kind), kind))
         alike = self._waiting[kind]
         block = alike.popleft()
@@ -158,7 +145,7 @@ class Schedule:
 
         No schedule is shorter than the even share of the work, nor than the longest block; this is the longer of both.
         """
-        if not self._rates:
+        if not self._rates.measured:
             return math.nan
         in_hand = [MIDWAY * self._cost(block, kind_of(self._weights[block])) for block in self._in_hand]
         longest = [self._cost(alike[0], kind) for kind, alike in self._waiting.items()] or in_hand
@@ -187,7 +174,7 @@ RETURNS = 3
 """Workers that an action may lose with their nodes, in a row: one more, and it may be what ends nodes."""
 
 
-class Ledger:
+class BlockLedger:
     """Blocks of a job on their way to done. Several may be in rescue at once.
 
     left: blocks that are not done. proven: some block, now or in an earlier try, has been done with at least one row.
@@ -217,17 +204,16 @@ class Ledger:
 
     def take(self) -> Rescue | None:
         """What to do next: blocks that have failed come first, so that a run that cannot work ends early."""
-        rescue = self._next()
-        self._in_hand += rescue is not None
-        return rescue
-
-    def _next(self) -> Rescue | None:
         if self._again:
-            return self._again.popleft()
-        block = self._schedule.next()
-        if block is not None:
-            return Rescue(block, self._job.count(block))
-        return self._alone.popleft() if self._alone and self._in_hand == 0 else None
+            rescue = self._again.popleft()
+        elif (block := self._schedule.next()) is not None:
+            rescue = Rescue(block, self._job.count(block))
+        elif self._alone and self._in_hand == 0:
+            rescue = self._alone.popleft()
+        else:
+            return None
+        self._in_hand += 1
+        return rescue
 
     def give_back(self, rescue: Rescue) -> bool:
         """Its worker was lost without any fault of the block: the same once more.
@@ -255,22 +241,17 @@ class Ledger:
         self._in_hand -= 1
         rescue.feed(failure, self.proven)
         if rescue.phase is Phase.DONE:
-            yield from self._done(rescue, report, seconds, worker, workers)
+            answered = len(rescue.left_out) < rescue.count
+            self.left -= 1
+            self.proven = self.proven or answered
+            self._schedule.done(rescue.block, seconds if answered else None)
+            if rescue.left_out:
+                yield RowsSetAside(rescue.block, dict(rescue.left_out))
+            yield BlockDone(rescue.block, report, worker, self._schedule.time_left(workers))
         elif not rescue.finished and rescue.phase is not Phase.DOUBT and failure is not None and whole:
             yield BlockRetried(rescue.block, failure.reason)
         self._sort(rescue)
         self._judge()
-
-    def _done(
-        self, rescue: Rescue, report: Mapping[str, Any], seconds: float, worker: str, workers: int
-    ) -> Iterator[Event]:
-        answered = len(rescue.left_out) < rescue.count
-        self.left -= 1
-        self.proven = self.proven or answered
-        self._schedule.done(rescue.block, seconds if answered else None)
-        if rescue.left_out:
-            yield RowsSetAside(rescue.block, dict(rescue.left_out))
-        yield BlockDone(rescue.block, report, worker, self._schedule.time_left(workers))
 
     def _sort(self, rescue: Rescue) -> None:
         """Put a block where it waits for what comes next."""

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from distlfm.cluster.blocks.failure import Failure, failure_of
+from distlfm.cluster.blocks.job import Failure, failure_of
 from distlfm.errors import WorkError
 
 WHOLE_TRIES = 2

@@ -12,10 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from distlfm.cluster.blocks.failure import Failure, failure_of
-from distlfm.cluster.blocks.job import Job, Worker
-from distlfm.cluster.blocks.ledger import Ledger
-from distlfm.cluster.blocks.pool import GRACE_SECONDS, Event, Pool, Started
+from distlfm.cluster.blocks.job import GRACE_SECONDS, Event, Failure, Job, Pool, Started, Worker, failure_of
+from distlfm.cluster.blocks.ledger import BlockLedger
 from distlfm.cluster.blocks.rescue import Action, Attempt, Run
 from distlfm.runtime.process import BrokenOff, Stop
 
@@ -49,7 +47,7 @@ class SerialPool(Pool):
         """See Pool."""
         if not blocks or stop.requested:
             return
-        ledger = Ledger(job, blocks)
+        ledger = BlockLedger(job, blocks)
         name = f"{socket.gethostname()}:{os.getpid()}"
         worker = job.open()
         try:

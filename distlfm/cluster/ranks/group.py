@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from distlfm.cluster.ranks.place import Place
 from distlfm.errors import DistlfmWarning, WorkError
 from distlfm.lfo.ranks import Alone, Ranks
+from distlfm.runtime.process import number_in
 
 
 class RankTask(ABC):
@@ -80,13 +81,7 @@ def sees_its_own(place: Place, environment: Mapping[str, str]) -> bool:
         return False
     if environment.get("SLURM_GPUS_PER_TASK"):
         return True
-    found = environment.get("SLURM_GPUS_ON_NODE", "")
-    return found.isdigit() and int(found) >= place.local_world
-
-
-def backend_for(device: torch.device) -> str:
-    """NCCL for GPUs where torch has it, else Gloo."""
-    return "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
+    return number_in(environment, "SLURM_GPUS_ON_NODE") >= place.local_world
 
 
 @contextmanager
@@ -100,7 +95,7 @@ def joined(place: Place, patience: float = PATIENCE_SECONDS) -> Iterator[Ranks]:
         torch.cuda.set_device(device)
     try:
         dist.init_process_group(
-            backend_for(device),
+            "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo",
             init_method=place.rendezvous,
             rank=place.rank,
             world_size=place.world,

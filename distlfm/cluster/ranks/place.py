@@ -10,6 +10,7 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from distlfm.errors import UsageError
 from distlfm.runtime.process import LOOPBACK, expand_hosts
@@ -46,7 +47,7 @@ def find_place(environment: Mapping[str, str]) -> Place:
 def _torchrun(environment: Mapping[str, str]) -> Place | None:
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None
-    number = _Numbers(environment)
+    number = partial(_number, environment, "")
     rank, world = number("RANK"), number("WORLD_SIZE")
     local = number("LOCAL_RANK", 0 if "LOCAL_WORLD_SIZE" in environment else rank)
     if world > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
@@ -60,7 +61,7 @@ def _torchrun(environment: Mapping[str, str]) -> Place | None:
 def _mpirun(environment: Mapping[str, str]) -> Place | None:
     if "OMPI_COMM_WORLD_SIZE" not in environment:
         return None
-    number = _Numbers(environment, "OMPI_COMM_WORLD_")
+    number = partial(_number, environment, "OMPI_COMM_WORLD_")
     rank, world, local_world = number("RANK"), number("SIZE"), number("LOCAL_SIZE", 1)
     host = environment.get("MASTER_ADDR") or (LOOPBACK if local_world == world else "")
     if world > 1 and not host:
@@ -77,30 +78,26 @@ def _srun(environment: Mapping[str, str]) -> Place | None:
     # A batch script has SLURM_NTASKS and SLURM_PROCID too, though it is not one of the tasks.
     if not {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID"} <= environment.keys():
         return None
-    number = _Numbers(environment, "SLURM_")
+    number = partial(_number, environment, "SLURM_")
     rank, world, nodes = number("PROCID"), number("STEP_NUM_TASKS"), number("STEP_NUM_NODES", 1)
     names = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "")
     host = LOOPBACK if nodes == 1 else environment.get("MASTER_ADDR") or first_host(names)
     job = f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
-    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
-    local_world = _first_number(tasks) if nodes > 1 else world
+    first = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))  # of `4(x2),3` the 4
+    local_world = world if nodes == 1 else int(first[0]) if first else 1
     return Place(rank, world, number("LOCALID", 0), local_world, "srun", _rendezvous(environment, host, job))
 
 
-class _Numbers:
-    def __init__(self, environment: Mapping[str, str], prefix: str = "") -> None:
-        self._environment, self._prefix = environment, prefix
-
-    def __call__(self, name: str, default: int | None = None) -> int:
-        text = self._environment.get(self._prefix + name)
-        if text is None and default is not None:
-            return default
-        if text is None or not text.isdigit():
-            raise UsageError(
-                f"The launcher's {self._prefix}{name} is {text!r}, which is not a number.",
-                "Unset it, or start the processes by torchrun, srun or mpirun.",
-            )
-        return int(text)
+def _number(environment: Mapping[str, str], prefix: str, name: str, default: int | None = None) -> int:
+    text = environment.get(prefix + name)
+    if text is None and default is not None:
+        return default
+    if text is None or not text.isdigit():
+        raise UsageError(
+            f"The launcher's {prefix}{name} is {text!r}, which is not a number.",
+            "Unset it, or start the processes by torchrun, srun or mpirun.",
+        )
+    return int(text)
 
 
 def _rendezvous(environment: Mapping[str, str], host: str, job: str) -> str:
@@ -114,9 +111,3 @@ def first_host(names: str) -> str:
         return expand_hosts(names)[0]
     except UsageError as error:
         raise UsageError(error.cause, "Set MASTER_ADDR to the first one.") from None
-
-
-def _first_number(text: str) -> int:
-    """Of `4(x2),3` the 4."""
-    found = re.match(r"\d+", text)
-    return int(found.group()) if found else 1

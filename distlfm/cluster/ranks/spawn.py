@@ -17,16 +17,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distlfm.cluster.blocks.failure import Failure, death, failure_of
-from distlfm.cluster.machine import adopt_import_path, import_environment, import_path, short_temporary
+from distlfm.cluster.blocks.job import Failure, death, failure_of
+from distlfm.cluster.machine import adopt_import_path, import_environment, import_path
 from distlfm.cluster.ranks.group import RankTask, joined
 from distlfm.cluster.ranks.place import Place
 from distlfm.cluster.ray.actors import decode, encode
-from distlfm.runtime.process import Stop
+from distlfm.runtime.process import Stop, short_temporary
 
 FAILED, ORPHANED = 1, 3
 LENGTH = 8
@@ -70,11 +69,17 @@ TAIL = 600
 """Characters of a dead rank's last words that are shown."""
 
 
-@dataclass
 class _Rank:
-    process: subprocess.Popen[bytes]
-    output: Path
-    errors: Path
+    def __init__(self, number: int, workers: int, threads: int, folder: Path) -> None:
+        rendezvous = f"file://{folder / 'rendezvous'}"
+        command = [sys.executable, "-m", "distlfm.cluster.ranks.spawn", str(number), str(workers), rendezvous]
+        environment = {**os.environ, **import_environment(), **LOOPBACK, "OMP_NUM_THREADS": str(threads)}
+        self.output, self.errors = folder / f"{number}.out", folder / f"{number}.err"
+        with self.output.open("wb") as out, self.errors.open("wb") as err:
+            # A terminal's Ctrl-C would reach every process of this one's session; the driver decides what it means.
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=out, stderr=err, env=environment, start_new_session=True
+            )
 
     def answer(self) -> tuple[dict[str, Any], Failure | None]:
         """What it said at its end."""
@@ -101,7 +106,7 @@ def spawn(
         ranks: list[_Rank] = []
         stack.callback(_end, ranks)
         for number in range(workers):
-            ranks.append(_start(number, workers, threads, folder))
+            ranks.append(_Rank(number, workers, threads, folder))
         for one in ranks:
             assert one.process.stdin is not None
             with suppress(BrokenPipeError):  # it ended at once; its answer says why
@@ -111,29 +116,17 @@ def spawn(
         answers = [one.answer() for one in ranks]
     failures = [failure for _, failure in answers if failure is not None]
     if failures:
-        raise min(failures, key=_weight).error()
+        # The cause is what we raise on purpose, then a death, and last what may have followed from it.
+        raise min(failures, key=lambda failure: {"death": 1, "other": 2}.get(failure.family, 0)).error()
     return answers[0][0]
-
-
-def _start(number: int, workers: int, threads: int, folder: Path) -> _Rank:
-    rendezvous = f"file://{folder / 'rendezvous'}"
-    command = [sys.executable, "-m", "distlfm.cluster.ranks.spawn", str(number), str(workers), rendezvous]
-    environment = {**os.environ, **import_environment(), **LOOPBACK, "OMP_NUM_THREADS": str(threads)}
-    output, errors = folder / f"{number}.out", folder / f"{number}.err"
-    with output.open("wb") as out, errors.open("wb") as err:
-        # A terminal's Ctrl-C would reach every process of this one's session; the driver decides what it means.
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=out, stderr=err, env=environment, start_new_session=True
-        )
-    return _Rank(process, output, errors)
 
 
 def _await(ranks: list[_Rank], stop: Stop, look: Callable[[], None]) -> None:
     """Until all have ended, or some time after one has failed."""
-    told, failed = False, None
+    reported, failed = False, None
     while any(one.process.poll() is None for one in ranks):
-        if stop.requested and not told:
-            told = True
+        if stop.requested and not reported:
+            reported = True
             for one in ranks:
                 one.process.send_signal(stop.signal or signal.SIGTERM)
         if failed is None and any(one.process.poll() not in (None, 0) for one in ranks):
@@ -153,11 +146,6 @@ def _end(ranks: list[_Rank]) -> None:
         if one.process.stdin is not None:
             with suppress(OSError):
                 one.process.stdin.close()
-
-
-def _weight(failure: Failure) -> int:
-    """Which of several failures is the cause: what we raise on purpose, a death, and last what followed from it."""
-    return {"death": 1, "other": 2}.get(failure.family, 0)
 
 
 if __name__ == "__main__":

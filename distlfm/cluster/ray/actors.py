@@ -19,8 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from distlfm.cluster.blocks.failure import Failure, failure_of
-from distlfm.cluster.blocks.job import Job, Worker
+from distlfm.cluster.blocks.job import Failure, Job, Worker, failure_of
 from distlfm.cluster.blocks.rescue import Action, Rescue
 from distlfm.cluster.blocks.serial import perform
 from distlfm.cluster.machine import adopt_import_path, import_environment, import_path
@@ -113,10 +112,8 @@ class Member:
     """
 
     def __init__(self, actor: Any, group: Any) -> None:
-        self.actor = actor
-        self.group = group
-        self.name = ""
-        self.node = ""
+        self.actor, self.group = actor, group
+        self.name = self.node = ""
         self.rescue: Rescue | None = None
         self.call: Any = actor.open.remote()
         self.since = time.monotonic()
@@ -129,7 +126,7 @@ class Member:
         self.since = time.monotonic()
 
 
-class Lost(Exception):
+class MemberLost(Exception):
     """A member gives no answer; `Crew.verdict` says what that means."""
 
 
@@ -149,9 +146,7 @@ class Crew:
     """The members that work on one job."""
 
     def __init__(self, session: RaySession, job: Job) -> None:
-        self._session = session
-        self._ray = session.ray
-        self._job = job
+        self._session, self._ray, self._job = session, session.ray, job
         cloudpickle = require("ray.cloudpickle", extra="ray")
         self._arguments = (import_path(), cloudpickle.dumps(job))
         self._host = self._ray.remote(Host)
@@ -176,11 +171,6 @@ class Crew:
     def up(self) -> int:
         """How many have a process that is up."""
         return len(self.members) - len(self.starting)
-
-    @property
-    def works(self) -> bool:
-        """Is any of them up?"""
-        return self.up > 0
 
     def hire(self) -> None:
         """One more member."""
@@ -219,12 +209,12 @@ class Crew:
         try:
             answer = self._ray.get(call)
         except self._ray.exceptions.RayError as error:
-            raise Lost from error
+            raise MemberLost from error
         if member.doubted is not None:  # it lives, but what it was asked before is lost
-            raise Lost
+            raise MemberLost
         return decode(answer)
 
-    def doubt(self, member: Member, lost: Lost) -> bool:
+    def doubt(self, member: Member, lost: MemberLost) -> bool:
         """Is it unknown yet whether a lost member is dead? Then it is asked again: it answers, or is lost for good."""
         if not isinstance(lost.__cause__, self._ray.exceptions.ActorUnavailableError):
             return False
@@ -236,7 +226,7 @@ class Crew:
         member.call = member.actor.ping.remote()
         return True
 
-    def verdict(self, member: Member, lost: Lost) -> Verdict:
+    def verdict(self, member: Member, lost: MemberLost) -> Verdict:
         """Why a member is gone. Raises RayEnded."""
         error, nodes = lost.__cause__, self._session.node_cpus()
         if (member.node and member.node not in nodes) or NODE_DIED in str(error):

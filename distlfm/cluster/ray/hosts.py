@@ -6,7 +6,6 @@ directly where it is this host. It lives as long as the pipe to it is open.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
@@ -17,18 +16,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Literal
 
 from distlfm.cluster.machine import import_environment
-from distlfm.cluster.ray.node import END, START_SECONDS, Orders, Up
+from distlfm.cluster.ray.node import END, START_SECONDS, NodeStarted, Orders
 from distlfm.cluster.ray.session import JOINED, STRAY
 from distlfm.errors import WorkError
 from distlfm.runtime.process import LOOPBACK, cannot_start
 from distlfm.runtime.reporting import Reporter
 
-NODE = ("-m", "distlfm.cluster.ray.node")
 LOOK_SECONDS = 0.1
 END_SECONDS = 10.0
 """How long the nodes may take to end by themselves."""
@@ -39,8 +38,8 @@ Reach = Literal["srun", "ssh"]
 
 
 @dataclass(frozen=True)
-class Site:
-    """What a site tells of its machines. python: the words that start Python on a node. port: where the head listens,
+class Machines:
+    """What a site says about its machines. python: the words that start Python on a node. port: where the head listens,
     or the next free one. See `Orders` for the others."""
 
     python: tuple[str, ...] = (sys.executable,)
@@ -56,7 +55,7 @@ class RayCluster:
 
     address: str
     environment: dict[str, str]
-    nodes: list[Node]
+    nodes: list[HostProcess]
     reporter: Reporter
     _told: set[str] = field(default_factory=set)
 
@@ -69,7 +68,7 @@ class RayCluster:
                 self.reporter.warn(f"Ray: {node.host} is lost; {left} of {len(self.nodes)} nodes are left")
 
 
-class Node:
+class HostProcess:
     """The process that keeps one host's Ray."""
 
     def __init__(self, host: str, command: Sequence[str], orders: Orders) -> None:
@@ -86,33 +85,30 @@ class Node:
         except OSError as error:
             raise cannot_start(command, error) from None
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(orders.line())
-            self.process.stdin.flush()
-
-    def up(self, look: Callable[[], None]) -> Up:
-        """Wait for its line."""
         assert self.process.stdout is not None
+        self._input, self._output = self.process.stdin, self.process.stdout
+        with suppress(BrokenPipeError):
+            self._input.write(json.dumps(asdict(orders)).encode() + b"\n")
+            self._input.flush()
+
+    def up(self, look: Callable[[], None]) -> NodeStarted:
+        """Wait for its line."""
         until = time.monotonic() + START_SECONDS
-        while not select.select([self.process.stdout], [], [], LOOK_SECONDS)[0]:
+        while not select.select([self._output], [], [], LOOK_SECONDS)[0]:
             look()
             if time.monotonic() > until:
                 raise WorkError(f"{self.host} did not start Ray within {START_SECONDS:.0f} s.", self._advice)
-        line = self.process.stdout.readline()
+        line = self._output.readline()
         if not line.startswith(b"{"):
             raise WorkError(f"{self.host} could not start Ray.", self._advice)
-        return Up(**json.loads(line))
+        return NodeStarted(**json.loads(line))
 
     _advice = "What it said is above; check that the node can be reached and that distlfm is installed there."
 
     def release(self) -> None:
         """Let it end."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.write(END)
-            self.process.stdin.flush()
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
+        with suppress(OSError), self._input:
+            self._input.write(END)
 
     def end(self, until: float) -> None:
         """Take care that it has ended."""
@@ -123,21 +119,20 @@ class Node:
             except subprocess.TimeoutExpired:
                 harder()
         self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._output.close()
 
 
-@contextlib.contextmanager
+@contextmanager
 def ray_over(
-    hosts: Sequence[str], reach: Reach, site: Site, reporter: Reporter, look: Callable[[], None] = lambda: None
+    hosts: Sequence[str], reach: Reach, site: Machines, reporter: Reporter, look: Callable[[], None] = lambda: None
 ) -> Iterator[RayCluster]:
     """A Ray over these hosts, the head on the first. look: called again and again while we wait; may raise."""
     token = secrets.token_hex(32)
-    nodes: list[Node] = []
+    nodes: list[HostProcess] = []
     try:
         orders = partial(Orders, token, interface=site.interface, scratch=site.scratch, cpus=site.cpus)
         first = orders(port=site.port, peers=tuple(hosts[1:]))
-        nodes.append(Node(hosts[0], start_command(hosts[0], reach, site), first))
+        nodes.append(HostProcess(hosts[0], start_command(hosts[0], reach, site), first))
         head = nodes[0].up(look)
         reporter.say(f"Ray: head on {head.host} at {head.address}; its own logs: {head.folder}/session_latest/logs")
         environment = {name: value for name, value in os.environ.items() if name not in STRAY}
@@ -146,7 +141,7 @@ def ray_over(
         try:
             for host in hosts[1:]:
                 theirs = orders(address=head.address, peers=(hosts[0],))
-                nodes.append(Node(host, start_command(host, reach, site), theirs))
+                nodes.append(HostProcess(host, start_command(host, reach, site), theirs))
             for node in nodes[1:]:
                 node.up(look)
             _await(counter, len(hosts), reporter, look)
@@ -162,9 +157,9 @@ def ray_over(
             node.end(until)
 
 
-def start_command(host: str, reach: Reach, site: Site) -> list[str]:
+def start_command(host: str, reach: Reach, site: Machines) -> list[str]:
     """What starts a node's process on a host."""
-    command = [*site.python, *NODE]
+    command = [*site.python, "-m", "distlfm.cluster.ray.node"]
     if reach == "srun":
         # --overlap: the batch script's own step has all cores already. Without a number of cores it gets them all.
         step = ["srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--mpi=none", "--cpu-bind=none"]
@@ -177,7 +172,7 @@ def start_command(host: str, reach: Reach, site: Site) -> list[str]:
 
 def _count(address: str, wanted: int, environment: dict[str, str]) -> subprocess.Popen[str]:
     """A process that waits for the nodes, and meanwhile is one of Ray's."""
-    command = [sys.executable, "-m", "distlfm.cluster.ray.wait", address, str(wanted), str(START_SECONDS)]
+    command = [sys.executable, "-m", "distlfm.cluster.ray.knock", address, str(wanted), f"{START_SECONDS:.0f}"]
     return subprocess.Popen(
         command,
         env={**environment, **import_environment()},
@@ -193,8 +188,10 @@ def _await(counter: subprocess.Popen[str], wanted: int, reporter: Reporter, look
     while counter.poll() is None:
         look()
         time.sleep(LOOK_SECONDS)
-    said, trouble = counter.communicate()
-    if not said.strip().isdigit():
-        raise WorkError(f"Ray was started, and cannot be joined: {' '.join(trouble.split())[-500:]}")
-    if int(said) < wanted:
-        reporter.warn(f"Ray: only {said.strip()} of {wanted} nodes have joined; the work goes on with these")
+    out, trouble = counter.communicate()
+    try:
+        alive = json.loads(out.splitlines()[-1])["nodes"]
+    except (IndexError, KeyError, ValueError):
+        raise WorkError(f"Ray was started, and cannot be joined: {' '.join((trouble + out).split())[-500:]}") from None
+    if alive < wanted:
+        reporter.warn(f"Ray: only {alive} of {wanted} nodes have joined; the work goes on with these")

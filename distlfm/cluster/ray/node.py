@@ -18,14 +18,15 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from distlfm.cluster.machine import MEBIBYTE, object_store_bytes, usable_cpus
-from distlfm.cluster.ray.session import INNER, PRIVATE, STRAY, guarded, private_directory
+from distlfm.cluster.ray.session import PRIVATE, STRAY, guarded_directory
 from distlfm.cluster.slurm.allocation import look_after
 from distlfm.errors import DistlfmError, WorkError
-from distlfm.runtime.process import free_port, own_address
+from distlfm.runtime.process import free_port, number_in, own_address, touch
 
 END = b"end\n"
 """What the starter says before it closes the input."""
@@ -59,12 +60,9 @@ class Orders:
     scratch: str = ""
     cpus: int = 0
 
-    def line(self) -> bytes:
-        return json.dumps(asdict(self)).encode() + b"\n"
-
 
 @dataclass(frozen=True)
-class Up:
+class NodeStarted:
     """What a node says when its Ray was started. folder: where Ray's own logs are while it runs."""
 
     host: str
@@ -84,9 +82,8 @@ def main() -> int:
         orders = Orders(**json.loads(_line(sys.stdin.fileno())))
         if orders.scratch:
             os.environ["TMPDIR"] = orders.scratch
-        with private_directory() as directory, guarded(directory):
-            (directory / INNER).mkdir()
-            meant = serve(orders, directory / INNER)
+        with guarded_directory() as directory:
+            meant = serve(orders, directory)
         if not meant:
             _after_the_head(orders)
     except DistlfmError as error:
@@ -98,15 +95,15 @@ def main() -> int:
 def serve(orders: Orders, directory: Path) -> bool:
     """Start Ray, say so, and wait for the end; gives whether it is meant.
 
-    `guarded` ends Ray: its own way takes longer, and spares some of its children.
+    `guarded_directory` ends Ray: its own way takes longer, and spares some of its children.
     """
     host = own_address(orders.peers, orders.interface)
     port = free_port(orders.port) if not orders.address else 0
-    up = Up(
+    up = NodeStarted(
         host=socket.gethostname(),
         address=orders.address or f"{host}:{port}",
         cpus=orders.cpus or usable_cpus(),
-        gpus=_number("SLURM_GPUS_ON_NODE"),
+        gpus=number_in(os.environ, "SLURM_GPUS_ON_NODE"),
         folder=str(directory),
     )
     log = directory / "start.log"
@@ -152,7 +149,7 @@ def _pause(seconds: float) -> bool:
     return bool(ready) and os.read(sys.stdin.fileno(), len(END)) == END
 
 
-def arguments(up: Up, host: str, port: int) -> Sequence[str]:
+def arguments(up: NodeStarted, host: str, port: int) -> Sequence[str]:
     """The arguments of `ray start`: what it may use of the node, and ports that two jobs on a node do not share.
 
     Nobody reads the logs through Ray, and no node is added: what serves these ends is not started.
@@ -171,7 +168,8 @@ def arguments(up: Up, host: str, port: int) -> Sequence[str]:
         "--include-log-monitor=false",
         "--disable-usage-stats",
     ]
-    memory = _number("SLURM_MEM_PER_NODE") or _number("SLURM_MEM_PER_CPU") * _number("SLURM_CPUS_ON_NODE")
+    number = partial(number_in, os.environ)
+    memory = number("SLURM_MEM_PER_NODE") or number("SLURM_MEM_PER_CPU") * number("SLURM_CPUS_ON_NODE")
     if memory:
         given.append(f"--memory={max(MEBIBYTE, memory * MEBIBYTE - object_store_bytes())}")
     if not port:
@@ -192,9 +190,8 @@ def _await_head(ray: subprocess.Popen[bytes], host: str, port: int, log: Path) -
 
 
 def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+        touch(address, CONNECT_SECONDS)
     except OSError:
         return False
     return True
@@ -206,11 +203,6 @@ def _line(descriptor: int) -> bytes:
     while not text.endswith(b"\n") and (one := os.read(descriptor, 1)):
         text += one
     return text
-
-
-def _number(name: str) -> int:
-    text = os.environ.get(name, "")
-    return int(text) if text.isdigit() else 0
 
 
 def _tail(log: Path) -> str:

@@ -9,13 +9,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from distlfm.cluster.blocks.failure import Failure, death
-from distlfm.cluster.blocks.job import Job
-from distlfm.cluster.blocks.ledger import Ledger
-from distlfm.cluster.blocks.pool import GRACE_SECONDS, BlockRetried, Event, Pool, Started, WorkerLost
+from distlfm.cluster.blocks.job import (
+    GRACE_SECONDS,
+    BlockRetried,
+    Event,
+    Failure,
+    Job,
+    Pool,
+    Started,
+    WorkerLost,
+    death,
+)
+from distlfm.cluster.blocks.ledger import BlockLedger
 from distlfm.cluster.blocks.rescue import Run
 from distlfm.cluster.machine import MEBIBYTE, free_bytes
-from distlfm.cluster.ray.actors import Crew, Lost, Member
+from distlfm.cluster.ray.actors import Crew, Member, MemberLost
 from distlfm.cluster.ray.session import RayEnded, RaySession
 from distlfm.errors import UsageError, WorkError
 from distlfm.runtime.process import Stop
@@ -52,8 +60,6 @@ class RayPool(Pool):
         grace: float = GRACE_SECONDS,
         patience: float = START_SECONDS,
     ) -> None:
-        if workers is not None and workers < 1:
-            raise UsageError(f"{workers} workers were asked for.", "Give 1 or more.")
         self.session = session
         self.grace = grace
         self.patience = patience
@@ -102,7 +108,7 @@ class _Shift:
     def __init__(self, pool: RayPool, job: Job, blocks: Sequence[int]) -> None:
         self.pool = pool
         self.job = job
-        self.ledger = Ledger(job, blocks)
+        self.ledger = BlockLedger(job, blocks)
         self.crew = Crew(pool.session, job)
         self._room = self._wanted = pool.planned(job, len(blocks))
         self._counted = self._alive = time.monotonic()
@@ -113,7 +119,12 @@ class _Shift:
         while self.ledger.left and not stop.requested:
             self._man()
             for member in self.crew.idle:
-                yield from self._assign(member)
+                rescue = self.ledger.take()
+                if rescue is None:
+                    break
+                member.ask(rescue)
+                if isinstance(rescue.action, Run):
+                    yield Started(rescue.block, member.name)
             answered = self.crew.wait(WAIT_SECONDS)
             if stop.requested:
                 break
@@ -136,7 +147,7 @@ class _Shift:
         while len(self.crew.members) < wanted:
             self.crew.hire()
         self.pool.workers = self.crew.up
-        if self.crew.works:
+        if self.crew.up:
             self._alive = now
         elif now - self._alive > self.pool.patience:
             raise WorkError(
@@ -144,20 +155,12 @@ class _Shift:
                 "The cluster's CPUs may be taken by others, or its nodes gone; the same command goes on later.",
             )
 
-    def _assign(self, member: Member) -> Iterator[Event]:
-        rescue = self.ledger.take()
-        if rescue is None:
-            return
-        member.ask(rescue)
-        if isinstance(rescue.action, Run):
-            yield Started(rescue.block, member.name)
-
     def _heed(self, member: Member) -> Iterator[Event]:
         """A member has answered."""
         since, rescue = member.since, member.rescue
         try:
             report, failure = self.crew.answer(member)
-        except Lost as lost:
+        except MemberLost as lost:
             if not self.crew.doubt(member, lost):
                 yield from self._replace(member, lost)
             return
@@ -180,7 +183,7 @@ class _Shift:
 
     def _unopened(self, failure: Failure) -> None:
         """Where others work, a place in which none can be opened is not tried again; where none does, the run ends."""
-        if self.crew.works:
+        if self.crew.up:
             self._unusable += 1
             return
         self._failed_opens += 1
@@ -188,7 +191,7 @@ class _Shift:
         if deliberate or self._failed_opens >= OPEN_TRIES:
             raise failure.error()
 
-    def _replace(self, member: Member, lost: Lost) -> Iterator[Event]:
+    def _replace(self, member: Member, lost: MemberLost) -> Iterator[Event]:
         """A member is gone; another is made when there is work for it."""
         verdict = self.crew.verdict(member, lost)
         self.crew.dismiss(member)
@@ -214,7 +217,7 @@ class _Shift:
             for member in self.crew.wait(min(WAIT_SECONDS, rest)):
                 try:
                     report, failure = self.crew.answer(member)
-                except Lost:
+                except MemberLost:
                     failure = death("")
                 self.crew.dismiss(member)
                 if failure is None and member.rescue is not None:

@@ -14,7 +14,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,14 +25,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
 
-from distlfm.cluster.machine import object_store_bytes, short_temporary, usable_cpus
+from distlfm.cluster.machine import object_store_bytes, usable_cpus
 from distlfm.cluster.ray import guard as ray_guard
 from distlfm.cluster.ray.knock import knock, reach
-from distlfm.errors import DistlfmError, UsageError, WorkError
+from distlfm.errors import UsageError, WorkError
 from distlfm.optional import require
+from distlfm.runtime.process import LOOPBACK, short_temporary, touch
 
 PREFIX = "dlfm-"
 LOCK = "lock"
+INNER = "r"
+"""Ray opens its directory to everybody, so it gets one inside ours."""
 
 UNTIL_DRIVER_DECIDES = {signal.SIGUSR1}
 """Slurm's warning reaches every process of a job, and would end Ray's own; they start with it blocked. (Ctrl-C is
@@ -47,9 +49,8 @@ def environment_restored() -> Iterator[None]:
     try:
         yield
     finally:
-        for name in list(filter(_rays, os.environ)):
-            if name not in before:
-                del os.environ[name]
+        for name in filter(_rays, list(os.environ)):
+            del os.environ[name]
         os.environ.update(before)
 
 
@@ -85,15 +86,6 @@ def quiet() -> Iterator[None]:
         worker._worker_logs_enabled = before
 
 
-@contextmanager
-def guarded(directory: Path) -> Iterator[None]:
-    """At the end, or when this process dies, no process of the Ray in `directory` is left; see `guard.py`."""
-    command = [sys.executable, "-I", "-S", ray_guard.__file__, str(directory)]
-    null = subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True):
-        yield
-
-
 def forget_token() -> None:
     """Ray reads its token once a process: a second session would show the first one's."""
     with suppress(ImportError, AttributeError):  # no public way; a Ray without these reads the token anew
@@ -103,8 +95,22 @@ def forget_token() -> None:
 
 
 @contextmanager
+def guarded_directory() -> Iterator[Path]:
+    """A directory for Ray's sockets and logs, inside one that only we can read, removed at the end.
+
+    At the end, or when this process dies, no process of the Ray in it is left; see `guard.py`.
+    """
+    with private_directory() as directory:
+        (directory / INNER).mkdir()
+        command = [sys.executable, "-I", "-S", ray_guard.__file__, str(directory)]
+        null = subprocess.DEVNULL
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True):
+            yield directory / INNER
+
+
+@contextmanager
 def private_directory() -> Iterator[Path]:
-    """A directory for Ray's sockets and logs that only we can read, removed at the end.
+    """A directory that only we can read, removed at the end.
 
     What a killed process left behind is removed by the next one: a lock that nobody holds tells.
     """
@@ -170,9 +176,6 @@ FIRST_WITH_TOKENS = (2, 52)
 
 AGAIN = "If this machine is very busy, try again later; `--executor serial` needs no Ray."
 
-INNER = "r"
-"""Ray opens its directory to everybody, so it gets one inside ours."""
-
 
 class RayEnded(WorkError):
     """The Ray that we are connected to is gone."""
@@ -197,13 +200,10 @@ class RaySession:
 
     def reachable(self) -> bool:
         """Is Ray's server there? Without it Ray's calls hang for a minute, and then Ray ends this process."""
-        host, _, port = self.address.rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-        except ConnectionRefusedError:
-            return False
-        except OSError:  # a busy network is no proof
-            return True
+            touch(self.address, CONNECT_SECONDS)
+        except OSError as error:
+            return not isinstance(error, ConnectionRefusedError)  # a busy network is no proof
         return True
 
     def node_cpus(self) -> dict[str, int]:
@@ -228,12 +228,9 @@ def ray_session(address: str | None = None, cpus: int | None = None) -> Iterator
         ray = require("ray", extra="ray")
         if ray.is_initialized():
             yield _present(ray, address)
-        elif address is None:
-            with private_directory() as directory, _private(ray, cpus or usable_cpus(), directory) as session:
-                yield session
-        else:
-            with _joined(ray, address) as session:
-                yield session
+            return
+        with _private(ray, cpus or usable_cpus()) if address is None else _joined(ray, address) as session:
+            yield session
 
 
 def _present(ray: ModuleType, address: str | None) -> RaySession:
@@ -257,10 +254,8 @@ def require_tokens(version: str) -> None:
 
 
 @contextmanager
-def _private(ray: ModuleType, cpus: int, directory: Path) -> Iterator[RaySession]:
+def _private(ray: ModuleType, cpus: int) -> Iterator[RaySession]:
     require_tokens(str(ray.__version__))
-    inner = directory / INNER
-    inner.mkdir()
     for name in STRAY:
         os.environ.pop(name, None)
     os.environ.update(PRIVATE, RAY_AUTH_TOKEN=secrets.token_hex(32))
@@ -270,11 +265,12 @@ def _private(ray: ModuleType, cpus: int, directory: Path) -> Iterator[RaySession
         "num_gpus": 0,
         "object_store_memory": object_store_bytes(),
         "include_dashboard": False,
-        "_temp_dir": str(inner),
-        "_node_ip_address": "127.0.0.1",
+        "_node_ip_address": LOOPBACK,
     }
-    with guarded(directory), _connected(ray, "Cannot start Ray on this machine", settings):
-        yield RaySession(ray, _address(ray), local=True)
+    with guarded_directory() as inner:
+        settings["_temp_dir"] = str(inner)
+        with _connected(ray, "Cannot start Ray on this machine", settings):
+            yield RaySession(ray, _address(ray), local=True)
 
 
 @contextmanager
@@ -296,8 +292,6 @@ def _connected(ray: ModuleType, trouble: str, settings: dict[str, Any]) -> Itera
             try:
                 with signals_kept():
                     ray.init(**settings, log_to_driver=False, logging_level=logging.CRITICAL)
-            except DistlfmError:
-                raise
             except Exception as error:  # Ray raises no narrower class where the machine was too slow for it
                 raise WorkError(f"{trouble}: {' '.join(str(error).split())[:500]}", AGAIN) from error
             yield

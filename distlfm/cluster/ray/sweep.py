@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
@@ -28,29 +28,35 @@ from distlfm.runtime.process import Stop
 Values = Mapping[str, Any]
 
 
-class Uniform(Config):
-    """Any number from low to high."""
+class _Between(Config):
+    """Numbers from low to high."""
 
-    kind: Literal["uniform"]
+    kind: str
     low: float
     high: float
-
-    def distribution(self, optuna: Any) -> Any:
-        """As Optuna's module of distributions has it."""
-        return optuna.FloatDistribution(self.low, self.high)
 
     def edges(self) -> tuple[Any, ...]:
         """Values that must be possible."""
         return (self.low, self.high)
 
     @model_validator(mode="after")
-    def _ordered(self) -> Uniform:
+    def _ordered(self) -> Self:
         if not self.low < self.high or not math.isfinite(self.high - self.low):
             raise ValueError(f"low ({self.low:g}) must be below high ({self.high:g})")
         return self
 
 
-class LogUniform(Config):
+class Uniform(_Between):
+    """Any number from low to high."""
+
+    kind: Literal["uniform"]
+
+    def distribution(self, optuna: Any) -> Any:
+        """As Optuna's module of distributions has it."""
+        return optuna.FloatDistribution(self.low, self.high)
+
+
+class LogUniform(_Between):
     """Any number from low to high, each order of magnitude as likely as another."""
 
     kind: Literal["loguniform"]
@@ -60,17 +66,8 @@ class LogUniform(Config):
     def distribution(self, optuna: Any) -> Any:
         return optuna.FloatDistribution(self.low, self.high, log=True)
 
-    def edges(self) -> tuple[Any, ...]:
-        return (self.low, self.high)
 
-    @model_validator(mode="after")
-    def _ordered(self) -> LogUniform:
-        if not self.low < self.high:
-            raise ValueError(f"low ({self.low:g}) must be below high ({self.high:g})")
-        return self
-
-
-class Int(Config):
+class Int(_Between):
     """A whole number from low to high, in steps."""
 
     kind: Literal["int"]
@@ -81,11 +78,8 @@ class Int(Config):
     def distribution(self, optuna: Any) -> Any:
         return optuna.IntDistribution(self.low, self.high - (self.high - self.low) % self.step, step=self.step)
 
-    def edges(self) -> tuple[Any, ...]:
-        return (self.low, self.high)
-
     @model_validator(mode="after")
-    def _ordered(self) -> Int:
+    def _ordered(self) -> Self:
         if not self.low <= self.high:
             raise ValueError(f"low ({self.low}) must not be above high ({self.high})")
         return self
@@ -133,7 +127,7 @@ class SweepTask(ABC):
     def __call__(self, values: Values, report: Report, shared: Any) -> None:
         """Try these values. `report` takes the metric and `TIME`, and does not return if the trial is to end.
 
-        shared: what all trials read; one copy a node, in Ray's object store.
+        shared: what all trials read; one copy per node, in Ray's object store.
         """
 
 
@@ -152,7 +146,7 @@ class SweepWatch(ABC):
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """What is searched, and for how long.
 
     longest, grace: of a trial, and before which none is ended; in units of `TIME`. keep: of the trials that come to a
@@ -178,7 +172,7 @@ class Halted(Exception):
 def sweep(
     session: RaySession,
     task: SweepTask,
-    plan: Plan,
+    plan: SweepPlan,
     watch: SweepWatch,
     stop: Stop,
     *,
@@ -234,10 +228,10 @@ def sweep(
 def _trainable(config: dict[str, Any], task: SweepTask, shared: Any) -> None:
     """What runs in Ray Tune's processes."""
     tune = require("ray.tune", extra="ray")
-    task(decoded(config), lambda told: tune.report(dict(told)), shared)
+    task(decoded(config), lambda figures: tune.report(dict(figures)), shared)
 
 
-def _search(plan: Plan) -> Any:
+def _search(plan: SweepPlan) -> Any:
     optuna = require("optuna", extra="ray")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sampler = optuna.samplers.RandomSampler if plan.sampler == "random" else optuna.samplers.TPESampler
@@ -264,25 +258,20 @@ def _callback(watch: SweepWatch, stop: Stop) -> Any:
     class Watcher(require("ray.tune", extra="ray").Callback):  # type: ignore[misc]
         """Passes on what Ray Tune sees."""
 
-        def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-            del iteration, trials, info
+        def on_trial_start(self, *, trial: Any, **_: Any) -> None:
             watch.began(decoded(trial.config))
 
-        def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
-            del iteration, trials, info
+        def on_trial_result(self, *, trial: Any, result: Any, **_: Any) -> None:
             watch.reported(decoded(trial.config), result)
 
-        def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-            del iteration, trials, info
+        def on_trial_complete(self, *, trial: Any, **_: Any) -> None:
             watch.ended(decoded(trial.config), "")
 
-        def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-            del iteration, trials, info
+        def on_trial_error(self, *, trial: Any, **_: Any) -> None:
             text = str(trial.get_pickled_error() or trial.get_error() or "its process ended")
             watch.ended(decoded(trial.config), " ".join(text.split())[-300:])
 
-        def on_step_end(self, iteration: int, trials: Any, **info: Any) -> None:
-            del iteration, trials, info
+        def on_step_end(self, **_: Any) -> None:
             if stop.requested:
                 raise Halted
 

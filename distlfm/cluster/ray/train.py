@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from distlfm.cluster.blocks.failure import failure_of
+from distlfm.cluster.blocks.job import failure_of
 from distlfm.cluster.machine import adopt_import_path, import_environment, import_path
 from distlfm.cluster.ranks.group import GroupRanks, RankTask
 from distlfm.cluster.ray.actors import THREADS, decode, encode
@@ -26,7 +26,7 @@ from distlfm.store.files import put_quickly
 
 LOOK_SECONDS = 0.1
 LOSSES = 3
-"""So many times workers may be lost before the training is given up."""
+"""How often workers may be lost before the training is given up."""
 
 ANSWER, HALT = "answer.json", "halt"
 DIED = "a process ended unexpectedly (killed from outside, out of memory, or a crash in compiled code)"

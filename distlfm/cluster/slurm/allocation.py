@@ -9,13 +9,12 @@ first node up.
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from distlfm.cluster.blocks.ledger import Share
 from distlfm.errors import UsageError
-from distlfm.runtime.process import expand_hosts, job_name
+from distlfm.runtime.process import expand_hosts, job_name, number_in, run_within
 
 FIRST_PORT, PORTS = 20000, 10000
 """Where a job's Ray listens: the port follows from the job's number, so that two jobs on a node seldom meet."""
@@ -56,24 +55,17 @@ def find_allocation(environment: Mapping[str, str]) -> Allocation | None:
     if not number.isdigit():
         return None
     nodes = expand_hosts(environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST", ""))
-    tasks = environment.get("SLURM_NTASKS", "")
-    restarts = environment.get("SLURM_RESTART_COUNT", "")
-    return Allocation(
-        job=job_name(environment),
-        number=int(number),
-        nodes=nodes,
-        tasks=int(tasks) if tasks.isdigit() else 1,
-        restarts=int(restarts) if restarts.isdigit() else 0,
-    )
+    tasks, restarts = number_in(environment, "SLURM_NTASKS", 1), number_in(environment, "SLURM_RESTART_COUNT")
+    return Allocation(job_name(environment), int(number), nodes, tasks, restarts)
 
 
 def array_share(environment: Mapping[str, str]) -> Share:
-    """Which part of the work a task of an array has: the how-many-th of its tasks it is."""
-    told = [environment.get(f"SLURM_ARRAY_TASK_{name}", "") for name in ("ID", "MIN", "MAX", "COUNT", "STEP")]
-    if not all(text.isdigit() for text in told[:4]):
+    """Which part of the work a task of an array has: the number of the task among its tasks."""
+    names = ("ID", "MIN", "MAX", "COUNT")
+    task, first, last, count = (number_in(environment, f"SLURM_ARRAY_TASK_{name}", -1) for name in names)
+    if min(task, first, last, count) < 0:
         raise UsageError("This is not a task of a Slurm array.", "Submit it with sbatch --array=0-15.")
-    task, first, last, count = (int(text) for text in told[:4])
-    step = int(told[4]) if told[4].isdigit() else 1
+    step = number_in(environment, "SLURM_ARRAY_TASK_STEP", 1)
     place = (task - first) // step
     if (last - first) // step + 1 != count or (task - first) % step:
         raise UsageError(
@@ -88,8 +80,6 @@ LOOK_SECONDS = 5.0
 
 TURN_LOOKS = 4
 """Number of looks that each of the nodes that are left has for itself, before the next one tries too."""
-
-ANSWER_SECONDS = 60.0
 
 
 def look_after(job: str, first: str, me: str, pause: Callable[[float], bool], again: bool = True) -> bool:
@@ -141,8 +131,5 @@ def job_facts(text: str) -> Mapping[str, str]:
 
 def _ask(*command: str) -> str | None:
     """A command's answer; None if it failed."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+    done = run_within(command)
     return done.stdout if done.returncode == 0 else None

@@ -11,7 +11,8 @@ from pathlib import Path
 from distlfm.errors import UsageError
 
 WARNING_SECONDS = 120
-"""So long before the end of a job's time its program is warned, to write a checkpoint. Slurm may be a minute early."""
+"""So long before the end of a job's time its program is warned, to write a checkpoint; of a short job it is a fifth of
+its time. Slurm may be a minute early."""
 
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d{1,2}){0,2})")
 _ARRAY = re.compile(r"(?P<tasks>[1-9]\d*)(?P<atonce>%[1-9]\d*)?")
@@ -54,7 +55,7 @@ class Resources:
             raise UsageError(f"--memory {self.memory!r} is not an amount of memory.", "Give 64G, or 800M.")
         if not all(_AFTER.fullmatch(one) for one in _after(self.dependency)):
             raise UsageError(
-                f"--dependency {self.dependency!r} is none that Slurm knows.", "Give a job's number, or afterany:17:18."
+                f"--dependency {self.dependency!r} is not known to Slurm.", "Give a job's number, or afterany:17:18."
             )
 
 
@@ -80,7 +81,14 @@ class BatchScript:
         """The script."""
         lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in self._options()), ""]
         if self.site is not None:
-            lines += _sourcing(shlex.quote(str(self.site)))
+            # In a function the file does not see the arguments of a script. One that is gone must not be passed over.
+            lines += [
+                f"site={shlex.quote(str(self.site))}",
+                'if [ ! -f "$site" ]; then echo "There is no site file $site." >&2; exit 2; fi',
+                "# shellcheck disable=SC1090",
+                'read_site() { . "$site"; }',
+                "read_site",
+            ]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in self.variables]
         # Unquoted: it may be several words, such as `apptainer exec image.sif python3`.
         lines.append(f"exec ${{DISTLFM_PYTHON:-{shlex.quote(self.python)}}} -m {shlex.join(self.command)}")
@@ -92,37 +100,33 @@ class BatchScript:
 
     def _options(self) -> Iterator[str]:
         asked = self.resources
-        number = "%A_%a" if asked.array else "%j"
-        given = {
+        number, array = ("%A_%a", _ARRAY.fullmatch(asked.array)) if asked.array else ("%j", None)
+        after = ",".join(_after(asked.dependency))
+        options = {
             "job-name": self.name,
             "chdir": str(self.folder),
             "output": f"{without_patterns(self.logs)}/%x-{number}.log",
             "open-mode": "append",
-            "requeue": None,
-            "signal": f"B:USR1@{warning_seconds(asked.time)}",
+            "requeue": "",
+            "signal": f"B:USR1@{min(WARNING_SECONDS, seconds_of(asked.time) // 5)}",
             "time": asked.time,
             "nodes": str(asked.nodes),
             "ntasks-per-node": str(asked.tasks_per_node),
             "cpus-per-task": str(asked.cpus),
+            "mem": asked.memory or None,
+            "mem-per-cpu": None if asked.memory else asked.memory_per_cpu,
+            # Of the node: each task sees them all, and takes the one of its number.
+            "gpus-per-node": str(asked.gpus) if asked.gpus else None,
+            "no-kill": "" if self.survives else None,
+            "array": f"0-{int(array['tasks']) - 1}{array['atonce'] or ''}" if array else None,
+            "partition": asked.partition or None,
+            "account": asked.account or None,
+            "dependency": after or None,
+            # What waits for a job that has failed would wait for ever.
+            "kill-on-invalid-dep": "yes" if after else None,
         }
-        if asked.memory:
-            given["mem"] = asked.memory
-        else:
-            given["mem-per-cpu"] = asked.memory_per_cpu
-        if asked.gpus:  # of the node: each task sees them all, and takes the one of its number
-            given["gpus-per-node"] = str(asked.gpus)
-        if self.survives:
-            given["no-kill"] = None
-        if asked.array:
-            found = _ARRAY.fullmatch(asked.array)
-            assert found is not None
-            given["array"] = f"0-{int(found['tasks']) - 1}{found['atonce'] or ''}"
-        named = {"partition": asked.partition, "account": asked.account}
-        given |= {name: value for name, value in named.items() if value}
-        if asked.dependency:
-            given["dependency"] = ",".join(_after(asked.dependency))
-            given["kill-on-invalid-dep"] = "yes"  # what waits for a job that has failed would wait for ever
-        yield from (f"--{name}" if value is None else f"--{name}={_quoted(value)}" for name, value in given.items())
+        given = {name: value for name, value in options.items() if value is not None}
+        yield from (f"--{name}={_quoted(value)}" if value else f"--{name}" for name, value in given.items())
         for option in asked.others:
             found = _OPTION.fullmatch(option)
             if found is None:
@@ -145,26 +149,10 @@ def seconds_of(time: str) -> int:
     return (hours * 60 + minutes) * 60 + seconds
 
 
-def warning_seconds(time: str) -> int:
-    """How long before its end a job is warned: WARNING_SECONDS, of short ones a fifth of their time."""
-    return min(WARNING_SECONDS, seconds_of(time) // 5)
-
-
 def ends_awaited(dependency: str) -> set[str]:
     """Numbers of the jobs that have ended before one with this dependency begins; `after` awaits a beginning only."""
     named = (one for one in _after(dependency) if not one.startswith("after:"))
     return {number for one in named for number in re.findall(r":(\d+)", one)}
-
-
-def _sourcing(site: str) -> list[str]:
-    """In a function the file does not see the arguments of a script. One that is gone must not be passed over."""
-    return [
-        f"site={site}",
-        'if [ ! -f "$site" ]; then echo "There is no site file $site." >&2; exit 2; fi',
-        "# shellcheck disable=SC1090",
-        'read_site() { . "$site"; }',
-        "read_site",
-    ]
 
 
 def _after(dependency: str) -> list[str]:

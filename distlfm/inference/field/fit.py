@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from distlfm.errors import UsageError
-from distlfm.inference.base import Fit, Unknowns
-from distlfm.inference.collapsed import CollapsedPosterior, Starts, best_of_starts
+from distlfm.inference.base import Fit
+from distlfm.inference.collapsed import Starts, best_of_starts, fit_at
 from distlfm.inference.curvature import find_modes
+from distlfm.inference.field.map import FieldMap, samples
 from distlfm.inference.field.marginal import FieldGaussian
 from distlfm.inference.field.method import FieldMethod
 from distlfm.inference.field.settings import FieldSettings, build_map, open_field, shown_points
@@ -26,11 +27,9 @@ from distlfm.inference.marginal import Marginal
 from distlfm.inference.method import register_method
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations, collate
-from distlfm.inference.optimise import OptimiserConfig, Optimum
-from distlfm.inference.posterior import PosteriorConfig, infer
+from distlfm.inference.optimise import Optimum
 from distlfm.inference.result import FitResult, results_of
 from distlfm.instance import Instance
-from distlfm.mechanisms.priors import Values
 from distlfm.runtime.reporting import during, stepped
 from distlfm.solvers.field.meshed import Meshed
 
@@ -77,9 +76,6 @@ def warned(result: FitResult, need: int) -> FitResult:
     return replace(result, advice=" ".join(filter(None, (result.advice, advice))))
 
 
-FAR, NEAR = 1.5, 0.4
-"""How far samples are from the prior's middle, and from a mode, in units of the prior's deviation."""
-
 LEVELLED = 2
 """How often the level that noise grows with is taken from the fit."""
 
@@ -91,16 +87,9 @@ class _Fitter:
     """Instances that need the same refinement go on together, so that none depends on its neighbours."""
 
     def __init__(
-        self,
-        model: Model,
-        instances: Sequence[Instance],
-        seeds: Sequence[int],
-        optimiser: OptimiserConfig,
-        posterior: PosteriorConfig,
-        starts: Starts,
+        self, model: Model, instances: Sequence[Instance], seeds: Sequence[int], options: InferenceConfig
     ) -> None:
-        self.model, self.instances, self.seeds = model, instances, seeds
-        self.optimiser, self.posterior, self.starts = optimiser, posterior, starts
+        self.model, self.instances, self.seeds, self.options = model, instances, seeds, options
         self.observations = collate([instance.blind() for instance in instances], model.system.outputs)
         self.found: dict[int, FitResult] = {}
 
@@ -110,14 +99,15 @@ class _Fitter:
         stepped("mesh")
         full = build_map(self.model, settings)
         data = self.observations.rows(rows)
-        marginal = FieldGaussian(self.model, data, full.reduced(_samples(self.model, None)), settings)
-        best = _mode(marginal, [self.seeds[int(i)] for i in rows], self.optimiser, self.starts, start)
+        shaping = [name for name in self.model.space.free_names if _shapes_solutions(self.model, name)]
+        marginal = FieldGaussian(data, full.reduced(samples(self.model, shaping)))
+        best = self._first_mode(marginal, rows) if start is None else self._mode(marginal, start)
         if marginal.map.engine is not full.engine:
-            marginal = FieldGaussian(self.model, data, full.reduced(_samples(self.model, best.z)), settings)
-            best = _mode(marginal, [], self.optimiser, self.starts, best.z)
+            marginal = FieldGaussian(data, full.reduced(samples(self.model, shaping, best.z)))
+            best = self._mode(marginal, best.z)
         for _ in range(LEVELLED if self.model.likelihood.options.relative is not None else 0):
             marginal = _levelled(marginal, best.z)
-            best = _mode(marginal, [], self.optimiser, self.starts, best.z)
+            best = self._mode(marginal, best.z)
         needs = _unsettled(marginal, settings, best.z)
         stated = self.model.field.field.mesh.size is not None
         wanted = needs & ~Needs.MESH if stated else needs
@@ -125,7 +115,7 @@ class _Fitter:
         if bool(done.any()):
             kept = torch.nonzero(done).squeeze(-1)
             own = [self.instances[int(i)] for i in rows[kept]]
-            fit = self._settled(marginal, best, kept, [self.seeds[int(i)] for i in rows[kept]])
+            fit = self._settled(marginal, best, kept, self._seeds(rows[kept]))
             grids = shown_points(marginal.map, settings, len(own))
             results = results_of(fit, own, grids, time.perf_counter() - began)
             results = [warned(one, int(need)) for one, need in zip(results, needs[kept], strict=True)]
@@ -135,44 +125,30 @@ class _Fitter:
             with during("refined"):
                 self.fit(rows[group], refined(settings, need), best.z[group], refinements - 1)
 
+    def _seeds(self, rows: Tensor) -> list[int]:
+        return [self.seeds[int(i)] for i in rows]
+
+    def _first_mode(self, marginal: FieldGaussian, rows: Tensor) -> Optimum:
+        options, size = self.options, self.model.space.num_free
+        starts = Starts(options.restarts, options.random_start)
+        return best_of_starts(marginal.negative, self._seeds(rows), size, options.optimiser, starts)
+
+    def _mode(self, marginal: FieldGaussian, start: Tensor) -> Optimum:
+        return find_modes(marginal.negative, start, self.options.optimiser)
+
     def _settled(self, marginal: FieldGaussian, best: Optimum, kept: Tensor, seeds: Sequence[int]) -> Fit:
         """The posterior of the instances `kept`, whose modes are found."""
-        own = FieldGaussian(self.model, marginal.observations.rows(kept), marginal.map, marginal.settings)
-
-        def objective(z: Tensor, rows: Tensor) -> Tensor:
-            return -own.log_joint(z, rows)
-
+        own = FieldGaussian(marginal.observations.rows(kept), marginal.map)
+        by_row = {name: getattr(best, name)[kept] for name in ("z", "value", "status", "iterations")}
         times, places = own.map.inducing.counts
-        options = self.posterior
+        options = self.options.posterior
         if times * places > MANY:
             options = options.model_copy(update={"draws": min(options.draws, FEW_DRAWS)})
-        found = infer(objective, best.z[kept], seeds, options)
-        return Fit(
-            posterior=CollapsedPosterior("collapsed", own, found.draws, Unknowns(found.proposals, found.weights)),
-            bound=-best.value[kept],
-            status=best.status[kept],
-            iterations=best.iterations[kept],
-            effective=found.effective,
-            trace=-best.trace[:, kept],
-        )
-
-
-def _samples(model: Model, around: Tensor | None) -> Values:
-    """Values at which to look for the shapes of solutions: the middle, and away from it along what shapes them.
-
-    around: modes [B, n] to stay near to; None is the whole prior.
-    """
-    middle = torch.zeros(1, model.space.num_free, dtype=torch.float64) if around is None else around
-    names = [name for name in model.space.free_names if _shapes_solutions(model, name)]
-    found = [middle]
-    for name in names:
-        step = torch.zeros(model.space.num_free, dtype=torch.float64)
-        step[model.space.free_names.index(name)] = FAR if around is None else NEAR
-        found += [middle + step, middle - step]
-    return model.space.unpack(torch.cat(found))
+        return fit_at("collapsed", own, replace(best, **by_row, trace=best.trace[:, kept]), seeds, options)
 
 
 def _shapes_solutions(model: Model, name: str) -> bool:
+    """Whether solutions take other shapes as this unknown changes."""
     plain = name.split("[")[0]
     return model.space[plain].kind == "mechanism" or (plain.endswith("lengthscale") and not name.endswith("[t]"))
 
@@ -181,18 +157,7 @@ def _shapes_solutions(model: Model, name: str) -> bool:
 def _levelled(marginal: FieldGaussian, z: Tensor) -> FieldGaussian:
     """The same, with the noise growing with the fitted field in place of the noisy values."""
     level = marginal.fitted(z, torch.arange(len(z))).abs().unsqueeze(1)
-    return FieldGaussian(marginal.model, replace(marginal.observations, level=level), marginal.map, marginal.settings)
-
-
-def _mode(
-    marginal: FieldGaussian, seeds: Sequence[int], optimiser: OptimiserConfig, starts: Starts, start: Tensor | None
-) -> Optimum:
-    def objective(z: Tensor, rows: Tensor) -> Tensor:
-        return -marginal.log_joint(z, rows)
-
-    if start is not None:
-        return find_modes(objective, start, optimiser)
-    return best_of_starts(objective, seeds, marginal.model.space.num_free, optimiser, starts)
+    return FieldGaussian(replace(marginal.observations, level=level), marginal.map)
 
 
 @torch.no_grad()
@@ -206,13 +171,12 @@ def _unsettled(marginal: FieldGaussian, settings: FieldSettings, z: Tensor) -> T
     def moves(settings: FieldSettings) -> Tensor:
         stepped("check of steps and mesh")
         finer = build_map(model, settings, marginal.map.both_ways)
-        other = FieldGaussian(model, data, finer).fitted(z, rows)
+        other = FieldGaussian(data, finer).fitted(z, rows)
         return torch.where(data.mask[:, 0], (other - fitted).abs() / noise, 0.0).amax(-1) > MOVED
 
     needs = int(Needs.POINTS) * (marginal.lost_share(z, rows) > LOST).long()
     needs += int(Needs.STEPS) * moves(settings.finer_steps()).long()
-    halved = settings.finer_mesh()
-    if halved is not None:
+    if (halved := settings.finer_mesh()) is not None:
         needs += int(Needs.MESH) * moves(halved).long()
     return needs
 
@@ -237,15 +201,12 @@ class CollapsedFields(FieldMethod):
                 f"The method 'collapsed' needs an equation that is linear, and this one is not known to be: {why}",
                 "Use inference.method=laplace, or auto.",
             )
-        starts = Starts(options.restarts, options.random_start)
-        fitter = _Fitter(model, instances, seeds, options.optimiser, options.posterior, starts)
+        fitter = _Fitter(model, instances, seeds, options)
         fitter.fit(torch.arange(len(instances)), options.settled, None, options.field.refinements)
         return [fitter.found[i] for i in range(len(instances))]
 
     @classmethod
-    def marginal(
-        cls, model: Model, observations: Observations, settings: FieldSettings, state: dict[str, Tensor]
-    ) -> Marginal:
+    def marginal(cls, observations: Observations, field_map: FieldMap, state: dict[str, Tensor]) -> Marginal:
         if "level" in state:
             observations = replace(observations, level=state["level"][..., : observations.times.shape[1]])
-        return FieldGaussian(model, observations, build_map(model, settings), settings)
+        return FieldGaussian(observations, field_map)

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from distlfm.errors import UsageError
-from distlfm.inference.base import Fit, Unknowns
-from distlfm.inference.collapsed import CollapsedPosterior, Starts
+from distlfm.inference.collapsed import Starts, fit_at
 from distlfm.inference.field.fit import LOST, MOVED, Needs, refined, warned
 from distlfm.inference.field.linearised import LinearisedField, Point, gradient_bytes, shown_by, solve_at
 from distlfm.inference.field.map import FieldMap
@@ -33,7 +32,7 @@ from distlfm.inference.method import register_method
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import OptimiserConfig, Status
-from distlfm.inference.posterior import PosteriorConfig, infer
+from distlfm.inference.posterior import PosteriorConfig
 from distlfm.inference.result import FitResult, results_of
 from distlfm.inference.whitened import noise_of
 from distlfm.instance import Instance
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from distlfm.inference.fit import InferenceConfig
 
 RIDGE = 1e-8
-"""Keeps numbers that no inducing point tells of at zero when a force is carried over."""
+"""Keeps numbers that no inducing point determines at zero when a force is carried over."""
 
 QUICK = OptimiserConfig(iterations=40, rounds=1, gradient=1e-2, change=1e-4, distance=0.3)
 """A start need not be exact."""
@@ -61,51 +60,36 @@ class Laplace(FieldMethod):
     def fit(
         self, model: Model, instances: Sequence[Instance], options: InferenceConfig, seeds: Sequence[int]
     ) -> list[FitResult]:
-        assert options.settled is not None
-        starts = Starts(options.restarts, options.random_start)
-        how = (options.optimiser, options.posterior, options.field.refinements, starts)
-        # The search begins where slopes of a surface match best, unless that is not wanted.
-        matched, results = options.preestimate.enabled, []
+        results = []
         for number, (instance, seed) in enumerate(zip(instances, seeds, strict=True), 1):
             with during("instance", number, len(instances)):
-                results.append(_fit_one(model, instance, options.settled, seed, *how, matched=matched))
+                results.append(_fit_one(model, instance, seed, options))
         return results
 
     @classmethod
-    def marginal(
-        cls, model: Model, observations: Observations, settings: FieldSettings, state: dict[str, Tensor]
-    ) -> Marginal:
+    def marginal(cls, observations: Observations, field_map: FieldMap, state: dict[str, Tensor]) -> Marginal:
         sides = Point(state["sides_z"][0], state["sides_w"][0]) if "sides_z" in state else None
         point = Point(state["point_z"], state["point_w"])
-        return LinearisedField(model, observations, build_map(model, settings), point, settings, sides=sides)
+        return LinearisedField(observations, field_map, point, sides=sides)
 
 
-def _fit_one(
-    model: Model,
-    instance: Instance,
-    settings: FieldSettings,
-    seed: int,
-    optimiser: OptimiserConfig,
-    posterior: PosteriorConfig,
-    refinements: int,
-    starts: Starts,
-    *,
-    matched: bool,
-) -> FitResult:
+def _fit_one(model: Model, instance: Instance, seed: int, options: InferenceConfig) -> FitResult:
     """Fit one instance, refined until its answer no longer changes."""
-    began = time.perf_counter()
+    began, settings = time.perf_counter(), options.settled
+    assert settings is not None
     data = collate([instance.blind()], model.system.outputs)
     stepped("mesh")
     field_map = build_map(model, settings)
     _check_memory(field_map, data)
-    start = None
-    if matched:
+    start, starts = None, Starts(options.restarts, options.random_start)
+    # The search begins where slopes of a surface match best, unless that is not wanted.
+    if options.preestimate.enabled:
         with during("matching slopes"):
-            start = match_slopes(model, data, field_map, seed, QUICK, starts).point()
-    search = find_point(model, data, field_map, start, seed, optimiser, starts, settings)
-    needs, lost = _needs(search, settings), search.status == Status.DIVERGED
+            start = match_slopes(data, field_map, seed, QUICK, starts).point()
+    search = find_point(data, field_map, start, seed, options.optimiser, starts)
     stated = Needs.MESH if model.field.field.mesh.size is not None else Needs(0)
-    while needs & ~stated and refinements and not lost:
+    refinements = options.field.refinements
+    while (needs := _needs(search, settings)) & ~stated and refinements:
         refinements -= 1
         finer = refined(settings, needs & ~stated)
         finer_map = build_map(model, finer)
@@ -114,22 +98,12 @@ def _fit_one(
         settings, field_map = finer, finer_map
         start = carried(search.marginal.map, search.marginal.point, field_map)
         with during("refined"):
-            search = find_point(model, data, field_map, start, seed, optimiser, starts, settings)
-        needs, lost = _needs(search, settings), search.status == Status.DIVERGED
-    own = search.marginal
-
-    def objective(z: Tensor, rows: Tensor) -> Tensor:
-        return -own.log_joint(z, rows)
-
-    found = infer(objective, search.best.z, [seed], PosteriorConfig(method="point") if lost else posterior)
-    fit = Fit(
-        posterior=CollapsedPosterior(Laplace.name, own, found.draws, Unknowns(found.proposals, found.weights)),
-        bound=-search.best.value,
-        status=torch.tensor([int(search.status)]),
-        iterations=torch.tensor([search.linearisations]),
-        effective=found.effective,
-        trace=-search.best.trace,
-    )
+            search = find_point(data, field_map, start, seed, options.optimiser, starts)
+    lost = search.status == Status.DIVERGED
+    status, count = torch.tensor([int(search.status)]), torch.tensor([search.linearisations])
+    posterior = PosteriorConfig(method="point") if lost else options.posterior
+    best = replace(search.best, status=status, iterations=count)
+    fit = fit_at(Laplace.name, search.marginal, best, [seed], posterior)
     (result,) = results_of(fit, [instance], shown_points(field_map, settings, 1), time.perf_counter() - began)
     return replace(result, advice=ADVICE) if lost else warned(result, needs)
 
@@ -182,10 +156,9 @@ def carried(old: FieldMap, point: Point, new: FieldMap) -> Point:
     if torch.equal(old.inducing.times, new.inducing.times) and torch.equal(old.inducing.places, new.inducing.places):
         return point
     values = old.model.space.unpack(point.z)
-    times, places = new.inducing.times, new.inducing.places
-    where = torch.cat([times.repeat(len(places)).unsqueeze(-1), places.repeat_interleave(len(times), 0)], -1)
-    force = old.force_columns(values, where.unsqueeze(0))[0] @ point.w.unsqueeze(-1)
-    columns = new.force_columns(values, where.unsqueeze(0))[0]
+    where = new.joint_inducing()
+    force = old.force_columns(values, where)[0] @ point.w.unsqueeze(-1)
+    columns = new.force_columns(values, where)[0]
     ridge = RIDGE * columns.square().sum((-2, -1)) / columns.shape[-1]
     precision = columns.mT @ columns + ridge * torch.eye(columns.shape[-1], dtype=columns.dtype)
     return Point(point.z, torch.linalg.solve(precision, columns.mT @ force).squeeze(-1))

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distlfm.inference.field.map import Columns, FieldMap
-from distlfm.inference.field.points import SMALLEST, left_open, whitened_basis
+from distlfm.inference.field.map import FieldMap, OutputMap
+from distlfm.inference.field.points import left_open, whitened_basis
 from distlfm.mechanisms.priors import Values
 
 CHUNK = 20_000_000
@@ -43,62 +43,39 @@ class Linearisation:
     theta: Tensor
 
 
-def force_bases(field_map: FieldMap, values: Values, times: Tensor) -> tuple[Tensor, Tensor]:
-    """Basis functions of the force in space [A, J, M_x] and in time [A, n, M_t], for a deviation of one."""
+def force_bases(field_map: FieldMap, values: Values, times: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Basis functions of the force in space [A, J, M_x] and in time [A, n, M_t], and its standard deviation [A]."""
     assert field_map.separable is not None
     hyper = field_map.model.hyper(values)[0]
     space = whitened_basis(field_map.separable.space, hyper, field_map.nodes, field_map.inducing.places)
     time = whitened_basis(field_map.separable.time, hyper, times, field_map.inducing.times)
-    return space, time
-
-
-def deviation(field_map: FieldMap, values: Values) -> Tensor:
-    """The force's standard deviation [A]."""
-    assert field_map.separable is not None
-    return field_map.separable.variance(field_map.model.hyper(values)[0]).sqrt()
-
-
-def joint_basis_on(field_map: FieldMap, values: Values, times: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a kernel without factors: the basis [A, n, J, R] at times and nodes, and the deviation it leaves [A, n, J]."""
-    nodes, hyper = field_map.nodes, field_map.model.hyper(values)[0]
-    points = torch.cat([times.repeat_interleave(len(nodes)).unsqueeze(-1), nodes.repeat(len(times), 1)], -1)
-    basis = field_map.joint_basis(hyper, points.unsqueeze(0))
-    left = field_map.kernel.diagonal(hyper, points) - basis.square().sum(-1)
-    shape = (len(times), len(nodes))
-    return basis.unflatten(1, shape), left.clamp_min(SMALLEST).sqrt().unflatten(1, shape)
+    return space, time, field_map.separable.variance(hyper).sqrt()
 
 
 def force_on(field_map: FieldMap, values: Values, w: Tensor, times: Tensor) -> Tensor:
     """The force that w [A, R] stands for, at times [n] and all nodes: [A, n, J]."""
     own = w[:, : w.shape[1] - field_map.num_initial]
     if field_map.separable is None:
-        basis, _ = joint_basis_on(field_map, values, times)
+        basis, _ = field_map.joint_basis_on(values, times)
         return torch.einsum("anjr,ar->anj", basis, own)
-    space, time = force_bases(field_map, values, times)
+    space, time, deviation = force_bases(field_map, values, times)
     table = own.unflatten(-1, (space.shape[-1], time.shape[-1]))
-    found: Tensor = deviation(field_map, values)[:, None, None] * (time @ table.mT @ space.mT)
+    found: Tensor = deviation[:, None, None] * (time @ table.mT @ space.mT)
     return found
 
 
-def start_of(field_map: FieldMap, values: Values, like: Tensor) -> Tensor:
-    """The initial state's mean at the nodes [A, J]; `like` [A, ...] has its type and count."""
-    profile = field_map.profile().expand(len(like), -1)
-    return profile * values["initial_scale"] if field_map.initial.kind == "scaled" else profile
-
-
-def linear_columns(field_map: FieldMap, found: Linearisation, values: Values, rows: Tensor) -> Columns:
+def linear_columns(field_map: FieldMap, found: Linearisation, values: Values, rows: Tensor) -> OutputMap:
     """Values of the instances `rows` [A] as columns of w."""
-    theta = field_map.theta(values)
-    start = start_of(field_map, values, theta)
+    theta, start = field_map.theta(values), field_map.start(values)
     moved = (found.by_theta[rows] @ (theta - found.theta[rows]).unsqueeze(-1)).squeeze(-1)
     offset = found.constant[rows] + moved + (found.by_initial[rows] @ start.unsqueeze(-1)).squeeze(-1)
     columns, slack = _by_rows(field_map, found, values, rows)
     if field_map.num_initial:
-        starts, size = field_map.starts(values, field_map.model.hyper(values)[0])
+        starts, size = field_map.starts(values)
         later = size[..., None] * (found.by_initial[rows] @ starts.mT)
         bound = size * (found.by_initial[rows].abs() @ starts[:, -1:].mT).squeeze(-1)
         columns, slack = torch.cat([columns, later[..., :-1]], -1), slack + bound.square()
-    return Columns(offset, columns, slack)
+    return OutputMap(offset, columns, slack)
 
 
 def _by_rows(field_map: FieldMap, found: Linearisation, values: Values, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,8 +96,8 @@ def _by_rows(field_map: FieldMap, found: Linearisation, values: Values, rows: Te
 
 
 def _separable(field_map: FieldMap, gradient: Tensor, times: Tensor, values: Values) -> tuple[Tensor, Tensor]:
-    space, time = force_bases(field_map, values, times)
-    size = deviation(field_map, values)[:, None]
+    space, time, deviation = force_bases(field_map, values, times)
+    size = deviation[:, None]
     inner = gradient.flatten(0, 1) @ space
     columns = inner.unflatten(1, gradient.shape[:2]).mT @ time.unsqueeze(1)
     # What the inducing points leave open is at most the sum of what each factor does, taken as fully correlated.
@@ -130,7 +107,7 @@ def _separable(field_map: FieldMap, gradient: Tensor, times: Tensor, values: Val
 
 
 def _joint(field_map: FieldMap, gradient: Tensor, times: Tensor, values: Values) -> tuple[Tensor, Tensor]:
-    basis, left = joint_basis_on(field_map, values, times)
+    basis, left = field_map.joint_basis_on(values, times)
     columns = gradient.flatten(1) @ basis.flatten(1, 2)
     return columns, (left.flatten(1) @ gradient.abs().flatten(1).mT).square()
 
@@ -168,13 +145,12 @@ class Curved:
         down = (x - middle) * (x - upper) / ((lower - middle) * (lower - upper))
         return torch.cat([1 - (up + down).sum(-1, keepdim=True), torch.stack([up, down], -1).flatten(1)], -1)
 
-    def columns(self, field_map: FieldMap, values: Values) -> Columns:
+    def columns(self, field_map: FieldMap, values: Values) -> OutputMap:
         """Values as columns of w."""
         theta = field_map.theta(values)
         outer, inner = self.weights(theta, bounded=False), self.weights(theta, bounded=True)
-        start = start_of(field_map, values, theta)
         # y = y_θ + G_θ (f − f_θ) + H_θ (y_0 − y_0θ)
-        initial = start - outer @ self.initial
+        initial = field_map.start(values) - outer @ self.initial
         pushed = torch.einsum("itnj,mnj->imt", self.linear.by_force, self.force)
         offset = outer @ self.value - torch.einsum("ai,am,imt->at", inner, outer, pushed)
         offset = offset + torch.einsum("ai,itj,aj->at", inner, self.linear.by_initial, initial)
@@ -183,4 +159,4 @@ class Curved:
             found = linear_columns(field_map, self.linear, values, torch.full((len(theta),), i))
             columns = columns + inner[:, i, None, None] * found.columns
             slack = found.slack if i == 0 else slack
-        return Columns(offset, columns, slack)
+        return OutputMap(offset, columns, slack)

@@ -8,33 +8,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from distlfm.config import Config
-from distlfm.inference.field.linear import (
-    CHUNK,
-    Curved,
-    Linearisation,
-    deviation,
-    force_bases,
-    force_on,
-    joint_basis_on,
-    linear_columns,
-    start_of,
-)
+from distlfm.inference.field.linear import CHUNK, Curved, Linearisation, force_bases, force_on, linear_columns
 from distlfm.inference.field.map import FieldMap
 from distlfm.inference.field.marginal import draw_remainder, reaching
 from distlfm.inference.field.points import Places, at_times, left_open, pick
-from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
-from distlfm.inference.whitened import Asked, Compared, WhitenedMarginal, noise_of
+from distlfm.inference.whitened import Compared, QueryMap, WhitenedMarginal, noise_of
 from distlfm.mechanisms.priors import Values
 from distlfm.runtime.reporting import stepped
-from distlfm.solvers.fem.spec import FloatArray
+from distlfm.solvers.fem.spec import Csr, FloatArray
 from distlfm.solvers.field.meshed import Meshed
-from distlfm.solvers.field.tangent import Tangent, Watched, trajectory
+from distlfm.solvers.field.sparse import to_csr
+from distlfm.solvers.field.tangent import ObservedSteps, Tangent, trajectory
 
 
 @dataclass(frozen=True)
@@ -69,9 +57,9 @@ def solve_at(field_map: FieldMap, point: Point) -> Solved:
     values = field_map.model.space.unpack(point.z)
     theta, grid = field_map.theta(values), field_map.grid
     force = force_on(field_map, values, point.w, grid.times)
-    initial = start_of(field_map, values, theta)
+    initial = field_map.start(values)
     if field_map.num_initial:
-        starts, size = field_map.starts(values, field_map.model.hyper(values)[0])
+        starts, size = field_map.starts(values)
         own = point.w[:, -field_map.num_initial :].unsqueeze(1)
         initial = initial + size * (own @ starts[:, :-1]).squeeze(1)
     field = _meshed(field_map)
@@ -92,15 +80,15 @@ def _meshed(field_map: FieldMap) -> Meshed:
     return field_map.discretised
 
 
-def free_coefficients(model: Model, field_map: FieldMap) -> tuple[int, ...]:
+def free_coefficients(field_map: FieldMap) -> tuple[int, ...]:
     """Places in theta of the coefficients that are unknown."""
-    return tuple(i for i, name in enumerate(field_map.names) if model.space[name].free)
+    return tuple(i for i, name in enumerate(field_map.names) if field_map.model.space[name].free)
 
 
 def gradient_bytes(field_map: FieldMap, data: Observations) -> int:
     """About how much memory the gradients of one instance's outputs take, with those on both sides of coefficients."""
     points, steps = data.times.shape[1], field_map.grid.steps + 1
-    return 16 * points * steps * len(field_map.nodes) * (1 + 2 * len(free_coefficients(field_map.model, field_map)))
+    return 16 * points * steps * len(field_map.nodes) * (1 + 2 * len(free_coefficients(field_map)))
 
 
 class LinearisedField(WhitenedMarginal):
@@ -111,26 +99,25 @@ class LinearisedField(WhitenedMarginal):
 
     def __init__(
         self,
-        model: Model,
         observations: Observations,
         field_map: FieldMap,
         point: Point,
-        settings: Config | None = None,
         solved: Solved | None = None,
         sides: Point | None = None,
     ) -> None:
-        """settings: what the map was made from, kept with a saved fit. solved: trajectories at the point, if known.
+        """solved: trajectories at the point, if known.
 
         sides: of one instance, points [2 c, ...] with an upper and a lower value of each unknown coefficient.
         """
         assert observations.positions is not None
-        self.map, self.settings, self.point, self.sides = field_map, settings, point, sides
+        self.map, self.point, self.sides = field_map, point, sides
         self.places = field_map.places(observations.points)
         self.solved = solve_at(field_map, point) if solved is None else solved
         self.reached = shown_by(self.places, self.solved)
-        level = self.reached.abs().unsqueeze(1) if model.likelihood.options.relative is not None else observations.level
-        super().__init__(model, replace(observations, level=level))
-        self._tangents: dict[tuple[int, int], Tangent] = {}
+        if field_map.model.likelihood.options.relative is not None:
+            observations = replace(observations, level=self.reached.abs().unsqueeze(1))
+        super().__init__(field_map.model, observations)
+        self._tangents: dict[int, Tangent] = {}
         self._longer: LinearisedField | None = None
         self._linear = self._linearise()
         self._curved = None if sides is None else self._bend(sides)
@@ -147,14 +134,14 @@ class LinearisedField(WhitenedMarginal):
 
     def compared(self, values: Values, rows: Tensor) -> Compared:
         data = self.observations.rows(rows)
-        curved = self._curved
-        found = (
-            linear_columns(self.map, self._linear, values, rows) if curved is None else curved.columns(self.map, values)
-        )
+        if self._curved is None:
+            found = linear_columns(self.map, self._linear, values, rows)
+        else:
+            found = self._curved.columns(self.map, values)
         noise = noise_of(self.model, values, data)
         return Compared(data.values[:, 0] - found.offset, found.columns, found.slack, noise, data.mask[:, 0])
 
-    def asked(self, values: Values, rows: Tensor, query: Tensor) -> Asked:
+    def query_map(self, values: Values, rows: Tensor, query: Tensor) -> QueryMap:
         longer = self._reaching(query)
         parts = []
         for i, row in enumerate(rows.tolist()):
@@ -163,7 +150,7 @@ class LinearisedField(WhitenedMarginal):
             parts.append(longer.ask_one(row, alone, query[i : i + 1]))
         force, left = longer.map.force_columns(values, query)
         offset, columns, slack = (torch.stack(part) for part in zip(*parts, strict=True))
-        return Asked(offset, columns, slack, force, left)
+        return QueryMap(offset, columns, slack, force, left)
 
     def left_over(
         self, values: Values, rows: Tensor, query: Tensor, generator: torch.Generator
@@ -184,7 +171,7 @@ class LinearisedField(WhitenedMarginal):
             return self
         if self._longer is None or self._longer.map.grid != grid:
             field_map = self.map.with_grid(grid)
-            self._longer = LinearisedField(self.model, self.observations, field_map, self.point, sides=self.sides)
+            self._longer = LinearisedField(self.observations, field_map, self.point, sides=self.sides)
         return self._longer
 
     def ask_one(self, b: int, values: Values, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -205,7 +192,7 @@ class LinearisedField(WhitenedMarginal):
     def _base(self, b: int, values: Values) -> tuple[Tensor, Tensor, Tensor]:
         """States and force [N + 1, J] to start from at one z, and how far the initial state [J] is from theirs."""
         at, theta = self.solved, self.map.theta(values)
-        start = start_of(self.map, values, theta)[0]
+        start = self.map.start(values)[0]
         if self._curved is None:
             moved = torch.from_numpy(self._tangent(b).by_theta()) @ (theta[0] - at.theta[b])
             return at.states[b] + moved, at.force[b], start - at.initial[b]
@@ -217,7 +204,7 @@ class LinearisedField(WhitenedMarginal):
         """Linearisations at the point and at its sides."""
         assert len(self.solved.ok) == 1
         apart = [Point(sides.z[i : i + 1], sides.w[i : i + 1]) for i in range(len(sides.z))]
-        every = [self, *(LinearisedField(self.model, self.observations, self.map, one) for one in apart)]
+        every = [self, *(LinearisedField(self.observations, self.map, one) for one in apart)]
         parts = zip(*(vars(one.solved).values() for one in every), strict=True)
         self._around = Solved(*(torch.cat(part) for part in parts))
         names = ("constant", "by_force", "by_initial", "by_theta", "theta")
@@ -225,23 +212,23 @@ class LinearisedField(WhitenedMarginal):
         linear = Linearisation(self.map.grid.times, **joined)
         around = self._around
         value = torch.cat([one.reached for one in every])
-        which = free_coefficients(self.model, self.map)
+        which = free_coefficients(self.map)
         return Curved(which, around.theta, value, around.force, around.initial, linear)
 
     def _changes(self, values: Values) -> tuple[FloatArray, FloatArray]:
         """Changes of force [N + 1, J, S] and initial state [J, S] by each of w, then by what the columns leave open."""
         times, nodes = self.map.grid.times, self.map.nodes
         if self.map.separable is None:
-            basis, left = joint_basis_on(self.map, values, times)
+            basis, left = self.map.joint_basis_on(values, times)
             force = torch.cat([basis[0], left[0].unsqueeze(-1)], -1)
         else:
-            space, time = (part[0] for part in force_bases(self.map, values, times))
+            space, time, deviation = (part[0] for part in force_bases(self.map, values, times))
             whole = (time[:, None, None, :] * space[None, :, :, None]).flatten(-2)
             loose = left_open(time).unsqueeze(1) + left_open(space).unsqueeze(0)
-            force = deviation(self.map, values)[0] * torch.cat([whole, loose], -1)
+            force = deviation * torch.cat([whole, loose], -1)
         initial = torch.zeros(len(nodes), force.shape[-1], dtype=force.dtype)
         if self.map.num_initial:
-            starts, size = self.map.starts(values, self.map.model.hyper(values)[0])
+            starts, size = self.map.starts(values)
             own, last = (size[0] * starts[0]).mT.split([self.map.num_initial, 1], -1)
             none = force.new_zeros(*force.shape[:2], self.map.num_initial)
             force = torch.cat([force[..., :-1], none, force[..., -1:], none[..., :1]], -1)
@@ -260,11 +247,10 @@ class LinearisedField(WhitenedMarginal):
         return found
 
     def _tangent(self, b: int) -> Tangent:
-        key = (b, self.map.grid.steps)
-        if key not in self._tangents:
+        if b not in self._tangents:
             at = self.solved
-            self._tangents[key] = Tangent(_meshed(self.map), at.theta[b], at.force[b], at.states[b], self.map.grid)
-        return self._tangents[key]
+            self._tangents[b] = Tangent(_meshed(self.map), at.theta[b], at.force[b], at.states[b], self.map.grid)
+        return self._tangents[b]
 
     def _linearise(self) -> Linearisation:
         stepped("gradients")
@@ -281,10 +267,7 @@ class LinearisedField(WhitenedMarginal):
             zero = torch.zeros(count, self.map.grid.steps + 1, nodes, dtype=torch.float64)
             return zero, zero[:, 0], torch.zeros(count, self.solved.theta.shape[1], dtype=torch.float64)
         places, time = self.places, self.places.time[b]
-        seen = places.observe.coalesce()
-        observe = sp.csr_array((seen.values().numpy(), seen.indices().numpy()), shape=(seen.shape[0], seen.shape[1]))
-        watched = Watched(
-            places.before[time].numpy(), places.share[time].numpy(), sp.csr_array(observe[places.place[b].numpy()])
-        )
+        rows = Csr(to_csr(places.observe)[places.place[b].numpy()])
+        watched = ObservedSteps(places.before[time].numpy(), places.share[time].numpy(), rows)
         found = self._tangent(b).backward(watched)
         return torch.from_numpy(found.force), torch.from_numpy(found.initial), torch.from_numpy(found.theta)

@@ -13,21 +13,24 @@ Shapes: `A` rows of unknowns, `J` nodes, `G` groups of them, `N` steps, `T` obse
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from distlfm.config import Config
 from distlfm.gp.inducing import place_on_points
 from distlfm.gp.kernels import Hyper, Separable, separate
-from distlfm.gp.linalg import safe_cholesky
 from distlfm.inference.field.points import (
     SMALLEST,
     Inducing,
     Places,
     at_times,
     kicks_of,
+    lattice,
     left_open,
     pick,
     profile_at,
@@ -39,8 +42,7 @@ from distlfm.inference.model import Model
 from distlfm.mechanisms.priors import Values
 from distlfm.solvers.field.engine import Engine, TimeGrid, solve
 from distlfm.solvers.field.meshed import Discretised
-from distlfm.solvers.field.reduced import ReducedEngine, find_shapes
-from distlfm.solvers.field.sparse import SparseEngine
+from distlfm.solvers.field.sparse import ReducedEngine, SparseEngine, find_shapes
 
 OPPOSED = 0.1
 """Share of the answers against the others' sign above which a force counts as moving outputs both ways.
@@ -50,14 +52,14 @@ Less than that comes of the time steps' scheme too."""
 PROBED = (0.3, 0.5, 0.7)
 """Where along the domain's diagonal the answers are looked at."""
 
-FAR = 1.5
-"""How far from the prior's middle, in units of its deviation, coefficients are tried too."""
+FAR, NEAR = 1.5, 0.4
+"""How far samples are from the prior's middle, and from a mode, in units of the prior's deviation."""
 
 CHUNK = 2_000_000
 """Numbers of a force for which answers are computed at once."""
 
 MOST_GROUPS = 250
-"""Nodes of larger meshes are taken in so many groups of neighbours, whose answers are sized as one."""
+"""Nodes of larger meshes are taken in this many groups of neighbours, whose answers are sized as one."""
 
 
 @torch.no_grad()
@@ -65,11 +67,9 @@ def moves_both_ways(model: Model, engine: Engine, nodes: Tensor, grid: TimeGrid)
     """Whether it does at the middle of the coefficients' priors, or on either side of it; nodes: [J, d]."""
     low, high = nodes.amin(0), nodes.amax(0)
     near = [int((nodes - (low + share * (high - low))).square().sum(-1).argmin()) for share in PROBED]
-    index = torch.tensor([list(range(len(near))), near])
-    observe = torch.sparse_coo_tensor(
-        index, torch.ones(len(near), dtype=torch.float64), (len(near), len(nodes)), check_invariants=True
-    ).coalesce()
-    theta = _samples(model, engine.names)
+    observe = torch.nn.functional.one_hot(torch.tensor(near), len(nodes)).to(torch.float64)
+    values = samples(model, [name for name in engine.names if model.space[name].free])
+    theta = torch.cat([values[name] for name in engine.names], -1)
     none = torch.zeros(1, len(near), grid.steps + 1, len(nodes), dtype=torch.float64)
     none = none.expand(len(theta), -1, -1, -1)
     last = torch.zeros(len(theta), len(near), grid.steps + 1, len(near), dtype=torch.float64)
@@ -107,18 +107,18 @@ def largest_in(groups: Tensor, values: Tensor) -> Tensor:
     return found.scatter_reduce(-1, groups.expand_as(values), values, "amax", include_self=False)
 
 
-def _samples(model: Model, names: tuple[str, ...]) -> Tensor:
-    """Coefficients [A, k]: the prior's middle, and each unknown one above and below it."""
-    space = model.space
-    middle = torch.zeros(1, space.num_free, dtype=torch.float64)
+def samples(model: Model, which: Iterable[str], around: Tensor | None = None) -> Values:
+    """Values at the prior's middle, and above and below it along each of the free elements `which`.
+
+    around: modes [B, n] to stay near to, in place of the middle of the whole prior.
+    """
+    middle = torch.zeros(1, model.space.num_free, dtype=torch.float64) if around is None else around
     found = [middle]
-    for name in names:
-        if space[name].free:
-            step = torch.zeros_like(middle)
-            step[:, space.slice_of(name)] = FAR
-            found += [middle + step, middle - step]
-    values: Values = space.unpack(torch.cat(found))
-    return torch.cat([values[name] for name in names], -1)
+    for name in which:
+        step = torch.zeros(model.space.num_free, dtype=torch.float64)
+        step[model.space.free_names.index(name)] = FAR if around is None else NEAR
+        found += [middle + step, middle - step]
+    return model.space.unpack(torch.cat(found))
 
 
 DENSE_PRODUCT = 4
@@ -126,7 +126,7 @@ DENSE_PRODUCT = 4
 
 
 @dataclass(frozen=True)
-class Columns:
+class OutputMap:
     """outputs = offset + columns · w. offset: [A, T]; columns: [A, T, R]; slack: [A, T], the most variance left out."""
 
     offset: Tensor
@@ -143,31 +143,32 @@ class FieldMap:
         discretised: Discretised,
         grid: TimeGrid,
         inducing: Inducing,
-        engine: Engine | None = None,
         both_ways: bool | None = None,
+        settings: Config | None = None,
     ) -> None:
-        """engine: in place of the discretised field's own. both_ways: what `both_ways` is, if known."""
+        """both_ways: what `both_ways` is, if known. settings: what the map is made from, kept with a saved fit."""
         self.model, self.discretised, self.grid, self.inducing = model, discretised, grid, inducing
-        self.engine = engine or discretised.engine
+        self.settings = settings
+        self.engine = discretised.engine
         self.kernel = model.kernels[0]
         self.separable: Separable | None = separate(self.kernel)
         self.nodes = torch.from_numpy(discretised.nodes)
         self.initial = model.field.field.initial
         self.names = self.engine.names
-        self._both_ways = both_ways
-        self._profile: Tensor | None = None
+        if both_ways is not None:
+            self.both_ways = both_ways
 
-    @property
+    @functools.cached_property
     def both_ways(self) -> bool:
         """Whether a force of one sign moves outputs up and down."""
-        if self._both_ways is None:
-            self._both_ways = moves_both_ways(self.model, self.discretised.engine, self.nodes, self.grid)
-        return self._both_ways
+        return moves_both_ways(self.model, self.discretised.engine, self.nodes, self.grid)
 
     def with_grid(self, grid: TimeGrid) -> FieldMap:
         if grid == self.grid:
             return self
-        return FieldMap(self.model, self.discretised, grid, self.inducing, self.engine, self._both_ways)
+        found = copy.copy(self)
+        found.grid = grid
+        return found
 
     def reduced(self, values: Values) -> FieldMap:
         """The same on the shapes that solutions take at these values [A, …]; as it is where that brings nothing."""
@@ -177,13 +178,12 @@ class FieldMap:
             initial, force, _ = self._sources(values)
             if self.both_ways:
                 pulses = pulse_of(pulses_of(groups_of(self.nodes)), self.grid).expand(len(force), -1, -1, -1)
-                initial, force = (
-                    torch.cat([initial, torch.zeros_like(pulses[:, :, 0])], 1),
-                    torch.cat([force, pulses], 1),
-                )
+                initial = torch.cat([initial, torch.zeros_like(pulses[:, :, 0])], 1)
+                force = torch.cat([force, pulses], 1)
             shapes = find_shapes(self.engine, self.theta(values), initial, force, self.grid)
-        engine = ReducedEngine(self.engine, shapes)
-        return FieldMap(self.model, self.discretised, self.grid, self.inducing, engine, self.both_ways)
+        found = copy.copy(self)
+        found.engine = ReducedEngine(self.engine, shapes)
+        return found
 
     def places(self, points: Tensor) -> Places:
         """points: [B, T, 1 + d], none before the start of the grid or beyond its end."""
@@ -215,34 +215,29 @@ class FieldMap:
 
     def joint_basis(self, hyper: Hyper, points: Tensor) -> Tensor:
         """The whitened basis [A, Q, R] at points [A, Q, 1 + d], for a kernel without factors."""
-        where = self._joint_inducing()
-        factor, _ = safe_cholesky(self.kernel.covariance(hyper, where, where))
-        cross = self.kernel.covariance(hyper, where, points)
-        found: Tensor = torch.linalg.solve_triangular(factor, cross, upper=False).mT
-        return found
+        return whitened_basis(self.kernel.covariance, hyper, points, self.joint_inducing())
 
-    def _joint_inducing(self) -> Tensor:
+    def joint_inducing(self) -> Tensor:
+        """All pairs [1, M, 1 + d] of inducing times and places, the times fastest."""
         times, places = self.inducing.times, self.inducing.places
         grid = torch.cat([times.repeat(len(places)).unsqueeze(-1), places.repeat_interleave(len(times), 0)], -1)
         return grid.unsqueeze(0)
 
-    def columns(self, values: Values, rows: Tensor, places: Places) -> Columns:
+    def columns(self, values: Values, rows: Tensor, places: Places) -> OutputMap:
         """The map to the points `places` of the instances `rows` [A]."""
         driven = self._driven(values, places, rows)
-        if self.separable is None:
-            found, slack = self._joint(values, places, rows)
-        else:
-            found, slack = self._convolved(values, places, rows)
-        return Columns(driven, found, slack)
+        found, slack, later = (self._joint if self.separable is None else self._convolved)(values, places, rows)
+        if later.shape[1]:
+            found, slack = torch.cat([found, later[:, :-1].mT], -1), slack + later[:, -1].square()
+        return OutputMap(driven, found, slack)
 
-    def _convolved(self, values: Values, places: Places, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Columns [A, T, R] and slack [A, T] from the answers to pulses."""
+    def _convolved(self, values: Values, places: Places, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Columns [A, T, R] and slack [A, T] from the answers to pulses, and answers [A, M_x + 1, T] to the starts."""
         assert self.separable is not None
         hyper = self.model.hyper(values)[0]
         time = whitened_basis(self.separable.time, hyper, self.grid.times, self.inducing.times)
         initial, force, deviation = self._sources(values)
         size, num_pulses = len(self.inducing.places), len(self.inducing.places) + 2
-        num_starts = force.shape[1] - num_pulses
         observed = solve(self.engine, self.theta(values), initial, force, self.grid, places.observe, driven=False)
         answers = observed[:, :num_pulses, 1:]
         open_time = left_open(time)
@@ -259,11 +254,7 @@ class FieldMap:
         scale = self.separable.variance(hyper)
         slack = scale[:, None] * pick(loose, places, rows).square()
         found = scale.sqrt()[:, None, None] * found.flatten(-2)
-        if num_starts:
-            later = deviation[..., None] * pick(at_times(observed[:, num_pulses:], places), places, rows)
-            found = torch.cat([found, later[:, :-1].mT], -1)
-            slack = slack + later[:, -1].square()
-        return found, slack
+        return found, slack, deviation[..., None] * pick(at_times(observed[:, num_pulses:], places), places, rows)
 
     def _sources(self, values: Values) -> tuple[Tensor, Tensor, Tensor]:
         """What goes through the solver: initial states [A, S, J], pulses [A, S, K, J], and the deviation of the start.
@@ -277,13 +268,13 @@ class FieldMap:
         # its effect on the outputs is bounded by the answer to its deviation (Cauchy-Schwarz, for responses ≥ 0; for
         # others by the sizes of the answers of single nodes, `largest_in` above).
         pulses = torch.cat([space, torch.ones_like(space[..., :1]), left_open(space)], -1).mT
-        starts, deviation = self.starts(values, hyper)
+        starts, deviation = self.starts(values)
         initial = torch.cat([torch.zeros_like(pulses), starts], 1)
         force = torch.cat([pulses, torch.zeros_like(starts)], 1).unsqueeze(2)
         return initial, pulse_of(force, self.grid), deviation
 
     def _strengths(self, values: Values, groups: Tensor, places: Places) -> Tensor:
-        """How strongly each group of nodes [J] moves each place so many steps later, up or down, [A, G, N, O]."""
+        """How strongly each group of nodes [J] moves each place after each number of steps, [A, G, N, O]."""
         theta = self.theta(values)
         force = pulse_of(pulses_of(groups), self.grid).expand(len(theta), -1, -1, -1)
         none = torch.zeros_like(force[:, :, 0])
@@ -291,45 +282,40 @@ class FieldMap:
 
     def _pairs(self, answers: Tensor, kicks: Tensor, places: Places, rows: Tensor) -> Tensor:
         """Σ_j answers [A, M_x, N, O] · kicks [A, U, N, M_t] at each point, [A, T, M_x, M_t]."""
-        num_points = places.time.shape[1]
-        if kicks.shape[1] * answers.shape[-1] <= DENSE_PRODUCT * num_points:
-            whole = torch.einsum("atjr,asjo->atosr", kicks, answers)
-            batch = torch.arange(len(rows)).unsqueeze(-1)
-            return whole[batch, places.time[rows], places.place[rows]]
-        batch = torch.arange(len(rows)).unsqueeze(-1)
-        own = answers.permute(0, 3, 1, 2)[batch, places.place[rows]]
-        return own @ kicks[batch, places.time[rows]]
+        batch, time, place = torch.arange(len(rows)).unsqueeze(-1), places.time[rows], places.place[rows]
+        if kicks.shape[1] * answers.shape[-1] <= DENSE_PRODUCT * places.time.shape[1]:
+            return torch.einsum("atjr,asjo->atosr", kicks, answers)[batch, time, place]
+        return answers.permute(0, 3, 1, 2)[batch, place] @ kicks[batch, time]
 
-    def _joint(self, values: Values, places: Places, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _joint(self, values: Values, places: Places, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The same for a kernel without factors: every basis function goes through the solver."""
-        hyper = self.model.hyper(values)[0]
-        times, nodes = self.grid.times, self.nodes
-        grid = torch.cat([times.repeat_interleave(len(nodes)).unsqueeze(-1), nodes.repeat(len(times), 1)], -1)
-        basis = self.joint_basis(hyper, grid.unsqueeze(0))
-        left = self.kernel.diagonal(hyper, grid) - basis.square().sum(-1)
-        loose = left.clamp_min(SMALLEST).sqrt().unsqueeze(-1)
-        force = torch.cat([basis, loose], -1).mT.unflatten(-1, (len(times), len(nodes)))
-        starts, deviation = self.starts(values, hyper)
-        initial = torch.cat([force.new_zeros(*force.shape[:2], len(nodes)), starts], 1)
+        basis, loose = self.joint_basis_on(values, self.grid.times)
+        force = torch.cat([basis, loose.unsqueeze(-1)], -1).movedim(-1, 1)
+        starts, deviation = self.starts(values)
+        initial = torch.cat([force.new_zeros(*force.shape[:2], len(self.nodes)), starts], 1)
         padded = torch.cat([force, force.new_zeros(len(force), starts.shape[1], *force.shape[2:])], 1)
         observed = solve(self.engine, self.theta(values), initial, padded, self.grid, places.observe, driven=False)
         seen = pick(at_times(observed, places), places, rows)
         size = basis.shape[-1]
         found, slack = seen[:, :size].mT, seen[:, size].square()
         if self.both_ways:
-            groups = groups_of(nodes)
-            most = largest_in(groups, loose.squeeze(-1).unflatten(-1, (len(times), len(nodes))))
-            strength = self._strengths(values, groups, places)
+            groups = groups_of(self.nodes)
+            strength, most = self._strengths(values, groups, places), largest_in(groups, loose)
             bound = torch.einsum("atjg,agjo->ato", kicks_of(most, places, self.grid), strength)
             slack = pick(bound, places, rows).square()
-        if starts.shape[1]:
-            later = deviation[..., None] * seen[:, size + 1 :]
-            found = torch.cat([found, later[:, :-1].mT], -1)
-            slack = slack + later[:, -1].square()
-        return found, slack
+        return found, slack, deviation[..., None] * seen[:, size + 1 :]
 
-    def starts(self, values: Values, hyper: Hyper) -> tuple[Tensor, Tensor]:
+    def joint_basis_on(self, values: Values, times: Tensor) -> tuple[Tensor, Tensor]:
+        """`joint_basis` [A, n, J, R] at times and nodes, and the deviation that it leaves open [A, n, J]."""
+        points, hyper = lattice(times, self.nodes), self.model.hyper(values)[0]
+        basis = self.joint_basis(hyper, points.unsqueeze(0))
+        left = self.kernel.diagonal(hyper, points) - basis.square().sum(-1)
+        shape = (len(times), len(self.nodes))
+        return basis.unflatten(1, shape), left.clamp_min(SMALLEST).sqrt().unflatten(1, shape)
+
+    def starts(self, values: Values) -> tuple[Tensor, Tensor]:
         """Columns [A, M_x + 1, J] of an unknown initial state, the last for what they leave open, and its deviation."""
+        hyper = self.model.hyper(values)[0]
         some = next(iter(hyper.values()))
         if self.initial.kind != "field":
             return some.new_zeros(len(some), 0, len(self.nodes)), some.new_ones(len(some), 1)
@@ -353,16 +339,17 @@ class FieldMap:
         theta = self.theta(values)
         if self.engine.silent and self.initial.kind in ("zero", "field"):
             return torch.zeros(len(theta), places.time.shape[1], dtype=torch.float64)
-        profile = self.profile()
-        start = profile.expand(len(theta), 1, -1)
-        if self.initial.kind == "scaled":
-            start = start * values["initial_scale"].unsqueeze(-1)
+        start = self.start(values).unsqueeze(1)
         none = torch.zeros(len(theta), 1, 1, len(self.nodes), dtype=torch.float64)
         observed = solve(self.engine, theta, start, none, self.grid, places.observe, driven=True)
         return pick(at_times(observed, places), places, rows)[:, 0]
 
+    def start(self, values: Values) -> Tensor:
+        """The initial state's mean at the nodes [A, J]."""
+        profile = self.profile.expand(len(self.theta(values)), -1)
+        return profile * values["initial_scale"] if self.initial.kind == "scaled" else profile
+
+    @functools.cached_property
     def profile(self) -> Tensor:
         """The given initial state at the nodes [J]; zero where none is given."""
-        if self._profile is None:
-            self._profile = torch.from_numpy(profile_at(self.initial, self.discretised.nodes))
-        return self._profile
+        return torch.from_numpy(profile_at(self.initial, self.discretised.nodes))

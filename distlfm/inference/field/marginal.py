@@ -18,13 +18,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from distlfm.config import Config
 from distlfm.gp.linalg import pivoted_root
 from distlfm.inference.field.map import FieldMap
-from distlfm.inference.field.points import Places, at_times, pick, whitened_basis
-from distlfm.inference.model import Model
+from distlfm.inference.field.points import Places, at_times, lattice, pick, whitened_basis
 from distlfm.inference.observations import Observations
-from distlfm.inference.whitened import Asked, Compared, WhitenedMarginal, noise_of
+from distlfm.inference.whitened import Compared, QueryMap, WhitenedMarginal, noise_of
 from distlfm.mechanisms.priors import Values
 from distlfm.solvers.field.engine import TimeGrid, solve
 
@@ -34,7 +32,7 @@ RESOLVED = 1e-6
 
 @dataclass(frozen=True)
 class Remainder:
-    """One draw a row. at_points: [A, Q]; on_grid: [A, N + 1, J], the same force at steps and nodes; initial: [A, J]."""
+    """One draw per row. at_points: [A, Q]; on_grid: [A, N + 1, J], that force at steps and nodes; initial: [A, J]."""
 
     at_points: Tensor
     on_grid: Tensor
@@ -66,25 +64,25 @@ def _separable(field_map: FieldMap, values: Values, query: Tensor, generator: to
     moving, staying = open_time @ first, time @ second
     grid = moving[:, :steps] @ whole_space[:, :nodes].mT + staying[:, :steps] @ open_space[:, :nodes].mT
     at = (moving[:, steps:] * whole_space[:, nodes:]).sum(-1) + (staying[:, steps:] * open_space[:, nodes:]).sum(-1)
-    told = 1 - time[:, steps:].square().sum(-1) * space[:, nodes:].square().sum(-1)
+    explained = 1 - time[:, steps:].square().sum(-1) * space[:, nodes:].square().sum(-1)
     drawn = _power(open_time[:, steps:]) * _power(whole_space[:, nodes:])
     drawn = drawn + _power(time[:, steps:]) * _power(open_space[:, nodes:])
-    at = at + (told - drawn).clamp_min(0.0).sqrt() * _normal(generator, *at.shape)
+    at = at + (explained - drawn).clamp_min(0.0).sqrt() * _normal(generator, *at.shape)
     return size * at, size.unsqueeze(-1) * grid
 
 
 def _joint(field_map: FieldMap, values: Values, query: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     kernel, hyper = field_map.kernel, field_map.model.hyper(values)[0]
     count, times, nodes = len(query), field_map.grid.times, field_map.nodes
-    lattice = torch.cat([times.repeat_interleave(len(nodes)).unsqueeze(-1), nodes.repeat(len(times), 1)], -1)
-    points = torch.cat([lattice.expand(count, -1, -1), query], 1)
+    on_grid = lattice(times, nodes)
+    points = torch.cat([on_grid.expand(count, -1, -1), query], 1)
     basis = field_map.joint_basis(hyper, points)
     variance = kernel.diagonal(hyper, points).expand(points.shape[:2])
     root = _left_root(lambda some: kernel.covariance(hyper, points, _picked(points, some)), basis, variance)
     drawn = (root @ _normal(generator, count, root.shape[-1], 1)).squeeze(-1)
     rest = (variance - _power(basis) - _power(root)).clamp_min(0.0).sqrt()
     drawn = drawn + rest * _normal(generator, *rest.shape)
-    grid, at = drawn.split([len(lattice), query.shape[1]], 1)
+    grid, at = drawn.split([len(on_grid), query.shape[1]], 1)
     return at, grid.unflatten(1, (len(times), len(nodes)))
 
 
@@ -113,7 +111,7 @@ def _left_root(columns: Callable[[Tensor], Tensor], basis: Tensor, variance: Ten
 
 
 def _picked(points: Tensor, some: Tensor) -> Tensor:
-    """Of points [A, n, …] those of the numbers `some` [A], as [A, 1, …]."""
+    """The points number `some` [A] of points [A, n, …], as [A, 1, …]."""
     return points[torch.arange(len(some)), some].unsqueeze(1)
 
 
@@ -126,19 +124,16 @@ def _normal(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 EXACT = 1e-12
-"""Share of the largest number of its kind below which one is nought."""
+"""Relative tolerance below which a value counts as zero."""
 
 
 class FieldGaussian(WhitenedMarginal):
     """y = offset + columns · w + noise, so w is Gaussian given the data, and everything else is linear in w."""
 
-    def __init__(
-        self, model: Model, observations: Observations, field_map: FieldMap, settings: Config | None = None
-    ) -> None:
-        """settings: what the map was made from, kept with a saved fit."""
+    def __init__(self, observations: Observations, field_map: FieldMap) -> None:
         assert observations.positions is not None
-        super().__init__(model, observations)
-        self.map, self.settings = field_map, settings
+        super().__init__(field_map.model, observations)
+        self.map = field_map
         self.places = field_map.places(observations.points)
 
     def row_bytes(self, num_query: int) -> int:
@@ -162,10 +157,10 @@ class FieldGaussian(WhitenedMarginal):
         found = self.map.columns(self.model.space.unpack(z), rows, self.places)
         return found.offset + (found.columns @ self.whitened(z, rows).mean.unsqueeze(-1)).squeeze(-1)
 
-    def asked(self, values: Values, rows: Tensor, query: Tensor) -> Asked:
+    def query_map(self, values: Values, rows: Tensor, query: Tensor) -> QueryMap:
         longer, places, which = self._where(rows, query)
         found = longer.columns(values, which, places)
-        return Asked(found.offset, found.columns, found.slack, *longer.force_columns(values, query))
+        return QueryMap(found.offset, found.columns, found.slack, *longer.force_columns(values, query))
 
     def left_over(
         self, values: Values, rows: Tensor, query: Tensor, generator: torch.Generator

@@ -12,7 +12,8 @@ from distlfm.config import build
 from distlfm.errors import UsageError
 from distlfm.inference.base import Posterior
 from distlfm.inference.collapsed import CollapsedPosterior, restore
-from distlfm.inference.field.settings import FieldSettings, settle
+from distlfm.inference.field.map import FieldMap
+from distlfm.inference.field.settings import FieldSettings, build_map, settle
 from distlfm.inference.marginal import Marginal
 from distlfm.inference.method import Method
 from distlfm.inference.model import Model
@@ -62,20 +63,18 @@ class FieldMethod(Method):
 
     @classmethod
     @abstractmethod
-    def marginal(
-        cls, model: Model, observations: Observations, settings: FieldSettings, state: dict[str, Tensor]
-    ) -> Marginal:
+    def marginal(cls, observations: Observations, field_map: FieldMap, state: dict[str, Tensor]) -> Marginal:
         """The marginal of a saved fit, linearised where it was."""
 
     @classmethod
     def settings(cls, posterior: Posterior) -> dict[str, Any]:
         assert isinstance(posterior, CollapsedPosterior)
-        kept: dict[str, Any] = posterior.marginal.settings.model_dump(mode="json")  # type: ignore[attr-defined]
+        kept: dict[str, Any] = posterior.marginal.map.settings.model_dump(mode="json")  # type: ignore[attr-defined]
         return kept
 
     @classmethod
     def restore(
         cls, model: Model, observations: Observations, settings: dict[str, Any], state: dict[str, Tensor]
     ) -> Posterior:
-        marginal = cls.marginal(model, observations, build(FieldSettings, settings), state)
-        return restore(cls.name, marginal, state)
+        field_map = build_map(model, build(FieldSettings, settings))
+        return restore(cls.name, cls.marginal(observations, field_map, state), state)

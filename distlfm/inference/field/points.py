@@ -48,7 +48,7 @@ def take_apart(points: Tensor, grid: TimeGrid, discretised: Discretised) -> Plac
     earliest = float(flat[:, 0].min())
     if earliest < grid.start - 1e-9 * grid.dt * grid.steps:
         raise UsageError(
-            f"The field is asked at time {earliest:g}, and its equation starts at {grid.start:g}.",
+            f"The field is wanted at time {earliest:g}, and its equation starts at {grid.start:g}.",
             "Ask for later times, or set mechanism.start.",
         )
     times, time = torch.unique(flat[:, 0], return_inverse=True)
@@ -61,6 +61,11 @@ def take_apart(points: Tensor, grid: TimeGrid, discretised: Discretised) -> Plac
     observe = discretised.observe(np.ascontiguousarray(where))
     index = torch.from_numpy(np.asarray(place).reshape(-1)).reshape(shape)
     return Places(before.long(), exact - before, observe, time.reshape(shape), index)
+
+
+def lattice(times: Tensor, places: Tensor) -> Tensor:
+    """All pairs [n · m, 1 + d] of times [n] and places [m, d], the places fastest."""
+    return torch.cat([times.repeat_interleave(len(places)).unsqueeze(-1), places.repeat(len(times), 1)], -1)
 
 
 def pulse_of(force: Tensor, grid: TimeGrid) -> Tensor:
@@ -134,8 +139,13 @@ def whitened_basis(
     correlation: Callable[[Hyper, Tensor, Tensor], Tensor], hyper: Hyper, at: Tensor, inducing: Tensor
 ) -> Tensor:
     """Correlation with the inducing points, whitened: [A, n, M]."""
-    factor, _ = safe_cholesky(correlation(hyper, inducing, inducing))
-    found: Tensor = torch.linalg.solve_triangular(factor, correlation(hyper, inducing, at), upper=False).mT
+    return whiten(correlation(hyper, inducing, inducing), correlation(hyper, inducing, at))
+
+
+def whiten(covariance: Tensor, cross: Tensor) -> Tensor:
+    """Columns [A, n, M] of independent numbers, from covariances [A, M, M] and those with other points [A, M, n]."""
+    factor, _ = safe_cholesky(covariance)
+    found: Tensor = torch.linalg.solve_triangular(factor, cross, upper=False).mT
     return found
 
 

@@ -7,6 +7,7 @@ their step, less so as steps succeed, which changes the way and not its end (Lev
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +17,6 @@ from distlfm.inference.collapsed import Starts, best_of_starts
 from distlfm.inference.curvature import find_modes, hessian, root_of_inverse
 from distlfm.inference.field.linearised import LinearisedField, Point, Solved, free_coefficients, shown_by, solve_at
 from distlfm.inference.field.map import FieldMap
-from distlfm.inference.field.settings import FieldSettings
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.inference.optimise import OptimiserConfig, Optimum, Status
@@ -53,24 +53,15 @@ class Search:
 
 
 def find_point(
-    model: Model,
-    data: Observations,
-    field_map: FieldMap,
-    start: Point | None,
-    seed: int,
-    optimiser: OptimiserConfig,
-    starts: Starts,
-    settings: FieldSettings | None = None,
+    data: Observations, field_map: FieldMap, start: Point | None, seed: int, optimiser: OptimiserConfig, starts: Starts
 ) -> Search:
     """The point of one instance at which linearising again changes nothing, from `start` or the prior's middle."""
-    middle = Point(
-        torch.zeros(1, model.space.num_free, dtype=torch.float64),
-        torch.zeros(1, _num_whitened(field_map), dtype=torch.float64),
-    )
+    sizes = field_map.model.space.num_free, math.prod(field_map.inducing.counts) + field_map.num_initial
+    middle = Point(*(torch.zeros(1, size, dtype=torch.float64) for size in sizes))
     first = [point for point in (start, middle) if point is not None]
     solved = [solve_at(field_map, point) for point in first]
     which = next((i for i, one in enumerate(solved) if bool(one.ok[0])), len(first) - 1)
-    now = LinearisedField(model, data, field_map, first[which], settings, solved[which])
+    now = LinearisedField(data, field_map, first[which], solved[which])
     quick = optimiser.model_copy(update={"rounds": min(1, optimiser.rounds)})
     if not bool(now.solved.ok[0]):
         return Search(now, _nothing(first[which].z), Status.DIVERGED, 0)
@@ -90,13 +81,15 @@ def find_point(
         reach = reach * EASED if whole else reach / EASED
         count += 1
         with during("linearisation", count, LINEARISATIONS):
-            before, now = now, LinearisedField(model, data, field_map, point, settings, solved_there)
+            before, now = now, LinearisedField(data, field_map, point, solved_there)
         if whole and _moved(before, now) < STILL:
             status = Status.CONVERGED
             break
     with during("last linearisation"):
-        best = _final(now, optimiser, trace)
-    if best.status[0] != Status.DIVERGED and free_coefficients(model, field_map):
+        last = find_modes(now.negative, now.point.z, optimiser)
+    values = torch.tensor([*trace, float(last.value[0])], dtype=torch.float64)
+    best = replace(last, trace=values.unsqueeze(-1))
+    if best.status[0] != Status.DIVERGED and free_coefficients(field_map):
         with during("both sides of the coefficients"):
             now, best = _bent(now, best, optimiser)
     return Search(now, best, Status.DIVERGED if best.status[0] == Status.DIVERGED else status, count)
@@ -115,16 +108,9 @@ def _mode(now: LinearisedField, reach: float, seed: int, optimiser: OptimiserCon
     return find_modes(objective, now.point.z, optimiser)
 
 
-def _final(now: LinearisedField, optimiser: OptimiserConfig, trace: list[float]) -> Optimum:
-    """The mode around the last point, with nothing held back."""
-    best = find_modes(lambda z, rows: -now.log_joint(z, rows), now.point.z, optimiser)
-    before = torch.tensor(trace, dtype=torch.float64).unsqueeze(-1)
-    return replace(best, trace=torch.cat([before, best.value.unsqueeze(0)]))
-
-
 def _bent(now: LinearisedField, best: Optimum, optimiser: OptimiserConfig) -> tuple[LinearisedField, Optimum]:
     """The model with linearisations on both sides of its coefficients, and its mode, until that stays in the middle."""
-    held = _coefficients(now.model)[: len(free_coefficients(now.model, now.map))]
+    held = _coefficients(now.model)[: len(free_coefficients(now.map))]
     for _ in range(BENDS):
         covariance = _covariance(now, best.z)
         spread = covariance[held, held].sqrt()
@@ -136,8 +122,8 @@ def _bent(now: LinearisedField, best: Optimum, optimiser: OptimiserConfig) -> tu
             solved = solve_at(now.map, centre)
         if sides is None or not bool(solved.ok[0]):
             break
-        bent = LinearisedField(now.model, now.observations, now.map, centre, now.settings, solved, sides)
-        found = find_modes(lambda z, rows, own=bent: -own.log_joint(z, rows), centre.z, optimiser)  # type: ignore[misc]
+        bent = LinearisedField(now.observations, now.map, centre, solved, sides)
+        found = find_modes(bent.negative, centre.z, optimiser)
         if found.status[0] == Status.DIVERGED:
             break
         now, best = bent, replace(found, trace=torch.cat([best.trace, found.value.unsqueeze(0)]))
@@ -146,7 +132,7 @@ def _bent(now: LinearisedField, best: Optimum, optimiser: OptimiserConfig) -> tu
 
 def _covariance(now: LinearisedField, z: Tensor) -> Tensor:
     """Laplace's covariance [n, n] of the unknowns."""
-    root = root_of_inverse(hessian(lambda z, rows: -now.log_joint(z, rows), z, torch.arange(1)))[0]
+    root = root_of_inverse(hessian(now.negative, z, torch.arange(1)))[0]
     return root @ root.mT
 
 
@@ -209,11 +195,6 @@ def _coefficients(model: Model) -> list[int]:
     known = [parameter.name for parameter in model.space.parameters]
     parts = [model.space.slice_of(name) for name in names if name in known]
     return [i for part in parts for i in range(part.start, part.stop)]
-
-
-def _num_whitened(field_map: FieldMap) -> int:
-    times, places = field_map.inducing.counts
-    return times * places + field_map.num_initial
 
 
 def _nothing(z: Tensor) -> Optimum:

@@ -19,7 +19,7 @@ from distlfm.config import Config
 from distlfm.equations.base import MeshConfig
 from distlfm.errors import UsageError
 from distlfm.inference.field.map import FieldMap
-from distlfm.inference.field.points import place_inducing
+from distlfm.inference.field.points import lattice, place_inducing
 from distlfm.inference.model import Model
 from distlfm.instance import FloatArray, Instance
 from distlfm.mechanisms.field import FieldConfig
@@ -59,7 +59,10 @@ class FieldOptions(Config):
 
 
 class FieldSettings(Config):
-    """Everything settled, as it is kept with a saved fit. file_nodes: of a mesh from a file that may be divided."""
+    """Everything settled, as it is kept with a saved fit.
+
+    file_nodes: of a mesh from a file, counted once for a whole fleet; None where nothing depends on it.
+    """
 
     mesh: MeshConfig
     start: float
@@ -121,8 +124,8 @@ def settle(model: Model, instances: Sequence[Instance], options: FieldOptions) -
 
 def settle_extent(model: Model, extent: Extent, options: FieldOptions) -> FieldSettings:
     """Settings that suit everything observed within an extent."""
-    mesh = _mesh(model.field.field.mesh, extent)
-    grid = _grid(model, extent)
+    field = model.field.field
+    mesh, grid = _mesh(field.mesh, extent), _grid(model, extent)
     lengths = _short_lengths(model)
     times = options.num_times or _count(grid.dt * grid.steps, lengths[0], MOST_TIMES)
     if options.num_places:
@@ -141,17 +144,17 @@ def settle_extent(model: Model, extent: Extent, options: FieldOptions) -> FieldS
         num_places=places,
         shown_times=options.shown_times,
         shown_places=options.shown_places,
-        file_nodes=_file_nodes(model.field.field, mesh),
+        file_nodes=count_nodes(mesh, field.degree) if mesh.kind == "file" and _may_divide(field) else None,
     )
 
 
 def open_field(model: Model, settings: FieldSettings) -> Meshed:
     """The field on its mesh, in a helper group."""
-    return open_on(model, settings.mesh, _num_ranks(model.field.field, settings))
+    return open_on(model, settings.mesh, mesh_ranks(model.field.field, settings.mesh, settings.file_nodes))
 
 
 def open_on(model: Model, mesh: MeshConfig, ranks: int) -> Meshed:
-    """The field on a mesh that is divided among so many processes, if its equation allows that."""
+    """The field on a mesh that is divided among `ranks` processes, if its equation allows that."""
     options = model.field.field
     spec = model.field.problem(mesh).model_dump_json()
     linear = options.linear_solver, options.linear_tolerance
@@ -164,12 +167,8 @@ def open_on(model: Model, mesh: MeshConfig, ranks: int) -> Meshed:
 
 def num_ranks(model: Model, settings: FieldSettings) -> int:
     """Processes among which a fit divides its mesh; a mesh above the limit is opened to see what it is divided for."""
-    ranks = _num_ranks(model.field.field, settings)
+    ranks = mesh_ranks(model.field.field, settings.mesh, settings.file_nodes)
     return ranks if ranks == 1 or model.field.field.ranks is not None else open_field(model, settings).ranks
-
-
-def _num_ranks(options: FieldConfig, settings: FieldSettings) -> int:
-    return mesh_ranks(options, settings.mesh, settings.file_nodes)
 
 
 def mesh_ranks(options: FieldConfig, mesh: MeshConfig, in_file: int | None = None) -> int:
@@ -181,11 +180,6 @@ def mesh_ranks(options: FieldConfig, mesh: MeshConfig, in_file: int | None = Non
 
 def _may_divide(options: FieldConfig) -> bool:
     return options.ranks is None and options.solver in ("auto", "petsc")
-
-
-def _file_nodes(options: FieldConfig, mesh: MeshConfig) -> int | None:
-    """Nodes of a mesh from a file, counted once for a whole fleet; None where nothing depends on it."""
-    return count_nodes(mesh, options.degree) if mesh.kind == "file" and _may_divide(options) else None
 
 
 def _num_nodes(options: FieldConfig, mesh: MeshConfig, in_file: int | None) -> int:
@@ -203,7 +197,7 @@ def build_map(model: Model, settings: FieldSettings, both_ways: bool | None = No
     """The map from whitened numbers to observations under these settings; both_ways: as `FieldMap` takes it."""
     discretised = open_field(model, settings)
     inducing = place_inducing(discretised, settings.grid, settings.num_times, settings.num_places)
-    return FieldMap(model, discretised, settings.grid, inducing, both_ways=both_ways)
+    return FieldMap(model, discretised, settings.grid, inducing, both_ways, settings)
 
 
 def extent_of(model: Model, instances: Sequence[Instance]) -> Extent:
@@ -237,18 +231,18 @@ def _mesh(given: MeshConfig, extent: Extent) -> MeshConfig:
         if len(wanted) != len(extent.lower):
             raise UsageError(
                 f"mechanism.mesh.{name} has {len(wanted)} numbers, and the data have {len(extent.lower)} dimensions.",
-                "Give one number a dimension.",
+                "Give one number per dimension.",
             )
     if (lower >= upper).any():
         raise UsageError(
-            f"The domain's lower corner ({_told(lower)}) is not below its upper one ({_told(upper)}).",
+            f"The domain's lower corner ({_text(lower)}) is not below its upper one ({_text(upper)}).",
             "Swap mechanism.mesh.lower and upper.",
         )
     outside = ((extent.lower < lower - 1e-9) | (extent.upper > upper + 1e-9)).any()
     if outside:
         raise UsageError(
-            f"Data reach from {_told(extent.lower)} to {_told(extent.upper)}, outside the domain from {_told(lower)} "
-            f"to {_told(upper)}.",
+            f"Data reach from {_text(extent.lower)} to {_text(extent.upper)}, outside the domain from {_text(lower)} "
+            f"to {_text(upper)}.",
             "Widen mechanism.mesh.lower and upper, or leave them out to take the data's range.",
         )
     longest = float((upper - lower).max())
@@ -264,7 +258,7 @@ def _mesh(given: MeshConfig, extent: Extent) -> MeshConfig:
     return given.model_copy(update={"lower": tuple(lower), "upper": tuple(upper), "size": size, "vertices": vertices})
 
 
-def _told(corner: FloatArray) -> str:
+def _text(corner: FloatArray) -> str:
     return ", ".join(f"{x:g}" for x in corner)
 
 
@@ -332,8 +326,6 @@ def shown_axes(settings: FieldSettings) -> list[FloatArray] | None:
     mesh = settings.mesh
     if mesh.kind == "file":
         return None
-    assert mesh.lower is not None
-    assert mesh.upper is not None
     dims = len(mesh.lower)
     count = settings.shown_places or (ON_LINE if dims == 1 else int(ELSEWHERE ** (1 / dims) + 1e-9))
     return [np.linspace(low, high, count) for low, high in zip(mesh.lower, mesh.upper, strict=True)]
@@ -353,5 +345,4 @@ def shown_points(field_map: FieldMap, settings: FieldSettings, count: int) -> Te
     else:
         places = torch.tensor(list(itertools.product(*axes)), dtype=torch.float64)
     times = torch.from_numpy(shown_times(settings, places.shape[1]))
-    points = torch.cat([times.repeat_interleave(len(places)).unsqueeze(-1), places.repeat(len(times), 1)], -1)
-    return points.expand(count, -1, -1)
+    return lattice(times, places).expand(count, -1, -1)

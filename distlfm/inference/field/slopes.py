@@ -20,26 +20,24 @@ from scipy.sparse import csc_array
 from scipy.sparse.linalg import splu
 from torch import Tensor
 
-from distlfm.config import Config
 from distlfm.errors import UsageError
-from distlfm.inference.base import Fit, Unknowns
-from distlfm.inference.collapsed import CollapsedPosterior, Starts, best_of_starts
+from distlfm.inference.collapsed import Starts, best_of_starts, fit_at
 from distlfm.inference.curvature import find_modes
 from distlfm.inference.field.linear import Linearisation, force_on, linear_columns
 from distlfm.inference.field.linearised import Point
 from distlfm.inference.field.map import FieldMap
 from distlfm.inference.field.marginal import draw_remainder, reaching
 from distlfm.inference.field.method import FieldMethod
-from distlfm.inference.field.settings import FieldSettings, build_map, shown_points
+from distlfm.inference.field.settings import build_map, shown_points
 from distlfm.inference.field.surface import Surface
 from distlfm.inference.marginal import Marginal
 from distlfm.inference.method import register_method
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations, collate
-from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum
-from distlfm.inference.posterior import PosteriorConfig, infer
+from distlfm.inference.optimise import OptimiserConfig, Optimum
+from distlfm.inference.posterior import PosteriorConfig
 from distlfm.inference.result import FitResult, results_of
-from distlfm.inference.whitened import Asked, Compared, WhitenedMarginal
+from distlfm.inference.whitened import Compared, QueryMap, WhitenedMarginal
 from distlfm.instance import FloatArray, Instance
 from distlfm.mechanisms.priors import Values
 from distlfm.runtime.reporting import during
@@ -66,40 +64,31 @@ LAPLACE = PosteriorConfig(method="laplace", draws=20)
 """A quick answer takes few draws."""
 
 
-@dataclass(frozen=True)
-class Around:
-    """Where the form is linearised: coefficients theta [k] and force [n, J] at the matching times."""
-
-    theta: Tensor
-    force: Tensor
+ExpansionPoint = tuple[Tensor, Tensor]
+"""Where the form is linearised: coefficients theta [k] and force [n, J] at the matching times."""
 
 
 class FieldSlopes(WhitenedMarginal):
     """Slopes of one instance, in combinations whose errors are independent, as linear functions of the force."""
 
     def __init__(
-        self,
-        model: Model,
-        observations: Observations,
-        field_map: FieldMap,
-        surface: Surface,
-        around: Around | None = None,
-        settings: Config | None = None,
+        self, observations: Observations, field_map: FieldMap, surface: Surface, around: ExpansionPoint | None = None
     ) -> None:
-        """settings: what the map was made from, kept with a saved fit. around: by default the prior's middle."""
+        """around: by default the prior's middle."""
         assert len(observations) == 1
-        super().__init__(model, observations)
-        self.map, self.surface, self.settings = field_map, surface, settings
+        super().__init__(field_map.model, observations)
+        self.map, self.surface = field_map, surface
         self.times = matching_times(field_map, observations)
         if around is None:
-            middle = model.space.unpack(torch.zeros(1, model.space.num_free, dtype=torch.float64))
+            space = field_map.model.space
+            middle = space.unpack(torch.zeros(1, space.num_free, dtype=torch.float64))
             none = torch.zeros(len(self.times), len(field_map.nodes), dtype=torch.float64)
-            around = Around(field_map.theta(middle)[0], none)
-        self.around = around
+            around = field_map.theta(middle)[0], none
+        self.theta, self.force = around
         self._match()
 
     def state(self) -> dict[str, Tensor]:
-        theta, force = self.around.theta.unsqueeze(0), self.around.force.unsqueeze(0)
+        theta, force = self.theta.unsqueeze(0), self.force.unsqueeze(0)
         return {"surface": self.surface.hyper, "around_theta": theta, "around_force": force}
 
     def row_bytes(self, num_query: int) -> int:
@@ -121,7 +110,7 @@ class FieldSlopes(WhitenedMarginal):
         mask = torch.ones_like(spread, dtype=torch.bool)
         return Compared(self._slopes - found.offset, found.columns, found.slack, spread, mask, apart)
 
-    def asked(self, values: Values, rows: Tensor, query: Tensor) -> Asked:
+    def query_map(self, values: Values, rows: Tensor, query: Tensor) -> QueryMap:
         """The force as matched; outputs are the surface's own."""
         del rows
         # Draws of one instance are asked at the same points, and the surface does not depend on them.
@@ -132,12 +121,12 @@ class FieldSlopes(WhitenedMarginal):
         mean, variance = self.surface.at(distinct.flatten(0, 1))
         shape = query.shape[:2]
         outputs, spread = (part.reshape(-1, shape[1]).expand(shape) for part in (mean, variance))
-        return Asked(outputs, None, spread, force, left)
+        return QueryMap(outputs, None, spread, force, left)
 
     def left_over(
         self, values: Values, rows: Tensor, query: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Of the outputs, what a draw of the surface has besides its mean."""
+        """What a draw of the surface adds to the mean of the outputs."""
         del rows
         drawn = draw_remainder(self.map, values, query, generator)
         return drawn.at_points, self.surface.deviation(query, generator)
@@ -151,7 +140,7 @@ class FieldSlopes(WhitenedMarginal):
         mean, root = self.surface.belief.mean.numpy(), self.surface.belief.root.numpy()
         states = float(self.surface.centre) + value @ mean
         states[:, field.fixed] = field.fixed_values
-        form = form_at(field, self.around.theta, states, self.around.force.numpy())
+        form = form_at(field, self.theta, states, self.force.numpy())
         factor: Any = splu(csc_array(form.mass[free][:, free]))
 
         def rate(right: Any) -> FloatArray:
@@ -167,7 +156,7 @@ class FieldSlopes(WhitenedMarginal):
         by_theta = np.stack([rate(g[:, free].T) for g in form.by_theta])
         reached = np.einsum("nf,nfc->c", np.stack([rate(one[free]) for one in form.value]), turn)
         gradient = torch.from_numpy(by_force.transpose(2, 0, 1).copy())
-        constant = torch.from_numpy(reached) - torch.einsum("cnj,nj->c", gradient, self.around.force)
+        constant = torch.from_numpy(reached) - torch.einsum("cnj,nj->c", gradient, self.force)
         slopes = (slope @ mean)[:, free]
         self._slopes = torch.from_numpy(np.einsum("nf,nfc->c", slopes, turn))
         self._variance = torch.from_numpy(deviation[kept] ** 2)
@@ -178,7 +167,7 @@ class FieldSlopes(WhitenedMarginal):
             gradient.unsqueeze(0),
             torch.zeros(1, len(constant), len(self.map.nodes), dtype=torch.float64),
             torch.from_numpy(np.einsum("nfk,nfc->ck", by_theta, turn)).unsqueeze(0),
-            self.around.theta.unsqueeze(0),
+            self.theta.unsqueeze(0),
         )
 
 
@@ -204,38 +193,29 @@ class Matched:
 
 
 def match_slopes(
-    model: Model,
-    data: Observations,
-    field_map: FieldMap,
-    seed: int,
-    optimiser: OptimiserConfig,
-    starts: Starts,
-    settings: FieldSettings | None = None,
+    data: Observations, field_map: FieldMap, seed: int, optimiser: OptimiserConfig, starts: Starts
 ) -> Matched:
     """Match one instance, linearised again until its coefficients stay."""
+    space = field_map.model.space
     with during("surface"):
-        surface = Surface(field_map, data, known_noise(model, data))
-    own = FieldSlopes(model, data, field_map, surface, None, settings)
-    best = best_of_starts(_objective(own), [seed], model.space.num_free, optimiser, starts)
+        surface = Surface(field_map, data, known_noise(field_map.model, data))
+    own = FieldSlopes(data, field_map, surface)
+    best = best_of_starts(own.negative, [seed], space.num_free, optimiser, starts)
     for _ in range(ROUNDS - 1):
         with torch.no_grad():
-            values = model.space.unpack(best.z)
+            values = space.unpack(best.z)
             w = own.whitened(best.z, torch.arange(1)).mean
-            around = Around(field_map.theta(values)[0], force_on(field_map, values, w, own.times)[0])
-        if torch.allclose(around.theta, own.around.theta, rtol=STILL, atol=1e-12):
+            around = field_map.theta(values)[0], force_on(field_map, values, w, own.times)[0]
+        if torch.allclose(around[0], own.theta, rtol=STILL, atol=1e-12):
             break
-        own = FieldSlopes(model, data, field_map, surface, around, settings)
-        best = find_modes(_objective(own), best.z, optimiser)
+        own = FieldSlopes(data, field_map, surface, around)
+        best = find_modes(own.negative, best.z, optimiser)
     return Matched(own, best)
 
 
 def known_noise(model: Model, data: Observations) -> Tensor | None:
     """Noise variances [T] that come with the data, if nothing else counts."""
     return data.variance[0, 0] if model.likelihood.options.noise == "given" and data.variance is not None else None
-
-
-def _objective(own: FieldSlopes) -> Objective:
-    return lambda z, rows: -own.log_joint(z, rows)
 
 
 @register_method("preestimate")
@@ -261,26 +241,13 @@ class FieldPreestimate(FieldMethod):
         for instance, seed in zip(instances, seeds, strict=True):
             began = time.perf_counter()
             data = collate([instance.blind()], model.system.outputs)
-            matched = match_slopes(model, data, field_map, seed, options.optimiser, starts, settings)
-            best = matched.best
-            found = infer(_objective(matched.marginal), best.z, [seed], LAPLACE)
-            unknowns = Unknowns(found.proposals, found.weights)
-            fit = Fit(
-                posterior=CollapsedPosterior(self.name, matched.marginal, found.draws, unknowns),
-                bound=-best.value,
-                status=best.status,
-                iterations=best.iterations,
-                effective=found.effective,
-                trace=-best.trace,
-            )
+            matched = match_slopes(data, field_map, seed, options.optimiser, starts)
+            fit = fit_at(self.name, matched.marginal, matched.best, [seed], LAPLACE)
             results += results_of(fit, [instance], shown_points(field_map, settings, 1), time.perf_counter() - began)
         return results
 
     @classmethod
-    def marginal(
-        cls, model: Model, observations: Observations, settings: FieldSettings, state: dict[str, Tensor]
-    ) -> Marginal:
-        field_map = build_map(model, settings)
-        surface = Surface(field_map, observations, known_noise(model, observations), state["surface"])
-        around = Around(state["around_theta"][0], state["around_force"][0])
-        return FieldSlopes(model, observations, field_map, surface, around, settings)
+    def marginal(cls, observations: Observations, field_map: FieldMap, state: dict[str, Tensor]) -> Marginal:
+        surface = Surface(field_map, observations, known_noise(field_map.model, observations), state["surface"])
+        around = state["around_theta"][0], state["around_force"][0]
+        return FieldSlopes(observations, field_map, surface, around)

@@ -1,6 +1,6 @@
 """A surface through scattered values of a field: Gaussian-process regression over time and space, with its time slope.
 
-The kernel is a product of squared exponentials, one length a dimension, on inducing points: the surface is a sum of
+The kernel is a product of squared exponentials, one length per dimension, on inducing points: the surface is a sum of
 columns times whitened numbers c, and so are its slopes. Lengths, size and noise are found by the marginal likelihood.
 What the problem itself says, a known start and values held at a boundary, is taken as data that are almost exact.
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from distlfm.gp.linalg import safe_cholesky
 from distlfm.inference.field.map import FieldMap
-from distlfm.inference.field.points import place_inducing
+from distlfm.inference.field.points import lattice, place_inducing, whiten
 from distlfm.inference.observations import Observations
 from distlfm.inference.optimise import OptimiserConfig, minimise
 from distlfm.inference.whitened import log_low_rank
@@ -82,7 +82,7 @@ class Surface:
 
     @torch.no_grad()
     def deviation(self, points: Tensor, generator: torch.Generator) -> Tensor:
-        """How far draws of the surface, one a row, are from its mean at points [A, Q, 1 + d]: [A, Q]."""
+        """How far draws of the surface, one per row, are from its mean at points [A, Q, 1 + d]: [A, Q]."""
         columns = self._columns(self.hyper, points.flatten(0, 1))[0].unflatten(0, points.shape[:2])
         noise = torch.randn(len(points), columns.shape[-1], 1, generator=generator, dtype=torch.float64)
         found: Tensor = (columns @ (self.belief.root @ noise)).squeeze(-1)
@@ -91,8 +91,7 @@ class Surface:
     @torch.no_grad()
     def columns_on(self, times: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """Columns [n, J, R] of the surface and of its slope in time; the surface is `centre` plus columns · c."""
-        points = torch.cat([times.repeat_interleave(len(nodes)).unsqueeze(-1), nodes.repeat(len(times), 1)], -1)
-        shape = (len(times), len(nodes))
+        points, shape = lattice(times, nodes), (len(times), len(nodes))
         value, slope = (self._columns(self.hyper, points, slope=one)[0] for one in (False, True))
         return value.unflatten(0, shape), slope.unflatten(0, shape)
 
@@ -106,19 +105,22 @@ class Surface:
         return found.z[value.argmin()].unsqueeze(0)
 
     def _objective(self, z: Tensor) -> Tensor:
-        columns, noise = self._columns(z, self._points), self._noise(z)
-        scaled, residual = columns / noise.sqrt().unsqueeze(-1), self._values / noise.sqrt()
+        scaled, residual, noise = self._scaled(z)
         density = log_low_rank(scaled, residual) - 0.5 * noise.log().sum(-1)
         return 0.5 * z.square().sum(-1) - density
+
+    def _scaled(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Columns [A, T + P, R] and values [A, T + P] in units of the noise, and its variance [A, T + P]."""
+        columns, noise = self._columns(z, self._points), self._noise(z)
+        return columns / noise.sqrt().unsqueeze(-1), self._values / noise.sqrt(), noise
 
     def _noise(self, z: Tensor) -> Tensor:
         """Variance [A, T + P] of data and pins."""
         count = len(self._values) - self._num_pins
         pinned = ((PINNED * self.size) ** 2).expand(len(z), self._num_pins)
-        if self._known is not None:
-            return torch.cat([self._known.expand(len(z), -1), pinned], -1)
         learned = (NOISE.natural(z[:, -1:]) * self.size) ** 2
-        return torch.cat([learned.expand(-1, count), pinned], -1)
+        own = learned.expand(-1, count) if self._known is None else self._known.expand(len(z), -1)
+        return torch.cat([own, pinned], -1)
 
     def _columns(self, z: Tensor, points: Tensor, *, slope: bool = False) -> Tensor:
         """Columns [A, Q, R] at points [Q, 1 + d], the first a level of its own; of the slope in time if asked."""
@@ -132,9 +134,8 @@ class Surface:
 
     @torch.no_grad()
     def _belief(self) -> Belief:
-        columns, noise = self._columns(self.hyper, self._points)[0], self._noise(self.hyper)[0]
-        scaled, residual = columns / noise.sqrt().unsqueeze(-1), self._values / noise.sqrt()
-        identity = torch.eye(columns.shape[-1], dtype=columns.dtype)
+        scaled, residual, noise = (part[0] for part in self._scaled(self.hyper))
+        identity = torch.eye(scaled.shape[-1], dtype=scaled.dtype)
         factor, _ = safe_cholesky(scaled.mT @ scaled + identity)
         mean = torch.cholesky_solve((scaled.mT @ residual.unsqueeze(-1)), factor).squeeze(-1)
         root = torch.linalg.solve_triangular(factor, identity, upper=False).mT
@@ -147,13 +148,10 @@ class Surface:
 
 def _basis(points: Tensor, inducing: Tensor, lengths: Tensor, *, slope: bool = False) -> Tensor:
     """Whitened squared-exponential basis [A, Q, M] at points [Q, e]; its derivative by the first axis if asked."""
-    factor, _ = safe_cholesky(_correlation(inducing, inducing, lengths))
     cross = _correlation(inducing, points, lengths)
     if slope:
-        gaps = (inducing[:, None, 0] - points[None, :, 0]) / lengths[:, :1, None] ** 2
-        cross = cross * gaps
-    found: Tensor = torch.linalg.solve_triangular(factor, cross, upper=False).mT
-    return found
+        cross = cross * ((inducing[:, None, 0] - points[None, :, 0]) / lengths[:, :1, None] ** 2)
+    return whiten(_correlation(inducing, inducing, lengths), cross)
 
 
 def _correlation(first: Tensor, second: Tensor, lengths: Tensor) -> Tensor:
@@ -167,15 +165,13 @@ def _pins(field_map: FieldMap) -> tuple[Tensor, Tensor]:
     points, values = [nodes.new_zeros(0, 1 + nodes.shape[1])], [nodes.new_zeros(0)]
     if field_map.initial.kind in ("zero", "given"):
         some = torch.linspace(0, len(nodes) - 1, min(len(nodes), PIN_PLACES)).round().long()
-        points.append(torch.cat([torch.full((len(some), 1), grid.start, dtype=torch.float64), nodes[some]], -1))
-        values.append(field_map.profile()[some])
+        points.append(lattice(torch.tensor([grid.start], dtype=torch.float64), nodes[some]))
+        values.append(field_map.profile[some])
     field = field_map.discretised
     if isinstance(field, Meshed) and len(field.fixed):
         some = torch.linspace(0, len(field.fixed) - 1, min(len(field.fixed), PIN_PLACES)).round().long()
         held = torch.from_numpy(field.fixed)[some]
         times = torch.linspace(grid.start, grid.start + grid.dt * grid.steps, PIN_TIMES + 1, dtype=torch.float64)[1:]
-        points.append(
-            torch.cat([times.repeat_interleave(len(held)).unsqueeze(-1), nodes[held].repeat(len(times), 1)], -1)
-        )
+        points.append(lattice(times, nodes[held]))
         values.append(torch.from_numpy(field.fixed_values)[some].repeat(len(times)))
     return torch.cat(points), torch.cat(values)

@@ -17,7 +17,7 @@ from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.model import Model
 from distlfm.inference.series.statespace import supports
 from distlfm.inference.survey import Survey
-from distlfm.instance import TIME, Dimension, Instance, same_unit
+from distlfm.instance import TIME, Instance, same_unit
 from distlfm.mechanisms.base import System
 from distlfm.mechanisms.priors import Parameter
 
@@ -47,8 +47,8 @@ def prior_notice(model: Model, found: Survey) -> str:
             if low > found.span:
                 what = f"far above the whole span of times, {found.span:.3g}: the force could hardly change within it"
                 return f"{prior}, {what}. {FIX}"
-        if told := _along_axes(model, parameter, found):
-            return told
+        if stated := _along_axes(model, parameter, found):
+            return stated
     return ""
 
 
@@ -72,15 +72,15 @@ def _given(model: Model, parameter: Parameter, label: str) -> str:
     return "prior" if "lengthscale" in model.force.priors or label in parameter.own else "default prior"
 
 
-def units_notice(system: System, told: Mapping[str, str]) -> str:
+def units_notice(system: System, stated: Mapping[str, str]) -> str:
     """A sentence for the user if default priors are left that are for other units than the data's; nothing otherwise.
 
-    told: as an instance's metadata have them, `time_unit`, `value_unit`, `position_unit`.
+    stated: as an instance's metadata have them, `time_unit`, `value_unit`, `position_unit`.
     """
     other = {
         what: (unit, here)
         for what, unit in system.prior_units.items()
-        if (here := told.get(f"{what}_unit")) is not None and not same_unit(unit, here)
+        if (here := stated.get(f"{what}_unit")) is not None and not same_unit(unit, here)
     }
     left = [
         f"mechanism.priors.{one.name}"
@@ -100,11 +100,7 @@ def units_notice(system: System, told: Mapping[str, str]) -> str:
 def _depends(parameter: Parameter, units: Collection[str]) -> bool:
     """Whether a number of this parameter changes with one of the units; without a dimension nobody knows, so it may."""
     found = [parameter.dimension_of(parameter.labels[i]) for i in parameter.free]
-    return any(_has(one, name) for one in found for name in units)
-
-
-def _has(dimension: Dimension | None, name: str) -> bool:
-    return dimension is None or getattr(dimension, name) != 0
+    return any(one is None or getattr(one, name) != 0 for one in found for name in units)
 
 
 def _listed(words: list[str]) -> str:
@@ -113,7 +109,7 @@ def _listed(words: list[str]) -> str:
 
 @dataclass
 class _Seen:
-    """Of one output. lowest: of its values, and the instance `where` it is."""
+    """What was seen of one output. lowest: of its values, and the instance `where` it is."""
 
     values: int = 0
     negative: int = 0
@@ -144,15 +140,15 @@ class Negatives:
 
     def notice(self) -> str:
         """A sentence for the user if there are any; nothing otherwise."""
-        told = [
+        stated = [
             f"{seen.negative} of {seen.values} values of {output!r} (down to {seen.lowest:.4g}, in {seen.where!r})"
             for output, seen in self._seen.items()
             if seen.negative
         ]
-        if not told:
+        if not stated:
             return ""
         return (
-            f"{' and '.join(told)} are negative, and no output of {self.system.options.kind} can be. "
+            f"{' and '.join(stated)} are negative, and no output of {self.system.options.kind} can be. "
             "Leave a cell empty where nothing was observed, and give values as they were measured, "
             "not their logarithms or changes."
         )

@@ -1,4 +1,4 @@
-"""What a fit leaves unexplained, and whether that has a shape: residuals that resemble their neighbours tell of a wrong
+"""What a fit leaves unexplained, and whether that has a shape: residuals that resemble their neighbours mean a wrong
 equation, or of noise that is not independent.
 
 Shapes: `n` observed values, `k` neighbours, `P` outputs, `d` space dimensions.
@@ -110,8 +110,8 @@ class Structure:
         if not self.flagged:
             return f"Residuals look independent of their neighbours {where} ({signed}; {sizes})."
         if self.alike:
-            told = f"neighbours foretell {100 * self.explained:.0f} % of their variance"
-            found = f"The misfit has structure: residuals resemble their neighbours {where} ({signed}; {told})"
+            words = f"neighbours foretell {100 * self.explained:.0f} % of their variance"
+            found = f"The misfit has structure: residuals resemble their neighbours {where} ({signed}; {words})"
         else:
             found = f"The misfit has structure: large residuals lie together {where} ({sizes})"
         if self.overstated:
@@ -151,9 +151,8 @@ def residuals(result: FitResult) -> Residuals | None:
     middle = (unknowns.weights.unsqueeze(-1) * unknowns.proposals).sum(0)[row]
     with torch.no_grad():
         noise = model.noise_variance(model.space.unpack(middle), observations)[0, :, :size].numpy()
-    seen = observations.mask[0, :, :size].numpy()
     fitted, variance = found.outputs.mean[:, :size], found.outputs.sd[:, :size] ** 2
-    seen = seen & np.isfinite(fitted) & (variance > HELD_FAST * noise)
+    seen = observations.mask[0, :, :size].numpy() & np.isfinite(fitted) & (variance > HELD_FAST * noise)
     free = np.maximum(noise - variance, LEAST_FREE * noise)
     observed = observations.values[0, :, :size].numpy()
     output, column = np.nonzero(seen)
@@ -173,13 +172,24 @@ def structure(result: FitResult, seed: int = 0) -> Structure | None:
     The residuals of a right model are slightly unlike their neighbours, since the curve has followed both, so the test
     errs on the side of silence.
     """
+    if result.misfit is not None:
+        return result.misfit
     found = residuals(result)
     if found is None or len(found) < LEAST_VALUES:
         return None
     pairs = _field_pairs(result, found) if found.positions is not None else _series_pairs(found)
     if len(pairs) < LEAST_VALUES:
         return None
-    return _tested(found, pairs, seed)
+    groups = [np.flatnonzero(found.output == p) for p in np.unique(found.output)]
+    signed = _moran(found.values, groups, pairs, seed)
+    sizes = _moran(np.abs(found.values), groups, pairs, seed + 1)
+    if signed is None or sizes is None:
+        return None
+    statistic, p_value, explained = signed
+    size_statistic, size_p_value, _ = sizes
+    scale = float(np.sqrt((found.values**2).mean()))
+    in_space = found.positions is not None
+    return Structure(statistic, p_value, size_statistic, size_p_value, explained, scale, in_space)
 
 
 def _field_pairs(result: FitResult, found: Residuals) -> NDArray[np.intp]:
@@ -197,7 +207,7 @@ def _field_pairs(result: FitResult, found: Residuals) -> NDArray[np.intp]:
 
 
 def _lengthscales(result: FitResult, points: FloatArray) -> FloatArray:
-    """[1 + d]: the force's, where it has one a dimension, else the extent of the data."""
+    """[1 + d]: the force's, where it has one per dimension, else the extent of the data."""
     space = result.posterior.model.space
     extent = np.ptp(points, axis=0)
     name = f"{result.force_names[0]}.lengthscale"
@@ -220,32 +230,12 @@ def _series_pairs(found: Residuals) -> NDArray[np.intp]:
     return np.concatenate([pairs, pairs[:, ::-1]])
 
 
-def _tested(found: Residuals, pairs: NDArray[np.intp], seed: int) -> Structure | None:
-    groups = [np.flatnonzero(found.output == p) for p in np.unique(found.output)]
-    signed = _moran(found.values, groups, pairs, seed)
-    sizes = _moran(np.abs(found.values), groups, pairs, seed + 1)
-    if signed is None or sizes is None:
-        return None
-    return Structure(
-        statistic=signed.statistic,
-        p_value=signed.p_value,
-        size_statistic=sizes.statistic,
-        size_p_value=sizes.p_value,
-        explained=signed.explained,
-        scale=float(np.sqrt((found.values**2).mean())),
-        in_space=found.positions is not None,
-    )
-
-
-@dataclass(frozen=True)
-class _Moran:
-    statistic: float
-    p_value: float
-    explained: float
-
-
-def _moran(given: FloatArray, groups: Sequence[NDArray[np.intp]], pairs: NDArray[np.intp], seed: int) -> _Moran | None:
-    """Moran's I of values [n] over pairs of neighbours [m, 2], against random orders; None where nothing varies."""
+def _moran(
+    given: FloatArray, groups: Sequence[NDArray[np.intp]], pairs: NDArray[np.intp], seed: int
+) -> tuple[float, float, float] | None:
+    """Moran's I of values [n] over pairs of neighbours [m, 2], its p-value against random orders, and the share of the
+    variance that neighbours foretell; None where nothing varies.
+    """
     values = given.copy()
     for group in groups:
         values[group] -= values[group].mean()
@@ -266,8 +256,6 @@ def _moran(given: FloatArray, groups: Sequence[NDArray[np.intp]], pairs: NDArray
         sums = np.einsum("sm,sm->s", shuffled[:, first], shuffled[:, second])
         exceeding += int((sums >= together).sum())
         done += count
-    return _Moran(
-        statistic=together * len(values) / len(pairs) / total,
-        p_value=(1 + exceeding) / (1 + NUM_PERMUTATIONS),
-        explained=together**2 / (total * max(float((lag**2).sum()), 1e-300)),
-    )
+    statistic = together * len(values) / len(pairs) / total
+    explained = together**2 / (total * max(float((lag**2).sum()), 1e-300))
+    return statistic, (1 + exceeding) / (1 + NUM_PERMUTATIONS), explained

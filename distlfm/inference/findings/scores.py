@@ -13,6 +13,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -124,8 +125,7 @@ def _noise_sd(result: FitResult, rows: list[int]) -> FloatArray | None:
     given, learned = result.instance.variance, result.noise_sd
     if learned is not None:
         learned = np.sqrt(learned**2 + result.posterior.model.likelihood.options.floor**2)
-    if learned is not None and len(learned) > 1:
-        learned = learned[rows]
+        learned = learned[rows] if len(learned) > 1 else learned
     if given is not None and result.posterior.model.likelihood.takes_variances:
         extra = 0.0 if learned is None else learned[:, None] ** 2
         return np.sqrt(given + extra)
@@ -146,8 +146,7 @@ def parameter_errors(result: FitResult, true: Mapping[str, FloatArray]) -> dict[
         if not estimates:
             continue
         labels = space[name].labels
-        found = dict(space[name].fixed)
-        found.update({one.label or labels[0]: one.mean for one in estimates})
+        found = {**space[name].fixed, **{one.label or labels[0]: one.mean for one in estimates}}
         if set(result.instance.outputs) <= set(labels):
             labels = result.instance.outputs
         wanted = np.ravel(values)
@@ -163,7 +162,7 @@ MAX_ROWS = 50
 """Fleets up to this size are listed whole."""
 
 MAX_FAILURES = 1000
-"""Failures that are told with their reason."""
+"""Failures that are reported with their reason."""
 
 NUM_WORST, NUM_BEST, NUM_SLOWEST = 25, 5, 5
 SCORES = ("latent_q2", "output_q2")
@@ -177,7 +176,7 @@ def row_of(result: FitResult) -> Figures:
 
 
 def words_of(result: FitResult) -> Figures:
-    """The part of a row that is no score."""
+    """The part of a row that is not a score."""
     open_ones = [{"spread": one.spread, "parts": [list(part) for part in one.parts]} for one in result.undetermined]
     return {"method": result.method, "advice": result.advice, "undetermined": open_ones}
 
@@ -216,9 +215,9 @@ class Tally:
         self._columns = {name: array("d") for name in AVERAGED}
         self._errors: dict[str, list[float]] = {}
         self._order = itertools.count()
-        self._worst = {score: _Extreme(NUM_WORST, _badness(score)) for score in SCORES}
-        self._best = {score: _Extreme(NUM_BEST, _goodness(score)) for score in SCORES}
-        self._slowest = _Extreme(NUM_SLOWEST, _slowness)
+        self._worst = {score: _Extreme(NUM_WORST, partial(_badness, score)) for score in SCORES}
+        self._best = {score: _Extreme(NUM_BEST, partial(_height, score)) for score in SCORES}
+        self._slowest = _Extreme(NUM_SLOWEST, partial(_height, "seconds"))
         for row in rows:
             self.add(row)
 
@@ -260,7 +259,11 @@ class Tally:
 
     @property
     def unsettled(self) -> int:
-        return self.count - self.failed - self.statuses["converged"]
+        return self.count - self.failed - self.statuses["converged"] - self.unreliable
+
+    @property
+    def unreliable(self) -> int:
+        return self.statuses["unreliable"]
 
     @property
     def score(self) -> str:
@@ -275,7 +278,7 @@ class Tally:
     def worst(self) -> list[Row]:
         """Rows worst first, failed ones before all: every one of a small fleet, `NUM_WORST` of a large one."""
         if self.count <= MAX_ROWS:
-            return sorted(self.first, key=_badness(self.score), reverse=True)
+            return sorted(self.first, key=partial(_badness, self.score), reverse=True)
         return self._worst[self.score].rows()
 
     def best(self) -> list[Row]:
@@ -286,7 +289,7 @@ class Tally:
         """Those that took longest, the slowest first."""
         return self._slowest.rows()
 
-    def told(self) -> dict[str, Any]:
+    def to_summary(self) -> dict[str, Any]:
         """What summaries of fits and of queries say alike: scores, what failed, and what could not be read."""
         mean, worst = self.overall()
         return {"mean": mean, "worst": worst, "failures": self.failures, "set_aside": self.set_aside}
@@ -321,36 +324,22 @@ class _Extreme:
 
     def offer(self, row: Row, place: int) -> None:
         key = self._key(row)
-        if key is None:
-            return
-        entry = (key, -place, row)
-        if len(self._heap) < self._size:
-            heapq.heappush(self._heap, entry)
-        elif entry[:2] > self._heap[0][:2]:
-            heapq.heapreplace(self._heap, entry)
+        if key is not None:
+            heapq.heappush(self._heap, (key, -place, row))
+        if len(self._heap) > self._size:
+            heapq.heappop(self._heap)
 
     def rows(self) -> list[Row]:
         """Largest key first."""
-        return [row for _, _, row in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]
+        return [row for _, _, row in sorted(self._heap, reverse=True)]
 
 
-def _badness(score: str) -> Callable[[Row], tuple[float, ...]]:
-    def key(row: Row) -> tuple[float, ...]:
-        value = row.get(score)
-        return float(row.get("status") in FAILED), math.inf if value is None or math.isnan(value) else -float(value)
-
-    return key
+def _badness(score: str, row: Row) -> tuple[float, ...]:
+    value = row.get(score)
+    return float(row.get("status") in FAILED), math.inf if value is None or math.isnan(value) else -float(value)
 
 
-def _goodness(score: str) -> Callable[[Row], tuple[float, ...] | None]:
-    def key(row: Row) -> tuple[float, ...] | None:
-        value = row.get(score)
-        known = value is not None and math.isfinite(value) and row.get("status") not in FAILED
-        return (float(value),) if known and value is not None else None
-
-    return key
-
-
-def _slowness(row: Row) -> tuple[float, ...] | None:
-    value = row.get("seconds")
+def _height(name: str, row: Row) -> tuple[float, ...] | None:
+    """A figure of a row that has it; one that failed has no score."""
+    value = row.get(name)
     return (float(value),) if value is not None and math.isfinite(value) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,11 +12,16 @@ from torch import Tensor
 
 from distlfm.errors import UsageError
 from distlfm.inference.base import Fit, Posterior
-from distlfm.inference.collapsed import CollapsedPosterior, Starts, fit_collapsed, restore
+from distlfm.inference.collapsed import CollapsedPosterior, Starts, best_of_starts, fit_at, fit_collapsed, restore
+from distlfm.inference.curvature import find_modes
 from distlfm.inference.marginal import Marginal
-from distlfm.inference.method import SeriesMethod, register_method
+from distlfm.inference.method import SeriesMethod, grids, register_method
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations, collate
+from distlfm.inference.optimise import Optimum
+from distlfm.inference.result import FitResult, results_of
+from distlfm.inference.series import fourier
+from distlfm.inference.series.circles import ROUGH, roughness, settle
 from distlfm.inference.series.linear import MAX_NODES, MAX_SUBSTEPS, LinearGaussian, Quadrature, choose_quadrature
 from distlfm.instance import Instance
 
@@ -27,6 +33,9 @@ COARSE = (
     "answer is rough. Use a longer lengthscale in force.priors, or inference.method=nested."
 )
 
+CHECKED = 24
+"""Draws whose densities are computed again with more waves."""
+
 
 class LinearMethod(SeriesMethod):
     """A method of linear mechanisms, which fills in `marginal`: the force is integrated out."""
@@ -37,7 +46,8 @@ class LinearMethod(SeriesMethod):
         if not model.integrable:
             raise UsageError(
                 f"The method {cls.name!r} needs a linear mechanism with Gaussian noise, and "
-                f"{model.mechanism.options.kind!r} with the likelihood {model.likelihood.options.kind!r} is none.",
+                f"{model.mechanism.options.kind!r} with the likelihood {model.likelihood.options.kind!r} is none"
+                f"{': its vector field reads the time' if model.linearity.timed else ''}.",
                 "Use inference.method=nested, or auto.",
             )
 
@@ -65,14 +75,22 @@ class LinearMethod(SeriesMethod):
 @register_method("collapsed")
 @dataclass(frozen=True)
 class Collapsed(LinearMethod):
-    """By dense matrices, with the rule of quadrature that an instance's times need."""
+    """By waves where the force is smooth, else by dense matrices with the quadrature that an instance's times need.
 
-    substeps: int
-    order: int
+    substeps, order: of the quadrature; zero where waves are tried first.
+    """
+
+    substeps: int = 0
+    order: int = 0
 
     @classmethod
     def suits(cls, model: Model, instance: Instance, options: InferenceConfig) -> Collapsed:
         del options
+        return cls() if fourier.supports(model) else cls.dense(model, instance)
+
+    @classmethod
+    def dense(cls, model: Model, instance: Instance) -> Collapsed:
+        """By dense matrices, with the coarsest rule that suits an instance."""
         found = choose_quadrature(model, collate([instance.blind()], model.mechanism.outputs), model.linearity)
         nodes = found.num_nodes(len(instance.times))
         if nodes > MAX_NODES:  # dense matrices would take hours, and the whole memory
@@ -87,12 +105,75 @@ class Collapsed(LinearMethod):
     def marginal(self, model: Model, observations: Observations) -> Marginal:
         return LinearGaussian(model, observations, model.linearity, Quadrature(self.substeps, self.order))
 
+    def fit(
+        self, model: Model, instances: Sequence[Instance], options: InferenceConfig, seeds: Sequence[int]
+    ) -> list[FitResult]:
+        if self.order:
+            return super().fit(model, instances, options, seeds)
+        start = time.perf_counter()
+        observations = collate([instance.blind() for instance in instances], model.mechanism.outputs)
+        results: dict[int, FitResult] = {}
+        found = self._by_waves(model, observations, options, seeds)
+        if found is not None:
+            fit, places = found
+            seconds = time.perf_counter() - start
+            mine, at = [instances[i] for i in places], grids(fit.posterior.observations, options)
+            results = dict(zip(places, results_of(fit, mine, at, seconds), strict=True))
+        others: dict[Collapsed, list[int]] = {}
+        for i, instance in enumerate(instances):
+            if i not in results:
+                others.setdefault(self.dense(model, instance), []).append(i)
+        for method, places in others.items():
+            again = method.fit(model, [instances[i] for i in places], options, [seeds[i] for i in places])
+            results |= dict(zip(places, again, strict=True))
+        return [results[i] for i in range(len(instances))]
+
+    def _by_waves(
+        self, model: Model, observations: Observations, options: InferenceConfig, seeds: Sequence[int]
+    ) -> tuple[Fit, list[int]] | None:
+        """Fit the instances for which few waves are enough, and say which these are."""
+        starts = Starts(options.restarts, options.random_start)
+
+        def search(marginal: Marginal, z: Tensor | None) -> Optimum:
+            if z is None:
+                return best_of_starts(marginal.negative, seeds, model.space.num_free, options.optimiser, starts)
+            return find_modes(marginal.negative, z, options.optimiser)
+
+        settled = settle(model, observations, options.until, search)
+        if settled is None:
+            return None
+        kept = settled.usable.nonzero().squeeze(-1)
+        for _ in range(2):  # those whose draws leave their circle are left out
+            if not len(kept):
+                return None
+            here = settled.rows(kept)
+            data = observations.rows(kept)
+            marginal = fourier.FourierGaussian(model, data, model.linearity, here.basis(data, options.until))
+            own = [seeds[int(i)] for i in kept]
+            fit = fit_at(self.name, marginal, here.best, own, options.posterior)
+            assert isinstance(fit.posterior, CollapsedPosterior)
+            some = fit.posterior.draws[:: max(1, len(fit.posterior.draws) // CHECKED)]
+            fine = roughness(marginal, here, options.until, some) <= ROUGH
+            if bool(fine.all()):
+                return fit, kept.tolist()
+            kept = kept[fine]
+        return None
+
     def infer(self, model: Model, observations: Observations, options: InferenceConfig, seeds: Sequence[int]) -> Fit:
         fit = super().infer(model, observations, options, seeds)
-        return replace(fit, notices=(COARSE,) * len(seeds)) if self.substeps >= MAX_SUBSTEPS else fit
+        return replace(fit, doubts=(COARSE,) * len(seeds)) if self.substeps >= MAX_SUBSTEPS else fit
 
     @classmethod
     def settings(cls, posterior: Posterior) -> dict[str, Any]:
         assert isinstance(posterior, CollapsedPosterior)
-        assert isinstance(posterior.marginal, LinearGaussian)
-        return asdict(posterior.marginal.quadrature)
+        marginal = posterior.marginal
+        return asdict(marginal.quadrature) if isinstance(marginal, LinearGaussian) else {}
+
+    @classmethod
+    def restore(
+        cls, model: Model, observations: Observations, settings: dict[str, Any], state: dict[str, Tensor]
+    ) -> Posterior:
+        if "circle" not in state:
+            return super().restore(model, observations, settings, state)
+        basis = fourier.Basis.read(state["circle"])
+        return restore(cls.name, fourier.FourierGaussian(model, observations, model.linearity, basis), state)

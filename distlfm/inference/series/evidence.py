@@ -77,14 +77,14 @@ def matched_mode(
     w, curvature = match.w, match.curvature
     for _ in range(NOISE_ROUNDS if search.held.any() else 0):
         w = search.descend(w, curvature, everyone, rough).z
-        curvature = search.curvature(w, everyone)
+        curvature = hessian(search.objective, w, everyone)
         w = search.with_evident_noise(w, curvature)
     found = search.descend(w, curvature, everyone, fine)
     for _ in range(optimiser.rounds):
         rows = torch.nonzero((found.status != Status.CONVERGED) & (found.status != Status.DIVERGED)).squeeze(-1)
         if len(rows) == 0:
             break
-        closer = search.descend(found.z[rows], search.curvature(found.z[rows], rows), rows, fine)
+        closer = search.descend(found.z[rows], hessian(search.objective, found.z[rows], rows), rows, fine)
         found.z[rows], found.value[rows], found.status[rows] = closer.z, closer.value, closer.status
         found.iterations[rows] += closer.iterations
     return found
@@ -112,10 +112,6 @@ class _Search:
 
         found = minimise(lambda x, some: self.objective(place(x, some), rows[some]), torch.zeros_like(w), options)
         return replace(found, z=place(found.z, torch.arange(len(w))))
-
-    def curvature(self, w: Tensor, rows: Tensor) -> Tensor:
-        """[A, W, W] at w [A, W]."""
-        return hessian(self.objective, w, rows)
 
     @torch.no_grad()
     def with_evident_noise(self, w: Tensor, curvature: Tensor) -> Tensor:

@@ -56,14 +56,12 @@ class AnalyticMotif(GaussianMarginal):
 
     def query_prior(self, values: Values, times: Tensor, query: Tensor) -> tuple[tuple[Tensor, Tensor], QueryPrior]:
         origin = times[..., :1]
-        variance = torch.diagonal(self._covariance(values, query, query, origin), dim1=-2, dim2=-1)
-        force_cross = self._force_covariance(values, times, query)
         (hyper,) = self.model.hyper(values)
         prior = QueryPrior(
             self._offset(values, query, origin),
             self._covariance(values, query, times, origin),
-            variance,
-            force_cross.unsqueeze(1),
+            torch.diagonal(self._covariance(values, query, query, origin), dim1=-2, dim2=-1),
+            self._force_covariance(values, times, query).unsqueeze(1),
             self.model.kernels[0].diagonal(hyper, query.unsqueeze(-1)).unsqueeze(1),
         )
         return self.observed_prior(values, times), prior
@@ -75,12 +73,15 @@ class AnalyticMotif(GaussianMarginal):
         return (rest + (start - rest) * torch.exp(-values["decay"].unsqueeze(-1) * since)).flatten(-2)
 
     def _scales(self, values: Values) -> tuple[Tensor, Tensor]:
+        """The length l [B], and the size [B, P] of each output's covariance with the force."""
         (hyper,) = self.model.hyper(values)
-        return hyper["lengthscale"] * math.sqrt(2), hyper["variance"]
+        length = hyper["lengthscale"] * math.sqrt(2)
+        scale = hyper["variance"][:, None] * values["sensitivity"] * length[:, None] * math.sqrt(math.pi) / 2
+        return length, scale
 
     def _covariance(self, values: Values, t1: Tensor, t2: Tensor, origin: Tensor | None = None) -> Tensor:
         """[B, P·T1, P·T2]."""
-        length, variance = self._scales(values)
+        length, scale = self._scales(values)
         zero = t1[..., :1] if origin is None else origin
         size = values["decay"].shape[-1]
         a = (t1 - zero)[:, None, :, None, None]
@@ -89,20 +90,17 @@ class AnalyticMotif(GaussianMarginal):
         d2 = values["decay"][:, None, None, :, None]
         width = length[:, None, None, None, None]
         both = _h(d2, d1, b, a, width) + _h(d1, d2, a, b, width)
-        sensitivity = values["sensitivity"]
-        scale = variance[:, None] * sensitivity * length[:, None] * math.sqrt(math.pi) / 2
-        full = scale[:, :, None, None, None] * sensitivity[:, None, None, :, None] * both
+        full = scale[:, :, None, None, None] * values["sensitivity"][:, None, None, :, None] * both
         return full.reshape(len(t1), size * t1.shape[-1], size * t2.shape[-1])
 
     def _force_covariance(self, values: Values, times: Tensor, query: Tensor) -> Tensor:
         """Covariance of the force at `query` with the outputs at `times`, [B, Q, P·T]."""
-        length, variance = self._scales(values)
+        length, scale = self._scales(values)
         width = length[:, None, None, None]
         t = (times - times[..., :1])[:, None, None, :]
         s = (query - times[..., :1])[:, :, None, None]
         gamma = values["decay"][:, None, :, None] * width / 2
-        scale = (variance[:, None] * values["sensitivity"] * length[:, None] * math.sqrt(math.pi) / 2)[:, None, :, None]
-        return (scale * _g(gamma, (t - s) / width, s / width)).flatten(-2)
+        return (scale[:, None, :, None] * _g(gamma, (t - s) / width, s / width)).flatten(-2)
 
 
 def _h(dk: Tensor, dj: Tensor, t1: Tensor, t2: Tensor, width: Tensor) -> Tensor:

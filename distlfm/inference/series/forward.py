@@ -59,20 +59,20 @@ class Forward:
         self.model, self.observations = model, observations
         self.prior = ForcePrior(model.kernels)
         self.state_driven = _takes_state(model)
-        observed = observations.mask.any(-2)
+        self.num_inducing = num_inducing or choose_num_inducing(model, observations)
         if self.state_driven:
-            points = observations.values.mT
-            self.num_inducing = num_inducing or choose_num_inducing(model, observations)
-            low, high = _range(points, observations.mask.all(-2))
+            points, whole = observations.values.mT, observations.mask.all(-2)
+            low = torch.where(whole.unsqueeze(-1), points, torch.inf).amin(-2)
+            high = torch.where(whole.unsqueeze(-1), points, -torch.inf).amax(-2)
             margin = BOX_MARGIN * (high - low).clamp_min(1e-9)
             self.domain = Domain(low - margin, high + margin)
-            self.inducing = place_on_points(points, observations.mask.all(-2), num_inducing=self.num_inducing)
+            self.inducing = place_on_points(points, whole, num_inducing=self.num_inducing)
         else:
-            self.num_inducing = num_inducing or choose_num_inducing(model, observations)
             # Twice the span: a draw asked beyond the data must be the one that was fitted.
-            first, last = observations.times[:, :1], observations.times[:, -1:]
+            times, seen = observations.times, observations.mask.any(-2)
+            first, last = times[:, :1], times[:, -1:]
             self.domain = Domain(first, last + (last - first))
-            self.inducing = place_on_times(observations.times, observed, num_inducing=self.num_inducing)
+            self.inducing = place_on_times(times, seen, num_inducing=self.num_inducing)
         steps = solver.steps or choose_steps(observations.times, observations.mask, adaptive=solver.method not in RULES)
         self.solver = solver.model_copy(update={"steps": steps})
 
@@ -91,7 +91,7 @@ class Forward:
     @torch.no_grad()
     def step_error(self, w: Tensor, rows: Tensor) -> Tensor:
         """How much halving the solver's steps changes the outputs at w [A, W], relative to their size, [A]."""
-        values, draw = self.forces(w, rows, None)
+        values, draw = self.forces(w, rows)
         return check_step(self.model.mechanism, draw, values, self.observations.times[rows], self.solver)
 
     @property
@@ -105,21 +105,25 @@ class Forward:
         return w[..., :num_free], w[..., num_free:].unflatten(-1, (len(self.model.kernels), self.num_inducing))
 
     def forces(
-        self, w: Tensor, rows: Tensor, noise: Tensor | None, domain: Domain | None = None
+        self, w: Tensor, rows: Tensor, noise: Tensor | None = None, last: Tensor | None = None
     ) -> tuple[Values, Draw]:
         """Parameters and forces of w [A, W], one draw for each row; noise: [A, L, 2, R] of what the inducing values
 
-        leave open, or None for its mean.
+        leave open, or None for its mean. last: [A, 1], up to which time a force of time is asked for.
         """
         z, v = self.split(w)
+        return self._drawn(z, v[None], rows, None if noise is None else noise[None], last)
+
+    def _drawn(
+        self, z: Tensor, v: Tensor, rows: Tensor, noise: Tensor | None = None, last: Tensor | None = None
+    ) -> tuple[Values, Draw]:
+        """Parameters of z [A, n], and forces of v [S, A, L, M] with its noise [S, A, L, 2, R]."""
         values = self.model.space.unpack(z)
         if noise is None:
-            noise = w.new_zeros(len(w), len(self.model.kernels), 2, 4)
-        whole = domain or self.domain
-        where = Domain(whole.lower[rows], whole.upper[rows])
-        hyper = self.model.hyper(values)
-        draw = draw_posterior(self.prior, hyper, where, noise[None], self.inducing[rows], v[None])
-        return values, draw
+            noise = z.new_zeros(1, len(z), len(self.model.kernels), 2, 4)
+        lower, upper = self.domain.lower[rows], self.domain.upper[rows]
+        domain = Domain(lower, upper if last is None else torch.maximum(upper, last))
+        return values, draw_posterior(self.prior, self.model.hyper(values), domain, noise, self.inducing[rows], v)
 
     def run(self, w: Tensor, rows: Tensor, noise: Tensor | None = None, times: Tensor | None = None) -> Outcome:
         """Solve forward from w [S, A, W] for the instances `rows` [A]; noise: [S, A, L, 2, R].
@@ -129,11 +133,8 @@ class Forward:
         num_samples, num_rows = w.shape[:2]
         every = rows.repeat(num_samples)
         at = (self.observations.times[rows] if times is None else times).repeat(num_samples, 1)
-        domain = None
-        if times is not None and not self.state_driven:
-            upper = torch.maximum(self.domain.upper, _scatter_last(times, rows, self.domain.upper))
-            domain = Domain(self.domain.lower, upper)
-        values, draw = self.forces(w.flatten(0, 1), every, None if noise is None else noise.flatten(0, 1), domain)
+        last = None if self.state_driven else at[:, -1:]
+        values, draw = self.forces(w.flatten(0, 1), every, None if noise is None else noise.flatten(0, 1), last)
         settings = self.solver
         if times is not None:
             observed = self.observations.times[every]
@@ -158,15 +159,10 @@ class Forward:
 
         v: [S, A, L, M], several forces for the same z, whose kernel is evaluated once for all of them.
         """
-        values = self.model.space.unpack(z)
-        where = Domain(self.domain.lower[rows], self.domain.upper[rows])
-        noise = z.new_zeros(1, len(z), len(self.model.kernels), 2, 4)
-        draw = draw_posterior(self.prior, self.model.hyper(values), where, noise, self.inducing[rows], v)
+        values, draw = self._drawn(z, v, rows)
         found = solve(self.model.mechanism, draw, values, self.observations.times[rows], self.solver)
-        outputs = self.model.mechanism.observe(
-            found.states, {name: value.unsqueeze(-2) for name, value in values.items()}
-        )
-        return values, outputs.mT, found.ok & draw.ok
+        by_time = {name: value.unsqueeze(-2) for name, value in values.items()}
+        return values, self.model.mechanism.observe(found.states, by_time).mT, found.ok & draw.ok
 
     def log_likelihood(self, w: Tensor, rows: Tensor, noise: Tensor | None = None) -> Tensor:
         """log p(y | w) [S, A] of the instances `rows` at w [S, A, W]; −∞ where the solve failed."""
@@ -187,19 +183,6 @@ def _takes_state(model: Model) -> bool:
     t = torch.zeros(())
     y = torch.arange(1.0, 1.0 + model.mechanism.num_states)
     return not torch.equal(model.mechanism.force_input(t, y), t.unsqueeze(-1))
-
-
-def _range(points: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    low = torch.where(mask.unsqueeze(-1), points, torch.inf).amin(-2)
-    high = torch.where(mask.unsqueeze(-1), points, -torch.inf).amax(-2)
-    return low, high
-
-
-def _scatter_last(times: Tensor, rows: Tensor, like: Tensor) -> Tensor:
-    """The last of `times` [A, T] at the places `rows` of a tensor like [B, 1], −∞ elsewhere."""
-    last = torch.full_like(like, -torch.inf)
-    last[rows] = times[:, -1:]
-    return last
 
 
 STEP_TOLERANCE = 1e-3
@@ -299,7 +282,7 @@ def too_coarse(forward: Forward, w: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def notices_of(posterior: SolvedPosterior, mode: Tensor) -> tuple[str, ...]:
+def doubts_of(posterior: SolvedPosterior, mode: Tensor) -> tuple[str, ...]:
     """What there is to say of each instance whose mode is [B, W]: steps that stayed too long, draws that failed."""
     forward = posterior.forward
     coarse, failed = too_coarse(forward, mode), 1 - posterior.solved().to(mode).mean(0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +29,7 @@ NEIGHBOURS = 2
 """A value's noise is judged by the polynomial through this many neighbours on either side, fewer if there are fewer."""
 
 
-@dataclass(frozen=True)
-class Splines:
+class Splines(NamedTuple):
     """Each [B, P, Q]. Variances are what the data's noise makes of them; `within`: between observations, where slopes
 
     mean something. Beyond the ends a natural spline goes on as a line.
@@ -150,14 +149,8 @@ def by_splines(data: Observations, at: Tensor, known: Tensor | None = None) -> I
     noise = torch.from_numpy(noise_level(times, values, mask))
     variance = noise.nan_to_num(0.0).square().unsqueeze(-1).expand(data.values.shape) if known is None else known
     found = natural_splines(times, values, mask, variance.numpy(), at.numpy())
-    return Interpolated(
-        torch.from_numpy(found.value),
-        torch.from_numpy(found.slope),
-        torch.from_numpy(found.value_var).sqrt(),
-        torch.from_numpy(found.slope_var).sqrt(),
-        torch.from_numpy(found.within),
-        noise,
-    )
+    value, slope, value_var, slope_var, within = (torch.from_numpy(one) for one in found)
+    return Interpolated(value, slope, value_var.sqrt(), slope_var.sqrt(), within, noise)
 
 
 @torch.no_grad()
@@ -165,54 +158,41 @@ def by_processes(
     data: Observations, at: Tensor, known: Tensor | None = None, smoothness: Smoothness = "matern52"
 ) -> Interpolated:
     """Gaussian-process regression at `at` [B, Q]. known: [B, P, T], the noise variance where it is given."""
-    series = _Series.of(data, known, smoothness)
-    z = series.best()
+    series = _Series(data, known, smoothness)
     num_outputs = data.mask.shape[1]
     points = ((at - series.origin) / series.span).repeat_interleave(num_outputs, 0)
-    value, slope, value_var, slope_var, noise = series.posterior(z, points)
+    value, slope, value_var, slope_var, noise = series.posterior(series.best(), points)
     shape, size = (*data.mask.shape[:2], -1), series.size[:, None]
     span = series.span.repeat_interleave(num_outputs, 0)
-    enough = data.mask.sum(-1) > 1
     return Interpolated(
         (series.centre[:, None] + size * value).reshape(shape),
         (size * slope / span).reshape(shape),
         (size * value_var.clamp_min(0).sqrt()).reshape(shape),
         (size * slope_var.clamp_min(0).sqrt() / span).reshape(shape),
-        enough.unsqueeze(-1).expand(*shape[:2], at.shape[-1]),
+        (data.mask.sum(-1) > 1).unsqueeze(-1).expand(*shape[:2], at.shape[-1]),
         torch.where(data.mask.sum(-1) > 2, (series.size * noise).reshape(shape[:2]), torch.nan),
     )
 
 
-@dataclass(frozen=True)
 class _Series:
     """Every output of every instance in units of its own. x, y, seen: [N, T]; known: [N, T] variance or None.
 
     centre, size: [N] of the values; origin, span: [B, 1] of the times.
     """
 
-    x: Tensor
-    y: Tensor
-    seen: Tensor
-    known: Tensor | None
-    centre: Tensor
-    size: Tensor
-    origin: Tensor
-    span: Tensor
-    smoothness: Smoothness
-
-    @staticmethod
-    def of(data: Observations, known: Tensor | None, smoothness: Smoothness) -> _Series:
-        origin = data.times[:, :1]
-        span = (data.times[:, -1:] - origin).clamp_min(torch.finfo(data.times.dtype).tiny)
-        seen, y = data.mask.flatten(0, 1), data.values.flatten(0, 1)
-        count = seen.sum(-1).clamp_min(1)
-        centre = torch.where(seen, y, 0.0).sum(-1) / count
-        off = torch.where(seen, y - centre[:, None], 0.0)
+    def __init__(self, data: Observations, known: Tensor | None, smoothness: Smoothness) -> None:
+        self.smoothness = smoothness
+        self.origin = data.times[:, :1]
+        self.span = (data.times[:, -1:] - self.origin).clamp_min(torch.finfo(data.times.dtype).tiny)
+        self.x = ((data.times - self.origin) / self.span).repeat_interleave(data.mask.shape[1], 0)
+        self.seen, values = data.mask.flatten(0, 1), data.values.flatten(0, 1)
+        count = self.seen.sum(-1).clamp_min(1)
+        self.centre = torch.where(self.seen, values, 0.0).sum(-1) / count
+        off = torch.where(self.seen, values - self.centre[:, None], 0.0)
         size = (off.square().sum(-1) / count).sqrt()
-        size = torch.where(size > 1e-12 * centre.abs(), size, torch.ones_like(size))
-        x = ((data.times - origin) / span).repeat_interleave(data.mask.shape[1], 0)
-        given = None if known is None else known.flatten(0, 1) / size[:, None] ** 2
-        return _Series(x, off / size[:, None], seen, given, centre, size, origin, span, smoothness)
+        self.size = torch.where(size > 1e-12 * self.centre.abs(), size, torch.ones_like(size))
+        self.y = off / self.size[:, None]
+        self.known = None if known is None else known.flatten(0, 1) / self.size[:, None] ** 2
 
     def objective(self, z: Tensor, rows: Tensor) -> Tensor:
         """Minus the log of marginal likelihood and prior, [A], at z [A, 3]."""
@@ -245,13 +225,8 @@ class _Series:
         curvature = 1.0 if self.smoothness == "rbf" else 5 / 3
         value_var = (1 + size**2).squeeze(-1) - solved
         slope_var = (curvature * size**2 / length**2).squeeze(-1) - slope_solved
-        return (
-            (cross @ weights).squeeze(-1),
-            (slope_cross @ weights).squeeze(-1),
-            value_var,
-            slope_var,
-            noise.flatten(),
-        )
+        value, slope = (cross @ weights).squeeze(-1), (slope_cross @ weights).squeeze(-1)
+        return value, slope, value_var, slope_var, noise.flatten()
 
     def _factor(self, z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Cholesky factor [A, T, T] of the data's covariance, the identity where nothing is seen."""
@@ -266,8 +241,7 @@ class _Series:
 
     def _hyper(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Lengthscale, size and noise, each [A, 1, 1]."""
-        priors = (LENGTH, SIZE, NOISE)
-        length, size, noise = (prior.natural(z[:, i, None, None]) for i, prior in enumerate(priors))
+        length, size, noise = (prior.natural(z[:, i, None, None]) for i, prior in enumerate((LENGTH, SIZE, NOISE)))
         return length, size, noise
 
 

@@ -21,13 +21,13 @@ from distlfm.inference.method import register_method
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum, Status, minimise
-from distlfm.inference.posterior import PosteriorConfig, infer_from
+from distlfm.inference.posterior import Coordinates, PosteriorConfig, infer_from
 from distlfm.inference.series.forward import (
     MAX_DOUBLINGS,
     Forward,
     SolvedMethod,
     SolvedPosterior,
-    notices_of,
+    doubts_of,
     too_coarse,
 )
 from distlfm.inference.series.layers import Layers
@@ -95,7 +95,7 @@ def fit_nested(
         # Those whose steps were short enough stay where they are: a neighbour must not move them.
         best = _merged(best, finer, coarse)
     layers = best.layers
-    sampled = infer_from(layers.corrected, layers.z, best.root, seeds, options)
+    sampled = infer_from(layers.corrected, layers.z, best.root, seeds, options, Coordinates(forward.model.space))
     stepped("draws of the force")
     posterior = SolvedPosterior("nested", forward, _with_forces(layers, sampled.draws, seeds), seeds, features)
     return Fit(
@@ -105,7 +105,8 @@ def fit_nested(
         iterations=best.iterations,
         effective=sampled.effective,
         trace=-best.trace,
-        notices=notices_of(posterior, layers.w),
+        doubts=doubts_of(posterior, layers.w),
+        tail=sampled.tail,
     )
 
 

@@ -28,7 +28,6 @@ from distlfm.inference.optimise import OptimiserConfig
 from distlfm.inference.posterior import PosteriorConfig, infer
 from distlfm.inference.series.forward import Forward, SolvedMethod, SolvedPosterior
 from distlfm.inference.series.interpolant import Interpolated, Smoothness, by_processes, by_splines
-from distlfm.mechanisms.priors import Values
 from distlfm.runtime.reporting import during
 
 if TYPE_CHECKING:
@@ -139,7 +138,11 @@ class Matching:
         self.forward = forward
         data = forward.observations
         self.points, counted = matching_points(data, options.points)
-        curves = interpolate(forward.model, data, self.points, options)
+        known = data.variance if forward.model.likelihood.takes_variances else None
+        if options.interpolant == "gp":
+            curves = by_processes(data, self.points, known, options.smoothness)
+        else:
+            curves = by_splines(data, self.points, known)
         self.y, self.slope = curves.value.mT, curves.slope
         used = curves.within & counted.unsqueeze(-2)
         slope_size, value_size = _sizes(curves, used, data)
@@ -153,24 +156,18 @@ class Matching:
 
     def objective(self, w: Tensor, rows: Tensor) -> Tensor:
         """Minus the log density of slopes, start and noise and of the prior, [A], at w [A, W]."""
-        values, rate = self.rate(w, rows)
-        slopes = self.weight[rows] * _surprise(self.slope[rows], rate, self.scale[rows])
-        start = self.forward.model.mechanism.initial_state(values)
-        begin = _surprise(self.first[rows], start, self.first_scale[rows])
+        mechanism = self.forward.model.mechanism
+        values, draw = self.forward.forces(w, rows)
+        t, y = self.points[rows], self.y[rows]
+        f = draw(mechanism.force_input(t, y))[0].mT
+        rate = mechanism.vector_field(t, y, f, {name: value.unsqueeze(-2) for name, value in values.items()})
+        slopes = self.weight[rows] * _surprise(self.slope[rows], rate.expand_as(y).mT, self.scale[rows])
+        begin = _surprise(self.first[rows], mechanism.initial_state(values), self.first_scale[rows])
         total = slopes.sum((-2, -1)) + torch.where(self.first_used[rows], begin, 0.0).sum(-1)
         if self.freedom is not None:
             ratio = self.noise[rows] / values["noise"]
             total = total + (self.freedom[rows] * (0.5 * ratio.square() - ratio.log())).sum(-1)
         return total + 0.5 * w.square().sum(-1)
-
-    def rate(self, w: Tensor, rows: Tensor) -> tuple[Values, Tensor]:
-        """Parameters, and the vector field [A, P, Q] at the points of the curves."""
-        mechanism = self.forward.model.mechanism
-        values, draw = self.forward.forces(w, rows, None)
-        t, y = self.points[rows], self.y[rows]
-        f = draw(mechanism.force_input(t, y))[0].mT
-        rate = mechanism.vector_field(t, y, f, {name: value.unsqueeze(-2) for name, value in values.items()})
-        return values, rate.expand_as(y).mT
 
 
 def matching_points(data: Observations, count: int | None) -> tuple[Tensor, Tensor]:
@@ -185,14 +182,6 @@ def matching_points(data: Observations, count: int | None) -> tuple[Tensor, Tens
     new = torch.ones_like(points, dtype=torch.bool)
     new[:, 1:] = points[:, 1:] > points[:, :-1]
     return points, new
-
-
-def interpolate(model: Model, data: Observations, at: Tensor, options: PreestimateConfig) -> Interpolated:
-    """The curves that the options ask for at times [B, Q], with the noise that comes with the data, if it counts."""
-    known = data.variance if model.likelihood.takes_variances else None
-    if options.interpolant == "gp":
-        return by_processes(data, at, known, options.smoothness)
-    return by_splines(data, at, known)
 
 
 def _surprise(seen: Tensor, expected: Tensor, scale: Tensor) -> Tensor:

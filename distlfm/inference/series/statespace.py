@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,22 +50,20 @@ class _Joint:
     """Where each force stands among the states."""
 
 
-@dataclass(frozen=True)
-class _Filtered:
-    """Before each observation: mean [B, T, n], covariance [B, T, n, n]; and what each scalar update did."""
+class _Visit(NamedTuple):
+    """One time: the step [B, n, n] that leads there, mean [B, n] and covariance [B, n, n] before anything is observed,
+    and what each scalar update did.
+    """
 
-    log_density: Tensor
-    means: list[Tensor]
-    covariances: list[Tensor]
-    updates: list[list[tuple[Tensor, Tensor, Tensor, Tensor]]]
-    steps: list[Tensor]
+    step: Tensor | None
+    mean: Tensor
+    covariance: Tensor
+    updates: list[tuple[Tensor, Tensor, Tensor, Tensor]]
 
 
 def supports(model: Model) -> bool:
     """Whether a model is a stable linear system with Matérn forces and Gaussian noise."""
-    if not model.integrable:
-        return False
-    if any(_shape_of(kernel.expression) is None for kernel in model.kernels):
+    if not model.integrable or any(_shape_of(kernel.expression) is None for kernel in model.kernels):
         return False
     space = model.space
     draws = torch.randn(7, space.num_free, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -98,8 +96,8 @@ class StateSpace(Marginal):
         system = extract(self.model.mechanism, values)
         residual = data.values - self._offset(system, data.times)
         noise = self.model.noise_variance(values, data)
-        found = self._filter(self._joint(system, values), data.times, residual, noise, data.mask, keep=False)
-        return torch.where(torch.isfinite(found.log_density), found.log_density, -torch.inf)
+        found, _ = self._filter(self._joint(system, values), data.times, residual, noise, data.mask, keep=False)
+        return torch.where(torch.isfinite(found), found, -torch.inf)
 
     def posterior(self, z: Tensor, rows: Tensor, query: Tensor) -> Moments:
         data = self.observations.rows(rows)
@@ -115,8 +113,8 @@ class StateSpace(Marginal):
         noise_there = torch.cat([noise, blank + 1], -1).gather(-1, place)
         offset = self._offset(system, times)
         joint = self._joint(system, values)
-        found = self._filter(joint, times, values_there - offset, noise_there, seen, keep=True)
-        mean, covariance = _smooth(found)
+        _, visits = self._filter(joint, times, values_there - offset, noise_there, seen, keep=True)
+        mean, covariance = _smooth(visits)
         back = torch.argsort(order, -1)[:, data.times.shape[-1] :]
         mean = mean.gather(1, back.unsqueeze(-1).expand(-1, -1, mean.shape[-1]))
         covariance = covariance.gather(1, back[..., None, None].expand(-1, -1, *covariance.shape[-2:]))
@@ -167,8 +165,11 @@ class StateSpace(Marginal):
 
     def _filter(
         self, joint: _Joint, times: Tensor, residual: Tensor, noise: Tensor, mask: Tensor, *, keep: bool
-    ) -> _Filtered:
-        """Run through times [B, T] with residuals, noise and mask [B, P, T]."""
+    ) -> tuple[Tensor, list[_Visit]]:
+        """Run through times [B, T] with residuals, noise and mask [B, P, T].
+
+        Returns the log density [B], and the visits of all times if they are to be kept.
+        """
         gaps = torch.diff(times, dim=-1)
         # Few gaps differ in regular series: each is exponentiated once. In others each row has its own.
         lengths, which = torch.unique(gaps, return_inverse=True)
@@ -181,21 +182,17 @@ class StateSpace(Marginal):
         observed = mask.any(0).any(0).tolist()
         mean, covariance = joint.first.new_zeros(joint.first.shape[:-1]), joint.first
         log_density = joint.first.new_zeros(len(times))
-        found = _Filtered(log_density, [], [], [], [])
+        visits: list[_Visit] = []
+        step: Tensor | None = None
         for t in range(times.shape[-1]):
             if t:
                 step = steps[row, which[:, t - 1]]
                 mean = (step @ mean.unsqueeze(-1)).squeeze(-1)
                 covariance = step @ covariance @ step.mT + noises[row, which[:, t - 1]]
-                if keep:
-                    found.steps.append(step)
+            visit = _Visit(step, mean, covariance, [])
             if keep:
-                found.means.append(mean)
-                found.covariances.append(covariance)
-                found.updates.append([])
-            if not observed[t]:
-                continue
-            for p in range(residual.shape[-2]):
+                visits.append(visit)
+            for p in range(residual.shape[-2] if observed[t] else 0):
                 seen = mask[:, p, t].to(mean.dtype)
                 direction = joint.outputs[:, p]
                 cross = (covariance @ direction.unsqueeze(-1)).squeeze(-1)
@@ -203,12 +200,12 @@ class StateSpace(Marginal):
                 error = residual[:, p, t] - (direction * mean).sum(-1)
                 density = -0.5 * (error.square() / spread + torch.log(2 * math.pi * spread))
                 log_density = log_density + seen * density
-                gain = cross * (seen / spread).unsqueeze(-1)
-                if keep:
-                    found.updates[t].append((direction, gain, error, seen / spread))
+                precision = seen / spread
+                gain = cross * precision.unsqueeze(-1)
+                visit.updates.append((direction, gain, error, precision))
                 mean = mean + gain * error.unsqueeze(-1)
                 covariance = covariance - gain.unsqueeze(-1) * cross.unsqueeze(-2)
-        return _Filtered(log_density, found.means, found.covariances, found.updates, found.steps)
+        return log_density, visits
 
 
 def _matern(shape: str, lengthscale: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -244,28 +241,23 @@ def _stationary(drift: Tensor, diffusion: Tensor) -> Tensor:
     return 0.5 * (covariance + covariance.mT)
 
 
-def _smooth(found: _Filtered) -> tuple[Tensor, Tensor]:
+def _smooth(visits: list[_Visit]) -> tuple[Tensor, Tensor]:
     """Means [B, T, n] and covariances [B, T, n, n] given all data."""
-    slope = torch.zeros_like(found.means[0])
-    curve = torch.zeros_like(found.covariances[0])
+    slope, curve = torch.zeros_like(visits[0].mean), torch.zeros_like(visits[0].covariance)
     means, covariances = [], []
-    for t in range(len(found.means) - 1, -1, -1):
-        for direction, gain, error, precision in reversed(found.updates[t]):
+    for step, mean, covariance, updates in reversed(visits):
+        for direction, gain, error, precision in reversed(updates):
             # Undo one scalar update: C = I − gain · directionᵀ.
             slope = slope - direction * ((gain * slope).sum(-1) + precision * error).unsqueeze(-1)
             across = curve - direction.unsqueeze(-1) * (gain.unsqueeze(-2) @ curve)
             curve = across - (across @ gain.unsqueeze(-1)) * direction.unsqueeze(-2)
             curve = curve + precision[:, None, None] * direction.unsqueeze(-1) * direction.unsqueeze(-2)
-        mean, covariance = found.means[t], found.covariances[t]
         means.append(mean - (covariance @ slope.unsqueeze(-1)).squeeze(-1))
         covariances.append(covariance - covariance @ curve @ covariance)
-        if t:
-            step = found.steps[t - 1]
+        if step is not None:
             slope = (step.mT @ slope.unsqueeze(-1)).squeeze(-1)
             curve = step.mT @ curve @ step
-    means.reverse()
-    covariances.reverse()
-    return torch.stack(means, 1), torch.stack(covariances, 1)
+    return torch.stack(means[::-1], 1), torch.stack(covariances[::-1], 1)
 
 
 @register_method("filter")

@@ -7,16 +7,18 @@ Shapes: `S` samples, `B` instances, `W` unknowns, `L` forces, `R` features.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from distlfm.config import Config
+from distlfm.gp.pathwise import instance_noise
 from distlfm.gp.variational import (
+    NaturalState,
     WhitenedGaussian,
     expectation_gradient,
     gaussian_from_natural,
@@ -37,7 +39,7 @@ from distlfm.inference.series.forward import (
     Forward,
     SolvedMethod,
     SolvedPosterior,
-    notices_of,
+    doubts_of,
     too_coarse,
 )
 from distlfm.runtime.reporting import during, stepped
@@ -57,7 +59,7 @@ MAX_GRADIENT = 10.0
 
 
 class VariationalConfig(Config):
-    """num_inducing: points a force, by default from the data; `learn_inducing` moves them too (with `adam`).
+    """num_inducing: points per force, by default from the data; `learn_inducing` moves them too (with `adam`).
     samples: draws an iteration. draws: of the answer.
 
     gradient: `adam` on a mean and a Cholesky factor, or `natural`. tolerance: an instance is done when its ELBO,
@@ -75,12 +77,6 @@ class VariationalConfig(Config):
     features: int = Field(default=128, ge=8)
     draws: int = Field(default=128, ge=2)
     solver: SolverConfig = SolverConfig()
-
-    @model_validator(mode="after")
-    def _learnable(self) -> VariationalConfig:
-        if self.learn_inducing and self.gradient == "natural":
-            raise ValueError("learn_inducing needs gradient adam: natural gradients move q alone; set one of the two")
-        return self
 
 
 def fit_variational(
@@ -111,39 +107,19 @@ def fit_variational(
     root = root_of_inverse(hessian(objective, best.z, rows))
     # From inside: where the equation bends, Laplace's Gaussian reaches places whose likelihood is astronomically small.
     laplace = WhitenedGaussian(best.z.unsqueeze(1), FIRST_SHARE * root.unsqueeze(1))
+    iterations = _Iterations(forward, best.status.clone(), seeds, options)
     climb = _climb_natural if options.gradient == "natural" else _climb_adam
-    forward, q, trace, status = climb(forward, laplace, best.status.clone(), seeds, options)
-    noise = _normal(seeds, options.draws, forward.size)
+    forward, q = climb(forward, laplace, iterations, options)
+    trace = iterations.trace()
+    noise = instance_noise([seed + 1 for seed in seeds], options.draws, 1, forward.size).transpose(0, 1).contiguous()
     posterior = SolvedPosterior("variational", forward, q.sample_whitened(noise)[:, :, 0], seeds, options.features)
     bound = trace[-options.window :].mean(0) if len(trace) else -best.value
     drawn = torch.full_like(bound, options.draws)
-    return Fit(posterior, bound, status, best.iterations, drawn, trace, notices_of(posterior, best.z))
+    doubts = doubts_of(posterior, best.z)
+    return Fit(posterior, bound, iterations.settled(), best.iterations, drawn, trace, doubts=doubts)
 
 
-def _normal(seeds: Sequence[int], count: int, size: int) -> Tensor:
-    """[count, B, 1, size] standard normal numbers of each instance's own."""
-    streams = [torch.Generator().manual_seed(seed + 1) for seed in seeds]
-    each = [torch.randn(count, 1, size, generator=stream, dtype=torch.float64) for stream in streams]
-    return torch.stack(each, 1)
-
-
-class _Noise:
-    """Fresh randomness every iteration, from each instance's own stream."""
-
-    def __init__(self, forward: Forward, seeds: Sequence[int], options: VariationalConfig) -> None:
-        self.streams = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self.whitened = (options.samples, 1, forward.size)
-        self.features = (options.samples, len(forward.model.kernels), 2, options.features)
-
-    def draw(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """[S, A, 1, W] for q and [S, A, L, 2, R] for what the inducing values leave open."""
-        streams = [self.streams[int(i)] for i in rows]
-        first = [torch.randn(self.whitened, generator=one, dtype=torch.float64) for one in streams]
-        second = [torch.randn(self.features, generator=one, dtype=torch.float64) for one in streams]
-        return torch.stack(first, 1), torch.stack(second, 1)
-
-
-def _elbo(forward: Forward, q: WhitenedGaussian, rows: Tensor, noise: tuple[Tensor, Tensor]) -> Tensor:
+def _elbo(forward: Forward, q: WhitenedGaussian, rows: Tensor, noise: Sequence[Tensor]) -> Tensor:
     """One estimate of the bound of each instance [A]; draws whose solve failed are left out, all failed: −∞."""
     density = forward.log_likelihood(q.sample_whitened(noise[0])[:, :, 0], rows, noise[1])
     ok = torch.isfinite(density)
@@ -151,29 +127,44 @@ def _elbo(forward: Forward, q: WhitenedGaussian, rows: Tensor, noise: tuple[Tens
     return torch.where(ok.any(0), mean - q.kl(), -torch.inf)
 
 
-class _Progress:
-    """Which instances still run: one stops when its averaged bound no longer rises beyond its own noise.
+class _Iterations:
+    """The instances [A] that still run and fresh randomness for each, from its own stream, iteration by iteration.
 
-    status: [B]; bounds of an iteration are those of the instances `rows` [A] that ran.
+    An instance stops when its averaged bound no longer rises beyond its own noise. status: [B].
     """
 
-    def __init__(self, status: Tensor, options: VariationalConfig) -> None:
+    def __init__(self, forward: Forward, status: Tensor, seeds: Sequence[int], options: VariationalConfig) -> None:
         self.status, self.options = status, options
         self.stopped = status == Status.DIVERGED
-        self.trace: list[Tensor] = []
+        self.bounds: list[Tensor] = []
+        self.streams = [torch.Generator().manual_seed(seed) for seed in seeds]
+        whitened = (options.samples, 1, forward.size)
+        features = (options.samples, len(forward.model.kernels), 2, options.features)
+        self.shapes = (whitened, features)
 
-    def rows(self) -> Tensor:
-        return torch.nonzero(~self.stopped).squeeze(-1)
+    def __iter__(self) -> Iterator[tuple[Tensor, list[Tensor]]]:
+        """The rows, and [S, A, 1, W] for q and [S, A, L, 2, R] for what the inducing values leave open."""
+        for iteration in range(self.options.iterations):
+            stepped("variational step", iteration + 1, self.options.iterations)
+            rows = torch.nonzero(~self.stopped).squeeze(-1)
+            if len(rows) == 0:
+                return
+            yield rows, [self._normal(rows, shape) for shape in self.shapes]
+
+    def _normal(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        streams = [self.streams[int(i)] for i in rows]
+        return torch.stack([torch.randn(shape, generator=one, dtype=torch.float64) for one in streams], 1)
 
     def record(self, rows: Tensor, elbo: Tensor) -> None:
-        latest = self.trace[-1].clone() if self.trace else torch.full(self.stopped.shape, -torch.inf).to(elbo)
+        """Take note of the bounds [A] of one iteration."""
+        latest = self.bounds[-1].clone() if self.bounds else torch.full(self.stopped.shape, -torch.inf).to(elbo)
         latest[rows] = elbo.detach()
-        self.trace.append(latest)
+        self.bounds.append(latest)
         self.status[rows[~torch.isfinite(elbo)]] = int(Status.DIVERGED)
         self.stopped[rows[~torch.isfinite(elbo)]] = True
         window = self.options.window
-        if len(self.trace) % window == 0 and len(self.trace) >= 2 * window:
-            recent, before = torch.stack(self.trace[-window:]), torch.stack(self.trace[-2 * window : -window])
+        if len(self.bounds) % window == 0 and len(self.bounds) >= 2 * window:
+            recent, before = torch.stack(self.bounds[-window:]), torch.stack(self.bounds[-2 * window : -window])
             error = (recent.var(0) / window + before.var(0) / window).sqrt()
             calm = (recent.mean(0) - before.mean(0)) < self.options.tolerance * error
             done = calm & ~self.stopped
@@ -182,18 +173,16 @@ class _Progress:
 
     def settled(self) -> Tensor:
         """Status of all; one that was still rising when the iterations ran out says so."""
-        rising = ~self.stopped
-        return torch.where(rising, int(Status.MAX_ITERATIONS), self.status) if self.trace else self.status
+        return torch.where(self.stopped, self.status, int(Status.MAX_ITERATIONS)) if self.bounds else self.status
 
-    def result(self) -> Tensor:
-        return torch.stack(self.trace) if self.trace else torch.zeros(0, len(self.status), dtype=torch.float64)
+    def trace(self) -> Tensor:
+        """Bounds [iterations, B]."""
+        return torch.stack(self.bounds) if self.bounds else torch.zeros(0, len(self.status), dtype=torch.float64)
 
 
 def _climb_adam(
-    forward: Forward, q: WhitenedGaussian, status: Tensor, seeds: Sequence[int], options: VariationalConfig
-) -> tuple[Forward, WhitenedGaussian, Tensor, Tensor]:
-    progress = _Progress(status, options)
-    noise = _Noise(forward, seeds, options)
+    forward: Forward, q: WhitenedGaussian, iterations: _Iterations, options: VariationalConfig
+) -> tuple[Forward, WhitenedGaussian]:
     # Steps are taken in units of Laplace's own deviations: w = mean + root · (I + change) · noise.
     change = torch.zeros_like(q.scale, requires_grad=True)
     shift = torch.zeros_like(q.mean, requires_grad=True)
@@ -205,26 +194,22 @@ def _climb_adam(
     def placed() -> Forward:
         return forward.with_inducing(forward.inducing + REACH * gap * torch.tanh(moves))
 
-    for iteration in range(options.iterations):
-        stepped("variational step", iteration + 1, options.iterations)
-        rows = progress.rows()
-        if len(rows) == 0:
-            break
+    for rows, noise in iterations:
         now = _moved(q, shift, change)
         here = WhitenedGaussian(now.mean[rows], now.scale[rows])
-        elbo = _elbo(placed() if options.learn_inducing else forward, here, rows, noise.draw(rows))
+        elbo = _elbo(placed() if options.learn_inducing else forward, here, rows, noise)
         adam.zero_grad()
         (-elbo[torch.isfinite(elbo)].sum()).backward()
         _cut(*learned)
-        still = progress.stopped.clone()
+        still = iterations.stopped.clone()
         kept = [tensor.detach()[still].clone() for tensor in learned]
         adam.step()
         with torch.no_grad():  # Adam's momentum must not carry on an instance that has stopped
             for tensor, value in zip(learned, kept, strict=True):
                 tensor[still] = value
-        progress.record(rows, elbo)
+        iterations.record(rows, elbo)
     with torch.no_grad():
-        return placed(), _moved(q, shift, change), progress.result(), progress.settled()
+        return placed(), _moved(q, shift, change)
 
 
 def _cut(*tensors: Tensor) -> None:
@@ -243,36 +228,22 @@ def _moved(q: WhitenedGaussian, shift: Tensor, change: Tensor) -> WhitenedGaussi
 
 
 def _climb_natural(
-    forward: Forward, q: WhitenedGaussian, status: Tensor, seeds: Sequence[int], options: VariationalConfig
-) -> tuple[Forward, WhitenedGaussian, Tensor, Tensor]:
-    progress = _Progress(status, options)
-    noise = _Noise(forward, seeds, options)
+    forward: Forward, q: WhitenedGaussian, iterations: _Iterations, options: VariationalConfig
+) -> tuple[Forward, WhitenedGaussian]:
     state = natural_from_gaussian(q)
-    for iteration in range(options.iterations):
-        stepped("variational step", iteration + 1, options.iterations)
-        rows = progress.rows()
-        if len(rows) == 0:
-            break
-        numbers = noise.draw(rows)
-        found: list[Tensor] = []
+    for rows, noise in iterations:
 
-        def loss(
-            here: WhitenedGaussian,
-            rows: Tensor = rows,
-            numbers: tuple[Tensor, Tensor] = numbers,
-            found: list[Tensor] = found,
-        ) -> Tensor:
-            elbo = _elbo(forward, here, rows, numbers)
-            found.append(elbo.detach())
+        def loss(here: WhitenedGaussian, rows: Tensor = rows, noise: Sequence[Tensor] = noise) -> Tensor:
+            elbo = _elbo(forward, here, rows, noise)
+            iterations.record(rows, elbo)
             return torch.where(torch.isfinite(elbo), -elbo, torch.zeros_like(elbo))
 
-        part = type(state)(state.first[rows], state.second[rows])
+        part = NaturalState(state.first[rows], state.second[rows])
         step = natural_step(part, expectation_gradient(part, loss), options.learning_rate)
         first, second = state.first.clone(), state.second.clone()
         first[rows], second[rows] = step.state.first, step.state.second
-        state = type(state)(first, second)
-        progress.record(rows, found[0])
-    return forward, gaussian_from_natural(state), progress.result(), progress.settled()
+        state = NaturalState(first, second)
+    return forward, gaussian_from_natural(state)
 
 
 @register_method("variational")

@@ -14,31 +14,11 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from distlfm.equations.base import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
-
-__all__ = [
-    "BoundaryConfig",
-    "Csr",
-    "EquationRef",
-    "FloatArray",
-    "IntArray",
-    "MeshConfig",
-    "Operators",
-    "ProblemSpec",
-]
-
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Csr:
-    """A sparse matrix in compressed rows."""
-
-    data: FloatArray
-    indices: IntArray
-    indptr: IntArray
-    shape: tuple[int, int]
+Csr = sp.csr_array
 
 
 @dataclass(frozen=True)
@@ -62,26 +42,24 @@ class Operators:
 
 
 Arrays = dict[str, Any]
-CSR_FIELDS = ("data", "indices", "indptr")
 # Names of arrays are `group/coefficient/field`; the part that no coefficient multiplies has the empty name.
-BY_COEFFICIENT = ("stiffness", "load")
+PLAIN, BY_COEFFICIENT = ("nodes", "cells", "fixed", "fixed_values"), ("stiffness", "load")
 
 
 def pack_csr(name: str, matrix: Csr) -> Arrays:
     """A sparse matrix as `name/data`, `name/indices`, `name/indptr` and `name/shape`."""
-    packed = {f"{name}/{part}": getattr(matrix, part) for part in CSR_FIELDS}
-    return {**packed, f"{name}/shape": np.array(matrix.shape, dtype=np.int64)}
+    packed = {f"{name}/{part}": getattr(matrix, part).astype(np.int64) for part in ("indices", "indptr")}
+    return {f"{name}/data": matrix.data, **packed, f"{name}/shape": np.array(matrix.shape, dtype=np.int64)}
 
 
 def unpack_csr(name: str, arrays: Mapping[str, Any]) -> Csr:
-    rows, columns = (int(size) for size in arrays[f"{name}/shape"])
-    data, indices, indptr = (arrays[f"{name}/{part}"] for part in CSR_FIELDS)
-    return Csr(data, indices, indptr, (rows, columns))
+    parts = tuple(arrays[f"{name}/{part}"] for part in ("data", "indices", "indptr"))
+    return Csr(parts, shape=tuple(arrays[f"{name}/shape"]))
 
 
 def pack_operators(operators: Operators) -> Arrays:
     """All of the operators as one mapping of named arrays."""
-    packed: Arrays = {name: getattr(operators, name) for name in ("nodes", "cells", "fixed", "fixed_values")}
+    packed: Arrays = {name: getattr(operators, name) for name in PLAIN}
     packed |= pack_csr("mass", operators.mass)
     for group in BY_COEFFICIENT:
         for name, matrix in getattr(operators, group).items():
@@ -100,24 +78,13 @@ def unpack_operators(arrays: Mapping[str, Any]) -> Operators:
     stiffness, load = (
         {name: unpack_csr(f"{group}/{name}", arrays) for name in names(group, "/shape")} for group in BY_COEFFICIENT
     )
-    return Operators(
-        nodes=arrays["nodes"],
-        cells=arrays["cells"],
-        mass=unpack_csr("mass", arrays),
-        stiffness=stiffness,
-        load=load,
-        source={name: arrays[f"source/{name}"] for name in names("source", "")},
-        fixed=arrays["fixed"],
-        fixed_values=arrays["fixed_values"],
-    )
-
-
-def to_scipy(matrix: Csr) -> sp.csr_array:
-    return sp.csr_array((matrix.data, matrix.indices, matrix.indptr), shape=matrix.shape)
+    source = {name: arrays[f"source/{name}"] for name in names("source", "")}
+    plain = {name: arrays[name] for name in PLAIN}
+    return Operators(mass=unpack_csr("mass", arrays), stiffness=stiffness, load=load, source=source, **plain)
 
 
 @dataclass(frozen=True)
-class System:
+class AssembledSystem:
     """Rows of the free nodes: mass [F, F]; stiffness[k] [F, F]; load[k] [F, J]; source[k] [F], held ones included.
 
     names: the coefficients, in the order of theta; index 0 of each list is the part without one.
@@ -126,32 +93,31 @@ class System:
 
     names: tuple[str, ...]
     num_nodes: int
-    free: NDArray[np.int64]
-    held: NDArray[np.int64]
+    free: IntArray
+    held: IntArray
     held_values: FloatArray
-    mass: sp.csr_array
-    stiffness: tuple[sp.csr_array | None, ...]
-    load: tuple[sp.csr_array | None, ...]
-    source: tuple[FloatArray | None, ...]
+    mass: Csr
+    stiffness: tuple[Csr, ...]
+    load: tuple[Csr, ...]
+    source: tuple[FloatArray, ...]
+
+    @property
+    def silent(self) -> bool:
+        """Whether a field that starts at zero stays there without a force."""
+        return not any(part.any() for part in (*self.source, self.held_values))
 
 
-def split(operators: Operators, names: tuple[str, ...]) -> System:
+def split(operators: Operators, names: tuple[str, ...]) -> AssembledSystem:
     """The free part of `operators` for coefficients in the order `names`."""
     num_nodes = len(operators.nodes)
     free = np.setdiff1d(np.arange(num_nodes), operators.fixed)
     order = np.argsort(operators.fixed)
     held, values = operators.fixed[order], operators.fixed_values[order]
-    stiffness: list[sp.csr_array | None] = []
-    load: list[sp.csr_array | None] = []
-    source: list[FloatArray | None] = []
-    for name in ("", *names):
-        whole = to_scipy(operators.stiffness[name])[free] if name in operators.stiffness else None
-        stiffness.append(None if whole is None else sp.csr_array(whole[:, free]))
-        load.append(sp.csr_array(to_scipy(operators.load[name])[free]) if name in operators.load else None)
-        given = operators.source[name][free] if name in operators.source else None
-        if whole is not None and len(held) and values.any():
-            lifted = whole[:, held] @ values
-            given = lifted if given is None else given + lifted
-        source.append(given)
-    mass = sp.csr_array(to_scipy(operators.mass)[free][:, free])
-    return System(names, num_nodes, free, held, values, mass, tuple(stiffness), tuple(load), tuple(source))
+    none, nothing = Csr((num_nodes, num_nodes)), np.zeros(num_nodes)
+    whole = [Csr(operators.stiffness.get(name, none)[free]) for name in ("", *names)]
+    load = tuple(Csr(operators.load.get(name, none)[free]) for name in ("", *names))
+    given = [operators.source.get(name, nothing)[free] for name in ("", *names)]
+    source = tuple(part + rows[:, held] @ values for part, rows in zip(given, whole, strict=True))
+    stiffness = tuple(Csr(rows[:, free]) for rows in whole)
+    mass = Csr(operators.mass[free][:, free])
+    return AssembledSystem(names, num_nodes, free, held, values, mass, stiffness, load, source)

@@ -10,26 +10,27 @@ Shapes: `B` fields, `J` nodes, `F` free ones and as many modes, `N` steps, `O` p
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from distlfm.solvers.fem.spec import System
+from distlfm.solvers.fem.spec import AssembledSystem
 from distlfm.solvers.field.engine import Engine, Sensitivities, TimeGrid, solve
 from distlfm.solvers.field.scheme import Step, sweep, sweep_back
 
 
 @dataclass(frozen=True)
 class _Saved:
-    """back: the adjoint of a step; states: [A, N + 1, J, S], free nodes only; mixed: [A, S, P, J], forces of steps."""
+    """back: the adjoint of a step; states: [A, N + 1, F, S]; mixed: [A, S, P, J], forces of steps; leading: K."""
 
     back: Step[Tensor]
     load: Tensor
     states: Tensor
     mixed: Tensor
-    shape: tuple[int, int, int, int]
+    leading: int
     grid: TimeGrid
     observe: Tensor
     driven: bool
@@ -38,26 +39,20 @@ class _Saved:
 class DenseEngine(Engine):
     """Everything as torch tensors on the free nodes."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: AssembledSystem) -> None:
         self.names, self.num_nodes = system.names, system.num_nodes
         self.free, self.held = torch.from_numpy(system.free), torch.from_numpy(system.held)
         self.held_values = torch.from_numpy(system.held_values)
-        free = len(system.free)
-
-        def stack(parts: tuple[object, ...], *shape: int) -> Tensor:
-            found = [torch.zeros(shape, dtype=torch.float64) for _ in parts]
-            for i, part in enumerate(parts):
-                if part is not None:
-                    dense = part if not hasattr(part, "toarray") else part.toarray()
-                    found[i] = torch.as_tensor(dense, dtype=torch.float64)
-            return torch.stack(found)
-
         self.mass = torch.from_numpy(system.mass.toarray())
-        self.stiffness = stack(system.stiffness, free, free)
-        width = next((part.shape[1] for part in system.load if part is not None), self.num_nodes)
-        self.load = stack(system.load, free, width)
-        self.source = stack(system.source, free)
-        self.silent = not bool(self.source.any()) and not bool(self.held_values.any())
+        self.stiffness = torch.stack([torch.from_numpy(part.toarray()) for part in system.stiffness])
+        self.load = torch.stack([torch.from_numpy(part.toarray()) for part in system.load])
+        self.source = torch.from_numpy(np.stack(system.source))
+        self.silent = system.silent
+
+    def at(self, theta: Tensor) -> tuple[Tensor, ...]:
+        """Stiffness [A, F, F], load [A, F, J] and source [A, F] at coefficients theta [A, k]."""
+        with_one = _with_one(theta)
+        return tuple(torch.einsum("ak,k...->a...", with_one, part) for part in (self.stiffness, self.load, self.source))
 
     def forward(
         self,
@@ -70,18 +65,15 @@ class DenseEngine(Engine):
         driven: bool,
         keep: bool,
     ) -> tuple[Tensor, _Saved]:
-        with_one, scheme = _with_one(theta), grid.scheme
-        stiffness = torch.einsum("ak,kij->aij", with_one, self.stiffness)
-        load = torch.einsum("ak,kij->aij", with_one, self.load)
+        scheme, (stiffness, load, source) = grid.scheme, self.at(theta)
         inverse = torch.linalg.inv(scheme.left(self.mass, stiffness, grid.dt))
         right = scheme.right(self.mass, stiffness, grid.dt)
         advance, back = inverse @ right, Step(inverse.mT.matmul, right.mT.matmul)
-        num_values, num_sides, leading, _ = force.shape
         looked = observe.to_dense()
-        held = self.held_values[:, None] if driven else torch.zeros_like(self.held_values)[:, None]
+        held = (self.held_values if driven else torch.zeros_like(self.held_values))[:, None]
         constant: Tensor | float = 0.0
         if driven:
-            constant = grid.dt * (inverse @ torch.einsum("ak,ki->ai", with_one, self.source).unsqueeze(-1))
+            constant = grid.dt * (inverse @ source.unsqueeze(-1))
         mixed = scheme.mix(force, grid.steps)
         kicks = grid.dt * (inverse @ load).unsqueeze(1) @ mixed.permute(0, 2, 3, 1)
         start = initial.mT[:, self.free]
@@ -91,19 +83,15 @@ class DenseEngine(Engine):
             each = [kick + constant for kick in kicks.unbind(1)] + [constant] * (grid.steps - kicks.shape[1])
             moving = torch.stack(list(sweep([lambda y, kick: advance @ y + kick] * grid.steps, start, each)), 1)
         observed = looked[:, self.free] @ moving + looked[:, self.held] @ held
-        states = initial.new_zeros(num_values, 1, self.num_nodes, num_sides)
-        if keep:
-            states = states.repeat(1, grid.steps + 1, 1, 1)
-            states[:, :, self.free] = moving
-        shape = (num_values, num_sides, leading, self.num_nodes)
-        return observed.permute(0, 3, 1, 2), _Saved(back, load, states, mixed, shape, grid, looked, driven)
+        states = moving if keep else moving.new_zeros(0)
+        return observed.permute(0, 3, 1, 2), _Saved(back, load, states, mixed, force.shape[2], grid, looked, driven)
 
     def adjoint(self, saved: _Saved, weights: Tensor) -> Sensitivities:
         grid, dt = saved.grid, saved.grid.dt
         pulled = saved.observe.mT @ weights.permute(0, 2, 3, 1)
         loads = pulled[:, :, self.free]
         moved = torch.empty_like(loads[:, 1:])
-        initial = torch.zeros_like(saved.states[:, 0])
+        initial = torch.zeros_like(pulled[:, 0])
 
         def visit(n: int, multiplier: Tensor) -> None:
             moved[:, n] = multiplier
@@ -111,13 +99,13 @@ class DenseEngine(Engine):
         initial[:, self.free] = sweep_back([saved.back] * grid.steps, loads.flip(1).unbind(1), visit)
         theta = self._theta_gradient(saved, moved)
         pushed = (dt * saved.load.mT.unsqueeze(1) @ moved[:, : saved.mixed.shape[2]]).permute(0, 3, 1, 2)
-        force = pushed.new_zeros(*pushed.shape[:2], saved.shape[2], pushed.shape[-1])
+        force = pushed.new_zeros(*pushed.shape[:2], saved.leading, pushed.shape[-1])
         return Sensitivities(theta, initial.mT, grid.scheme.mix_transposed(pushed, force))
 
     def _theta_gradient(self, saved: _Saved, moved: Tensor) -> Tensor:
         """[A, k]: each coefficient's matrices against one sum of outer products over steps and right-hand sides."""
         dt = saved.grid.dt
-        states = saved.grid.scheme.mix(saved.states[:, :, self.free].permute(0, 2, 1, 3), saved.grid.steps)
+        states = saved.grid.scheme.mix(saved.states.permute(0, 2, 1, 3), saved.grid.steps)
         outer = moved.permute(0, 2, 1, 3).flatten(2) @ states.flatten(2).mT
         found = dt * torch.einsum("aij,kij->ak", outer, self.stiffness)
         early = moved[:, : saved.mixed.shape[2]]
@@ -141,15 +129,13 @@ SAME_MODES = 1e-10
 """Parts of an equation have the same modes if what couples these is below this share of the fastest rate."""
 
 
-class Stepper(ABC):
-    """Solves fields with one force each."""
+BatchSolver = Callable[[Tensor, Tensor, Tensor, TimeGrid, Tensor], Tensor]
+"""Solves fields with one force each: observed states [B, N + 1, O] of theta [B, k], start [B, J], force [B, N + 1, J],
 
-    @abstractmethod
-    def __call__(self, theta: Tensor, start: Tensor, force: Tensor, grid: TimeGrid, observe: Tensor) -> Tensor:
-        """Observed states [B, N + 1, O] of theta [B, k], start [B, J], force [B, N + 1, J]; observe: [O, J], sparse."""
+a grid, and observe [O, J], sparse."""
 
 
-def stepper_of(engine: Engine) -> Stepper:
+def batch_solver_of(engine: Engine) -> BatchSolver:
     """The fastest way for an engine's equation."""
     if not isinstance(engine, DenseEngine):
         return ByEngine(engine)
@@ -157,7 +143,7 @@ def stepper_of(engine: Engine) -> Stepper:
 
 
 @dataclass(frozen=True)
-class ByEngine(Stepper):
+class ByEngine:
     """As the engine does it."""
 
     engine: Engine
@@ -167,36 +153,27 @@ class ByEngine(Stepper):
 
 
 @dataclass(frozen=True)
-class OneByOne(Stepper):
-    """A dense matrix a field, one after another."""
+class OneByOne:
+    """One dense matrix per field, one after another."""
 
     engine: DenseEngine
 
     def __call__(self, theta: Tensor, start: Tensor, force: Tensor, grid: TimeGrid, observe: Tensor) -> Tensor:
-        engine, with_one = self.engine, _with_one(theta)
-        stiffness, scheme = torch.einsum("bk,kij->bij", with_one, engine.stiffness), grid.scheme
-        load = torch.einsum("bk,kij->bij", with_one, engine.load)
-        source = grid.dt * torch.einsum("bk,ki->bi", with_one, engine.source)
-        right = torch.cat([scheme.right(engine.mass, stiffness, grid.dt), load, source.unsqueeze(-1)], -1)
+        engine, scheme = self.engine, grid.scheme
+        stiffness, load, source = engine.at(theta)
+        right = torch.cat([scheme.right(engine.mass, stiffness, grid.dt), load, grid.dt * source.unsqueeze(-1)], -1)
         sizes = [len(engine.free), load.shape[-1], 1]
-        advance, driven, constant = torch.linalg.solve(scheme.left(engine.mass, stiffness, grid.dt), right).split(
-            sizes, -1
-        )
+        solved = torch.linalg.solve(scheme.left(engine.mass, stiffness, grid.dt), right)
+        advance, driven, constant = solved.split(sizes, -1)
         kicks = grid.dt * scheme.mix(force, grid.steps) @ driven.mT + constant.mT
-        rows = zip(advance.contiguous(), start[:, engine.free], kicks, strict=True)
-        states = torch.stack([self._stepped(*row) for row in rows])
+        rows = zip(advance.contiguous(), start[:, engine.free], map(torch.unbind, kicks), strict=True)
+        states = torch.stack([torch.stack(_stepped(torch.addmv, *row)) for row in rows])
         return _seen(engine, states, observe.to_dense()[:, engine.free], observe)
-
-    @staticmethod
-    def _stepped(advance: Tensor, start: Tensor, kicks: Tensor) -> Tensor:
-        """States [N + 1, F] of y ← advance · y + kick; advance: [F, F], kicks: [N, F]."""
-        steps = [lambda y, kick: torch.addmv(kick, advance, y)] * len(kicks)
-        return torch.stack(list(sweep(steps, start, kicks.unbind(0))))
 
 
 @dataclass(frozen=True)
-class Modal(Stepper):
-    """Every mode on its own. shapes: [F, F], a mode a column, orthonormal by the mass matrix.
+class Modal:
+    """Every mode on its own. shapes: [F, F], one mode per column, orthonormal by the mass matrix.
 
     rates: [k + 1, F]; load: [k + 1, F, J]; source: [k + 1, F]; index 0 is the part without a coefficient.
     """
@@ -233,14 +210,16 @@ class Modal(Stepper):
         for weight, load in zip(with_one.unbind(-1), self.load, strict=True):
             if bool(load.any()):
                 kicks = kicks + weight[:, None, None] * (mixed @ load.mT)
-        decay, kicks = (
-            grid.scheme.right(1.0, rates, grid.dt) / left,
-            kicks.expand(-1, grid.steps, -1) / left.unsqueeze(1),
-        )
+        decay = grid.scheme.right(1.0, rates, grid.dt) / left
+        kicks = kicks.expand(-1, grid.steps, -1) / left.unsqueeze(1)
         state = start[:, engine.free] @ engine.mass @ self.shapes
-        states = list(sweep([lambda y, kick: torch.addcmul(kick, decay, y)] * grid.steps, state, kicks.unbind(1)))
-        looked = observe.to_dense()
-        return _seen(engine, torch.stack(states, 1), looked[:, engine.free] @ self.shapes, observe)
+        states = torch.stack(_stepped(torch.addcmul, decay, state, kicks.unbind(1)), 1)
+        return _seen(engine, states, observe.to_dense()[:, engine.free] @ self.shapes, observe)
+
+
+def _stepped(add: Callable[..., Tensor], advance: Tensor, start: Tensor, kicks: tuple[Tensor, ...]) -> list[Tensor]:
+    """All N + 1 states of y ← advance · y + kick; `add` is the function of torch that does both at once."""
+    return list(sweep([lambda y, kick: add(kick, advance, y)] * len(kicks), start, kicks))
 
 
 def _with_one(theta: Tensor) -> Tensor:

@@ -17,22 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distlfm.equations.base import MeshConfig, ProblemSpec
 from distlfm.errors import UsageError
 from distlfm.solvers.fem.group.client import LinearSolverConfig, PartitionedSolver
 from distlfm.solvers.fem.group.owner import Group
-from distlfm.solvers.fem.spec import (
-    Csr,
-    FloatArray,
-    IntArray,
-    MeshConfig,
-    ProblemSpec,
-    split,
-    unpack_csr,
-    unpack_operators,
-)
+from distlfm.solvers.fem.spec import Csr, FloatArray, IntArray, split, unpack_csr, unpack_operators
 from distlfm.solvers.field.dense import DenseEngine
 from distlfm.solvers.field.engine import Engine
-from distlfm.solvers.field.remote import Held, PetscEngine, TapedEngine
+from distlfm.solvers.field.remote import GroupHandle, PetscEngine, TapedEngine
 from distlfm.solvers.field.sparse import SparseEngine
 
 
@@ -59,10 +51,10 @@ class Discretised(ABC):
 
 
 DENSE_NODES = 250
-"""Up to so many nodes a product with a dense matrix beats a sparse solve, and many parameter values share it."""
+"""Up to this many nodes a product with a dense matrix beats a sparse solve, and many parameter values share it."""
 
 SPARSE_NODES = 60_000
-"""Up to so many nodes a factor fits in the fitting process."""
+"""Up to this many nodes a factor fits in the fitting process."""
 
 Solver = Literal["auto", "dense", "sparse", "petsc", "taped"]
 
@@ -73,7 +65,7 @@ _in_use: weakref.WeakValueDictionary[tuple[object, ...], Meshed] = weakref.WeakV
 
 
 def helper_group(ranks: int) -> Group:
-    """This process's helper group of so many ranks, started when first asked for, and anew if it has died."""
+    """This process's helper group of `ranks` ranks, started when first asked for, and anew if it has died."""
     if ranks not in _groups:
         _groups[ranks] = Group.start(ranks)
         _groups[ranks].before_restart = _forget_unused
@@ -107,7 +99,7 @@ class Meshed(Discretised):
         group = self.group
         header = {"key": self.key, "spec": spec.model_dump(mode="json")}
         opened = group.call("open", header, remember=True)[0]
-        self._held = Held(functools.partial(_let_go, group, self.key))
+        self._held = GroupHandle(functools.partial(_let_go, group, self.key))
         self.nodes, self.cells = np.array(opened.arrays["nodes"]), np.array(opened.arrays["cells"])
         self.fixed, self.fixed_values = np.array(opened.arrays["fixed"]), np.array(opened.arrays["fixed_values"])
         self.names = tuple(str(name) for name in opened.header["coefficients"])
@@ -169,7 +161,7 @@ def _let_go(group: Group, key: str) -> None:
 def meshed(
     spec_json: str, solver: Solver, ranks: int, linear: str, tolerance: float = LinearSolverConfig().tolerance
 ) -> Meshed:
-    """The problem of a spec; asked again, it is the same one."""
+    """Return the cached discretised problem for a spec."""
     name = (spec_json, solver, ranks, linear, tolerance)
     found = _in_use.get(name)
     if found is None:

@@ -1,4 +1,12 @@
-"""Medium meshes: one sparse factor for each parameter value, all right-hand sides at once."""
+"""Medium meshes: one sparse factor for each parameter value, all right-hand sides at once.
+
+For many parameter values the equation is projected on the few shapes that its solutions take. The matrices are affine
+in the coefficients, so each is projected once; a parameter value then costs what it costs on a mesh of as many nodes as
+there are shapes. Shapes come from solutions at sample values, compressed by random projection and a singular value
+decomposition. Whoever uses this checks it against the full engine where it matters.
+
+Shapes: `F` free nodes, `r` reduced coordinates, `J` nodes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +21,8 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import splu
 from torch import Tensor
 
-from distlfm.solvers.fem.spec import FloatArray, System
+from distlfm.solvers.fem.spec import AssembledSystem, Csr, FloatArray
+from distlfm.solvers.field.dense import DenseEngine
 from distlfm.solvers.field.engine import Engine, Sensitivities, TimeGrid
 from distlfm.solvers.field.scheme import Scheme, Step, sweep, sweep_back
 
@@ -39,7 +48,7 @@ class _Saved:
     factors: list[_Factor]
     states: list[FloatArray]
     mixed: FloatArray
-    shape: tuple[int, int, int, int]
+    shape: torch.Size
     grid: TimeGrid
     observe: sp.csr_array
     driven: bool
@@ -48,12 +57,10 @@ class _Saved:
 class SparseEngine(Engine):
     """SuperLU on the free nodes; the adjoint solves with the transposed factor."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: AssembledSystem) -> None:
         self.names, self.num_nodes = system.names, system.num_nodes
         self.system = system
-        self.silent = (
-            not any(part is not None and part.any() for part in system.source) and not system.held_values.any()
-        )
+        self.silent = system.silent
         self._factors: dict[tuple[bytes, float, Scheme], _Factor] = {}
 
     def _factor(self, theta: NDArray[np.float64], dt: float, scheme: Scheme) -> _Factor:
@@ -62,12 +69,10 @@ class SparseEngine(Engine):
             return self._factors[key]
         system = self.system
         weights = (1.0, *theta)
-        stiffness = _combine(weights, system.stiffness, system.mass.shape)
-        load = _combine(weights, system.load, (len(system.free), system.num_nodes))
-        source = np.zeros(len(system.free))
-        for weight, part in zip(weights, system.source, strict=True):
-            if part is not None:
-                source += weight * part
+        stiffness, load, source = (
+            sum(weight * part for weight, part in zip(weights, parts, strict=True))
+            for parts in (system.stiffness, system.load, system.source)
+        )
         # Symmetric pattern: ordering by AᵀA would fill in several times as much.
         solver = splu(
             sp.csc_array(scheme.left(system.mass, stiffness, dt)),
@@ -94,7 +99,7 @@ class SparseEngine(Engine):
         driven: bool,
         keep: bool,
     ) -> tuple[Tensor, _Saved]:
-        system, looked = self.system, _sparse(observe)
+        system, looked = self.system, to_csr(observe)
         starts, forces = initial.detach().numpy(), force.detach().numpy()
         mixed = grid.scheme.mix(forces, grid.steps)
         observed, kept, factors = [], [], []
@@ -110,9 +115,7 @@ class SparseEngine(Engine):
             if keep:
                 kept.append(states)
             observed.append(np.stack([looked @ one for one in states]).transpose(2, 0, 1))
-        shape = (len(theta), *force.shape[1:])
-        saved = _Saved(factors, kept, mixed, shape, grid, looked, driven)
-        return torch.from_numpy(np.stack(observed)), saved
+        return torch.from_numpy(np.stack(observed)), _Saved(factors, kept, mixed, force.shape, grid, looked, driven)
 
     def adjoint(self, saved: _Saved, weights: Tensor) -> Sensitivities:
         found = [self._adjoint(saved, a, weight.numpy()) for a, weight in enumerate(weights)]
@@ -143,26 +146,101 @@ class SparseEngine(Engine):
         """How the multiplier of one step weighs the coefficient k."""
         stiffness, load, source = self.system.stiffness[k], self.system.load[k], self.system.source[k]
         found = 0.0
-        if stiffness is not None:
+        if stiffness.nnz:
             found += float(np.vdot(multiplier, stiffness @ state))
-        if load is not None and push is not None:
+        if load.nnz and push is not None:
             found += float(np.vdot(multiplier, load @ push))
-        if source is not None and driven:
+        if driven:
             found += float(multiplier.sum(1) @ source)
         return found
 
 
-def _combine(weights: tuple[float, ...], parts: tuple[sp.csr_array | None, ...], shape: tuple[int, int]) -> Any:
-    total = sp.csr_array(shape)
-    for weight, part in zip(weights, parts, strict=True):
-        if part is not None:
-            total = total + weight * part
-    return total
+def to_csr(observe: Tensor) -> Csr:
+    """A tensor [O, J], dense or sparse, in compressed rows."""
+    entries = observe.to_sparse_coo().coalesce()
+    rows, columns = entries.indices().numpy()
+    return Csr((entries.values().numpy(), (rows, columns)), shape=(observe.shape[0], observe.shape[1]))
 
 
-def _sparse(observe: Tensor) -> sp.csr_array:
-    if observe.is_sparse:
-        entries = observe.coalesce()
-        rows, columns = entries.indices().numpy()
-        return sp.csr_array((entries.values().numpy(), (rows, columns)), shape=(observe.shape[0], observe.shape[1]))
-    return sp.csr_array(observe.numpy())
+SKETCH = 120
+"""Random combinations kept of the solutions of one parameter value."""
+
+MOST_SHAPES = 260
+TOLERANCE = 1e-6
+"""Shapes weaker than this, relative to the strongest, are left out."""
+
+
+class ReducedEngine(Engine):
+    """A sparse problem on the span of given shapes."""
+
+    def __init__(self, full: SparseEngine, shapes: FloatArray) -> None:
+        """shapes: [F, r], orthonormal."""
+        system = full.system
+        self.full = full
+        self.names, self.num_nodes, self.silent = full.names, full.num_nodes, full.silent
+        self.free, self.held = torch.from_numpy(system.free), torch.from_numpy(system.held)
+        self.held_values = torch.from_numpy(system.held_values)
+        self.shapes = torch.from_numpy(shapes)
+        self.dense = DenseEngine(_project(system, shapes))
+        mass = system.mass @ shapes
+        self.onto = torch.from_numpy(np.linalg.solve(shapes.T @ mass, mass.T))
+
+    def forward(
+        self,
+        theta: Tensor,
+        initial: Tensor,
+        force: Tensor,
+        grid: TimeGrid,
+        observe: Tensor,
+        *,
+        driven: bool,
+        keep: bool,
+    ) -> tuple[Tensor, Any]:
+        start = initial[..., self.free] @ self.onto.mT
+        seen = observe.to_dense()
+        looked = seen[:, self.free] @ self.shapes
+        observed, saved = self.dense.forward(theta, start, force, grid, looked, driven=driven, keep=keep)
+        if driven and len(self.held):
+            observed = observed + seen[:, self.held] @ self.held_values
+        return observed, saved
+
+    def adjoint(self, saved: Any, weights: Tensor) -> Sensitivities:
+        found = self.dense.adjoint(saved, weights)
+        initial = found.initial.new_zeros(*found.initial.shape[:2], self.num_nodes)
+        initial[..., self.free] = found.initial @ self.onto
+        return Sensitivities(found.theta, initial, found.force)
+
+
+def find_shapes(full: SparseEngine, theta: Tensor, initial: Tensor, force: Tensor, grid: TimeGrid) -> FloatArray:
+    """Orthonormal shapes [F, r] of the solutions at sample values, those without any force included.
+
+    theta: [A, k]; initial: [A, S, J]; force: [A, S, K, J].
+    """
+    index, ones = torch.arange(full.num_nodes).repeat(2, 1), torch.ones(full.num_nodes, dtype=torch.float64)
+    everywhere = torch.sparse_coo_tensor(index, ones, check_invariants=True).coalesce()
+    stream = np.random.default_rng(0)
+    free = full.system.free
+    kept = []
+    for a in range(len(theta)):
+        one = theta[a : a + 1]
+        found, _ = full.forward(one, initial[a : a + 1], force[a : a + 1], grid, everywhere, driven=False, keep=False)
+        columns = found[0].flatten(0, 1).numpy()[:, free].T
+        sketch = columns @ stream.standard_normal((columns.shape[1], SKETCH))
+        none = torch.zeros(1, 1, full.num_nodes, dtype=torch.float64)
+        driven, _ = full.forward(one, none, none.unsqueeze(2), grid, everywhere, driven=True, keep=False)
+        # A weak part of the solution must not drown in a strong one: each is scaled to its own size.
+        apart = driven[0, 0].numpy()[:, free].T
+        kept += [sketch / max(np.abs(sketch).max(), 1e-300), apart / max(np.abs(apart).max(), 1e-300)]
+    left, sizes, _ = np.linalg.svd(np.concatenate(kept, 1), full_matrices=False)
+    count = min(MOST_SHAPES, int((sizes > TOLERANCE * sizes[0]).sum()))
+    return np.ascontiguousarray(left[:, :count])
+
+
+def _project(system: AssembledSystem, shapes: FloatArray) -> AssembledSystem:
+    """The system in reduced coordinates, none of them held; the force stays on the nodes."""
+    count = shapes.shape[1]
+    mass, *stiffness = (Csr(shapes.T @ (part @ shapes)) for part in (system.mass, *system.stiffness))
+    load = tuple(Csr((part.T @ shapes).T) for part in system.load)
+    source = tuple(shapes.T @ part for part in system.source)
+    held, values = np.zeros(0, dtype=np.int64), np.zeros(0)
+    return AssembledSystem(system.names, count, np.arange(count), held, values, mass, tuple(stiffness), load, source)

@@ -65,7 +65,7 @@ def trajectory(field: Meshed, theta: Tensor, initial: Tensor, force: Tensor, gri
 
 
 @dataclass(frozen=True)
-class Watched:
+class ObservedSteps:
     """Observations of a trajectory: the state at step `before` [S], and by `share` [S] at the next, at rows [S, J]."""
 
     before: IntArray
@@ -79,7 +79,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Of S observations by the force [S, N + 1, J], the initial state [S, J] and the coefficients [S, k]."""
+    """Derivatives of S observations by the force [S, N + 1, J], the start [S, J] and the coefficients [S, k]."""
 
     force: FloatArray
     initial: FloatArray
@@ -125,7 +125,7 @@ class Tangent:
             found[n, self.free] = now
         return found
 
-    def backward(self, watched: Watched) -> Gradients:
+    def backward(self, watched: ObservedSteps) -> Gradients:
         """The gradients of every observation, in one sweep."""
         seen = sp.csc_array(watched.rows.T)[self.free].toarray()
         count, steps, scheme = seen.shape[1], self.grid.steps, self.grid.scheme

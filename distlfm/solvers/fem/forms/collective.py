@@ -14,13 +14,7 @@ Number = TypeVar("Number", np.float64, np.int64)
 
 def on_root(comm: Any, work: Callable[[], Result]) -> Result:
     """Do `work` on rank 0 and give its result, or its exception, to every rank."""
-    outcome: tuple[Result | None, Exception | None] = (None, None)
-    if comm.rank == 0:
-        try:
-            outcome = work(), None
-        except Exception as error:
-            outcome = None, error
-    result, failure = comm.bcast(outcome, root=0)
+    result, failure = comm.bcast(_tried(work) if comm.rank == 0 else None, root=0)
     if failure is not None:
         raise failure
     return result  # type: ignore[no-any-return]
@@ -28,16 +22,18 @@ def on_root(comm: Any, work: Callable[[], Result]) -> Result:
 
 def together(comm: Any, work: Callable[[], Result]) -> Result:
     """Do `work`, which must not communicate, on every rank; if it fails on one, all raise what the lowest such did."""
-    failure: Exception | None = None
-    result: Result | None = None
-    try:
-        result = work()
-    except Exception as error:
-        failure = error
+    result, failure = _tried(work)
     failures = [error for error in comm.allgather(failure) if error is not None]
     if failures:
         raise failures[0]
     return result  # type: ignore[return-value]
+
+
+def _tried(work: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
+    try:
+        return work(), None
+    except Exception as error:
+        return None, error
 
 
 def concatenated(comm: Any, part: NDArray[Number]) -> NDArray[Number]:

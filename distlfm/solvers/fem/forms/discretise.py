@@ -17,13 +17,14 @@ import numpy as np
 
 from distlfm.config import nearest
 from distlfm.equations import Equation
+from distlfm.equations.base import BoundaryConfig, ProblemSpec
 from distlfm.errors import UsageError
 from distlfm.solvers.fem.forms.adjoint import import_adjoint
 from distlfm.solvers.fem.forms.collective import concatenated, together
 from distlfm.solvers.fem.forms.mesh_files import coordinate_levels
-from distlfm.solvers.fem.forms.meshes import WHOLE, Domain, build_domain
-from distlfm.solvers.fem.forms.weak_form import load_equation, nonlinear_in, nonlinear_in_coefficients, weak_form
-from distlfm.solvers.fem.spec import BoundaryConfig, FloatArray, IntArray, ProblemSpec
+from distlfm.solvers.fem.forms.meshes import WHOLE, MeshDomain, build_domain
+from distlfm.solvers.fem.forms.weak_form import blame, load_equation, nonlinear_in, nonlinear_in_coefficients, weak_form
+from distlfm.solvers.fem.spec import FloatArray, IntArray
 
 
 class Boundary:
@@ -33,19 +34,17 @@ class Boundary:
     flux crosses the boundary.
     """
 
-    def __init__(self, conditions: Mapping[str, BoundaryConfig], domain: Domain) -> None:
+    def __init__(self, conditions: Mapping[str, BoundaryConfig], domain: MeshDomain) -> None:
         import dolfin
 
         for name in conditions:
             if name not in domain.boundaries:
                 raise UsageError(f"The mesh has no boundary named {name!r}.", nearest(name, sorted(domain.boundaries)))
         self._conditions = {name: conditions[name] for name in sorted(conditions, key=lambda name: name != WHOLE)}
-        dims = domain.dims
-        self._markers = dolfin.MeshFunction("size_t", domain.mesh, dims - 1, 0)
-        marks = together(domain.mesh.mpi_comm(), lambda: self._marks(domain))
-        self._markers.set_values(marks)
+        self._markers = dolfin.MeshFunction("size_t", domain.mesh, domain.dims - 1, 0)
+        self._markers.set_values(together(domain.mesh.mpi_comm(), lambda: self._marks(domain)))
 
-    def _marks(self, domain: Domain) -> Any:
+    def _marks(self, domain: MeshDomain) -> Any:
         marks = np.zeros(self._markers.size(), dtype=np.uintp)
         names = ["", *self._conditions]
         for mark, name in enumerate(self._conditions, start=1):
@@ -59,23 +58,20 @@ class Boundary:
             marks[facets] = mark
         return marks
 
-    def natural(self, mesh: Any, y: Any, v: Any) -> Any:
-        """The terms of Neumann and Robin conditions in the weak form, or None."""
+    def natural(self, mesh: Any, y: Any, v: Any) -> list[Any]:
+        """The terms of Neumann and Robin conditions in the weak form."""
         adjoint = import_adjoint()
         import dolfin
 
         ds = dolfin.Measure("ds", domain=mesh, subdomain_data=self._markers)
-        form = None
+        terms = []
         for mark, condition in enumerate(self._conditions.values(), start=1):
             value, rate = adjoint.Constant(condition.value), adjoint.Constant(condition.rate)
             if condition.kind == "neumann" and condition.value:
-                term = value * v * ds(mark)
-            elif condition.kind == "robin" and condition.rate:
-                term = rate * (value - y) * v * ds(mark)
-            else:
-                continue
-            form = term if form is None else form + term
-        return form
+                terms.append(value * v * ds(mark))
+            elif condition.kind == "robin":
+                terms.append(rate * (value - y) * v * ds(mark))
+        return terms
 
     def essential(self, space: Any) -> list[Any]:
         """The Dirichlet conditions as dolfin-adjoint's objects."""
@@ -118,7 +114,7 @@ class Discretisation:
     spec: ProblemSpec
     comm: Any
     equation: Equation
-    domain: Domain
+    domain: MeshDomain
     space: Any
     state: Any
     force: Any
@@ -151,14 +147,7 @@ class Discretisation:
     @property
     def owned(self) -> IntArray:
         """[J_r]: the canonical numbers of this rank's own degrees of freedom, by local number."""
-        first, last = self.owned_range
-        numbers: IntArray = self.canonical[first:last]
-        return numbers
-
-    @property
-    def local_canonical(self) -> IntArray:
-        """The canonical numbers of all degrees of freedom this rank sees, its own and then its neighbours'."""
-        numbers: IntArray = self.canonical[np.asarray(self.space.dofmap().tabulate_local_to_global_dofs())]
+        numbers: IntArray = self.canonical[slice(*self.owned_range)]
         return numbers
 
     def scatter(self, vector: Any, values: FloatArray) -> None:
@@ -172,11 +161,19 @@ class Discretisation:
         values[self.canonical] = concatenated(self.comm, vector.get_local())
         return values
 
+    def entries(self, matrix: Any) -> tuple[FloatArray, IntArray, IntArray]:
+        """Entries of a petsc4py matrix with their canonical rows and columns, on every rank. Collective."""
+        indptr, indices, data = matrix.getValuesCSR()
+        rows = self.owned_range[0] + np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+        values, rows, columns = (concatenated(self.comm, part) for part in (data, rows, indices))
+        return values, self.canonical[rows], self.canonical[columns]
+
     def own_cells(self) -> IntArray:
         """[C_r, d + 1]: canonical numbers of the vertices of this rank's cells."""
-        mesh = self.domain.mesh
-        of_vertex = np.asarray(self.space.dofmap().entity_dofs(mesh, 0))
-        cells: IntArray = self.local_canonical[of_vertex[np.array(mesh.cells(), dtype=np.int64)]]
+        mesh, dofmap = self.domain.mesh, self.space.dofmap()
+        of_vertex = np.asarray(dofmap.entity_dofs(mesh, 0))
+        to_global = np.asarray(dofmap.tabulate_local_to_global_dofs())
+        cells: IntArray = self.canonical[to_global[of_vertex[np.array(mesh.cells(), dtype=np.int64)]]]
         return cells
 
 
@@ -194,15 +191,16 @@ def discretise(spec: ProblemSpec, comm: Any) -> Discretisation:
         domain = build_domain(spec.mesh, comm)
         space = dolfin.FunctionSpace(domain.mesh, "P", spec.degree)
         state, force, test = adjoint.Function(space), adjoint.Function(space), dolfin.TestFunction(space)
-        names = list(_named(equation, domain.dims))
+        unnamed = f"{type(equation).__name__} cannot name its coefficients in {domain.dims} dimensions"
+        with blame(unnamed, "Mend its method `named`."):
+            names = list(equation.named(domain.dims))
         coefficients = {name: adjoint.Constant(1.0) for name in names}
         form = weak_form(equation, state, test, force, coefficients)
         reason = nonlinear_in(form, state, force)
         linear = not reason
         if linear:
-            reason = nonlinear_in_coefficients(equation, domain.dims, spec.degree, dict.fromkeys(names, 0.0))
+            reason = nonlinear_in_coefficients(equation, domain.dims, spec.degree, names)
         boundary = Boundary(spec.boundary, domain)
-        natural = boundary.natural(domain.mesh, state, test)
         conditions = boundary.essential(space)
         fixed, fixed_values = fixed_dofs(space, conditions)
         nodes, canonical = _canonical_order(space, comm)
@@ -216,7 +214,7 @@ def discretise(spec: ProblemSpec, comm: Any) -> Discretisation:
             force=force,
             test=test,
             coefficients=coefficients,
-            form=form if natural is None else form + natural,
+            form=sum(boundary.natural(domain.mesh, state, test), form),
             conditions=conditions,
             linear=linear,
             affine=not reason,
@@ -226,17 +224,6 @@ def discretise(spec: ProblemSpec, comm: Any) -> Discretisation:
             fixed=fixed,
             fixed_values=fixed_values,
         )
-
-
-def _named(equation: Equation, dims: int) -> Mapping[str, Any]:
-    try:
-        return equation.named(dims)
-    except Exception as error:
-        raise UsageError(
-            f"{type(equation).__name__} cannot name its coefficients in {dims} dimensions: "
-            f"{type(error).__name__}: {error}.",
-            "Mend its method `named`.",
-        ) from error
 
 
 def _canonical_order(space: Any, comm: Any) -> tuple[FloatArray, IntArray]:

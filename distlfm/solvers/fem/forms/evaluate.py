@@ -7,7 +7,7 @@ matched slopes. A field is read at points by a sparse matrix from nodes to point
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
 from typing import Any
 
 import numpy as np
@@ -24,21 +24,18 @@ OUTSIDE_TOLERANCE = 1e-8
 NEGLIGIBLE_WEIGHT = 1e-12
 
 
-@dataclass(frozen=True)
-class PointWeights:
-    """The points that this rank owns, as triplets: point number, global number of the node, weight."""
+def interpolation(d: Discretisation, points: FloatArray) -> Csr:
+    """The matrix [O, J] that takes a field in canonical order to the points [O, d], on every rank. Collective.
 
-    points: IntArray
-    nodes: IntArray
-    weights: FloatArray
-
-
-def own_point_weights(d: Discretisation, points: FloatArray) -> PointWeights:
-    """Weights of the points [O, d], given alike on every rank, that this rank owns. Collective.
-
-    A point belongs to the lowest rank with a cell that contains it.
+    A point, given alike on every rank, belongs to the lowest rank with a cell that contains it.
     """
-    points = _checked(d, points)
+    from scipy.sparse import coo_array
+
+    points = np.asarray(points, dtype=np.float64)
+    if points.ndim != 2 or points.shape[1] != d.dims:
+        raise UsageError(f"Points have the shape {points.shape}, not [O, {d.dims}].", "Give one coordinate per axis.")
+    if not np.isfinite(points).all():
+        raise UsageError("Some points are not finite.", "Leave them out.")
     cells, distances = _locate(d, points)
     all_distances = np.array(d.comm.allgather(distances)).reshape(d.comm.size, len(points))
     outside = np.flatnonzero(all_distances.min(axis=0) > OUTSIDE_TOLERANCE * d.domain.extent)
@@ -53,29 +50,10 @@ def own_point_weights(d: Discretisation, points: FloatArray) -> PointWeights:
             "Forces and observations must be in the domain: enlarge the mesh, or leave them out.",
         )
     mine = np.flatnonzero(all_distances.argmin(axis=0) == d.comm.rank)
-    return _weights(d, points, cells, mine)
-
-
-def interpolation(d: Discretisation, points: FloatArray) -> Csr:
-    """The matrix [O, J] that takes a field in canonical order to the points [O, d], on every rank. Collective."""
-    from scipy.sparse import coo_array
-
-    own = own_point_weights(d, points)
-    rows, nodes = concatenated(d.comm, own.points), concatenated(d.comm, own.nodes)
-    weights = concatenated(d.comm, own.weights)
-    shape = (len(points), d.num_nodes)
-    found = coo_array((weights, (rows, d.canonical[nodes])), shape=shape).tocsr()
+    rows, nodes, weights = (concatenated(d.comm, part) for part in _weights(d, points, cells, mine))
+    found: Csr = coo_array((weights, (rows, d.canonical[nodes])), shape=(len(points), d.num_nodes)).tocsr()
     found.sort_indices()
-    return Csr(found.data, found.indices.astype(np.int64), found.indptr.astype(np.int64), shape)
-
-
-def _checked(d: Discretisation, points: FloatArray) -> FloatArray:
-    points = np.asarray(points, dtype=np.float64)
-    if points.ndim != 2 or points.shape[1] != d.dims:
-        raise UsageError(f"Points have the shape {points.shape}, not [O, {d.dims}].", "Give one coordinate an axis.")
-    if not np.isfinite(points).all():
-        raise UsageError("Some points are not finite.", "Leave them out.")
-    return points
+    return found
 
 
 def _locate(d: Discretisation, points: FloatArray) -> tuple[IntArray, FloatArray]:
@@ -96,14 +74,14 @@ def _locate(d: Discretisation, points: FloatArray) -> tuple[IntArray, FloatArray
     return cells, distances
 
 
-def _weights(d: Discretisation, points: FloatArray, cells: IntArray, mine: IntArray) -> PointWeights:
+def _weights(d: Discretisation, points: FloatArray, cells: IntArray, mine: IntArray) -> tuple[Any, ...]:
+    """The points that this rank owns, as triplets: point number, global number of the node, weight."""
     import dolfin
 
     mesh, dofmap, element = d.domain.mesh, d.space.dofmap(), d.space.element()
     to_global = np.asarray(dofmap.tabulate_local_to_global_dofs(), dtype=np.int64)
-    rows: list[Any] = [np.zeros(0, dtype=np.int64)]
-    columns: list[Any] = [np.zeros(0, dtype=np.int64)]
-    values: list[Any] = [np.zeros(0)]
+    rows, columns = ([np.zeros(0, dtype=np.int64)] for _ in range(2))
+    values = [np.zeros(0)]
     for i in mine:
         cell = dolfin.Cell(mesh, int(cells[i]))
         basis = np.array(element.evaluate_basis_all(points[i], cell.get_vertex_coordinates(), cell.orientation()))
@@ -111,24 +89,7 @@ def _weights(d: Discretisation, points: FloatArray, cells: IntArray, mine: IntAr
         rows.append(np.full(len(kept), i, dtype=np.int64))
         columns.append(to_global[dofmap.cell_dofs(cell.index())[kept]])
         values.append(basis[kept])
-    return PointWeights(np.concatenate(rows), np.concatenate(columns), np.concatenate(values))
-
-
-@dataclass(frozen=True)
-class Derivatives:
-    """F(y, f; θ) in canonical order at n states. value: [n, J]; by_theta: [n, k, J].
-
-    mass: [E], by_state, by_force: [n, E], the entries of matrices [J, J] with one pattern: indices [E], indptr [J + 1].
-    Dirichlet conditions are not applied.
-    """
-
-    value: FloatArray
-    by_theta: FloatArray
-    mass: FloatArray
-    by_state: FloatArray
-    by_force: FloatArray
-    indices: IntArray
-    indptr: IntArray
+    return np.concatenate(rows), np.concatenate(columns), np.concatenate(values)
 
 
 class FormDerivatives:
@@ -149,20 +110,22 @@ class FormDerivatives:
             self._mass = dolfin.as_backend_type(dolfin.assemble(trial * d.test * dolfin.dx)).mat()
             # Forms over interior facets have wider patterns than others: one tensor for each.
             self._tensors = tuple(dolfin.PETScMatrix(d.comm) for _ in range(2))
-            self._keys: IntArray | None = None
 
-    def at(self, theta: FloatArray, states: FloatArray, force: FloatArray) -> Derivatives:
-        """theta: [k] in the problem's order; states, force: [n, J]."""
+    def at(self, theta: FloatArray, states: FloatArray, force: FloatArray) -> dict[str, Any]:
+        """F(y, f; θ) in canonical order: theta [k] in the problem's order; states, force: [n, J].
+
+        value: [n, J]; by_theta: [n, k, J]; mass: [E], by_state, by_force: [n, E], the entries of matrices [J, J] with
+        one pattern: indices [E], indptr [J + 1]. Dirichlet conditions are not applied.
+        """
         import dolfin
 
         d = self.d
         with import_adjoint().stop_annotating():
             for constant, value in zip(d.coefficients.values(), theta, strict=True):
                 constant.assign(float(value))
-            keys = self._keys = self._pattern() if self._keys is None else self._keys
-            count, size = len(states), len(keys)
+            keys, count = self._keys, len(states)
             value, by_theta = np.empty((count, d.num_nodes)), np.empty((count, len(theta), d.num_nodes))
-            mass, by_state, by_force = self._on(keys, self._mass), np.empty((count, size)), np.empty((count, size))
+            by_state, by_force = np.empty((count, len(keys))), np.empty((count, len(keys)))
             for n in range(count):
                 d.scatter(d.state.vector(), states[n])
                 d.scatter(d.force.vector(), force[n])
@@ -172,11 +135,13 @@ class FormDerivatives:
                 for form, tensor, found in zip(self._forms, self._tensors, (by_state, by_force), strict=True):
                     dolfin.assemble(form, tensor=tensor)
                     found[n] = self._on(keys, tensor.mat())
-        rows, columns = np.divmod(keys, d.num_nodes)
+        rows, indices = np.divmod(keys, d.num_nodes)
         indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=d.num_nodes))]).astype(np.int64)
-        return Derivatives(value, by_theta, mass, by_state, by_force, columns.astype(np.int64), indptr)
+        along = {"value": value, "by_theta": by_theta, "by_state": by_state, "by_force": by_force}
+        return along | {"mass": self._on(keys, self._mass), "indices": indices, "indptr": indptr}
 
-    def _pattern(self) -> IntArray:
+    @functools.cached_property
+    def _keys(self) -> IntArray:
         """Canonical places of all entries that mass and derivatives have, in order."""
         import dolfin
 
@@ -196,11 +161,7 @@ class FormDerivatives:
 
     def _ordered(self, matrix: Any) -> tuple[IntArray, FloatArray]:
         """Canonical places row · J + column of the entries, in order, and the entries, on every rank."""
-        d = self.d
-        indptr, indices, data = matrix.getValuesCSR()
-        first, _ = d.owned_range
-        rows = first + np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
-        values, rows, columns = (concatenated(d.comm, part) for part in (data, rows, indices))
-        keys = d.canonical[rows] * d.num_nodes + d.canonical[columns]
+        values, rows, columns = self.d.entries(matrix)
+        keys = rows * self.d.num_nodes + columns
         order = np.argsort(keys)
         return keys[order], values[order]

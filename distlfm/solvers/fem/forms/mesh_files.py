@@ -34,6 +34,9 @@ class MeshArrays:
     parts: Mapping[str, IntArray] = field(default_factory=dict)
 
 
+EMPTY = MeshArrays(np.zeros((0, 1)), np.zeros((0, 2), dtype=np.int64))
+
+
 def check_mesh(mesh: MeshArrays, called: str) -> None:
     """Raise a UsageError if the equations of a field cannot be put on this mesh."""
     vertices, cells = mesh.vertices, mesh.cells
@@ -181,8 +184,8 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return "meshio does not understand it"
     lines = [line.strip("* -") for line in str(error).splitlines()]
-    told = [line.split("Reason:", 1)[1] for line in lines if "Reason:" in line] or [line for line in lines if line]
-    return (told[0] if told else type(error).__name__).strip().rstrip(".")
+    reasons = [line.split("Reason:", 1)[1] for line in lines if "Reason:" in line] or [line for line in lines if line]
+    return (reasons[0] if reasons else type(error).__name__).strip().rstrip(".")
 
 
 def _read_xml(path: Path) -> MeshArrays:
@@ -201,11 +204,10 @@ def _with_markers(arrays: MeshArrays, mesh: Any, markers: Any) -> MeshArrays:
     """The mesh with a part for each number that its facets are marked by."""
     dims = mesh.topology().dim()
     mesh.init(dims - 1, 0)
-    facets = (
-        np.arange(mesh.num_vertices())[:, None]
-        if dims == 1
-        else np.array(mesh.topology()(dims - 1, 0)(), dtype=np.int64).reshape(-1, dims)
-    )
+    if dims == 1:
+        facets = np.arange(mesh.num_vertices())[:, None]
+    else:
+        facets = np.array(mesh.topology()(dims - 1, 0)(), dtype=np.int64).reshape(-1, dims)
     marks = np.asarray(markers.array(), dtype=np.int64)
     # dolfin-convert writes 0, and dolfin the largest integer, for facets that no group has.
     used = [mark for mark in np.unique(marks) if 0 < mark < 2**31]
@@ -230,7 +232,7 @@ def _read_xdmf(path: Path) -> MeshArrays:
 
 def _from_dolfin(mesh: Any, path: Path) -> MeshArrays:
     if mesh.num_cells() == 0:
-        return MeshArrays(np.zeros((0, 1)), np.zeros((0, 2), dtype=np.int64))
+        return EMPTY
     kind = mesh.type().description(False)
     if kind not in DOLFIN_CELLS:
         raise UsageError(f"The mesh {path} is made of {kind} cells.", "Use intervals, triangles or tetrahedra.")
@@ -249,14 +251,13 @@ def _read_meshio(path: Path) -> MeshArrays:
             "Use straight intervals, triangles or tetrahedra (in Gmsh: element order 1, no recombination).",
         )
     if dims == 0:
-        return MeshArrays(np.zeros((0, 1)), np.zeros((0, 2), dtype=np.int64))
+        return EMPTY
     cells = np.concatenate([block.data for block in mesh.cells if block.type == SIMPLICES[dims]]).astype(np.int64)
     parts = _named_facets(mesh, dims)
     vertices = _flattened(np.asarray(mesh.points, dtype=np.float64), dims, path)
     # Points of the geometry, such as the centre of a circle, come as cells of one vertex, and are no part of the mesh.
-    of_geometry = np.concatenate(
-        [np.zeros(0, dtype=np.int64)] + [block.data.ravel() for block in mesh.cells if block.type == "vertex"]
-    )
+    points = [block.data.ravel() for block in mesh.cells if block.type == "vertex"]
+    of_geometry = np.concatenate([np.zeros(0, dtype=np.int64), *points])
     kept = np.setdiff1d(np.arange(len(vertices)), np.setdiff1d(of_geometry, cells))
     number = np.full(len(vertices), -1, dtype=np.int64)
     number[kept] = np.arange(len(kept))

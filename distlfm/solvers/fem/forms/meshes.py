@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from distlfm.equations.base import MeshConfig
 from distlfm.errors import UsageError
 from distlfm.solvers.fem.forms.adjoint import import_adjoint
 from distlfm.solvers.fem.forms.collective import on_root
 from distlfm.solvers.fem.forms.mesh_files import SAME_PLACE, MeshArrays, check_mesh, read_mesh
-from distlfm.solvers.fem.spec import FloatArray, IntArray, MeshConfig
+from distlfm.solvers.fem.spec import FloatArray, IntArray
 
 KIND_DIMS = {"interval": 1, "rectangle": 2, "box": 3}
 # Cells along the longest side where a config names no size.
@@ -27,7 +28,7 @@ SIDES = (("left", "right"), ("bottom", "top"), ("back", "front"))
 
 
 @dataclass(frozen=True)
-class Domain:
+class MeshDomain:
     """A mesh and where it is.
 
     boundaries: numbers of this rank's facets on each named part, `all` among them. Every rank has every name.
@@ -60,7 +61,7 @@ class _Plan:
     midpoints: Mapping[str, FloatArray] | None = None
 
 
-def build_domain(config: MeshConfig, comm: Any) -> Domain:
+def build_domain(config: MeshConfig, comm: Any) -> MeshDomain:
     """The mesh of a config on the ranks of `comm`. Collective; a UsageError is raised on all ranks or on none.
 
     `size` is the largest length of an interval, and the largest step of the grid whose squares (cubes) are cut into
@@ -75,8 +76,11 @@ def build_domain(config: MeshConfig, comm: Any) -> Domain:
     def plan() -> _Plan:
         if config.kind in ("rectangle", "box"):
             return _grid(config)
-        arrays = _line(config) if config.kind == "interval" else read_mesh(_path(config))
-        if config.kind == "file":
+        if config.kind == "interval":
+            arrays = _line(config)
+        else:
+            assert config.path is not None
+            arrays = read_mesh(config.path)
             check_mesh(arrays, f"The mesh {config.path}")
         held.append(arrays)
         vertices = arrays.vertices
@@ -94,12 +98,7 @@ def build_domain(config: MeshConfig, comm: Any) -> Domain:
     found = _boundaries(mesh, planned)
     counts = np.sum(comm.allgather([len(facets) for facets in found.values()]), axis=0)
     boundaries = {name: facets for (name, facets), count in zip(found.items(), counts, strict=True) if count}
-    return Domain(mesh, boundaries, planned.lower, planned.upper, planned.num_cells)
-
-
-def _path(config: MeshConfig) -> Any:
-    assert config.path is not None
-    return config.path
+    return MeshDomain(mesh, boundaries, planned.lower, planned.upper, planned.num_cells)
 
 
 def _bounds(config: MeshConfig, dims: int) -> tuple[FloatArray, FloatArray]:
@@ -108,7 +107,7 @@ def _bounds(config: MeshConfig, dims: int) -> tuple[FloatArray, FloatArray]:
         if len(bound) != dims:
             raise UsageError(
                 f"mesh.{name} has {len(bound)} numbers, and the mesh is {'an' if dims == 1 else 'a'} {config.kind}.",
-                f"Give {dims}, one an axis.",
+                f"Give {dims}, one per axis.",
             )
         if not np.isfinite(bound).all():
             raise UsageError(f"mesh.{name} is not finite: {bound.tolist()}.", "Give finite numbers.")
@@ -146,16 +145,13 @@ def _line(config: MeshConfig) -> MeshArrays:
             f"The vertex {outside[0]:.6g} is outside the domain, {lower[0]:.6g} to {upper[0]:.6g}.",
             "Widen mesh.lower and mesh.upper.",
         )
-    corners = np.concatenate([lower, given, upper])
-    corners = np.sort(corners)
+    corners = np.sort(np.concatenate([lower, given, upper]))
     corners = corners[np.concatenate([[True], np.diff(corners) > SAME_PLACE * extent])]
     size = config.size or (math.inf if given.size else extent / DEFAULT_DIVISIONS[1])
     pieces = [_pieces(gap, size) for gap in np.diff(corners)]
     _check_count(sum(pieces), size)
-    inner = [
-        np.linspace(left, right, count, endpoint=False)
-        for left, right, count in zip(corners[:-1], corners[1:], pieces, strict=True)
-    ]
+    between = zip(corners[:-1], corners[1:], pieces, strict=True)
+    inner = [np.linspace(left, right, count, endpoint=False) for left, right, count in between]
     vertices = np.concatenate([*inner, corners[-1:]])[:, None]
     first = np.arange(len(vertices) - 1, dtype=np.int64)
     return MeshArrays(vertices, np.stack([first, first + 1], axis=1))
@@ -219,11 +215,8 @@ def _boundaries(mesh: Any, plan: _Plan) -> dict[str, IntArray]:
             on_side = (np.abs(corners[:, :, axis] - bound[axis]) <= tolerance).all(axis=1)
             found[name] = exterior[on_side]
     for name, midpoints in (plan.midpoints or {}).items():
-        if len(exterior):
-            distance, _ = cKDTree(midpoints).query(corners.mean(axis=1))
-            found[name] = exterior[distance <= tolerance]
-        else:
-            found[name] = exterior
+        distance, _ = cKDTree(midpoints).query(corners.mean(axis=1))
+        found[name] = exterior[distance <= tolerance]
     return found
 
 

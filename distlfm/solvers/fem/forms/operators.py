@@ -10,7 +10,7 @@ set of weights of them. A step then multiplies once with each of them, forward a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from distlfm.errors import UsageError
 from distlfm.solvers.fem.forms.adjoint import import_adjoint
-from distlfm.solvers.fem.forms.collective import concatenated, on_root_concatenated
+from distlfm.solvers.fem.forms.collective import concatenated
 from distlfm.solvers.fem.forms.discretise import Discretisation
 from distlfm.solvers.fem.spec import Csr, FloatArray, IntArray, Operators
 
@@ -26,28 +26,14 @@ from distlfm.solvers.fem.spec import Csr, FloatArray, IntArray, Operators
 NEGLIGIBLE = 1e-14
 
 
-@dataclass(frozen=True)
-class PetscOperators:
-    """The operators as petsc4py matrices and vectors, distributed by rows in dolfin's global order.
+def petsc_operators(d: Discretisation) -> tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Assemble mass, stiffness, load and source of an affine problem on the ranks that hold it. Collective.
 
-    mass: Mat; stiffness, load: Mat by coefficient, "" for the part that no coefficient multiplies; source: Vec
-    likewise; only what is not zero is there. All matrices have the same pattern unless the form integrates over
-    interior facets.
-    owned: [J_r], the canonical numbers of this rank's rows. fixed: [F_r], local numbers among them of rows with a
-    Dirichlet condition; fixed_values: [F_r]. Neither is applied in the matrices.
+    Mass is a petsc4py matrix, stiffness and load are such by coefficient, "" for the part that no coefficient
+    multiplies, and source are dolfin's vectors likewise; only what is not zero is there. All are distributed by rows in
+    dolfin's global order. All matrices have the same pattern unless the form integrates over interior facets. Dirichlet
+    conditions are not applied in the matrices.
     """
-
-    mass: Any
-    stiffness: dict[str, Any]
-    load: dict[str, Any]
-    source: dict[str, Any]
-    owned: IntArray
-    fixed: IntArray
-    fixed_values: FloatArray
-
-
-def petsc_operators(d: Discretisation) -> PetscOperators:
-    """Assemble the operators of an affine problem on the ranks that hold it. Collective."""
     if not d.affine:
         raise UsageError(
             f"{type(d.equation).__name__} has no operators to assemble. {d.reason}", "Solve it by the taped path."
@@ -61,15 +47,10 @@ def petsc_operators(d: Discretisation) -> PetscOperators:
             function.vector().zero()
         by_state = dolfin.derivative(d.form, d.state, trial)
         by_force = dolfin.derivative(d.form, d.force, trial)
-        return PetscOperators(
-            mass=dolfin.as_backend_type(dolfin.assemble(trial * d.test * dolfin.dx)).mat(),
-            stiffness={name: part.mat() for name, part in _by_coefficient(d, by_state).items()},
-            load={name: part.mat() for name, part in _by_coefficient(d, by_force).items()},
-            source={name: part.vec() for name, part in _by_coefficient(d, d.form).items()},
-            owned=d.owned,
-            fixed=d.fixed,
-            fixed_values=d.fixed_values,
-        )
+        mass = dolfin.as_backend_type(dolfin.assemble(trial * d.test * dolfin.dx)).mat()
+        stiffness = {name: part.mat() for name, part in _by_coefficient(d, by_state).items()}
+        load = {name: part.mat() for name, part in _by_coefficient(d, by_force).items()}
+        return mass, stiffness, load, _by_coefficient(d, d.form)
 
 
 def _by_coefficient(d: Discretisation, form: Any) -> dict[str, Any]:
@@ -104,14 +85,14 @@ def _by_coefficient(d: Discretisation, form: Any) -> dict[str, Any]:
 
 def assemble_operators(d: Discretisation) -> Operators:
     """The operators as arrays in canonical order, on every rank. Collective; meant for meshes that fit one process."""
-    parts = petsc_operators(d)
+    mass, stiffness, load, source = petsc_operators(d)
     return Operators(
         nodes=d.nodes,
-        cells=all_cells(d),
-        mass=_csr(d, parts.mass),
-        stiffness={name: _csr(d, matrix) for name, matrix in parts.stiffness.items()},
-        load={name: _csr(d, matrix) for name, matrix in parts.load.items()},
-        source={name: _array(d, vector) for name, vector in parts.source.items()},
+        cells=joined_cells(d, concatenated),
+        mass=_csr(d, mass),
+        stiffness={name: _csr(d, matrix) for name, matrix in stiffness.items()},
+        load={name: _csr(d, matrix) for name, matrix in load.items()},
+        source={name: d.gather(vector) for name, vector in source.items()},
         **fixed_nodes(d),
     )
 
@@ -123,18 +104,12 @@ def fixed_nodes(d: Discretisation) -> dict[str, Any]:
     return {"fixed": fixed[order], "fixed_values": concatenated(d.comm, d.fixed_values)[order]}
 
 
-def all_cells(d: Discretisation) -> IntArray:
-    """[C, d + 1]: the cells of all ranks, in an order that does not depend on the ranks. Collective."""
-    return _ordered(concatenated(d.comm, d.own_cells()))
+def joined_cells(d: Discretisation, join: Callable[[Any, IntArray], IntArray]) -> IntArray:
+    """[C, d + 1]: the cells of all ranks, in an order that does not depend on the ranks. Collective.
 
-
-def cells_on_root(d: Discretisation) -> IntArray:
-    """`all_cells` on rank 0, none [0, d + 1] elsewhere: large meshes are divided to be nowhere twice. Collective."""
-    return _ordered(on_root_concatenated(d.comm, d.own_cells()))
-
-
-def _ordered(cells: IntArray) -> IntArray:
-    cells = np.sort(cells, axis=1)
+    join: `concatenated`, or `on_root_concatenated`, as large meshes are divided to be nowhere twice.
+    """
+    cells = np.sort(join(d.comm, d.own_cells()), axis=1)
     ordered: IntArray = cells[np.lexsort(cells.T[::-1])]
     return ordered
 
@@ -142,21 +117,11 @@ def _ordered(cells: IntArray) -> IntArray:
 def _csr(d: Discretisation, matrix: Any) -> Csr:
     from scipy.sparse import coo_array
 
-    indptr, indices, data = matrix.getValuesCSR()
-    first, _ = d.owned_range
-    rows = first + np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
-    values, rows, columns = (concatenated(d.comm, part) for part in (data, rows, indices))
-    shape = (d.num_nodes, d.num_nodes)
-    found = coo_array((values, (d.canonical[rows], d.canonical[columns])), shape=shape).tocsr()
+    values, rows, columns = d.entries(matrix)
+    found: Csr = coo_array((values, (rows, columns)), shape=(d.num_nodes, d.num_nodes)).tocsr()
     found.eliminate_zeros()
     found.sort_indices()
-    return Csr(found.data, found.indices.astype(np.int64), found.indptr.astype(np.int64), shape)
-
-
-def _array(d: Discretisation, vector: Any) -> FloatArray:
-    values = np.empty(d.num_nodes)
-    values[d.canonical] = concatenated(d.comm, np.array(vector.getArray()))
-    return values
+    return found
 
 
 SAME = 1e-12
@@ -196,12 +161,16 @@ class Bases:
         return all(one is other for one, other in zip(self.matrices, self.transposed, strict=True))
 
 
-def reduce_operators(operators: PetscOperators, names: tuple[str, ...]) -> Bases:
-    """Keep each different matrix once. Collective."""
+def reduce_operators(d: Discretisation) -> Bases:
+    """Keep each different matrix of an affine problem once. Collective."""
+    names = tuple(d.coefficients)
     kept: list[Any] = []
-    probes = _probes(operators.mass)
+    mass, stiffness, load, source = petsc_operators(d)
+    probes = _probes(mass)
 
     def weights(matrix: Any) -> dict[int, float]:
+        if matrix is None:
+            return {}
         for i, base in enumerate(kept):
             ratio = _ratio(matrix, base, probes)
             if ratio is not None:
@@ -209,26 +178,22 @@ def reduce_operators(operators: PetscOperators, names: tuple[str, ...]) -> Bases
         kept.append(matrix)
         return {len(kept) - 1: 1.0}
 
-    mass = weights(operators.mass)
-    parts: dict[str, list[dict[int, float]]] = {}
-    for group, matrices in (("stiffness", operators.stiffness), ("load", operators.load)):
-        parts[group] = [weights(matrices[name]) if name in matrices else {} for name in ("", *names)]
-    source = np.zeros((len(names) + 1, len(operators.owned)))
-    for k, name in enumerate(("", *names)):
-        if name in operators.source:
-            source[k] = operators.source[name].getArray()
+    parts = (group.get(name) for group in (stiffness, load) for name in ("", *names))
+    rows = [weights(part) for part in (mass, *parts)]
+    table = np.array([[row.get(j, 0.0) for j in range(len(kept))] for row in rows])
+    none = np.zeros(len(d.owned))
     transposed = tuple(base if _symmetric(base, probes) else base.copy().transpose() for base in kept)
     return Bases(
         names=names,
         matrices=tuple(kept),
         transposed=transposed,
-        mass=_dense([mass], len(kept))[0],
-        stiffness=_dense(parts["stiffness"], len(kept)),
-        load=_dense(parts["load"], len(kept)),
-        source=source,
-        owned=operators.owned,
-        fixed=operators.fixed,
-        fixed_values=operators.fixed_values,
+        mass=table[0],
+        stiffness=table[1 : 2 + len(names)],
+        load=table[2 + len(names) :],
+        source=np.stack([source[name].get_local() if name in source else none for name in ("", *names)]),
+        owned=d.owned,
+        fixed=d.fixed,
+        fixed_values=d.fixed_values,
     )
 
 
@@ -236,14 +201,6 @@ def at_coefficients(parts: FloatArray, theta: Mapping[str, float], names: tuple[
     """parts[0] + Σ θ_k parts[k]."""
     total: FloatArray = np.array([1.0, *(theta[name] for name in names)]) @ parts
     return total
-
-
-def _dense(rows: list[dict[int, float]], count: int) -> FloatArray:
-    table = np.zeros((len(rows), count))
-    for i, row in enumerate(rows):
-        for j, value in row.items():
-            table[i, j] = value
-    return table
 
 
 def _probes(matrix: Any) -> tuple[Any, Any]:

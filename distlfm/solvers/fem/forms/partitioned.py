@@ -12,7 +12,7 @@ observations that see these nodes, `N` steps.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,11 +71,7 @@ class Factored(LinearSolver):
             finally:
                 self._factor.setMumpsIcntl(MUMPS_TRANSPOSE, 1)
         else:
-            for column in range(right.getSize()[1]):
-                given, found = right.getDenseColumnVec(column, "r"), solution.getDenseColumnVec(column, "w")
-                self._factor.solveTranspose(given, found)
-                solution.restoreDenseColumnVec(column, "w")
-                right.restoreDenseColumnVec(column, "r")
+            _by_columns(self._factor.solveTranspose, right, solution, "w")
 
 
 class Multigrid(LinearSolver):
@@ -109,17 +105,28 @@ class Multigrid(LinearSolver):
             if self._transposed is None:
                 self._transposed = self._krylov(self._matrix.copy().transpose())
             ksp = self._transposed
-        for column in range(right.getSize()[1]):
-            given, found = right.getDenseColumnVec(column, "r"), solution.getDenseColumnVec(column, "rw")
+
+        def solve(given: Any, found: Any) -> None:
             ksp.solve(given, found)
-            solution.restoreDenseColumnVec(column, "rw")
-            right.restoreDenseColumnVec(column, "r")
             if ksp.getConvergedReason() <= 0:
                 raise WorkError(
                     f"The iterative solver stopped at a residual of {ksp.getResidualNorm():.2g} after "
                     f"{ksp.getIterationNumber()} iterations.",
                     "Raise mechanism.linear_tolerance, lower mechanism.step, or set mechanism.linear_solver=mumps.",
                 )
+
+        _by_columns(solve, right, solution, "rw")
+
+
+def _by_columns(solve: Callable[[Any, Any], None], right: Any, solution: Any, mode: str) -> None:
+    """Solve for one column after the other; mode: how those of the solution are used."""
+    for column in range(right.getSize()[1]):
+        given, found = right.getDenseColumnVec(column, "r"), solution.getDenseColumnVec(column, mode)
+        try:
+            solve(given, found)
+        finally:
+            solution.restoreDenseColumnVec(column, mode)
+            right.restoreDenseColumnVec(column, "r")
 
 
 def make_solver(matrix: Any, kind: str, tolerance: float, *, symmetric: bool) -> LinearSolver:
@@ -138,7 +145,7 @@ def _no_factor(reason: str) -> WorkError:
     )
 
 
-class Stepper:
+class PartitionedStepper:
     """One step of the scheme at given coefficients, forward and backward."""
 
     def __init__(
@@ -177,13 +184,13 @@ def _combined(matrices: tuple[Any, ...], weights: FloatArray) -> Any:
 
 
 @dataclass
-class Run:
+class ForwardRun:
     """A forward solve that waits for its adjoint. states: [N + 1, S, J_r], None if no gradient by theta is wanted.
 
     mixed: [S, P, J_r], the force that each of the leading steps takes; num_forced: K, the times that it is given at.
     """
 
-    stepper: Stepper
+    stepper: PartitionedStepper
     mixed: FloatArray
     num_forced: int
     states: FloatArray | None
@@ -197,7 +204,7 @@ class Run:
         self.observe_seen = csr_array(self.observe[:, self.seen])
 
 
-class Columns:
+class DistributedColumns:
     """A dense distributed matrix [J, S], and its rank's own part as an array [S, J_r] on the same memory."""
 
     def __init__(self, bases: Bases, count: int) -> None:
@@ -215,12 +222,12 @@ class Columns:
         return array
 
 
-def run_forward(run: Run, initial: FloatArray | None) -> FloatArray:
+def run_forward(run: ForwardRun, initial: FloatArray | None) -> FloatArray:
     """What is observed, [S, N + 1, O_r], from initial [S, J_r]; keeps the states in the run if it has room for them."""
     stepper, bases = run.stepper, run.stepper.bases
     count = len(run.mixed)
-    state, right, operand = (Columns(bases, count) for _ in range(3))
-    images = [Columns(bases, count) for _ in bases.matrices]
+    state, right, operand = (DistributedColumns(bases, count) for _ in range(3))
+    images = [DistributedColumns(bases, count) for _ in bases.matrices]
     held = bases.fixed_values if run.driven else np.zeros(len(bases.fixed))
     if initial is not None:
         state.values[:] = initial
@@ -229,7 +236,7 @@ def run_forward(run: Run, initial: FloatArray | None) -> FloatArray:
     scratch = np.empty((count, bases.num_local))
     constant = stepper.source - stepper.lift if run.driven else np.zeros(bases.num_local)
 
-    def advance(state: Columns, push: FloatArray | None) -> Columns:
+    def advance(state: DistributedColumns, push: FloatArray | None) -> DistributedColumns:
         """Overwrite the state, from which an iterative solver begins; one product takes state and force together."""
         total = right.values
         total[:] = constant
@@ -252,13 +259,13 @@ def run_forward(run: Run, initial: FloatArray | None) -> FloatArray:
     return observed
 
 
-def run_adjoint(run: Run, weights: FloatArray) -> dict[str, FloatArray]:
+def run_adjoint(run: ForwardRun, weights: FloatArray) -> dict[str, FloatArray]:
     """Gradients of Σ weights · observed, weights [S, N + 1, O_r].
 
     initial: [S, J_r]; force: [S, K, J_r]; theta: [k], this rank's part of the sum.
     """
     stepper, bases, scheme = run.stepper, run.stepper.bases, run.stepper.scheme
-    side, dual, *images = (Columns(bases, len(run.mixed)) for _ in range(2 + len(bases.matrices)))
+    side, dual, *images = (DistributedColumns(bases, len(run.mixed)) for _ in range(2 + len(bases.matrices)))
     pushed = np.zeros_like(run.mixed)
     # Σ_n ⟨Cᵀλ, y⟩ and ⟨Cᵀλ, f⟩ for each matrix C, with what each step takes for y and f, and Σ_n λ for the source.
     with_states, with_forces = np.zeros(len(bases.matrices)), np.zeros(len(bases.matrices))
@@ -285,9 +292,14 @@ def run_adjoint(run: Run, weights: FloatArray) -> dict[str, FloatArray]:
             with_forces[:] += [np.vdot(image.values, run.mixed[:, n]) for image in images]
             pushed[:, n] = combined(stepper.load)
 
-    pulled = (_seen_back(run, weights[:, n]) for n in range(run.num_steps, -1, -1))
+    def pull(n: int) -> FloatArray:
+        """The weights of one time, carried back to the nodes [S, J_r]."""
+        found = np.zeros((len(weights), bases.num_local))
+        found[:, run.seen] = (run.observe_seen.T @ weights[:, n].T).T
+        return found
+
     back = Step(solve, lambda _: combined(stepper.right))
-    gradient = sweep_back([back] * run.num_steps, pulled, visit)
+    gradient = sweep_back([back] * run.num_steps, map(pull, range(run.num_steps, -1, -1)), visit)
     gradient[:, bases.fixed] = 0.0
     _check_finite(bases, gradient)
     theta = stepper.dt * (bases.stiffness[1:] @ with_states + bases.load[1:] @ with_forces)
@@ -297,13 +309,6 @@ def run_adjoint(run: Run, weights: FloatArray) -> dict[str, FloatArray]:
         theta += stepper.dt * (bases.source[1:] @ multipliers)
     force = np.zeros((len(pushed), run.num_forced, bases.num_local))
     return {"theta": theta, "initial": gradient, "force": scheme.mix_transposed(pushed, force)}
-
-
-def _seen_back(run: Run, weights: FloatArray) -> FloatArray:
-    """Weights of one time [S, O_r], carried back to the nodes [S, J_r]."""
-    found = np.zeros((len(weights), run.stepper.bases.num_local))
-    found[:, run.seen] = (run.observe_seen.T @ weights.T).T
-    return found
 
 
 def _check_finite(bases: Bases, values: FloatArray) -> None:

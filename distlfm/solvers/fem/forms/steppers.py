@@ -137,10 +137,8 @@ class CachedStepper(Stepper):
             solver = dolfin.LinearVariationalSolver(linear)
             solver.parameters["linear_solver"] = self.solver
         else:
-            nonlinear = dolfin.NonlinearVariationalProblem(
-                self.residual, self.after, self.d.conditions, J=self.jacobian
-            )
-            solver = dolfin.NonlinearVariationalSolver(nonlinear)
+            problem = dolfin.NonlinearVariationalProblem(self.residual, self.after, self.d.conditions, J=self.jacobian)
+            solver = dolfin.NonlinearVariationalSolver(problem)
         return solver
 
     def _applied(self, function: Any) -> Any:

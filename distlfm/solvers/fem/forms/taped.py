@@ -7,7 +7,6 @@ ever assembled.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,11 @@ from distlfm.solvers.fem.forms.steppers import Stepper
 from distlfm.solvers.fem.spec import Csr, FloatArray
 
 
-@dataclass
 class TapedTrajectory:
     """One recorded trajectory. `forward` records, `adjoint` may then be called any number of times."""
 
-    stepper: Stepper
-
-    def __post_init__(self) -> None:
+    def __init__(self, stepper: Stepper) -> None:
+        self.stepper = stepper
         self._tape: Any = None
         self._states: list[Any] = []
         self._controls: dict[str, Any] = {}
@@ -68,29 +65,22 @@ class TapedTrajectory:
                 adjoint.continue_annotation()
                 for n in range(steps):
                     size = max(scale, float(np.abs(states[-1]).max()))
-                    functions.append(self._step(n, dt, functions[-1], forces[n], forces[n + 1], size))
-                    states.append(self._checked(n, dt, functions[-1]))
+                    try:
+                        functions.append(stepper.advance(functions[-1], forces[n], forces[n + 1], size))
+                    except RuntimeError as error:
+                        raise _failed(n, dt, "its equations could not be solved") from error
+                    states.append(d.gather(functions[-1].vector()))
+                    if not np.isfinite(states[-1]).all():
+                        raise _failed(n, dt, "the state is not finite")
         except BaseException:
             self.clear()
             raise
         finally:
             adjoint.pause_annotation()
         self._states = [function.block_variable for function in functions]
-        self._observe = None if observe is None else _scipy(observe)
+        self._observe = observe
         whole = np.stack(states)
         return whole if self._observe is None else np.ascontiguousarray((self._observe @ whole.T).T)
-
-    def _step(self, n: int, dt: float, before: Any, force_before: Any, force_after: Any, scale: float) -> Any:
-        try:
-            return self.stepper.advance(before, force_before, force_after, scale)
-        except RuntimeError as error:
-            raise _failed(n, dt, "its equations could not be solved") from error
-
-    def _checked(self, n: int, dt: float, function: Any) -> FloatArray:
-        values = self.stepper.d.gather(function.vector())
-        if not np.isfinite(values).all():
-            raise _failed(n, dt, "the state is not finite")
-        return values
 
     def adjoint(self, weights: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """The gradients of Σ weights · observed by coefficients [k], initial state [J] and force [K, J]. Collective.
@@ -162,9 +152,3 @@ def _failed(n: int, dt: float, what: str) -> WorkError:
         f"The trajectory failed in step {n + 1}, {(n + 1) * dt:.4g} after its start: {what}.",
         "Take smaller time steps, or narrower priors of the coefficients and the force.",
     )
-
-
-def _scipy(matrix: Csr) -> Any:
-    from scipy.sparse import csr_array
-
-    return csr_array((matrix.data, matrix.indices, matrix.indptr), shape=matrix.shape)

@@ -5,9 +5,10 @@ If the form is affine in the state, the force and its coefficients, its operator
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,26 @@ import numpy as np
 
 from distlfm.config import nearest
 from distlfm.equations import Equation
+from distlfm.equations.base import EquationRef
 from distlfm.errors import DistlfmError, UsageError
 from distlfm.optional import import_file
-from distlfm.solvers.fem.spec import EquationRef
+
+
+@contextlib.contextmanager
+def blame(what: str, fix: str) -> Iterator[None]:
+    """Turn whatever the user's own code raises in here into a UsageError whose cause begins with `what`."""
+    try:
+        yield
+    except DistlfmError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{what}: {type(error).__name__}: {error}.", fix) from error
 
 
 def load_equation(ref: EquationRef) -> Equation:
-    """An instance of the class; whatever the user's own code raises becomes a sentence that names it."""
-    try:
+    """An instance of the class."""
+    place = f"{ref.module!r}" if ref.file is None else f"{ref.module!r} ({ref.file})"
+    with blame(f"The plugin {place} cannot be used", "Mend it, and run again."):
         module = sys.modules.get(ref.module) or _import(ref.module, ref.file)
         found = getattr(module, ref.name, None)
         if found is None:
@@ -32,13 +45,6 @@ def load_equation(ref: EquationRef) -> Equation:
             raise UsageError(f"{ref.name} of {ref.module} is not an Equation.", "Derive it from distlfm's Equation.")
         equation: Equation = found()
         return equation
-    except DistlfmError:
-        raise
-    except Exception as error:
-        place = f"{ref.module!r}" if ref.file is None else f"{ref.module!r} ({ref.file})"
-        raise UsageError(
-            f"The plugin {place} cannot be used: {type(error).__name__}: {error}.", "Mend it, and run again."
-        ) from error
 
 
 def _is_equation(value: Any) -> bool:
@@ -67,42 +73,30 @@ def weak_form(equation: Equation, y: Any, v: Any, f: Any, p: dict[str, Any]) -> 
     from ufl.algorithms.check_arities import ArityMismatch, check_form_arity
     from ufl.algorithms.remove_complex_nodes import remove_complex_nodes
 
-    called = type(equation).__name__
-    try:
+    called = f"The form of {type(equation).__name__}"
+    with blame(f"{called} cannot be built", "Mend its method `form`."):
         form = equation.form(y, v, f, NamedCoefficients(p))
-    except DistlfmError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"The form of {called} cannot be built: {type(error).__name__}: {error}.", "Mend its method `form`."
-        ) from error
     if not isinstance(form, ufl.Form):
-        raise UsageError(
-            f"The form of {called} is not a UFL form but {type(form).__name__}.",
-            "Integrate over the domain: return (…) * v * dx.",
-        )
+        fix = "Integrate over the domain: return (…) * v * dx."
+        raise UsageError(f"{called} is not a UFL form but {type(form).__name__}.", fix)
     if form.empty():
-        raise UsageError(f"The form of {called} is empty.", "It must use y, v and f.")
+        raise UsageError(f"{called} is empty.", "It must use y, v and f.")
     if v not in form.arguments():
-        raise UsageError(
-            f"The form of {called} does not use the test function v.", "Multiply each term by v or grad(v)."
-        )
+        raise UsageError(f"{called} does not use the test function v.", "Multiply each term by v or grad(v).")
     try:
         check_form_arity(remove_complex_nodes(expand_derivatives(form)), form.arguments())
     except (ArityMismatch, NotImplementedError):  # the latter comes from UFL's own wording of the former
-        raise UsageError(
-            f"The form of {called} is not linear in the test function v.", "Each term has v or grad(v) exactly once."
-        ) from None
+        fix = "Each term has v or grad(v) exactly once."
+        raise UsageError(f"{called} is not linear in the test function v.", fix) from None
     used = form.coefficients()
     if f not in used:
-        raise UsageError(f"The form of {called} does not use the force f.", "Without it there is nothing to infer.")
+        raise UsageError(f"{called} does not use the force f.", "Without it there is nothing to infer.")
     if y not in used:
-        raise UsageError(f"The form of {called} does not use the state y.", "Add the term that y is in.")
-    unused = [name for name, constant in p.items() if constant not in used]
+        raise UsageError(f"{called} does not use the state y.", "Add the term that y is in.")
+    unused = [repr(name) for name, constant in p.items() if constant not in used]
     if unused:
         raise UsageError(
-            f"The form of {called} does not use its coefficient{'s' if len(unused) > 1 else ''} "
-            f"{', '.join(repr(name) for name in unused)}.",
+            f"{called} does not use its coefficient{'s' if len(unused) > 1 else ''} {', '.join(unused)}.",
             "Use it in the form, or remove it from `coefficients`.",
         )
     return form
@@ -131,7 +125,7 @@ def nonlinear_in(form: Any, y: Any, f: Any) -> str:
     return ""
 
 
-def nonlinear_in_coefficients(equation: Equation, dims: int, degree: int, values: Mapping[str, float]) -> str:
+def nonlinear_in_coefficients(equation: Equation, dims: int, degree: int, names: Sequence[str]) -> str:
     """A sentence if the form, affine in y and f, is not affine in its coefficients.
 
     Found on a mesh of a few cells, for it does not depend on the mesh: in the form's derivatives, and in its values at
@@ -139,12 +133,11 @@ def nonlinear_in_coefficients(equation: Equation, dims: int, degree: int, values
     """
     import dolfin
 
-    mesh = (dolfin.UnitIntervalMesh, dolfin.UnitSquareMesh, dolfin.UnitCubeMesh)[dims - 1](
-        dolfin.MPI.comm_self, *([2] * dims)
-    )
+    make = (dolfin.UnitIntervalMesh, dolfin.UnitSquareMesh, dolfin.UnitCubeMesh)[dims - 1]
+    mesh = make(dolfin.MPI.comm_self, *([2] * dims))
     space = dolfin.FunctionSpace(mesh, "P", degree)
     y, f, v = dolfin.Function(space), dolfin.Function(space), dolfin.TestFunction(space)
-    constants = {name: dolfin.Constant(0.0) for name in values}
+    constants = {name: dolfin.Constant(0.0) for name in names}
     form = equation.form(y, v, f, constants)
     if _bends(form, set(constants.values())):
         return NOT_AFFINE
@@ -157,12 +150,11 @@ def nonlinear_in_coefficients(equation: Equation, dims: int, degree: int, values
         assembled = [dolfin.assemble(part) for part in parts]
         return [part.array().ravel() for part in assembled[:2]] + [assembled[2].get_local()]
 
-    unit = np.eye(len(values))
-    zero = at(np.zeros(len(values)))
-    slopes = [[moved - still for moved, still in zip(at(row), zero, strict=True)] for row in unit]
+    zero = at(np.zeros(len(names)))
+    slopes = [[moved - still for moved, still in zip(at(row), zero, strict=True)] for row in np.eye(len(names))]
     generator = np.random.default_rng(0)
     for scale in PROBED:
-        point = scale * generator.uniform(0.5, 1.5, len(values)) * generator.choice([-1.0, 1.0], len(values))
+        point = scale * generator.uniform(0.5, 1.5, len(names)) * generator.choice([-1.0, 1.0], len(names))
         for i, real in enumerate(at(point)):
             combined = zero[i] + sum(weight * slope[i] for weight, slope in zip(point, slopes, strict=True))
             # Not `>`: values that are not a number, from a division by a coefficient of zero, are not affine either.

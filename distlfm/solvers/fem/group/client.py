@@ -10,17 +10,17 @@ import itertools
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
-from scipy.sparse import csr_array
 
 from distlfm.config import Config
+from distlfm.equations.base import ProblemSpec
 from distlfm.errors import UsageError
 from distlfm.solvers.fem.group.owner import Group
 from distlfm.solvers.fem.group.wire import Array
-from distlfm.solvers.fem.spec import Csr, FloatArray, IntArray, ProblemSpec
+from distlfm.solvers.fem.spec import Arrays, Csr, FloatArray, IntArray, pack_csr
 from distlfm.solvers.field.scheme import CRANK_NICOLSON, Scheme
 
 LARGEST_FACTORED = 200_000
@@ -52,8 +52,8 @@ class RunId:
 
 
 @dataclass(frozen=True)
-class Gradients:
-    """Of a weighted sum of what was observed. theta: by name; initial: [S, J]; force: [S, K, J]."""
+class WeightedGradients:
+    """Derivatives of a weighted sum of what was observed. theta: by name; initial: [S, J]; force: [S, K, J]."""
 
     theta: Mapping[str, float]
     initial: FloatArray
@@ -72,10 +72,6 @@ class PartitionedSolver:
         self._key = f"partitioned-{next(_keys)}"
         weakref.finalize(self, group.later, "petsc_close", {"key": self._key}).atexit = False
         self._generation = -1
-        self._owned: list[IntArray] = []
-        self._places: IntArray = np.zeros(0, dtype=np.int64)
-        self.names: tuple[str, ...] = ()
-        self.symmetric = False
         self._settle()
 
     @property
@@ -98,7 +94,7 @@ class PartitionedSolver:
         force: FloatArray,
         dt: float,
         num_steps: int,
-        observe: csr_array[Any] | Csr,
+        observe: Csr,
         *,
         driven: bool = True,
         keep_states: bool = True,
@@ -112,23 +108,16 @@ class PartitionedSolver:
         """
         self._settle()
         self._check(theta, initial, force, dt, num_steps)
-        matrix = _to_scipy(observe)
-        if matrix.shape[1] != self.num_nodes:
-            raise UsageError(f"The observations are of {matrix.shape[1]} nodes, not {self.num_nodes}.", "Give [O, J].")
-        by_column = matrix.tocsc()
+        if observe.shape[1] != self.num_nodes:
+            raise UsageError(f"The observations are of {observe.shape[1]} nodes, not {self.num_nodes}.", "Give [O, J].")
+        by_column = Csr(observe.astype(np.float64)).tocsc()
         rows: list[IntArray] = []
-        arrays: list[dict[str, Any]] = []
+        arrays: list[Arrays] = []
         for owned in self._owned:
-            part = csr_array(by_column[:, owned])
+            part = Csr(by_column[:, owned])
             seen = np.flatnonzero(np.diff(part.indptr))
-            part = csr_array(part[seen])
             rows.append(seen)
-            own: dict[str, Any] = {
-                "force": np.take(force, owned, axis=2),
-                "observe/data": part.data.astype(np.float64),
-                "observe/indices": part.indices.astype(np.int64),
-                "observe/indptr": part.indptr.astype(np.int64),
-            }
+            own = {"force": np.take(force, owned, axis=2), **pack_csr("observe", Csr(part[seen]))}
             if initial is not None:
                 own["initial"] = np.take(initial, owned, axis=1)
             arrays.append(own)
@@ -143,12 +132,12 @@ class PartitionedSolver:
             "scheme": vars(scheme),
         }
         replies = self._group.call("petsc_forward", header, arrays)
-        observed = np.zeros((len(force), num_steps + 1, matrix.shape[0]))
+        observed = np.zeros((len(force), num_steps + 1, observe.shape[0]))
         for seen, reply in zip(rows, replies, strict=True):
             observed[:, :, seen] += reply.arrays["observed"]
         return observed, RunId(int(replies[0].header["run"]), self._generation, tuple(rows), observed.shape)
 
-    def adjoint(self, run: RunId, weights: FloatArray) -> Gradients:
+    def adjoint(self, run: RunId, weights: FloatArray) -> WeightedGradients:
         """The gradients of Σ weights · observed, weights [S, N + 1, O]. The run can be used again, until `drop`."""
         self._group.check(run.generation)
         if weights.shape != run.shape:
@@ -159,7 +148,7 @@ class PartitionedSolver:
         replies = self._group.call("petsc_adjoint", header, [{"weights": weights[:, :, seen]} for seen in run.rows])
         theta = np.sum([reply.arrays["theta"] for reply in replies], axis=0)
         initial, force = (self._whole([reply.arrays[name] for reply in replies]) for name in ("initial", "force"))
-        return Gradients(dict(zip(self.names, map(float, theta), strict=True)), initial, force)
+        return WeightedGradients(dict(zip(self.names, map(float, theta), strict=True)), initial, force)
 
     def _whole(self, parts: list[Array]) -> FloatArray:
         """[…, J] from the ranks' parts [… , J_r]."""
@@ -187,9 +176,9 @@ class PartitionedSolver:
             return
         header = {"key": self._key, "spec": self._spec.model_dump(mode="json")}
         replies = self._group.call("petsc_open", header)
-        self.names = tuple(replies[0].header["names"])
+        self.names: tuple[str, ...] = tuple(replies[0].header["names"])
         self.symmetric = bool(replies[0].header["symmetric"])
-        self._owned = [np.asarray(reply.arrays["owned"]) for reply in replies]
+        self._owned: list[IntArray] = [np.asarray(reply.arrays["owned"]) for reply in replies]
         self._places = np.argsort(np.concatenate(self._owned))
         self._generation = self._group.generation
 
@@ -211,9 +200,3 @@ class PartitionedSolver:
             raise UsageError(
                 f"The initial state has the shape {initial.shape}.", f"It is {(len(force), self.num_nodes)}."
             )
-
-
-def _to_scipy(matrix: csr_array[Any] | Csr) -> csr_array[Any]:
-    if isinstance(matrix, Csr):
-        return csr_array((matrix.data, matrix.indices, matrix.indptr), shape=matrix.shape)
-    return csr_array(matrix)

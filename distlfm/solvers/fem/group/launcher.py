@@ -39,7 +39,7 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """A way to start ranks: the command before the rank's own, its environment, and how the secret gets there.
 
     `mpirun` gives its standard input to one rank only: the secret is then a file that only this user can read, in a
@@ -65,17 +65,17 @@ class Plan:
         return self.kind != "mpirun"
 
 
-def plan_launch(ranks: int, launcher: LauncherName, environment: Mapping[str, str]) -> Plan:
-    """How to start so many ranks. `auto`: one without a launcher, several as the environment asks for; otherwise by
+def plan_launch(ranks: int, launcher: LauncherName, environment: Mapping[str, str]) -> LaunchPlan:
+    """How to start `ranks` processes. `auto`: one without a launcher, several as the environment asks for; otherwise by
     mpirun, and by srun, inside a Slurm job of several nodes, when they are more than this node's cores."""
     kind = launcher
     if kind == "auto":
         spread = int(environment.get("SLURM_JOB_NUM_NODES", "1")) > 1 and ranks > len(os.sched_getaffinity(0))
-        kind = "python" if ranks == 1 else _asked(environment) or ("srun" if spread else "mpirun")
+        kind = "python" if ranks == 1 else _launcher_setting(environment) or ("srun" if spread else "mpirun")
     if kind == "python":
         if ranks != 1:
             raise UsageError(f"Without a launcher there is one rank, not {ranks}.", "Use mpirun or srun.")
-        return Plan("python", (), scrubbed_mpi_environment(environment) | SINGLETON_SETTINGS)
+        return LaunchPlan("python", (), scrubbed_mpi_environment(environment) | SINGLETON_SETTINGS)
     if kind == "mpirun":
         found = shutil.which("mpirun", path=environment.get("PATH"))
         if found is None:
@@ -83,7 +83,7 @@ def plan_launch(ranks: int, launcher: LauncherName, environment: Mapping[str, st
                 "mpirun, which starts helper groups of several ranks, is not on the PATH.",
                 f"Install it with: {install_line('fem')}; `distlfm doctor` says what else is missing.",
             )
-        return Plan("mpirun", (found, "-n", str(ranks)), scrubbed_mpi_environment(environment))
+        return LaunchPlan("mpirun", (found, "-n", str(ranks)), scrubbed_mpi_environment(environment))
     if "SLURM_JOB_ID" not in environment:
         raise UsageError(
             "srun can start a helper group only inside a Slurm job.", "Submit the run as a job, or use mpirun."
@@ -93,10 +93,10 @@ def plan_launch(ranks: int, launcher: LauncherName, environment: Mapping[str, st
         raise cannot_start(["srun"], FileNotFoundError(2, "it is not on the PATH"))
     # --overlap: the job's cores are already given to the step that this process runs in.
     prefix = (found, "--overlap", "--mpi=pmix", "--label", "--kill-on-bad-exit=1", "-n", str(ranks))
-    return Plan("srun", prefix, scrubbed_mpi_environment(environment, local=False))
+    return LaunchPlan("srun", prefix, scrubbed_mpi_environment(environment, local=False))
 
 
-def _asked(environment: Mapping[str, str]) -> LauncherName | None:
+def _launcher_setting(environment: Mapping[str, str]) -> LauncherName | None:
     name = environment.get(LAUNCHER, "")
     if name not in ("", "mpirun", "srun"):
         raise UsageError(f"{LAUNCHER} is {name!r}.", "Set it to mpirun or srun, or leave it out.")
@@ -111,10 +111,10 @@ def reachable_address(environment: Mapping[str, str]) -> str:
     return found if interface or found != LOOPBACK else socket.gethostbyname(socket.gethostname())
 
 
-class Job:
+class LaunchedRanks:
     """The launcher's process and, in the session it leads, those of the ranks on this machine."""
 
-    def __init__(self, plan: Plan, arguments: Sequence[str], secret: bytes, directory: Path) -> None:
+    def __init__(self, plan: LaunchPlan, arguments: Sequence[str], secret: bytes, directory: Path) -> None:
         self.plan = plan
         self.directory = directory
         self.names: set[str] = set()
@@ -124,9 +124,8 @@ class Job:
             given = ["--secret", "-"]
         else:
             given = ["--secret", str(secret_file)]
-            descriptor = os.open(secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(secret.hex())
+            secret_file.touch(0o600, exist_ok=False)
+            secret_file.write_text(secret.hex())
         if plan.local:
             given += ["--logs", str(directory)]
         # -P: a file of the working directory must not pass for one of ours.
@@ -145,20 +144,14 @@ class Job:
                 self.process.stdin.write(secret.hex().encode())
                 self.process.stdin.close()
 
-    def all_there(self) -> None:
-        """Every rank has the secret: no file needs to hold it any longer."""
-        (self.directory / "secret").unlink(missing_ok=True)
-
     def ended(self) -> bool:
         return self.process.poll() is not None
 
     def wait(self, seconds: float) -> bool:
-        """Whether the launcher ended within so many seconds."""
-        try:
+        """Wait for at most `seconds`, and return whether the launcher ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+        return self.ended()
 
     def end(self) -> None:
         """End all processes of the job, first asked, then killed, and remove their files."""

@@ -15,14 +15,13 @@ import selectors
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from distlfm.errors import DistlfmError, MissingExtra, UsageError, WorkError
 from distlfm.solvers.fem.group.launcher import LauncherName
-from distlfm.solvers.fem.group.starting import Running, Settings, TransportName, start_ranks
+from distlfm.solvers.fem.group.starting import RunningGroup, Settings, TransportName, start_ranks
 from distlfm.solvers.fem.group.wire import Array, Message, PeerGone, WireError
 
 Arrays = Mapping[str, Array]
@@ -46,27 +45,6 @@ class Reply:
     arrays: Arrays
 
 
-class Remembered:
-    """Requests in the order in which they were made. `forget` does not wait: it is safe in destructors too."""
-
-    def __init__(self) -> None:
-        self._requests: list[Request] = []
-        self._forgotten: collections.deque[str] = collections.deque()
-
-    def add(self, request: Request) -> None:
-        self._requests = [*self, request]
-
-    def forget(self, key: str) -> None:
-        """Leave out those whose header has this `key`."""
-        self._forgotten.append(key)
-
-    def __iter__(self) -> Iterator[Request]:
-        while self._forgotten:
-            key = self._forgotten.popleft()
-            self._requests = [one for one in self._requests if one.header.get("key") != key]
-        return iter(self._requests)
-
-
 START_SECONDS = 60.0
 GRACE_SECONDS = 15.0
 """How long the other ranks may be silent after one has failed."""
@@ -86,13 +64,14 @@ class Group:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.RLock()
-        self._remembered = Remembered()
+        self._openings: list[Request] = []
+        self._forgotten: collections.deque[str] = collections.deque()
         self._lost: set[str] = set()
         self.before_restart: Callable[[], None] = lambda: None
         """Lets go of problems that are only cached, so that the new ranks need not open them."""
         self._deferred: collections.deque[Request] = collections.deque()
         self._asking = False
-        self._running: Running | None = None
+        self._running: RunningGroup | None = None
         self.generation = 0
         """How often the group was started: what ranks held in an earlier generation is gone."""
         self._finalizer: weakref.finalize[[], Group] | None = None
@@ -139,9 +118,7 @@ class Group:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def call(
@@ -161,13 +138,12 @@ class Group:
         there after `timeout` seconds, or if one rank fails while the others wait for it, the group is ended, a
         WorkError says so, and `restart` begins anew.
         """
-        given = {} if arrays is None else arrays
-        opening = Request(verb, {} if header is None else header, given)
+        opening = Request(verb, header or {}, {} if arrays is None else arrays)
         with self._lock:
             self._find_again(opening.header.get("key"))
             replies = self._ask(opening, timeout)
             if remember:
-                self._remembered.add(opening)
+                self._openings = [*self._remembered(), opening]
         return replies
 
     def later(self, verb: str, header: Mapping[str, Any]) -> None:
@@ -176,13 +152,20 @@ class Group:
 
     def forget(self, key: str) -> None:
         """Requests whose header has this `key` are not asked again after a `restart`. Safe anywhere, as `later` is."""
-        self._remembered.forget(key)
+        self._forgotten.append(key)
+
+    def _remembered(self) -> list[Request]:
+        """What would be asked again after a `restart`, in the order in which it was first asked."""
+        while self._forgotten:
+            key = self._forgotten.popleft()
+            self._openings = [one for one in self._openings if one.header.get("key") != key]
+        return self._openings
 
     @property
     def holds(self) -> int:
         """How many requests would be asked again after a `restart`."""
         with self._lock:
-            return len(list(self._remembered))
+            return len(self._remembered())
 
     def restart(self) -> None:
         """End what is left of the group, start it anew, and ask again what was to be remembered.
@@ -196,7 +179,7 @@ class Group:
             while True:
                 self._finish()
                 self._begin()
-                if all(self._repeat(opening) for opening in self._remembered):
+                if all(self._repeat(opening) for opening in self._remembered()):
                     return
 
     def _repeat(self, opening: Request) -> bool:
@@ -217,7 +200,7 @@ class Group:
         """Ask once more for what a restart could not bring back."""
         if key not in self._lost:
             return
-        for opening in self._remembered:
+        for opening in self._remembered():
             if opening.header.get("key") == key:
                 try:
                     self._ask(opening, None)
@@ -286,10 +269,10 @@ class Group:
         finally:
             self._asking = False
 
-    def _exchange(self, running: Running, request: Request, deadline: float | None) -> list[Reply]:
+    def _exchange(self, running: RunningGroup, request: Request, deadline: float | None) -> list[Reply]:
         arrays = request.arrays
         if not isinstance(arrays, Mapping) and len(arrays) != self.ranks:
-            raise UsageError(f"There are arrays for {len(arrays)} ranks, and {self.ranks} ranks.", "Give one a rank.")
+            raise UsageError(f"There are arrays for {len(arrays)} ranks, and {self.ranks} ranks.", "Give one per rank.")
         answers: dict[int, Message] = {}
         rank = 0
         try:
@@ -298,7 +281,7 @@ class Group:
                 channel.send(Message({"verb": request.verb, "header": request.header}, own), deadline)
             self._collect(running, request.verb, deadline, answers)
         except _RankGone as gone:
-            self._bury(running, gone.rank, request.verb)
+            self._bury(running, gone.args[0], request.verb)
         except PeerGone:
             self._bury(running, rank, request.verb)
         except TimeoutError:
@@ -316,7 +299,7 @@ class Group:
             self._raise(failed, request.verb, [number for number in range(self.ranks) if number not in answers])
         return [Reply(number, answers[number].header["header"], answers[number].arrays) for number in sorted(answers)]
 
-    def _collect(self, running: Running, verb: str, deadline: float | None, answers: dict[int, Message]) -> None:
+    def _collect(self, running: RunningGroup, verb: str, deadline: float | None, answers: dict[int, Message]) -> None:
         """Read the answers; returns early if a rank failed and the others stay silent."""
         patience: float | None = None
         with selectors.DefaultSelector() as selector:
@@ -357,10 +340,10 @@ class Group:
         cause = error["cause"] if len(failed) == self.ranks else f"Rank {first} of the helper group: {error['cause']}"
         raise kind(cause, error["fix"])
 
-    def _bury(self, running: Running, rank: int, verb: str) -> NoReturn:
+    def _bury(self, running: RunningGroup, rank: int, verb: str) -> NoReturn:
         running.job.wait(2.0)  # for the launcher's own account of it
-        told, how = running.job.fate()
-        who = rank if told is None else told
+        ended, how = running.job.fate()
+        who = rank if ended is None else ended
         words = running.job.last_words(who)
         self._finish()
         raise WorkError(
@@ -371,9 +354,7 @@ class Group:
 
 
 class _RankGone(Exception):
-    def __init__(self, rank: int) -> None:
-        super().__init__(rank)
-        self.rank = rank
+    """Its argument is the number of the rank."""
 
 
 def _named(ranks: Sequence[int]) -> str:

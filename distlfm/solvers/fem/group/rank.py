@@ -65,33 +65,24 @@ def main() -> None:
 
 def own_number() -> int:
     """The rank's number, from what the launcher left in the environment: MPI itself is not loaded yet."""
-    for name in RANK_VARIABLES:
-        if name in os.environ:
-            return int(os.environ[name])
-    return 0
+    return next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), 0)
 
 
 def serve(channel: Channel, service: str) -> None:
     """Answer requests until the owner asks to stop, or is gone."""
     session: dict[str, Any] = {}
-    while True:
-        try:
-            request = channel.receive()
-        except PeerGone:
-            _leave(OWNER_LOST)
-        verb = request.header["verb"]
-        if verb == "shutdown":
-            channel.send(Message({"ok": True}))
-            return
-        with _ended_with(channel):
-            answer = _answer(session, service, verb, request)
-        try:
+    try:
+        while (request := channel.receive()).header["verb"] != "shutdown":
+            with _ended_with(channel):
+                answer = _answer(session, service, request)
             channel.send(answer)
-        except PeerGone:
-            _leave(OWNER_LOST)
+        channel.send(Message({"ok": True}))
+    except PeerGone:
+        _leave(OWNER_LOST)
 
 
-def _answer(session: dict[str, Any], service: str, verb: str, request: Message) -> Message:
+def _answer(session: dict[str, Any], service: str, request: Message) -> Message:
+    verb = request.header["verb"]
     try:
         if verb == "ping":
             return Message({"ok": True, "header": request.header.get("header", {})}, request.arrays)
@@ -126,8 +117,8 @@ def _described(error: Exception) -> dict[str, str]:
         fix = f"Install it with: {install_line('fem')}"
         return {"kind": "MissingExtra", "cause": f"{error.name} is not installed.", "fix": fix}
     lines = [line.strip("* \t") for line in str(error).splitlines()]
-    told = [line.partition(":")[2].strip() for line in lines if line.startswith(("Error:", "Reason:"))]
-    cause = " ".join(told) or " ".join(line for line in lines if line)
+    reasons = [line.partition(":")[2].strip() for line in lines if line.startswith(("Error:", "Reason:"))]
+    cause = " ".join(reasons) or " ".join(line for line in lines if line)
     return {"kind": "WorkError", "cause": f"{type(error).__name__}: {cause}", "fix": ""}
 
 
@@ -170,12 +161,9 @@ def _dial(address: str) -> socket.socket:
 def _read_secret(place: str) -> bytes:
     if place != "-":
         return bytes.fromhex(Path(place).read_text())
-    text = b""
-    while len(text) < 2 * SECRET_BYTES:
-        more = os.read(0, 2 * SECRET_BYTES - len(text))
-        if not more:
-            raise SystemExit("the owner went before it gave the group's secret")
-        text += more
+    text = sys.stdin.buffer.read(2 * SECRET_BYTES)
+    if len(text) < 2 * SECRET_BYTES:
+        raise SystemExit("the owner went before it gave the group's secret")
     return bytes.fromhex(text.decode())
 
 

@@ -6,6 +6,8 @@ has, rank 0 alone sends them.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,17 +15,18 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from distlfm.equations.base import ProblemSpec
 from distlfm.errors import UsageError, WorkError
-from distlfm.solvers.fem.forms.collective import on_root
+from distlfm.solvers.fem.forms.collective import on_root, on_root_concatenated
 from distlfm.solvers.fem.forms.discretise import Discretisation, discretise
 from distlfm.solvers.fem.forms.evaluate import FormDerivatives, interpolation
 from distlfm.solvers.fem.forms.mesh_files import count_nodes, read_mesh
-from distlfm.solvers.fem.forms.operators import assemble_operators, cells_on_root, fixed_nodes
+from distlfm.solvers.fem.forms.operators import assemble_operators, fixed_nodes, joined_cells
 from distlfm.solvers.fem.forms.steppers import CachedStepper
 from distlfm.solvers.fem.forms.taped import TapedTrajectory
 from distlfm.solvers.fem.group import partitioned_service
 from distlfm.solvers.fem.group.partitioned_service import WHOLE, Answer, Arrays, Header, Session, Verb, forget, held
-from distlfm.solvers.fem.spec import ProblemSpec, pack_csr, pack_operators, unpack_csr
+from distlfm.solvers.fem.spec import pack_csr, pack_operators, unpack_csr
 from distlfm.solvers.field.scheme import Scheme, scheme_in
 
 
@@ -36,7 +39,7 @@ class Recording:
 
 
 @dataclass
-class Problem:
+class OpenProblem:
     """What a rank holds of one problem."""
 
     discretisation: Discretisation
@@ -46,13 +49,12 @@ class Problem:
     num_recordings: int = 0
 
 
-def open_problem(session: Session, header: Header, arrays: Arrays) -> Answer:
+def open_problem(session: Session, header: Header, _: Arrays) -> Answer:
     """`open` {key, spec}: put a problem on its mesh and keep it under the key.
 
     Answers {affine, linear, reason, num_nodes, num_cells, dims, coefficients, boundaries, lower, upper, ranks} and
     nodes [J, d], cells [C, d + 1], fixed [F], fixed_values [F].
     """
-    del arrays
     from mpi4py import MPI
 
     try:
@@ -60,7 +62,7 @@ def open_problem(session: Session, header: Header, arrays: Arrays) -> Answer:
     except ValidationError as error:
         raise UsageError(f"The problem cannot be read: {error.errors()[0]['msg']}.") from None
     d = discretise(spec, MPI.COMM_WORLD)
-    session.setdefault(WHOLE, {})[header["key"]] = Problem(d)
+    session.setdefault(WHOLE, {})[header["key"]] = OpenProblem(d)
     about = {
         "affine": d.affine,
         "linear": d.linear,
@@ -74,21 +76,19 @@ def open_problem(session: Session, header: Header, arrays: Arrays) -> Answer:
         "upper": d.domain.upper.tolist(),
         "ranks": d.comm.size,
     }
-    return about, _from_root(d, {"nodes": d.nodes, "cells": cells_on_root(d), **fixed_nodes(d)})
+    return about, _from_root(d, {"nodes": d.nodes, "cells": joined_cells(d, on_root_concatenated), **fixed_nodes(d)})
 
 
-def count_mesh(session: Session, header: Header, arrays: Arrays) -> Answer:
+def count_mesh(_session: Session, header: Header, _: Arrays) -> Answer:
     """`count` {mesh, degree}: the number of nodes {num_nodes} that a mesh from a file has. Nothing is kept."""
-    del session, arrays
     from mpi4py import MPI
 
     path = Path(header["mesh"]["path"])
     return {"num_nodes": on_root(MPI.COMM_WORLD, lambda: count_nodes(read_mesh(path), header["degree"]))}, {}
 
 
-def assemble(session: Session, header: Header, arrays: Arrays) -> Answer:
+def assemble(session: Session, header: Header, _: Arrays) -> Answer:
     """`assemble` {key}: the operators of an affine problem, to be unpacked by `unpack_operators`."""
-    del arrays
     d = _opened(session, header).discretisation
     return {}, _from_root(d, pack_operators(assemble_operators(d)))
 
@@ -109,7 +109,7 @@ def taped_forward(session: Session, header: Header, arrays: Arrays) -> Answer:
     """
     problem = _opened(session, header)
     d = problem.discretisation
-    scheme = scheme_in(header)
+    scheme, keep = scheme_in(header), header.get("keep", True)
     if scheme not in problem.steppers:
         problem.steppers[scheme] = CachedStepper(d, scheme)
     stepper = problem.steppers[scheme]
@@ -124,19 +124,18 @@ def taped_forward(session: Session, header: Header, arrays: Arrays) -> Answer:
     for a, values in enumerate(theta):
         recorded.append([])
         for s in range(initial.shape[1]):
-            trajectory: TapedTrajectory | None = TapedTrajectory(stepper)
-            assert trajectory is not None
+            trajectory = TapedTrajectory(stepper)
             try:
                 given = dict(zip(d.coefficients, values.tolist(), strict=True))
                 observed[a, s] = trajectory.forward(given, initial[a, s], force[a, s], dt, num_steps, observe)
+                recorded[a].append(trajectory)
             except WorkError as error:
                 failures.append({"index": [a, s], "cause": error.cause, "fix": error.fix})
-                trajectory = None
-            if trajectory is not None and not header.get("keep", True):
+                recorded[a].append(None)
+            if not keep:
                 trajectory.clear()
-            recorded[a].append(trajectory)
     run = None
-    if header.get("keep", True):
+    if keep:
         problem.num_recordings += 1
         run = problem.num_recordings
         problem.recordings[run] = Recording(recorded, force.shape[2])
@@ -166,21 +165,18 @@ def taped_adjoint(session: Session, header: Header, arrays: Arrays) -> Answer:
     return {}, _from_root(d, {"theta": by_theta, "initial": by_initial, "force": by_force})
 
 
-def taped_drop(session: Session, header: Header, arrays: Arrays) -> Answer:
+def taped_drop(session: Session, header: Header, _: Arrays) -> Answer:
     """`taped_drop` {key, runs}: forget these recordings."""
-    del arrays
-    problem = _opened(session, header)
-    for run in header["runs"]:
-        recording = problem.recordings.pop(run, None)
-        for row in recording.trajectories if recording is not None else ():
-            for trajectory in row:
-                if trajectory is not None:
-                    trajectory.clear()
+    recordings = _opened(session, header).recordings
+    for recording in [recordings.pop(run) for run in header["runs"] if run in recordings]:
+        for trajectory in itertools.chain.from_iterable(recording.trajectories):
+            if trajectory is not None:
+                trajectory.clear()
     return {}, {}
 
 
 def linearise(session: Session, header: Header, arrays: Arrays) -> Answer:
-    """`linearise` {key}: the weak form and its first derivatives, as `Derivatives` describes them. Nothing is solved.
+    """`linearise` {key}: the weak form and its derivatives, as `FormDerivatives.at` gives them. Nothing is solved.
 
     Arrays: theta [k] in the order of `coefficients`; states [n, J]; force [n, J].
     """
@@ -194,17 +190,11 @@ def linearise(session: Session, header: Header, arrays: Arrays) -> Answer:
             "They are [k], [n, J] and [n, J].",
         )
     problem.derivatives = problem.derivatives or FormDerivatives(d)
-    return {}, _from_root(d, vars(problem.derivatives.at(theta, states, force)))
+    return {}, _from_root(d, problem.derivatives.at(theta, states, force))
 
 
-def close_problem(session: Session, header: Header, arrays: Arrays) -> Answer:
-    """`close` {key}: forget a problem and all that was recorded of it."""
-    del arrays
-    return forget(session, WHOLE, header)
-
-
-def _opened(session: Session, header: Header) -> Problem:
-    return held(session, WHOLE, header, Problem)
+def _opened(session: Session, header: Header) -> OpenProblem:
+    return held(session, WHOLE, header, OpenProblem)
 
 
 def _from_root(d: Discretisation, arrays: dict[str, Any]) -> Arrays:
@@ -213,15 +203,8 @@ def _from_root(d: Discretisation, arrays: dict[str, Any]) -> Arrays:
 
 def _check_shapes(d: Discretisation, theta: Any, initial: Any, force: Any, num_steps: int, dt: float) -> None:
     batch = initial.shape[:2]
-    fits = (
-        theta.shape == (batch[0], len(d.coefficients))
-        and initial.shape == (*batch, d.num_nodes)
-        and force.ndim == 4
-        and force.shape[:2] == batch
-        and force.shape[3] == d.num_nodes
-        and force.shape[2] <= num_steps + 1
-    )
-    if not fits:
+    expected = (batch[0], len(d.coefficients)), (*batch, d.num_nodes), (*batch, *force.shape[2:3], d.num_nodes)
+    if (theta.shape, initial.shape, force.shape) != expected or force.shape[2] > num_steps + 1:
         raise UsageError(
             f"theta {theta.shape}, initial {initial.shape} and force {force.shape} do not fit {d.num_nodes} nodes, "
             f"{len(d.coefficients)} coefficients and {num_steps} steps.",
@@ -240,6 +223,6 @@ VERBS: dict[str, Verb] = {
     "taped_adjoint": taped_adjoint,
     "taped_drop": taped_drop,
     "linearise": linearise,
-    "close": close_problem,
+    "close": functools.partial(forget, WHOLE),
     **partitioned_service.VERBS,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import shutil
 import socket
 import tempfile
 import threading
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from distlfm.errors import StartError, UsageError
-from distlfm.solvers.fem.group.launcher import Job, LauncherName, plan_launch, reachable_address
+from distlfm.solvers.fem.group.launcher import LaunchedRanks, LauncherName, plan_launch, reachable_address
 from distlfm.solvers.fem.group.wire import Channel, WireError, admit_rank, new_secret, tune
 
 HELLO_SECONDS = 5.0
@@ -39,10 +40,10 @@ class Settings:
 
 
 @dataclass(eq=False)
-class Running:
+class RunningGroup:
     """The processes of a group and the connections to them. It outlives no owner."""
 
-    job: Job
+    job: LaunchedRanks
     channels: list[Channel]
     about: list[Mapping[str, Any]]
     owner: int = field(default_factory=os.getpid)
@@ -59,7 +60,7 @@ class Running:
 
 
 # A fork of the owner that kept the connections would keep the ranks alive after the owner's death.
-_RUNNING: weakref.WeakSet[Running] = weakref.WeakSet()
+_RUNNING: weakref.WeakSet[RunningGroup] = weakref.WeakSet()
 
 
 def _drop_in_fork() -> None:
@@ -70,7 +71,7 @@ def _drop_in_fork() -> None:
 os.register_at_fork(after_in_child=_drop_in_fork)
 
 
-def start_ranks(settings: Settings) -> Running:
+def start_ranks(settings: Settings) -> RunningGroup:
     """Start the ranks and wait until all have dialled in; what was started is ended if they do not."""
     plan = plan_launch(settings.ranks, settings.launcher, settings.environment)
     transport = settings.transport
@@ -80,7 +81,7 @@ def start_ranks(settings: Settings) -> Running:
         raise UsageError("Ranks on other nodes cannot use a unix socket.", "Use the transport tcp.")
     directory = _private_directory()
     secret = new_secret()
-    job: Job | None = None
+    job: LaunchedRanks | None = None
     try:
         if transport == "unix":
             listener = socket.socket(socket.AF_UNIX)
@@ -92,20 +93,17 @@ def start_ranks(settings: Settings) -> Running:
             address = f"tcp:{host}:{listener.getsockname()[1]}"
         with listener:
             listener.listen(settings.ranks + 8)
-            job = Job(plan, [address, "--service", settings.service], secret, directory)
+            job = LaunchedRanks(plan, [address, "--service", settings.service], secret, directory)
             admitted = admit_ranks(listener, job, secret, settings)
-        job.all_there()
+        (directory / "secret").unlink(missing_ok=True)  # every rank has it
         job.names = {str(about["job"]) for _, about in admitted}
-        running = Running(job, [channel for channel, _ in admitted], [about for _, about in admitted])
+        running = RunningGroup(job, [channel for channel, _ in admitted], [about for _, about in admitted])
         _RUNNING.add(running)
         return running
     except BaseException as error:
         if job is not None:
             job.end()
-        with contextlib.suppress(OSError):
-            for left in directory.glob("*"):
-                left.unlink()
-            directory.rmdir()
+        shutil.rmtree(directory, ignore_errors=True)
         if isinstance(error, OSError):
             cause = f"The helper group of {settings.ranks} ranks did not start: {error}."
             raise StartError(cause, "`distlfm doctor` checks this machine.") from error
@@ -113,7 +111,7 @@ def start_ranks(settings: Settings) -> Running:
 
 
 def admit_ranks(
-    listener: socket.socket, job: Job, secret: bytes, settings: Settings
+    listener: socket.socket, job: LaunchedRanks, secret: bytes, settings: Settings
 ) -> list[tuple[Channel, Mapping[str, Any]]]:
     """Let in the ranks that hold the secret, each once; whoever does not is dropped and keeps nobody waiting."""
     deadline = time.monotonic() + settings.timeout
@@ -143,13 +141,13 @@ def admit_ranks(
                     admitted[rank] = (channel, about)
         ended = job.ended()
         if ended or time.monotonic() > deadline:
-            told, how = job.fate()
+            gone, how = job.fate()
             otherwise = how or ("the launcher ended" if ended else "not all ranks were there in time")
-            state = f"rank {told} {how}" if told is not None else otherwise
+            state = f"rank {gone} {how}" if gone is not None else otherwise
             cause = f"The helper group of {settings.ranks} ranks did not start: {state}."
-            if told is None and how:
+            if gone is None and how:
                 raise StartError(cause, "The same command goes on when the node is back, or with others.")
-            words = job.last_words(told)
+            words = job.last_words(gone)
             raise StartError(
                 cause + (f" Last words:\n{words}\n" if words else ""), "`distlfm doctor` checks mpirun and FEniCS."
             )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import math
 import secrets
 import socket
 import struct
@@ -45,7 +46,7 @@ class PeerGone(WireError):
     """The other end closed the connection."""
 
 
-class Refused(WireError):
+class SecretRefused(WireError):
     """The other end does not hold the group's secret."""
 
 
@@ -90,14 +91,11 @@ class Channel:
         _check_lengths(len(head), sum(len(part) for part in parts))
         seal = _seal(self._sending_key, self._sent)
         self._sent += 1
-        seal.update(lengths)
-        seal.update(head)
-        for part in parts:
-            seal.update(part)
-        _send_all(self.socket, lengths + head, deadline)
-        for part in parts:
-            _send_all(self.socket, part, deadline)
-        _send_all(self.socket, seal.digest(), deadline)
+        frame: list[bytes | memoryview] = [lengths + head, *parts]
+        for chunk in frame:
+            seal.update(chunk)
+        for chunk in (*frame, seal.digest()):
+            _send_all(self.socket, chunk, deadline)
 
     def receive(self, deadline: float | None = None) -> Message:
         """Read a whole frame; PeerGone if the other end went, WireError if the frame is not as it was sent."""
@@ -111,7 +109,7 @@ class Channel:
         seal.update(head)
         header, table = _parse(head)
         arrays: dict[str, Array] = {}
-        if sum(_size_of(dtype, shape) for _, dtype, shape in table) != num_body:
+        if sum(int(dtype[-1]) * math.prod(shape) for _, dtype, shape in table) != num_body:
             raise WireError("a frame's arrays are not as long as it says")
         for name, dtype, shape in table:
             arrays[name] = np.empty(shape, dtype=dtype)
@@ -130,7 +128,7 @@ def greet_owner(sock: socket.socket, secret: bytes, rank: int, deadline: float |
     answer = _read_exactly(sock, 2 * SECRET_BYTES, deadline)
     transcript = _transcript(rank, challenge, answer[:SECRET_BYTES])
     if not hmac.compare_digest(answer[SECRET_BYTES:], _prove(secret, b"owner", transcript)):
-        raise Refused("the owner does not hold the group's secret")
+        raise SecretRefused("the owner does not hold the group's secret")
     _send_all(sock, _prove(secret, b"rank", transcript), deadline)
     return Channel(sock, _prove(secret, b"from rank", transcript), _prove(secret, b"from owner", transcript))
 
@@ -139,12 +137,12 @@ def admit_rank(sock: socket.socket, secret: bytes, deadline: float | None = None
     """The owner's side of the proof: the rank's number, and the channel to it."""
     magic, rank, challenge = _GREETING.unpack(_read_exactly(sock, _GREETING.size, deadline))
     if magic != _MAGIC:
-        raise Refused("the peer speaks another language")
+        raise SecretRefused("the peer speaks another language")
     own = secrets.token_bytes(SECRET_BYTES)
     transcript = _transcript(rank, challenge, own)
     _send_all(sock, own + _prove(secret, b"owner", transcript), deadline)
     if not hmac.compare_digest(_read_exactly(sock, SECRET_BYTES, deadline), _prove(secret, b"rank", transcript)):
-        raise Refused("the peer does not hold the group's secret")
+        raise SecretRefused("the peer does not hold the group's secret")
     return rank, Channel(sock, _prove(secret, b"from owner", transcript), _prove(secret, b"from rank", transcript))
 
 
@@ -189,13 +187,6 @@ def _parse(head: bytes) -> tuple[Mapping[str, Any], list[tuple[str, str, tuple[i
         if dtype not in ALLOWED_TYPES or any(n < 0 for n in shape):
             raise WireError(f"array {name!r} of type {dtype} and shape {shape} is not allowed")
     return header, table
-
-
-def _size_of(dtype: str, shape: tuple[int, ...]) -> int:
-    size = int(dtype[-1])
-    for n in shape:
-        size *= n
-    return size
 
 
 def _bytes_of(array: Array) -> memoryview:

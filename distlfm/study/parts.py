@@ -1,6 +1,7 @@
-"""Kernels of a force with the priors of their parameters: `RBF(lengthscale=LogNormal(2.0, 0.3))`.
+"""The parts of a model besides its equation: kernels of the force, and likelihoods.
 
-A parameter is given as a prior or, where it is known, as a number. Of a field, a mapping gives each dimension its own:
+A kernel has the priors of its parameters, `RBF(lengthscale=LogNormal(2.0, 0.3))`. A parameter is given as a prior or,
+where it is known, as a number. For a field, a mapping gives each dimension its own:
 `lengthscale={"t": LogNormal(1.0), "x": 0.2}`. What is left out has the equation's default prior.
 """
 
@@ -9,12 +10,13 @@ from __future__ import annotations
 from abc import ABC
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from distlfm.config import build
 from distlfm.errors import UsageError
 from distlfm.gp.kernels import VARIANCE
 from distlfm.inference.model import ForceConfig
+from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms.priors import HalfNormal, LogNormal, Normal, Uniform
 
 Prior = LogNormal | Normal | Uniform | HalfNormal
@@ -27,6 +29,7 @@ class Kernel(ABC):
     kind: ClassVar[str]
     variance: Given | None
     own: Mapping[str, Given | None]
+    parts: tuple[Kernel, ...] = ()
 
     def __add__(self, other: Kernel) -> Sum:
         return Sum(self, other)
@@ -45,9 +48,9 @@ class Kernel(ABC):
         leaves = list(self._leaves())
         count = Counter(name for _, name, _ in leaves)
         for place, name, given in [*leaves, ((), VARIANCE, self.variance)]:
-            key = name if count[name] < 2 else ".".join([*place, name])
             if given is None:
                 continue
+            key = name if count[name] < 2 else ".".join([*place, name])
             known, assumed = _parted(type(self).__name__, name, given)
             priors |= {key + element: prior for element, prior in assumed.items()}
             if known is not None:
@@ -57,13 +60,14 @@ class Kernel(ABC):
 
     def _leaves(self, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, Given | None]]:
         """Place, name and value of every parameter but the variance."""
-        for name, given in self.own.items():
-            yield place, name, given
+        yield from ((place, name, given) for name, given in self.own.items())
+        for i, part in enumerate(self.parts):
+            yield from part._leaves((*place, str(i)))
 
     def __repr__(self) -> str:
         shown = {**self.own, VARIANCE: self.variance}
-        inner = ", ".join(f"{name}={given!r}" for name, given in shown.items() if given is not None)
-        return f"{type(self).__name__}({inner})"
+        named = (f"{name}={given!r}" for name, given in shown.items() if given is not None)
+        return f"{type(self).__name__}({', '.join([*map(repr, self.parts), *named])})"
 
 
 def _parted(kernel: str, name: str, given: Given) -> tuple[Any, dict[str, Prior]]:
@@ -102,8 +106,7 @@ class _Stationary(Kernel):
         ard: bool = True,
         dims: Sequence[int] | None = None,
     ) -> None:
-        self.own: Mapping[str, Given | None] = {"lengthscale": lengthscale}
-        self.variance = variance
+        self.own, self.variance = {"lengthscale": lengthscale}, variance
         self.ard, self.dims = ard, dims
 
     def kernel(self) -> dict[str, Any]:
@@ -171,14 +174,6 @@ class _Composite(Kernel):
     def kernel(self) -> dict[str, Any]:
         return {"kind": self.kind, "parts": [part.kernel() for part in self.parts]}
 
-    def _leaves(self, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, Given | None]]:
-        for i, part in enumerate(self.parts):
-            yield from part._leaves((*place, str(i)))
-
-    def __repr__(self) -> str:
-        own = [] if self.variance is None else [f"variance={self.variance!r}"]
-        return f"{type(self).__name__}({', '.join([*map(repr, self.parts), *own])})"
-
 
 class Sum(_Composite):
     """The sum of kernels: forces that are sums of independent ones. Also written `RBF() + Periodic()`."""
@@ -190,3 +185,61 @@ class Product(_Composite):
     """The product of kernels. Also written `RBF() * Periodic()`."""
 
     kind = "product"
+
+
+class Likelihood:
+    """A likelihood with its options, as the section `likelihood` of a config has them."""
+
+    def __init__(self, kind: str, options: dict[str, Any]) -> None:
+        self._options = {"kind": kind, **{name: one for name, one in options.items() if one is not None}}
+        self._config = build(LikelihoodConfig, self._options, source=type(self).__name__)
+
+    def to_config(self) -> LikelihoodConfig:
+        """Return the section `likelihood` of a config."""
+        return self._config
+
+    def __repr__(self) -> str:
+        inner = ", ".join(f"{name}={given!r}" for name, given in self._options.items() if name != "kind")
+        return f"{type(self).__name__}({inner})"
+
+
+class Gaussian(Likelihood):
+    """Normal noise.
+
+    noise: the prior of its standard deviation, learned for each output; or `"given"`, the variances that come with the
+    data; or `"both"`, given, and a learned one on top, whose prior is `prior`. shared: learn one for all outputs.
+    floor: no measurement is believed more exactly than this. relative: the prior of a share by which noise grows with
+    the level of the signal.
+    """
+
+    def __init__(
+        self,
+        noise: Prior | Literal["learned", "given", "both"] = "learned",
+        *,
+        prior: Prior | None = None,
+        shared: bool | None = None,
+        floor: float | None = None,
+        relative: Prior | None = None,
+    ) -> None:
+        how, prior = (noise, prior) if isinstance(noise, str) else (None, noise)
+        how = None if how == "learned" else how
+        super().__init__(
+            "gaussian", {"noise": how, "prior": prior, "shared": shared, "floor": floor, "relative": relative}
+        )
+
+
+class Poisson(Likelihood):
+    """Counts whose expected values are the outputs."""
+
+    def __init__(self) -> None:
+        super().__init__("poisson", {})
+
+
+class NegativeBinomial(Likelihood):
+    """Counts that scatter more than Poisson's: their variance is mean + dispersion · mean².
+
+    dispersion: its prior, for each output. shared: learn one for all outputs.
+    """
+
+    def __init__(self, dispersion: Prior | None = None, *, shared: bool | None = None) -> None:
+        super().__init__("negative_binomial", {"dispersion": dispersion, "shared": shared})

@@ -1,0 +1,94 @@
+"""Whether an answer keeps what it claims: checked before a fit is called converged, whatever the method.
+
+Draws must stand for a posterior (few large weights do not), the curve must be as near to the data as the noise that is
+claimed, the start that the equation holds fast must be where the data are, and what is left over must have no shape. An
+answer that fails a check is `unreliable`, with the reason and what to do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from distlfm.inference.findings.residuals import HELD_FAST, structure
+from distlfm.inference.optimise import Status
+from distlfm.inference.result import FitResult
+from distlfm.instance import BoolArray, FloatArray
+
+HEAVIEST = 1.0
+"""Shape of the weights' tail at which their mean is infinite (Vehtari et al. 2024)."""
+
+FEWEST = 10
+"""Independent draws that a posterior must be worth."""
+
+FAR = 5.0
+"""Standard errors by which the mean squared residual, in units of the noise, may exceed one."""
+
+OFF = 5.0
+"""Deviations of the noise by which a value that the equation holds fast may lie beside it."""
+
+LEAST_VALUES, MOST_DRAWS = 6, 256
+
+UNRELIABLE = Status.UNRELIABLE.name.lower()
+
+
+def checked(result: FitResult) -> FitResult:
+    """The result, `unreliable` with the reasons in its advice if it fails a check."""
+    if not result.ok:
+        return result
+    result = replace(result, misfit=structure(result))
+    doubts = [doubt for doubt in _doubts(result) if doubt not in result.advice]
+    if not doubts:
+        return result
+    return replace(result, status=UNRELIABLE, advice=" ".join(filter(None, [result.advice, *doubts])))
+
+
+def _doubts(result: FitResult) -> Iterator[str]:
+    count = len(result.posterior.unknowns().weights)
+    closed = not result.posterior.model.is_field and result.posterior.model.integrable
+    if closed and (result.tail > HEAVIEST or result.effective_draws < min(FEWEST, count)):
+        yield (
+            f"The draws of the parameters are worth {result.effective_draws:.0f} independent ones, and their weights "
+            f"have a heavy tail (Pareto k {result.tail:.2f}): bands may be far too narrow. Give the parameters "
+            "narrower priors, raise inference.posterior.stages, or set inference.restarts=4."
+        )
+    noise, seen = _noise(result)
+    fitted, observed = result.at_data.outputs, result.posterior.observations.values[result.row].numpy()
+    observed = observed[:, : noise.shape[-1]]
+    held = seen & (fitted.sd**2 <= HELD_FAST * noise)
+    off = np.abs(observed - fitted.mean) / np.sqrt(noise)
+    if held.any() and off[held].max() > OFF:
+        yield (
+            f"The equation holds an output fast that was observed {off[held].max():.0f} deviations of the noise beside "
+            "it: the start or the boundary is wrong. Let the start be learned (mechanism.initial=free), or correct it."
+        )
+    free = seen & ~held
+    square = (off**2 + fitted.sd**2 / noise)[free]
+    if len(square) >= LEAST_VALUES and square.mean() > 1 + FAR * math.sqrt(2 / len(square)):
+        yield (
+            f"Curves drawn from the posterior miss the data by {math.sqrt(square.mean()):.1f} deviations of the noise: "
+            "the draws do not describe the data, or the noise that is given is too small. Set inference.restarts=4, or "
+            "likelihood.noise=both where variances are given."
+        )
+    if result.misfit is not None and result.misfit.flagged and not result.misfit.overstated:
+        yield result.misfit.sentence()
+
+
+def _noise(result: FitResult) -> tuple[FloatArray, BoolArray]:
+    """Noise variance of the data, averaged over the posterior, and what was observed, [P, T]."""
+    size, posterior = len(result.instance.times), result.posterior
+    data, unknowns = posterior.observations.rows(torch.tensor([result.row])), posterior.unknowns()
+    weights, order = unknowns.weights[:, result.row].sort(descending=True)
+    z = unknowns.proposals[order[:MOST_DRAWS], result.row]
+    share = weights[:MOST_DRAWS] / weights[:MOST_DRAWS].sum()
+    outputs = torch.zeros_like(data.values)
+    outputs[0, :, :size] = torch.from_numpy(result.at_data.outputs.mean)
+    with torch.no_grad():
+        each = posterior.model.likelihood.noise_variance(posterior.model.space.unpack(z), data, outputs)
+    noise = (share[:, None, None] * each).sum(0)[:, :size]
+    seen = data.mask[0, :, :size].numpy() & np.isfinite(result.at_data.outputs.mean)
+    return noise.clamp_min(1e-300).numpy(), seen
