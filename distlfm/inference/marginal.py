@@ -80,6 +80,14 @@ class Marginal(ABC):
         """Rows of z whose densities are best computed in one call; None if all of them are."""
         return None
 
+    def innovations(self, z: Tensor, rows: Tensor) -> Tensor | None:
+        """What each datum adds to those before it, in its deviations, [A, P, T]: white noise if the model is right.
+
+        None where it is not computed, which no marginal may do that takes a drift.
+        """
+        del z, rows
+        return None
+
     def state(self) -> dict[str, Tensor]:
         """Tensors with a leading instance dimension that a saved fit needs besides the data."""
         return {}
@@ -151,6 +159,15 @@ class GaussianMarginal(Marginal):
             variance.reshape(shape),
         )
 
+    def innovations(self, z: Tensor, rows: Tensor) -> Tensor:
+        data = self.observations.rows(rows)
+        values = self.model.space.unpack(z)
+        covariance, residual = self._noisy(values, data, *self.observed_prior(values, data.times))
+        factor, _ = safe_cholesky(covariance)
+        white: Tensor = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
+        found: Tensor = white.squeeze(-1).unflatten(-1, data.values.shape[-2:])
+        return found
+
     def _noisy(self, values: Values, data: Observations, offset: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         """Covariance with noise [B, N, N] and residual [B, N] of what was observed.
 
@@ -159,8 +176,19 @@ class GaussianMarginal(Marginal):
         mask = data.mask.flatten(-2)
         noise = self.model.noise_variance(values, data).flatten(-2)
         residual = data.values.flatten(-2) - offset
+        drift = self.model.drift_covariance(values, data)
+        if drift is not None:
+            covariance = covariance + _blocks(drift)
         if not bool(mask.all()):
             covariance = covariance * (mask.unsqueeze(-1) & mask.unsqueeze(-2))
             noise = torch.where(mask, noise, torch.ones_like(noise))
             residual = torch.where(mask, residual, torch.zeros_like(residual))
         return covariance + torch.diag_embed(noise), residual
+
+
+def _blocks(each: Tensor) -> Tensor:
+    """[B, P·T, P·T] with the matrices [B, P, T, T] along its diagonal."""
+    size = each.shape[-3]
+    return torch.einsum("bpst,pq->bpsqt", each, torch.eye(size, dtype=each.dtype)).reshape(
+        len(each), size * each.shape[-2], -1
+    )

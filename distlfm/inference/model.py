@@ -18,6 +18,7 @@ from distlfm.gp.kernels import FunctionalKernel, KernelConfig
 from distlfm.inference.observations import Observations
 from distlfm.instance import Dimension
 from distlfm.likelihoods import LikelihoodConfig, build_likelihood
+from distlfm.likelihoods.gaussian import Gaussian
 from distlfm.mechanisms.base import Known, Mechanism, System
 from distlfm.mechanisms.field import FieldMechanism
 from distlfm.mechanisms.priors import LogNormal, Parameter, ParameterSpace, Prior, Values
@@ -80,7 +81,12 @@ class Model:
         """kernel: any gpytorch kernel, in place of the one that `force` describes; `force.priors` go by its names."""
         self.kernel = kernel
         self.system, self.force = system, force
-        self.likelihood = build_likelihood(likelihood, system.outputs, system.noise_prior)
+        self.likelihood = build_likelihood(likelihood, system.outputs, system.noise_prior, system.drift)
+        if self.likelihood.drift is not None and self.is_field:
+            raise UsageError(
+                "A drift is the error of one sensor in time, and a field has many places.",
+                "Leave likelihood.drift out.",
+            )
         self.kernels = tuple(FunctionalKernel(kernel or force.kernel, system.force_dims) for _ in system.force_names)
         parameters = [*system.settled(), *self._kernel_parameters(force), *self.likelihood.parameters()]
         self.space = ParameterSpace(parameters)
@@ -155,3 +161,8 @@ class Model:
     def noise_variance(self, values: Values, observations: Observations) -> Tensor:
         """Variance of each observation, [..., B, P, T]."""
         return self.likelihood.noise_variance(values, observations)
+
+    def drift_covariance(self, values: Values, observations: Observations) -> Tensor | None:
+        """Covariance [..., B, P, T, T] of the error that wanders; None if there is none."""
+        own = self.likelihood
+        return own.drift_covariance(values, observations) if isinstance(own, Gaussian) else None

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from distlfm.config import Config
 from distlfm.config.keys import OneOf, Registry
+from distlfm.errors import UsageError
 from distlfm.instance import FloatArray, Instance
+from distlfm.likelihoods.drift import DriftConfig
 from distlfm.mechanisms.priors import LogNormal, Parameter, Prior, Values
 
 LIKELIHOODS: Registry[type[Likelihood]] = Registry("likelihood")
@@ -25,6 +27,9 @@ Numbers = Mapping[str, FloatArray]
 """Values of parameters by their names, each [K]."""
 
 Kind = TypeVar("Kind", bound="type[Likelihood]")
+
+BEFORE_DRIFT = frozenset({"kind", "noise", "shared", "floor", "prior", "dispersion", "relative"})
+"""All keys of this section in version 0.1, which wrote every one of them into the config of a run."""
 
 
 def register_likelihood(kind: str) -> Callable[[Kind], Kind]:
@@ -40,6 +45,8 @@ class LikelihoodConfig(Config):
     prior: of the noise; lognormal(0.1, 1), but for `glucose` around 2 mg/dL.
     floor: no measurement is believed more exactly than this, however well a curve passes through the data.
     relative: prior of a share by which noise grows with the level of the signal, on top of the rest; none by default.
+    drift: an error that wanders, beside the white noise; `false` for none. Left out, it is as the equation suggests:
+    `glucose` has one of about 6 mg/dL over half an hour, others have none.
     """
 
     kind: Annotated[str, OneOf((LIKELIHOODS,))] = "gaussian"
@@ -49,19 +56,26 @@ class LikelihoodConfig(Config):
     prior: Prior = LogNormal(median=0.1, spread=1.0)
     dispersion: Prior = LogNormal(median=0.1, spread=1.0)
     relative: Prior | None = None
+    drift: DriftConfig | Literal[False] | None = None
 
     @model_validator(mode="wrap")
     @classmethod
     def _of_its_kind(cls, content: Any, handler: ModelWrapValidatorHandler[LikelihoodConfig]) -> LikelihoodConfig:
         """Check a section with the options of its own kind, where these are more than the common ones."""
+        if isinstance(content, dict) and "drift" not in content and content.keys() >= BEFORE_DRIFT:
+            content = content | {"drift": False}
         known = LIKELIHOODS.get(str(content.get("kind"))) if isinstance(content, dict) else None
         own = cls if known is None else known.Options
         return handler(content) if issubclass(cls, own) else own.model_validate(content)
 
 
 class Observed(Protocol):
-    """Data of instances: values, mask, and if known their variances and the level that noise grows with, [B, P, T]."""
+    """Data of instances: times [B, T], values, mask, and if known their variances and the level that noise grows with,
+    [B, P, T].
+    """
 
+    @property
+    def times(self) -> Tensor: ...
     @property
     def values(self) -> Tensor: ...
     @property
@@ -77,17 +91,34 @@ class Likelihood(ABC):
 
     gaussian: whether noise is added and normal, with a variance that no output changes; the force can then be
     integrated out. keys: where `likelihood` in a config has the prior of a parameter, if not under its own name.
+    drift: an error that wanders beside the rest, which only a Gaussian one can have.
     """
 
     Options: ClassVar[type[LikelihoodConfig]] = LikelihoodConfig
     gaussian: ClassVar[bool] = False
     keys: ClassVar[Mapping[str, str]] = {}
+    drift: DriftConfig | None = None
 
-    def __init__(self, options: LikelihoodConfig, outputs: Sequence[str], noise_prior: Prior | None = None) -> None:
-        """noise_prior: of the noise as the equation suggests it, for a config that leaves `prior` as it is."""
+    def __init__(
+        self,
+        options: LikelihoodConfig,
+        outputs: Sequence[str],
+        noise_prior: Prior | None = None,
+        drift: Mapping[str, Any] | None = None,
+    ) -> None:
+        """noise_prior, drift: as the equation suggests them, for a config that leaves them out."""
         self.options, self.outputs = options, tuple(outputs)
         left = options.prior == LikelihoodConfig.model_fields["prior"].default
         self.prior = noise_prior if left and noise_prior is not None else options.prior
+        if options.drift and not self.gaussian:
+            raise UsageError(
+                f"A drift is added to the values, and those of {options.kind!r} are counts.",
+                "Leave likelihood.drift out, or set likelihood.kind=gaussian.",
+            )
+        if self.gaussian and (options.drift or (options.drift is None and drift)):
+            given = options.drift or DriftConfig()
+            stated = {name: getattr(given, name) for name in given.model_fields_set}
+            self.drift = given.model_copy(update={**(drift or {}), **stated})
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -120,6 +151,13 @@ class Likelihood(ABC):
     def sample(self, values: Numbers, outputs: FloatArray, generator: np.random.Generator) -> FloatArray:
         """Data [P, n] around outputs [P, n]; values: each [K]."""
 
+    def observe(
+        self, values: Numbers, outputs: FloatArray, times: FloatArray, generator: np.random.Generator
+    ) -> FloatArray:
+        """Data [P, n] around outputs [P, n] at times [n], with all errors that data of this kind have."""
+        del times
+        return self.sample(values, outputs, generator)
+
     def log_prob(self, values: Values, outputs: Tensor, data: Observed) -> Tensor:
         """log p(data | outputs) of each sample and instance, [...]; unobserved values count nothing."""
         each = self.density(values, outputs, data)
@@ -134,9 +172,14 @@ class Likelihood(ABC):
         return [self.options.kind.replace("_", " "), *parameters]
 
 
-def build_likelihood(options: LikelihoodConfig, outputs: Sequence[str], noise_prior: Prior | None = None) -> Likelihood:
+def build_likelihood(
+    options: LikelihoodConfig,
+    outputs: Sequence[str],
+    noise_prior: Prior | None = None,
+    drift: Mapping[str, Any] | None = None,
+) -> Likelihood:
     """Return the likelihood that a config section describes."""
-    return LIKELIHOODS.find(options.kind)(options, outputs, noise_prior)
+    return LIKELIHOODS.find(options.kind)(options, outputs, noise_prior, drift)
 
 
 def key_of(parameter: str) -> str | None:

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from distlfm.errors import UsageError
-from distlfm.instance import NUMBER, VALUE, FloatArray
+from distlfm.instance import NUMBER, TIME, VALUE, FloatArray
 from distlfm.likelihoods.base import Likelihood, Numbers, Observed, register_likelihood
+from distlfm.likelihoods.drift import correlation
 from distlfm.mechanisms.priors import Parameter, Values
+
+DRIFT = ("drift", "drift_time")
 
 
 @register_likelihood("gaussian")
@@ -21,7 +24,12 @@ class Gaussian(Likelihood):
     """Normal around the output."""
 
     gaussian = True
-    keys: ClassVar = {"noise": "prior", "relative_noise": "relative"}
+    keys: ClassVar = {
+        "noise": "prior",
+        "relative_noise": "relative",
+        "drift": "drift.size",
+        "drift_time": "drift.time",
+    }
 
     @property
     def learns_noise(self) -> bool:
@@ -39,13 +47,44 @@ class Gaussian(Likelihood):
         if relative is not None:
             share = "standard deviation as a share of the level"
             found.append(Parameter("relative_noise", self.labels, relative, "noise", True, {}, NUMBER, share))
+        if self.drift is not None:
+            size, time = "standard deviation of the error that wanders", "over what time that error stays alike"
+            found.append(Parameter("drift", self.labels, self.drift.size, "noise", True, {}, VALUE, size))
+            found.append(Parameter("drift_time", self.labels, self.drift.time, "noise", True, {}, TIME, time))
         return found
 
     def density(self, values: Values, outputs: Tensor, data: Observed) -> Tensor:
         variance = self.noise_variance(values, data)
         return -0.5 * ((data.values - outputs).square() / variance + torch.log(2 * math.pi * variance))
 
+    def log_prob(self, values: Values, outputs: Tensor, data: Observed) -> Tensor:
+        if self.drift is None:
+            return super().log_prob(values, outputs, data)
+        factor = self.noise_factor(values, data)
+        off = torch.where(data.mask, data.values - outputs, 0.0).unsqueeze(-1)
+        white: Tensor = torch.linalg.solve_triangular(factor, off, upper=False)
+        volume = torch.log(torch.diagonal(factor, dim1=-2, dim2=-1)).sum((-2, -1))
+        count = data.mask.sum((-2, -1)).to(white)
+        return -0.5 * (white.square().sum((-3, -2, -1)) + count * math.log(2 * math.pi)) - volume
+
+    def drift_covariance(self, values: Values, data: Observed) -> Tensor | None:
+        """[..., P, T, T] of the error that wanders; None if there is none."""
+        if self.drift is None:
+            return None
+        size, scale = (values[name].expand(*values[name].shape[:-1], len(self.outputs)) for name in DRIFT)
+        return size[..., None, None].square() * correlation(self.drift.kind, data.times, scale)
+
+    def noise_factor(self, values: Values, data: Observed) -> Tensor:
+        """Cholesky factor [..., P, T, T] of the covariance of all errors; what is not observed stands alone."""
+        drift = self.drift_covariance(values, data)
+        assert drift is not None
+        both = data.mask.unsqueeze(-1) & data.mask.unsqueeze(-2)
+        noise = torch.where(data.mask, self.noise_variance(values, data), 1.0)
+        factor: Tensor = torch.linalg.cholesky(torch.where(both, drift, 0.0) + torch.diag_embed(noise))
+        return factor
+
     def noise_variance(self, values: Values, data: Observed, outputs: Tensor | None = None) -> Tensor:
+        """That of the white noise alone; a drift is beside it."""
         del outputs
         floor = self.options.floor**2
         learned = values["noise"].unsqueeze(-1) ** 2 + floor if "noise" in values else torch.tensor(floor)
@@ -67,6 +106,18 @@ class Gaussian(Likelihood):
             variance = variance + (values["relative_noise"][:, None] * outputs) ** 2
         noise: FloatArray = np.sqrt(variance) * generator.standard_normal(outputs.shape)
         return outputs + noise
+
+    def observe(
+        self, values: Numbers, outputs: FloatArray, times: FloatArray, generator: np.random.Generator
+    ) -> FloatArray:
+        seen = self.sample(values, outputs, generator)
+        if self.drift is None:
+            return seen
+        size, scale = (np.broadcast_to(values[name], len(outputs)) for name in DRIFT)
+        alike = correlation(self.drift.kind, torch.from_numpy(times), torch.from_numpy(scale.copy())).numpy()
+        factor = np.linalg.cholesky(alike + 1e-10 * np.eye(len(times)))
+        wander: FloatArray = np.einsum("pij,pj->pi", factor, generator.standard_normal(outputs.shape))
+        return seen + size[:, None] * wander
 
     def words(self, parameters: Sequence[str]) -> list[str]:
         parts = ["variances as given with the data"] if self.takes_variances else []

@@ -77,6 +77,7 @@ class System(ABC):
     """An equation with named outputs and forces. force_dimension: what forces are measured in, if that is known.
 
     prior_units: of `time`, `value` and `position`, where the default priors are numbers of certain units.
+    drift: the section `likelihood.drift` where a config has none.
     force_priors, noise_prior: of the kernel's parameters by name, and of the noise, where a config leaves them out; an
     equation that has units of its own knows better than numbers around one.
     never_negative: whether outputs are of something that is never measured below zero; such values give a notice.
@@ -89,6 +90,7 @@ class System(ABC):
     prior_units: ClassVar[Mapping[str, str]] = {}
     force_priors: ClassVar[Mapping[str, Prior]] = {}
     noise_prior: ClassVar[Prior | None] = None
+    drift: ClassVar[Mapping[str, Any] | None] = None
     never_negative: ClassVar[bool] = False
 
     def __init_subclass__(cls, **more: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -33,6 +33,11 @@ class Glucose(Mechanism):
         "variance": LogNormal(median=0.5, spread=1.0),
     }
     noise_prior: ClassVar[Prior | None] = LogNormal(median=2.0, spread=0.5)
+    drift: ClassVar[Mapping[str, Any] | None] = {
+        "kind": "matern52",
+        "size": LogNormal(median=6.0, spread=0.5),
+        "time": LogNormal(median=30.0, spread=0.5),
+    }
     never_negative: ClassVar[bool] = True
 
     @by_options

@@ -180,7 +180,7 @@ class Block:
             points = np.sort(np.concatenate([points[:kept], drawn]))
         clean = outputs[:, points]
         if config.noise is None:
-            seen = self.draws.model.likelihood.sample(parameters, clean, generator)
+            seen = self.draws.model.likelihood.observe(parameters, clean, self.draws.points[points, 0], generator)
         else:
             seen = clean + config.noise * generator.standard_normal(clean.shape)
         mask = generator.random(seen.shape) >= config.missing

@@ -127,7 +127,7 @@ def _observe(
     parameters = {key: value[row].numpy().copy() for key, value in drawn.values.items()}
     own = {key: value[row] for key, value in drawn.values.items()}
     outputs, shown = drawn.outputs[row].numpy(), model.mechanism.act(drawn.forces[row].mT, own).mT.numpy()
-    values = model.likelihood.sample(parameters, outputs[:, axis.observed], generator)
+    values = model.likelihood.observe(parameters, outputs[:, axis.observed], axis.breaks[axis.observed], generator)
     mask = generator.random(values.shape) >= missing
     if not mask.any():
         mask.flat[generator.integers(mask.size)] = True
@@ -146,7 +146,7 @@ def _observe_field(
 ) -> Instance:
     parameters = {key: value[row].numpy().copy() for key, value in drawn.values.items()}
     points, clean, shown = lattice.points, drawn.outputs[row].numpy(), drawn.forces[row].numpy()
-    seen = lattice.model.likelihood.sample(parameters, clean, generator)
+    seen = lattice.model.likelihood.observe(parameters, clean, points[:, 0], generator)
     mask = generator.random(clean.shape) >= missing
     if mask.sum() < 2:
         mask[:] = True

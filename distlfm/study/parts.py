@@ -17,6 +17,7 @@ from distlfm.errors import UsageError
 from distlfm.gp.kernels import VARIANCE
 from distlfm.inference.model import ForceConfig
 from distlfm.likelihoods import LikelihoodConfig
+from distlfm.likelihoods.drift import DriftConfig
 from distlfm.mechanisms.priors import HalfNormal, LogNormal, Normal, Uniform
 
 Prior = LogNormal | Normal | Uniform | HalfNormal
@@ -209,7 +210,8 @@ class Gaussian(Likelihood):
     noise: the prior of its standard deviation, learned for each output; or `"given"`, the variances that come with the
     data; or `"both"`, given, and a learned one on top, whose prior is `prior`. shared: learn one for all outputs.
     floor: no measurement is believed more exactly than this. relative: the prior of a share by which noise grows with
-    the level of the signal.
+    the level of the signal. drift: an error that wanders beside the white noise, as a `DriftConfig` or a mapping of its
+    `kind`, `size` and `time`; False for none where the equation suggests one.
     """
 
     def __init__(
@@ -220,12 +222,12 @@ class Gaussian(Likelihood):
         shared: bool | None = None,
         floor: float | None = None,
         relative: Prior | None = None,
+        drift: DriftConfig | dict[str, Any] | Literal[False] | None = None,
     ) -> None:
         how, prior = (noise, prior) if isinstance(noise, str) else (None, noise)
         how = None if how == "learned" else how
-        super().__init__(
-            "gaussian", {"noise": how, "prior": prior, "shared": shared, "floor": floor, "relative": relative}
-        )
+        given = {"noise": how, "prior": prior, "shared": shared, "floor": floor, "relative": relative, "drift": drift}
+        super().__init__("gaussian", given)
 
 
 class Poisson(Likelihood):

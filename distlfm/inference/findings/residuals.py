@@ -13,9 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
+from torch import Tensor
 
+from distlfm.inference.marginal import Marginal
 from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray
+from distlfm.likelihoods.gaussian import Gaussian
 
 NUM_PERMUTATIONS = 1999
 CHUNK = 2_000_000
@@ -153,17 +156,41 @@ def residuals(result: FitResult) -> Residuals | None:
         noise = model.noise_variance(model.space.unpack(middle), observations)[0, :, :size].numpy()
     fitted, variance = found.outputs.mean[:, :size], found.outputs.sd[:, :size] ** 2
     seen = observations.mask[0, :, :size].numpy() & np.isfinite(fitted) & (variance > HELD_FAST * noise)
+    white = _innovations(result, middle, row)
     free = np.maximum(noise - variance, LEAST_FREE * noise)
     observed = observations.values[0, :, :size].numpy()
     output, column = np.nonzero(seen)
     return Residuals(
-        values=((observed - fitted) / np.sqrt(free))[seen],
+        values=((observed - fitted) / np.sqrt(free) if white is None else white[:, :size])[seen],
         times=instance.times[column],
         positions=None if instance.positions is None else instance.positions[column],
         output=output,
         fitted=fitted[seen],
         observed=observed[seen],
     )
+
+
+def _innovations(result: FitResult, z: Tensor, row: Tensor) -> FloatArray | None:
+    """What each datum adds to those before it [P, T], where errors wander; None where they do not.
+
+    Residuals of such a fit hold the error that wanders, and are alike by right.
+    """
+    model, observations = result.posterior.model, result.posterior.observations.rows(row)
+    if model.likelihood.drift is None:
+        return None
+    marginal, size = getattr(result.posterior, "marginal", None), len(result.instance.times)
+    with torch.no_grad():
+        if isinstance(marginal, Marginal):
+            found = marginal.innovations(z, row)
+            assert found is not None
+            return found[0].numpy()
+        assert isinstance(model.likelihood, Gaussian)
+        factor = model.likelihood.noise_factor(model.space.unpack(z), observations)
+        off = observations.values.clone()
+        off[0, :, :size] -= torch.from_numpy(result.at_data.outputs.mean[:, :size])
+        off = torch.where(observations.mask, off, 0.0)
+        white: Tensor = torch.linalg.solve_triangular(factor, off.unsqueeze(-1), upper=False)
+        return white[0, ..., 0].numpy()
 
 
 def structure(result: FitResult, seed: int = 0) -> Structure | None:

@@ -124,7 +124,8 @@ def _noise_sd(result: FitResult, rows: list[int]) -> FloatArray | None:
     """Standard deviation of the measurement noise of the instance's outputs, broadcastable to [P, N]."""
     given, learned = result.instance.variance, result.noise_sd
     if learned is not None:
-        learned = np.sqrt(learned**2 + result.posterior.model.likelihood.options.floor**2)
+        drift = np.array([one.mean for one in result.estimates if one.parameter == "drift"] or [0.0])
+        learned = np.sqrt(learned**2 + result.posterior.model.likelihood.options.floor**2 + drift**2)
         learned = learned[rows] if len(learned) > 1 else learned
     if given is not None and result.posterior.model.likelihood.takes_variances:
         extra = 0.0 if learned is None else learned[:, None] ** 2

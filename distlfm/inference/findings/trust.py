@@ -31,6 +31,10 @@ FAR = 5.0
 OFF = 5.0
 """Deviations of the noise by which a value that the equation holds fast may lie beside it."""
 
+UNEVEN = 0.4
+"""Moran's I of the residuals' sizes from which a series' bands are wrong. Noise whose deviation varies by 78 % of its
+mean has it: bands of 95 % for a constant one then still hold 93 %, and 0.6 stands for noise that has no scale."""
+
 LEAST_VALUES, MOST_DRAWS = 6, 256
 
 UNRELIABLE = Status.UNRELIABLE.name.lower()
@@ -74,8 +78,12 @@ def _doubts(result: FitResult) -> Iterator[str]:
             "the draws do not describe the data, or the noise that is given is too small. Set inference.restarts=4, or "
             "likelihood.noise=both where variances are given."
         )
-    if result.misfit is not None and result.misfit.flagged and not result.misfit.overstated:
-        yield result.misfit.sentence()
+    misfit = result.misfit
+    if misfit is None or misfit.overstated or not misfit.flagged:
+        return
+    wanders = result.posterior.model.likelihood.drift is not None  # bands are wide by the drift, not by the white noise
+    if misfit.alike or misfit.in_space or (misfit.size_statistic > UNEVEN and not wanders):
+        yield misfit.sentence()
 
 
 def _noise(result: FitResult) -> tuple[FloatArray, BoolArray]:
@@ -88,7 +96,10 @@ def _noise(result: FitResult) -> tuple[FloatArray, BoolArray]:
     outputs = torch.zeros_like(data.values)
     outputs[0, :, :size] = torch.from_numpy(result.at_data.outputs.mean)
     with torch.no_grad():
-        each = posterior.model.likelihood.noise_variance(posterior.model.space.unpack(z), data, outputs)
+        values = posterior.model.space.unpack(z)
+        each = posterior.model.likelihood.noise_variance(values, data, outputs)
+        if posterior.model.likelihood.drift is not None:
+            each = each + values["drift"].square().unsqueeze(-1)
     noise = (share[:, None, None] * each).sum(0)[:, :size]
     seen = data.mask[0, :, :size].numpy() & np.isfinite(result.at_data.outputs.mean)
     return noise.clamp_min(1e-300).numpy(), seen

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from distlfm.gp.linalg import safe_cholesky
 from distlfm.inference.series.forward import Forward
+from distlfm.likelihoods.gaussian import Gaussian
 from distlfm.mechanisms.priors import Values
 
 STEPS = 2
@@ -188,12 +189,24 @@ class Layers:
         values, outputs, ok = self._respond(z, rows, moved)
         jacobian = ((outputs[1:] - outputs[0]) / DIFFERENCE).flatten(-2).permute(1, 2, 0)
         pull, bend, density = self._slopes(values, outputs[0], rows)
-        precision = jacobian.mT @ (bend.unsqueeze(-1) * jacobian) + identity
+        precision = self._curved(values, jacobian, bend, rows) + identity
         fine = ok.all(0) & torch.isfinite(precision).flatten(1).all(-1) & torch.isfinite(density)
         factor, factored = safe_cholesky(torch.where(fine[:, None, None], precision, identity), jitter=0.0)
         slope = (jacobian.mT @ pull.unsqueeze(-1)).squeeze(-1) - v
         step = torch.cholesky_solve(torch.where(fine.unsqueeze(-1), slope, 0.0).unsqueeze(-1), factor).squeeze(-1)
         return step, factor, density - 0.5 * v.square().sum(-1), fine & factored
+
+    def _curved(self, values: Values, jacobian: Tensor, bend: Tensor, rows: Tensor) -> Tensor:
+        """Jᵀ H J [A, V, V] with the curvature H of the likelihood; without a drift it is diagonal, `bend` [A, P·T]."""
+        likelihood = self.forward.model.likelihood
+        if likelihood.drift is None:
+            return jacobian.mT @ (bend.unsqueeze(-1) * jacobian)
+        assert isinstance(likelihood, Gaussian)
+        data = self.forward.observations.rows(rows)
+        seen = jacobian.unflatten(-2, data.values.shape[-2:]) * data.mask.unsqueeze(-1)
+        white: Tensor = torch.linalg.solve_triangular(likelihood.noise_factor(values, data), seen, upper=False)
+        flat = white.flatten(-3, -2)
+        return flat.mT @ flat
 
     def _slopes(self, values: Values, outputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """First derivative [A, P·T] of the log-likelihood by each output, minus the second, and its value [A]."""

@@ -260,7 +260,13 @@ class LinearGaussian(GaussianMarginal):
         covariance, residual = self._noisy(values, data, *observed)
         factor, _ = safe_cholesky(covariance)
         noise_sd = self.model.noise_variance(values, data).flatten(-2).sqrt()
-        missed = residual - seen - noise_sd * torch.randn(residual.shape, generator=generator, dtype=z.dtype)
+        error = noise_sd * torch.randn(residual.shape, generator=generator, dtype=z.dtype)
+        drift = self.model.drift_covariance(values, data)
+        if drift is not None:
+            factor_of_drift, _ = safe_cholesky(drift)
+            wander = torch.randn(data.values.shape, generator=generator, dtype=z.dtype)
+            error = error + (factor_of_drift @ wander.unsqueeze(-1)).squeeze(-1).flatten(-2)
+        missed = residual - seen - error
         mask = data.mask.flatten(-2)
         solved = torch.cholesky_solve((missed * mask).unsqueeze(-1), factor) * mask.unsqueeze(-1)
         force = torch.stack(forces, 1) + (prior.force_cross @ solved.unsqueeze(1)).squeeze(-1)

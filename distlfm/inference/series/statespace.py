@@ -24,6 +24,7 @@ from distlfm.inference.method import register_method
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.inference.series.collapsed import LinearMethod
+from distlfm.likelihoods.gaussian import DRIFT
 from distlfm.mechanisms.priors import Values
 from distlfm.solvers.linear import LinearSystem, extract
 
@@ -46,6 +47,8 @@ class _Joint:
     first: Tensor
     outputs: Tensor
     """[B, P, n]: which combination of the states each output is."""
+    observed: Tensor
+    """The same of what is observed but for white noise: the output, and an error that wanders if there is one."""
     forces: tuple[int, ...]
     """Where each force stands among the states."""
 
@@ -85,9 +88,16 @@ class StateSpace(Marginal):
     def __init__(self, model: Model, observations: Observations) -> None:
         super().__init__(model, observations)
         self.shapes = [_shape_of(kernel.expression) or "" for kernel in model.kernels]
+        drift = model.likelihood.drift
+        self.errors = [] if drift is None else [drift.kind] * len(model.mechanism.outputs)
+
+    @property
+    def size(self) -> int:
+        """States of mechanism, forces and errors that wander, in this order."""
+        return self.model.mechanism.num_states + sum(SMOOTHNESS[shape] for shape in [*self.shapes, *self.errors])
 
     def row_bytes(self, num_query: int) -> int:
-        size = self.model.mechanism.num_states + sum(SMOOTHNESS[shape] for shape in self.shapes)
+        size = self.size
         return 8 * 4 * size**2 * (num_query + self.observations.times.shape[-1])
 
     def log_marginal(self, z: Tensor, rows: Tensor) -> Tensor:
@@ -98,6 +108,18 @@ class StateSpace(Marginal):
         noise = self.model.noise_variance(values, data)
         found, _ = self._filter(self._joint(system, values), data.times, residual, noise, data.mask, keep=False)
         return torch.where(torch.isfinite(found), found, -torch.inf)
+
+    def innovations(self, z: Tensor, rows: Tensor) -> Tensor:
+        data = self.observations.rows(rows)
+        values = self.model.space.unpack(z)
+        system = extract(self.model.mechanism, values)
+        residual, noise = data.values - self._offset(system, data.times), self.model.noise_variance(values, data)
+        _, visits = self._filter(self._joint(system, values), data.times, residual, noise, data.mask, keep=True)
+        found = torch.zeros_like(residual)
+        for t, visit in enumerate(visits):
+            for p, (_, _, error, precision) in enumerate(visit.updates):
+                found[:, p, t] = error * precision.sqrt()
+        return found
 
     def posterior(self, z: Tensor, rows: Tensor, query: Tensor) -> Moments:
         data = self.observations.rows(rows)
@@ -143,9 +165,7 @@ class StateSpace(Marginal):
         return outputs
 
     def _joint(self, system: LinearSystem, values: Values) -> _Joint:
-        num_states = system.A.shape[-1]
-        size = num_states + sum(SMOOTHNESS[shape] for shape in self.shapes)
-        batch = len(system.A)
+        num_states, size, batch = system.A.shape[-1], self.size, len(system.A)
         drift = system.A.new_zeros(batch, size, size)
         diffusion = torch.zeros_like(drift)
         first = torch.zeros_like(drift)
@@ -161,7 +181,18 @@ class StateSpace(Marginal):
             forces.append(at)
             at = part.stop
         padding = system.C.new_zeros(batch, system.C.shape[-2], size - num_states)
-        return _Joint(drift, _stationary(drift, diffusion), first, torch.cat([system.C, padding], -1), tuple(forces))
+        outputs = torch.cat([system.C, padding], -1)
+        observed = outputs.clone()
+        for p, shape in enumerate(self.errors):
+            part = slice(at, at + SMOOTHNESS[shape])
+            error, scale = (values[name][:, min(p, values[name].shape[-1] - 1)] for name in DRIFT)
+            equation, intensity, covariance = _matern(shape, scale, error.square())
+            drift[:, part, part] = equation
+            diffusion[:, part.stop - 1, part.stop - 1] = intensity
+            first[:, part, part] = covariance
+            observed[:, p, at] = 1.0
+            at = part.stop
+        return _Joint(drift, _stationary(drift, diffusion), first, outputs, observed, tuple(forces))
 
     def _filter(
         self, joint: _Joint, times: Tensor, residual: Tensor, noise: Tensor, mask: Tensor, *, keep: bool
@@ -194,7 +225,7 @@ class StateSpace(Marginal):
                 visits.append(visit)
             for p in range(residual.shape[-2] if observed[t] else 0):
                 seen = mask[:, p, t].to(mean.dtype)
-                direction = joint.outputs[:, p]
+                direction = joint.observed[:, p]
                 cross = (covariance @ direction.unsqueeze(-1)).squeeze(-1)
                 spread = (direction * cross).sum(-1) + noise[:, p, t]
                 error = residual[:, p, t] - (direction * mean).sum(-1)
