@@ -47,8 +47,8 @@ def _trajectory(
     from mpi4py import MPI
 
     from distlfm.solvers.fem.forms.discretise import discretise
-    from distlfm.solvers.fem.forms.steppers import PlainStepper
     from distlfm.solvers.fem.forms.taped import TapedTrajectory
+    from tests.support.plain_stepper import PlainStepper
 
     key = str(header["spec"])
     if key not in session:

@@ -44,13 +44,6 @@ class Spectrum(NamedTuple):
     frequencies: Tensor
     amplitudes: Tensor
 
-    def covariance(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """Σ_r a_r² cos(ω_r · (x − x')) [..., n, m], the covariance that draws from these features really have."""
-        phase1, phase2 = x1 @ self.frequencies.mT, x2 @ self.frequencies.mT
-        a1, a2 = self.amplitudes[..., None, :], self.amplitudes[..., None, :]
-        cosines = (a1 * phase1.cos()) @ (a2 * phase2.cos()).mT
-        return cosines + (a1 * phase1.sin()) @ (a2 * phase2.sin()).mT
-
 
 def spectrum(kernel: FunctionalKernel, hyper: Hyper, span: Tensor, num_features: int) -> Spectrum | None:
     """At most `num_features` cosines for `kernel`, or None if it has no known spectrum.

@@ -10,7 +10,6 @@ import io
 import os
 import pickle
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 
 from distlfm.errors import OtherWork, UsageError
 from distlfm.lfo.schema import SCHEMA
-from distlfm.store.files import storing
+from distlfm.store.files import remove, storing, write_through
 
 OPERATOR = "distlfm operator"
 TRAINING = "distlfm training"
@@ -33,14 +32,10 @@ def save_checkpoint(path: str | Path, content: Mapping[str, Any], kind: str = OP
     with storing(target.name, target.parent):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with draft.open("wb") as file:
-                file.write(buffer.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
+            write_through(draft, buffer.getvalue())
             draft.replace(target)
         finally:
-            with suppress(OSError):
-                draft.unlink()
+            remove(draft)
     return target
 
 

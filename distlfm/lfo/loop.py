@@ -10,7 +10,6 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,20 +33,11 @@ Report = dict[str, Any]
 Listener = Callable[[Report], None]
 
 
-@dataclass
-class TrainingOutcome:
-    """finished: all epochs were done. best: the report of the best epoch. history: a report per epoch."""
-
-    finished: bool
-    step: int
-    epoch: int
-    seconds: float
-    best: Report | None
-    history: list[Report] = field(default_factory=list)
-
-
 class Training:
-    """A model in training. `run` goes on from wherever it is; `state_dict` holds all of where that is."""
+    """A model in training. `run` goes on from wherever it is; `state_dict` holds all of where that is.
+
+    best: the report of the best epoch. history: a report per epoch.
+    """
 
     def __init__(
         self,
@@ -97,13 +87,18 @@ class Training:
         """Epochs done."""
         return self.step // self.steps_per_epoch
 
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs were done."""
+        return self.step >= self.total_steps
+
     def run(
         self,
         on_step: Listener | None = None,
         on_epoch: Listener | None = None,
         stop: Callable[[], bool] | None = None,
         until: int | None = None,
-    ) -> TrainingOutcome:
+    ) -> Training:
         """Train to the end, or until `stop` says so or step `until` is reached; to be continued by another call.
 
         `stop` must answer alike on all ranks. on_step gets step, epoch, loss, lr, samples; on_epoch the epoch's
@@ -129,9 +124,7 @@ class Training:
                 line["seconds"] = self.seconds
                 if on_epoch is not None:
                     on_epoch(line)
-        return TrainingOutcome(
-            self.step >= self.total_steps, self.step, self.epoch, self.seconds, self.best, list(self.history)
-        )
+        return self
 
     def best_model(self) -> FourierOperator:
         """The averaged weights of the epoch that did best on the validation split, or the last ones without one."""

@@ -98,14 +98,14 @@ def _own_code(system: System, method: str, fix: str) -> Iterator[None]:
     except DistlfmError:
         raise
     except Exception as error:
-        file = _source(type(system))
+        file = source_of(type(system))
         line = _line_in(error, lambda filename: filename == file)
         where = f" ({file}, line {line})" if line else ""
         what = f"{type(system).__name__}.{method} fails{where}: {type(error).__name__}: {error}."
         raise UsageError(what, fix) from error
 
 
-def _source(owner: type) -> str:
+def source_of(owner: type) -> str:
     """The file of a class; empty where there is none, as in a notebook."""
     try:
         return inspect.getfile(owner)
@@ -162,7 +162,7 @@ def find_system(kind: str) -> type[System]:
     if kind not in known:
         own = "One of your own is known once its module is named: plugins=[MODULE], or --plugin MODULE."
         raise UsageError(f"There is no mechanism {kind!r}.", f"{nearest(kind, sorted(known))} {own}")
-    written = _written(known[kind])
+    written = written_class(known[kind])
     missing = sorted(getattr(written, "__abstractmethods__", ()))
     if missing:
         what = "mechanism" if written is known[kind] else "equation"
@@ -170,7 +170,7 @@ def find_system(kind: str) -> type[System]:
     return known[kind]
 
 
-def _written(system: type[System]) -> type:
+def written_class(system: type[System]) -> type:
     """The class that a user writes: the equation of a field, or the mechanism itself."""
     return system.equation if issubclass(system, FieldMechanism) else system
 
@@ -264,7 +264,7 @@ def _refuse_replaced(name: str, module: str, mechanisms: dict[str, Any], equatio
     sys.modules.pop(module, None)
     owner = mechanisms.get(taken[0]) or equations[taken[0]]
     shipped = owner.__module__.startswith("distlfm.")
-    home = "it is shipped" if shipped else _source(owner) or owner.__module__
+    home = "it is shipped" if shipped else source_of(owner) or owner.__module__
     raise UsageError(
         f"The plugin {name!r} registers an equation {taken[0]!r}, and there is one of that name ({home}).",
         "Register it by another name.",
@@ -294,7 +294,7 @@ def located(names: Sequence[str]) -> tuple[str, ...]:
 
 def own_code(kind: str) -> str | None:
     """`code_of` an equation."""
-    return code_of(_written(find_system(kind)))
+    return code_of(written_class(find_system(kind)))
 
 
 def code_of(owner: type) -> str | None:
@@ -305,7 +305,7 @@ def code_of(owner: type) -> str | None:
     if owner.__module__.startswith("distlfm."):
         return None
     try:
-        return digest(ast.dump(ast.parse(Path(_source(owner)).read_bytes())))
+        return digest(ast.dump(ast.parse(Path(source_of(owner)).read_bytes())))
     except (OSError, SyntaxError, ValueError):
         return None
 

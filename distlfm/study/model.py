@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +16,8 @@ from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.model import ForceConfig
 from distlfm.instance import Instance
 from distlfm.likelihoods import LikelihoodConfig
-from distlfm.mechanisms import FieldMechanism, System, find_system
+from distlfm.mechanisms import System, find_system
+from distlfm.mechanisms.build import source_of, written_class
 from distlfm.runs.settings import FitConfig, SimulateConfig
 from distlfm.runtime.reporting import Reporter
 from distlfm.simulation.instances import simulate_from
@@ -129,7 +129,7 @@ class Model:
     def _workable(self, config: FitConfig) -> FitConfig:
         """The same on this process alone where other ones could not know the equation."""
         system = find_system(config.mechanism["kind"])
-        if _owner(system).__module__ != "__main__" or config.run.dir is None or config.run.executor == "serial":
+        if written_class(system).__module__ != "__main__" or config.run.dir is None or config.run.executor == "serial":
             return config
         if config.run.executor == "ray":
             raise UsageError(
@@ -175,21 +175,14 @@ def _mechanism(given: System | Mapping[str, Any]) -> dict[str, Any]:
 
 def _plugins(system: type[System]) -> list[str]:
     """The module that registers a user's own equation, as a config names it."""
-    owner = _owner(system)
+    owner = written_class(system)
     if owner.__module__ == "__main__" or owner.__module__.startswith("distlfm."):
         return []
-    try:
-        file = Path(inspect.getfile(owner))
-    except (OSError, TypeError):
-        return [owner.__module__]
+    file = Path(source_of(owner))
     beside = Path(f"{owner.__module__}.py")
     if "." in owner.__module__ or file.suffix != ".py" or (beside.is_file() and beside.samefile(file)):
         return [owner.__module__]
     return [str(file)]
-
-
-def _owner(system: type[System]) -> type:
-    return system.equation if issubclass(system, FieldMechanism) else system
 
 
 def _brief(model: BaseModel) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from gpytorch.kernels import Kernel, LinearKernel, RQKernel
 from torch import Tensor
 
 from distlfm.gp.kernels import FunctionalKernel, KernelConfig
-from distlfm.gp.spectral import spectrum
+from distlfm.gp.spectral import Spectrum, spectrum
 
 RBF, PERIODIC = KernelConfig(kind="rbf"), KernelConfig(kind="periodic")
 MATERN12, MATERN32, MATERN52 = (KernelConfig(kind=kind) for kind in ("matern12", "matern32", "matern52"))
@@ -38,6 +38,13 @@ def unit_cube(num: int, num_dims: int) -> Tensor:
     points = torch.rand(num, num_dims, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     points[0], points[1] = 0.0, 1.0
     return points
+
+
+def covariance_of(found: Spectrum, x: Tensor) -> Tensor:
+    """Σ_r a_r² cos(ω_r · (x − x')) [..., n, n], the covariance that draws from these features really have."""
+    phase, amplitudes = x @ found.frequencies.mT, found.amplitudes[..., None, :]
+    cosines, sines = amplitudes * phase.cos(), amplitudes * phase.sin()
+    return cosines @ cosines.mT + sines @ sines.mT
 
 
 @pytest.mark.parametrize(
@@ -76,7 +83,7 @@ def test_the_cosines_add_up_to_the_kernel(
     assert found.amplitudes.shape[-1] <= num_features
     x = unit_cube(200, num_dims)
     exact = kernel.covariance(hyper, x, x)
-    assert (found.covariance(x, x) - exact).abs().max() < error * exact.max()
+    assert (covariance_of(found, x) - exact).abs().max() < error * exact.max()
     torch.testing.assert_close(found.amplitudes.square().sum(), exact[0, 0], rtol=1e-6, atol=0)
 
 
@@ -86,7 +93,7 @@ def test_several_lengthscales_scale_each_dimension() -> None:
     x = unit_cube(100, 2)
     found = spectrum(kernel, hyper, torch.ones(2, dtype=torch.float64), 512)
     assert found is not None
-    torch.testing.assert_close(found.covariance(x, x), kernel.covariance(hyper, x, x), rtol=0, atol=1e-8)
+    torch.testing.assert_close(covariance_of(found, x), kernel.covariance(hyper, x, x), rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("user", [RQKernel(), LinearKernel(), RQKernel() * LinearKernel()])
@@ -116,6 +123,6 @@ def test_batch_equals_loop_and_gradients_match_finite_differences(config: Kernel
     def covariance(*tensors: Tensor) -> Tensor:
         found = spectrum(kernel, dict(zip(kernel.parameter_names, tensors, strict=True)), span, 32)
         assert found is not None
-        return found.covariance(x, x)
+        return covariance_of(found, x)
 
     assert torch.autograd.gradcheck(covariance, [hyper[name].requires_grad_() for name in kernel.parameter_names])

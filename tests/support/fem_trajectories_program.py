@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from plain_stepper import PlainStepper
 
 from distlfm.equations.base import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
 from distlfm.errors import WorkError
 from distlfm.solvers.fem.forms.discretise import Discretisation, discretise
 from distlfm.solvers.fem.forms.evaluate import interpolation
 from distlfm.solvers.fem.forms.operators import assemble_operators
-from distlfm.solvers.fem.forms.steppers import CachedStepper, PlainStepper, Stepper
+from distlfm.solvers.fem.forms.steppers import CachedStepper, Stepper
 from distlfm.solvers.fem.forms.taped import TapedTrajectory
 from distlfm.solvers.fem.spec import Csr
 

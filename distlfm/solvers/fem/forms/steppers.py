@@ -4,8 +4,8 @@
 (`solvers/field/scheme.py`), the state being held at Dirichlet nodes.
 
 dolfin-adjoint's own `solve` derives and looks up the adjoint's forms anew in each step, in Python: a tenth of a second
-whatever the mesh. `CachedStepper` derives them once; its steps are blocks on the same tape. `PlainStepper` leaves all
-to dolfin-adjoint, and is what the other is measured by.
+whatever the mesh. `CachedStepper` derives them once; its steps are blocks on the same tape. It is measured by the
+`PlainStepper` of `tests/support/plain_stepper.py`, which leaves all to dolfin-adjoint.
 """
 
 from __future__ import annotations
@@ -81,28 +81,6 @@ class Stepper(ABC):
             "maximum_iterations": NEWTON_ITERATIONS,
             "linear_solver": self.solver,
         }
-
-
-class PlainStepper(Stepper):
-    """Steps recorded by dolfin-adjoint's `solve`."""
-
-    def advance(self, before: Any, force_before: Any, force_after: Any, scale: float) -> Any:
-        adjoint = import_adjoint()
-        self.before.assign(before)
-        self.force_before.assign(force_before)
-        self.force_after.assign(force_after)
-        if self.d.linear:
-            settings: dict[str, Any] = {"linear_solver": self.solver}
-            adjoint.solve(self.left == self.right, self.after, self.d.conditions, solver_parameters=settings)
-        else:
-            self.after.assign(before)  # where Newton's method begins
-            settings = {"nonlinear_solver": "newton", "newton_solver": self.newton(scale)}
-            adjoint.solve(
-                self.residual == 0, self.after, self.d.conditions, J=self.jacobian, solver_parameters=settings
-            )
-        found = adjoint.Function(self.d.space)
-        found.assign(self.after)
-        return found
 
 
 class CachedStepper(Stepper):
