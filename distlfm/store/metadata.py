@@ -126,10 +126,10 @@ def open_lock(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
-def wait_for_lock(descriptor: int) -> bool:
-    """Be the only one with this lock; False where the file system has none."""
+def wait_for_lock(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
+    """Be the only one with this lock, or as `how` says; False where the file system has none."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, how)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
