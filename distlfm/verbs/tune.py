@@ -131,18 +131,8 @@ def _sweep(config: TuneConfig, directory: Path, ledger: TrialLog, reporter: Repo
 
     require("optuna", extra="ray")  # before a cluster is started for nothing
     ended = frozenset(ledger.done)
-    plan = SweepPlan(
-        space=config.space,
-        metric=config.search.metric,
-        mode=config.search.mode,
-        trials=config.search.trials,
-        longest=config.train.loop.epochs,
-        grace=min(config.asha.grace, config.train.loop.epochs),
-        keep=config.asha.reduction,
-        sampler=config.search.sampler,
-        seed=config.search.seed,
-        known=[one.values for one in ledger.trials],
-    )
+    known = [one.values for one in ledger.trials]
+    plan = SweepPlan(config.space, config.search, config.asha, config.train.loop.epochs, known)
     with Stop() as stop, ray_session(config.run.address) as session:
         room = sum(cpus // config.run.threads for cpus in session.node_cpus().values())
         if not room:
