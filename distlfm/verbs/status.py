@@ -44,7 +44,7 @@ def training_figures(run: Path) -> dict[str, Any]:
 
 def sweep_figures(run: Path) -> dict[str, Any]:
     """Trials done and to do, from trials.json."""
-    from distlfm.training.trials import FAILED, RUNNING
+    from distlfm.report.operator_page import FAILED, RUNNING
     from distlfm.verbs.tune import BEST, TRIALS
 
     try:
