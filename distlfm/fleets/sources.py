@@ -36,16 +36,10 @@ def windows(instances: Iterable[Instance], length: float) -> Iterator[Instance]:
             here = number == piece
             if not instance.mask[:, here].any():
                 continue
+            part = instance.kept(here)
+            metadata = {**part.metadata, "window_start": f"{part.times[0]:g}"}
             yield replace(
-                instance,
-                id=f"{instance.id}/{piece}",
-                times=instance.times[here] - instance.times[here][0],
-                values=instance.values[:, here],
-                mask=instance.mask[:, here],
-                positions=None if instance.positions is None else instance.positions[here],
-                variance=None if instance.variance is None else instance.variance[:, here],
-                truth=None,
-                metadata={**instance.metadata, "window_start": f"{instance.times[here][0]:g}"},
+                part, id=f"{part.id}/{piece}", times=part.times - part.times[0], truth=None, metadata=metadata
             )
 
 

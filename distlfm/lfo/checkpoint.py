@@ -7,10 +7,8 @@ from somewhere else can do nothing but be wrong.
 from __future__ import annotations
 
 import io
-import os
 import pickle
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import torch
 
 from distlfm.errors import OtherWork, UsageError
 from distlfm.lfo.schema import SCHEMA
-from distlfm.store.files import storing
+from distlfm.store.files import replacing, storing, write_through
 
 OPERATOR = "distlfm operator"
 TRAINING = "distlfm training"
@@ -27,20 +25,12 @@ TRAINING = "distlfm training"
 def save_checkpoint(path: str | Path, content: Mapping[str, Any], kind: str = OPERATOR) -> Path:
     """Write tensors, numbers and texts; the file appears whole or not at all."""
     target = Path(path)
-    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
     buffer = io.BytesIO()  # what torch writes itself, it tells nobody why it cannot
     torch.save({"format": kind, "version": SCHEMA, **content}, buffer)
     with storing(target.name, target.parent):
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with draft.open("wb") as file:
-                file.write(buffer.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(target)
-        finally:
-            with suppress(OSError):
-                draft.unlink()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as draft:
+            write_through(draft, buffer.getbuffer())
     return target
 
 

@@ -162,7 +162,7 @@ def put_all(contents: Mapping[Path, bytes]) -> None:
         list(pool.map(flush, {path.parent for path in contents}))
 
 
-def write_through(path: Path, content: bytes, mode: str = "wb") -> None:
+def write_through(path: Path, content: bytes | memoryview, mode: str = "wb") -> None:
     """Write a file, and return when it is on the disk. mode: `r+b` keeps the file that is there, and its lock."""
     with naming(path), path.open(mode) as file:
         file.truncate()
