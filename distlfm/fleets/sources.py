@@ -107,7 +107,7 @@ class Stored(Source):
         self._rows = range(self.count)
         markers = store.markers()
         self.fingerprint = content_hash(markers)
-        broken = [mark.block for mark in markers.values() if any(mark.statuses.get(name) for name in FAILED)]
+        broken = [mark.block for mark in markers.values() if mark.failed]
         if store.spec.kind == "generate" and broken:
             self._leave_out(store, broken)
 

@@ -226,9 +226,7 @@ RUNNING, STOPPED, FINISHED, FAILED = "running", "stopped", "finished", "failed"
 
 @dataclass
 class Trial:
-    """One training of a sweep. name: of its folder. best: the best figure so far, which it had at epoch
-    `at`; None if it gave none.
-    """
+    """One training of a sweep. name: of its folder. best: the best figure so far, of epoch `at`; None without any."""
 
     name: str
     values: dict[str, Any]

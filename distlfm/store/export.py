@@ -86,7 +86,7 @@ def export_well(store: Store, target: Path, on_block: OnBlock) -> Exported:
     h5py = require("h5py", "export")
     spec, markers = store.spec, store.markers()
     _exportable(spec, target)
-    found = Exported(target, left_out=sum(one.statuses.get(name, 0) for one in markers.values() for name in FAILED))
+    found = Exported(target, left_out=sum(one.failed for one in markers.values()))
     found.num_instances = count = sum(one.count for one in markers.values()) - found.left_out
     if not count:
         raise UsageError(f"No instance of {store.path} has an answer.", "There is nothing to export.")

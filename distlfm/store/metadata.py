@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from distlfm.config import Config, digest
 from distlfm.errors import OtherWork, UsageError, WorkError
 from distlfm.store.files import flush, partial, put_quickly, storing, unreadable, write_through
-from distlfm.store.layout import SCHEMA, StoreSpec
+from distlfm.store.layout import FAILED, SCHEMA, StoreSpec
 
 FOLDER = "markers"
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -47,6 +47,11 @@ class Marker(Config):
     writer: str
     checksums: dict[str, str]
     bytes: int
+
+    @property
+    def failed(self) -> int:
+        """How many of its instances have no numbers."""
+        return sum(self.statuses.get(name, 0) for name in FAILED)
 
 
 def content_hash(markers: Mapping[int, Marker]) -> str:
