@@ -29,7 +29,6 @@ from distlfm.runs.settings import GenerateConfig
 from distlfm.runtime.reporting import Plain
 from distlfm.store import Store, find_store
 from distlfm.training.work import CHECKPOINTS, LAST
-from distlfm.verbs.evaluate import with_answers
 from distlfm.verbs.fit import fit
 from distlfm.verbs.generate import generate
 from distlfm.verbs.train import train
@@ -162,7 +161,7 @@ def agreement(operator: Operator, fits: Store) -> dict[str, float]:
 
     Mean and 5 % of the correlations of instances, and the correlation of all their points together.
     """
-    instances = [one for one in with_answers(fits, 0, fits.spec.instances) if one.truth is not None]
+    instances = [one for one in fits.instances(answers=True) if one.truth is not None]
     answers = operator([renamed(one.blind(), {}, operator.schema.outputs) for one in instances])
     mine, theirs, alone, strange = [], [], [], []
     for one, answer in zip(instances, answers, strict=True):

@@ -270,7 +270,7 @@ class Instance:
 
     def thinned(self, stride: int) -> Instance:
         """Every `stride`-th observation point; the truth stays whole."""
-        return self._kept(slice(None, None, stride))
+        return self.kept(slice(None, None, stride))
 
     def sampled(self, fraction: float, seed: int) -> Instance:
         """A random share of the observations. Outputs are scored at the others, by the data if no truth is known."""
@@ -281,14 +281,15 @@ class Instance:
             truth = replace(truth, outputs=np.where(self.mask, self.values, np.nan), measured=True)
         aligned = len(truth.times) == count and np.array_equal(truth.times, self.times)
         scored = ~np.isin(np.arange(count), kept) if aligned else None
-        return replace(self._kept(kept), truth=replace(truth, scored=scored))
+        return replace(self.kept(kept), truth=replace(truth, scored=scored))
 
     def observed(self) -> Instance:
         """Without the points at which no output was observed; the truth stays whole."""
         seen = self.mask.any(0)
-        return self if seen.all() else self._kept(np.flatnonzero(seen))
+        return self if seen.all() else self.kept(seen)
 
-    def _kept(self, keep: slice | NDArray[np.intp]) -> Instance:
+    def kept(self, keep: slice | NDArray[np.intp] | BoolArray) -> Instance:
+        """Only these observation points; the truth stays whole."""
         return replace(
             self,
             times=self.times[keep],

@@ -39,7 +39,6 @@ from distlfm.runtime.reporting import Reporter, Task, append_line, watched
 from distlfm.solvers.field.meshed import close_helper_groups
 from distlfm.store import Store, write_progress
 from distlfm.store.files import storing
-from distlfm.store.layout import FAILED
 from distlfm.store.metadata import is_store
 
 
@@ -108,7 +107,7 @@ class Fleet:
     def failed(self) -> int:
         """Instances without an answer among those that are done here."""
         done = self.store.markers()
-        return sum(done[block].statuses.get(name, 0) for block in self.blocks if block in done for name in FAILED)
+        return sum(done[block].failed for block in self.blocks if block in done)
 
 
 def run_blocks(fleet: Fleet, config: WorkConfig, reporter: Reporter) -> None:

@@ -37,7 +37,7 @@ from distlfm.runtime.reporting import during
 from distlfm.solvers.field.meshed import SPARSE_NODES, close_helper_groups
 from distlfm.store import STATUSES, Store, StoreSpec, pack
 from distlfm.store.block import misfit
-from distlfm.store.layout import FAILED, variables
+from distlfm.store.layout import variables
 
 AXES = ("x", "y", "z")
 
@@ -180,8 +180,7 @@ class FitWorker(Worker):
         arrays = columns(self.job.store.spec, chosen, results, self._seeds(chosen))
         marker = self.job.store.write_block(block, arrays, figures, seconds, kept)
         written = time.perf_counter() - fitted_at
-        failed = sum(marker.statuses.get(status, 0) for status in FAILED)
-        return {"count": len(chosen), "failed": failed, "seconds": seconds, "write_s": written}
+        return {"count": len(chosen), "failed": marker.failed, "seconds": seconds, "write_s": written}
 
     def attempt(self, block: int, rows: Sequence[int]) -> None:
         chosen = [one for row, one in enumerate(self._chosen(block)) if row in rows]

@@ -36,16 +36,10 @@ def windows(instances: Iterable[Instance], length: float) -> Iterator[Instance]:
             here = number == piece
             if not instance.mask[:, here].any():
                 continue
+            part = instance.kept(here)
+            metadata = {**part.metadata, "window_start": f"{part.times[0]:g}"}
             yield replace(
-                instance,
-                id=f"{instance.id}/{piece}",
-                times=instance.times[here] - instance.times[here][0],
-                values=instance.values[:, here],
-                mask=instance.mask[:, here],
-                positions=None if instance.positions is None else instance.positions[here],
-                variance=None if instance.variance is None else instance.variance[:, here],
-                truth=None,
-                metadata={**instance.metadata, "window_start": f"{instance.times[here][0]:g}"},
+                part, id=f"{part.id}/{piece}", times=part.times - part.times[0], truth=None, metadata=metadata
             )
 
 
@@ -113,7 +107,7 @@ class Stored(Source):
         self._rows = range(self.count)
         markers = store.markers()
         self.fingerprint = content_hash(markers)
-        broken = [mark.block for mark in markers.values() if any(mark.statuses.get(name) for name in FAILED)]
+        broken = [mark.block for mark in markers.values() if mark.failed]
         if store.spec.kind == "generate" and broken:
             self._leave_out(store, broken)
 

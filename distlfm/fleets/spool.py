@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ import numpy as np
 from distlfm.data import read, write_npz
 from distlfm.errors import DataError, StorageError, UsageError
 from distlfm.instance import Instance
-from distlfm.store.files import flush, storing
+from distlfm.store.files import flush, replacing, storing
 
 PIECE = 64
 """Instances that are read together."""
@@ -119,8 +118,9 @@ def spool(instances: Iterator[Instance], folder: Path) -> Spooled:
         sums.append(_sum(piece))
         path = _place(folder, len(sums) - 1, sums[-1])
         if not path.exists():
-            with storing("a copy of the data", folder):
-                _write(path, piece)
+            with storing("a copy of the data", folder), replacing(path) as draft:
+                write_npz(draft, piece)
+                flush(draft)
     return Spooled(folder, tuple(outputs), hashed.hexdigest()[:16], len(seen), sums)
 
 
@@ -155,16 +155,6 @@ def _remove(folder: Path, files: Sequence[Path]) -> None:
         file.unlink(missing_ok=True)
     with suppress(OSError):  # not there, or it has something else in it
         folder.rmdir()
-
-
-def _write(path: Path, instances: Sequence[Instance]) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        write_npz(draft, instances)
-        flush(draft)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _spooled(folder: Path) -> list[Path]:

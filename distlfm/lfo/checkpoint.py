@@ -7,7 +7,6 @@ from somewhere else can do nothing but be wrong.
 from __future__ import annotations
 
 import io
-import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 
 from distlfm.errors import OtherWork, UsageError
 from distlfm.lfo.schema import SCHEMA
-from distlfm.store.files import remove, storing, write_through
+from distlfm.store.files import replacing, storing, write_through
 
 OPERATOR = "distlfm operator"
 TRAINING = "distlfm training"
@@ -26,16 +25,12 @@ TRAINING = "distlfm training"
 def save_checkpoint(path: str | Path, content: Mapping[str, Any], kind: str = OPERATOR) -> Path:
     """Write tensors, numbers and texts; the file appears whole or not at all."""
     target = Path(path)
-    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
     buffer = io.BytesIO()  # what torch writes itself, it tells nobody why it cannot
     torch.save({"format": kind, "version": SCHEMA, **content}, buffer)
     with storing(target.name, target.parent):
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_through(draft, buffer.getvalue())
-            draft.replace(target)
-        finally:
-            remove(draft)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as draft:
+            write_through(draft, buffer.getbuffer())
     return target
 
 

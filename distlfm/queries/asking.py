@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import os
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from distlfm.queries.figures import true_elements
 from distlfm.runs import OPERATOR, REPORT, SUMMARY
 from distlfm.runs.folder import forget_report, versions
 from distlfm.runs.settings import DataConfig
-from distlfm.store.files import finite, storing
+from distlfm.store.files import finite, replacing, storing
 from distlfm.store.layout import UNKNOWN_UNIT
 
 
@@ -150,24 +149,16 @@ class Tables:
 @contextmanager
 def tables(folder: Path, schema: OperatorSchema) -> Iterator[Tables]:
     """Files that appear together when all is written, or not at all."""
-    names = (ANSWERS, PARAMETERS, DOCUMENT)
-    drafts = [folder / f".{name}.{os.getpid()}.part" for name in names]
-    try:
-        with storing("answers", folder):
-            with ExitStack() as stack:
-                # An instance id may hold lone surrogates, which have no UTF-8.
-                opened = [
-                    stack.enter_context(draft.open("w", encoding="utf-8", errors="backslashreplace", newline=""))
-                    for draft in drafts
-                ]
-                found = Tables(schema, *opened)
-                yield found
-                found.close()
-            for draft, name in zip(drafts, names, strict=True):
-                draft.replace(folder / name)
-    finally:
-        for draft in drafts:
-            draft.unlink(missing_ok=True)
+    with storing("answers", folder), ExitStack() as places, ExitStack() as files:
+        drafts = [places.enter_context(replacing(folder / name)) for name in (ANSWERS, PARAMETERS, DOCUMENT)]
+        # An instance id may hold lone surrogates, which have no UTF-8.
+        opened = [
+            files.enter_context(draft.open("w", encoding="utf-8", errors="backslashreplace", newline=""))
+            for draft in drafts
+        ]
+        found = Tables(schema, *opened)
+        yield found
+        found.close()
 
 
 def as_data(answer: OperatorAnswer) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -21,7 +20,7 @@ from distlfm.errors import MissingExtra, UsageError
 from distlfm.lfo import GridDim, Operator, OperatorSchema
 from distlfm.mechanisms.build import import_plugins
 from distlfm.queries.asking import find_checkpoint, mark
-from distlfm.store.files import put_quickly, storing
+from distlfm.store.files import put_quickly, replacing, storing
 
 INPUTS = ("values", "mask")
 OUTPUTS = (
@@ -83,17 +82,13 @@ def export(checkpoint: str | Path, out: str | Path, form: str = "torch_export", 
     path, target = find_checkpoint(checkpoint), Path(out)
     operator = Operator.load(path)
     program = Program(operator).eval()
-    draft = target.with_name(f".{os.getpid()}.{target.name}")
     about = {"format": form, "checkpoint": mark(path), **contract(operator)}
     with storing(target.name, target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with replacing(target) as draft:
             draft.touch()  # a place that cannot be written to is refused before the work
             FORMATS[form](program, examples(operator), draft)
             put_quickly(target.with_suffix(".json"), (json.dumps(about, indent=2) + "\n").encode())
-            draft.replace(target)
-        finally:
-            draft.unlink(missing_ok=True)
     return target
 
 

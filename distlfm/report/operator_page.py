@@ -221,19 +221,33 @@ WIDE_RANGE = 20.0
 """Positive values over a range of this factor have a logarithmic axis."""
 
 
-@dataclass(frozen=True)
-class TrialRow:
-    """One trial. best: the best figure that it had, None if it gave none."""
+RUNNING, STOPPED, FINISHED, FAILED = "running", "stopped", "finished", "failed"
+
+
+@dataclass
+class Trial:
+    """One training of a sweep. name: of its folder. best: the best figure so far, of epoch `at`; None without any."""
 
     name: str
-    status: str
-    epochs: int
-    best: float | None
-    values: Mapping[str, Any]
+    values: dict[str, Any]
+    status: str = RUNNING
+    epochs: int = 0
+    best: float | None = None
+    at: int | None = None
     failure: str = ""
 
+    @property
+    def done(self) -> bool:
+        return self.status != RUNNING
 
-def tune_page(path: Path, metric: str, mode: str, trials: Sequence[TrialRow], provenance: Provenance) -> Path:
+
+def ranked(trials: Sequence[Trial], mode: str) -> list[Trial]:
+    """The best first; those without a figure last."""
+    sign = 1 if mode == "min" else -1
+    return sorted(trials, key=lambda one: math.inf if one.best is None else sign * one.best)
+
+
+def tune_page(path: Path, metric: str, mode: str, trials: Sequence[Trial], provenance: Provenance) -> Path:
     """Write the page. trials: in the order in which they began; mode: whether the least or the most is best."""
     sections = [_trials(metric, mode, trials)]
     rows: list[list[Cell]] = [[one.name, one.failure] for one in trials if one.failure]
@@ -242,9 +256,7 @@ def tune_page(path: Path, metric: str, mode: str, trials: Sequence[TrialRow], pr
     return write_page(path, "Settings of a latent force operator, searched", sections, provenance)
 
 
-def _trials(metric: str, mode: str, trials: Sequence[TrialRow]) -> Section:
-    sign = 1.0 if mode == "min" else -1.0
-    order = sorted(trials, key=lambda one: np.inf if one.best is None else sign * one.best)
+def _trials(metric: str, mode: str, trials: Sequence[Trial]) -> Section:
     keys = list(trials[0].values)
     word = "least" if mode == "min" else "most"
     text = (
@@ -253,7 +265,7 @@ def _trials(metric: str, mode: str, trials: Sequence[TrialRow]) -> Section:
         "that did badly were stopped early, so that figures of few epochs are not those of a whole training."
     )
     rows: list[list[Cell]] = [
-        [one.name, one.status, one.epochs, one.best, *(one.values[key] for key in keys)] for one in order
+        [one.name, one.status, one.epochs, one.best, *(one.values[key] for key in keys)] for one in ranked(trials, mode)
     ]
     table = Table("Every trial, the best first.", ("trial", "status", "epochs", metric, *keys), rows)
     if not any(one.best is not None for one in trials):
@@ -263,7 +275,7 @@ def _trials(metric: str, mode: str, trials: Sequence[TrialRow]) -> Section:
     return Section("Trials", text, [embed(plot_trials(metric, mode, trials), caption, alt)], [table])
 
 
-def plot_trials(metric: str, mode: str, trials: Sequence[TrialRow]) -> Figure:
+def plot_trials(metric: str, mode: str, trials: Sequence[Trial]) -> Figure:
     """The figure by trial, and by each of the first settings."""
     known = [(number, one) for number, one in enumerate(trials, 1) if one.best is not None]
     figures = np.array([one.best for _, one in known], dtype=np.float64)

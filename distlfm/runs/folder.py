@@ -25,7 +25,7 @@ from distlfm.mechanisms.build import code_of, own_code
 from distlfm.runs import CONFIG, REPORT, SUMMARY
 from distlfm.runs.settings import EvaluateConfig, FitConfig, GenerateConfig, QueryConfig
 from distlfm.store import Store
-from distlfm.store.files import finite, no_place, storing
+from distlfm.store.files import finite, no_place, replacing, storing
 from distlfm.store.metadata import RUN_STORE, is_store
 from distlfm.version import __version__
 
@@ -214,14 +214,8 @@ def write_page(
 
 def _replace(path: Path, text: Iterable[str]) -> None:
     """Write a file so that it is there whole, or as it was before."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with storing(path.name, path.parent):
-        try:
-            with draft.open("w", encoding="utf-8") as file:
-                file.writelines(text)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+    with storing(path.name, path.parent), replacing(path) as draft, draft.open("w", encoding="utf-8") as file:
+        file.writelines(text)
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -60,8 +60,7 @@ class UnitsConfig(Config):
 
     def as_metadata(self) -> dict[str, str]:
         """As an instance's metadata name them."""
-        named = {"time_unit": self.time, "value_unit": self.value, "position_unit": self.position}
-        return {key: unit for key, unit in named.items() if unit is not None}
+        return {f"{name}_unit": unit for name, unit in self.model_dump(exclude_none=True).items()}
 
 
 class DataConfig(Config):

@@ -55,12 +55,6 @@ def checked_arrays(known: Mapping[str, Variable], arrays: Arrays, where: range) 
     return found
 
 
-def checked_rows(rows: Sequence[Mapping[str, Any]], where: range) -> Sequence[Mapping[str, Any]]:
-    if len(rows) != len(where):
-        raise UsageError(f"{len(rows)} rows are given for {len(where)} instances.", "Give one row per instance.")
-    return rows
-
-
 def encoded_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
     """One line of JSON per row; what is not finite becomes null."""
     return "".join(json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows).encode()

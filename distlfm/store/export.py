@@ -32,7 +32,7 @@ from distlfm.config import nearest
 from distlfm.data.npz import add_to_npz, write_npz
 from distlfm.errors import UsageError
 from distlfm.optional import require
-from distlfm.store.files import flush, flush_tree, partial, storing
+from distlfm.store.files import drafted
 from distlfm.store.inspection import OnBlock
 from distlfm.store.layout import FAILED, STATUSES, StoreSpec, unit
 from distlfm.store.metadata import Marker
@@ -49,37 +49,13 @@ class Exported:
     notes: list[str] = field(default_factory=list)
 
 
-@contextmanager
-def drafted(target: Path) -> Iterator[Path]:
-    """A path beside the target, for a file or a folder, which becomes the target if all goes well."""
-    draft = partial(target)
-    with storing("the export", target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _clear(draft)
-        try:
-            yield draft
-            if draft.is_dir():
-                flush_tree(draft)
-            else:
-                flush(draft)
-            draft.rename(target)
-            flush(target.absolute().parent)
-        finally:
-            _clear(draft)
-
-
-def _clear(draft: Path) -> None:
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.unlink(missing_ok=True)
-
-
 SUFFIX = ".npz"
 
 
 def export_npz(store: Store, target: Path, on_block: OnBlock) -> Exported:
     """Write every instance that has an observation."""
     found = Exported(target)
-    with drafted(target) as draft, ExitStack() as stack:
+    with drafted(target, "the export") as draft, ExitStack() as stack:
         if target.suffix == SUFFIX:
             archive = stack.enter_context(zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED))
         else:
@@ -110,11 +86,11 @@ def export_well(store: Store, target: Path, on_block: OnBlock) -> Exported:
     h5py = require("h5py", "export")
     spec, markers = store.spec, store.markers()
     _exportable(spec, target)
-    found = Exported(target, left_out=sum(one.statuses.get(name, 0) for one in markers.values() for name in FAILED))
+    found = Exported(target, left_out=sum(one.failed for one in markers.values()))
     found.num_instances = count = sum(one.count for one in markers.values()) - found.left_out
     if not count:
         raise UsageError(f"No instance of {store.path} has an answer.", "There is nothing to export.")
-    with drafted(target) as draft, _file(h5py, draft, spec, count) as file:
+    with drafted(target, "the export") as draft, _file(h5py, draft, spec, count) as file:
         columns = _prepare(file, spec, count)
         at = 0
         for block, marker in markers.items():

@@ -9,6 +9,7 @@ import errno
 import math
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -161,7 +162,7 @@ def put_all(contents: Mapping[Path, bytes]) -> None:
         list(pool.map(flush, {path.parent for path in contents}))
 
 
-def write_through(path: Path, content: bytes, mode: str = "wb") -> None:
+def write_through(path: Path, content: bytes | memoryview, mode: str = "wb") -> None:
     """Write a file, and return when it is on the disk. mode: `r+b` keeps the file that is there, and its lock."""
     with naming(path), path.open(mode) as file:
         file.truncate()
@@ -186,15 +187,45 @@ def append_whole(descriptor: int, content: bytes) -> None:
         raise
 
 
-def put_quickly(path: Path, content: bytes) -> None:
-    """Replace a file at once for whoever reads it, without waiting for the disk."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path beside a file, to write to; it replaces the file at the end, and is removed if anything goes wrong."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with naming(path):
-            draft.write_bytes(content)
+        yield draft
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def put_quickly(path: Path, content: bytes) -> None:
+    """Replace a file at once for whoever reads it, without waiting for the disk."""
+    with replacing(path) as draft, naming(path):
+        draft.write_bytes(content)
+
+
+@contextmanager
+def drafted(target: Path, what: str) -> Iterator[Path]:
+    """A path beside the target, for a file or a folder, which becomes the target when all of it is on the disk.
+
+    what: it is, for the message of a failure.
+    """
+    draft = partial(target)
+    with storing(what, target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _clear(draft)
+        try:
+            yield draft
+            flush_tree(draft)
+            draft.rename(target)
+            flush(target.absolute().parent)
+        finally:
+            _clear(draft)
+
+
+def _clear(draft: Path) -> None:
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.unlink(missing_ok=True)
 
 
 def flush(path: Path) -> None:
@@ -207,8 +238,8 @@ def flush(path: Path) -> None:
 
 
 def flush_tree(path: Path) -> None:
-    """Flush every file and directory below `path` to the disk."""
-    found = [Path(directory) / name for directory, _, names in os.walk(path) for name in ("", *names)]
+    """Flush a file, or a directory with every file and directory below it, to the disk."""
+    found = [Path(directory) / name for directory, _, names in os.walk(path) for name in ("", *names)] or [path]
     with ThreadPoolExecutor(FLUSHES) as pool:
         list(pool.map(flush, found))
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from distlfm.errors import DistlfmError
-from distlfm.store.layout import FAILED, Variable, grid, statics, tally
+from distlfm.store.layout import Variable, grid, statics, tally
 from distlfm.store.lock import drivers_of
 from distlfm.store.metadata import FOLDER, METADATA, Marker, find_store, finished, is_store, marker_path, read_marker
 from distlfm.store.store import ROWS, Store
@@ -237,7 +237,7 @@ def summarise(path: str | Path) -> StoreSummary:
         mechanism=str(spec.attributes.get("mechanism", "")),
         instances=spec.instances,
         done=sum(marker.count for marker in markers),
-        failed=sum(marker.statuses.get(name, 0) for marker in markers for name in FAILED),
+        failed=sum(marker.failed for marker in markers),
         blocks=spec.num_blocks,
         blocks_done=len(markers),
         dims=dims | ({"draw": spec.draws} if spec.draws else {}),

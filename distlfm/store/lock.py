@@ -18,7 +18,7 @@ from distlfm.config import Config
 from distlfm.errors import UsageError
 from distlfm.runtime.process import job_name
 from distlfm.store.files import storing
-from distlfm.store.metadata import NO_LOCKS, RUN_STORE, open_lock, wait_for_lock
+from distlfm.store.metadata import RUN_STORE, open_lock, wait_for_lock
 
 FILE, PARTS, TURN = "lock", "parts", "turn"
 ATTEMPTS, PAUSE = 5, 0.05
@@ -140,13 +140,9 @@ def _taken(descriptor: int, path: Path, how: int) -> bool:
     """Take the lock if it is free."""
     for _ in range(ATTEMPTS):
         try:
-            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+            if not wait_for_lock(descriptor, how | fcntl.LOCK_NB):
+                _log.warning("The file system of %s has no locks: take care that only one driver works on it.", path)
             return True
         except BlockingIOError:
             time.sleep(PAUSE)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            _log.warning("The file system of %s has no locks: take care that only one driver works on it.", path)
-            return True
     return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distlfm.errors import UsageError
-from distlfm.store.files import flush, partial, storing
+from distlfm.store.files import drafted
 from distlfm.store.inspection import OnBlock
 from distlfm.store.layout import StoreSpec
 from distlfm.store.metadata import RUN_STORE
@@ -66,18 +65,11 @@ class Merge:
 
     def run(self, on_block: OnBlock = lambda _: None) -> Store:
         """Write the new store, block by block. It appears when all of it is there."""
-        draft = partial(self.target)
-        shutil.rmtree(draft, ignore_errors=True)
-        try:
+        with drafted(self.target, "the merged store") as draft:
             merged = Store.create(draft, self.spec, self._mesh)
             for block, parts in enumerate(_blocks(self._pieces, self.spec.block)):
                 merged.write_block(block, _arrays(merged, parts), list(_rows(parts)))
                 on_block(block)
-            with storing("the merged store", self.target):
-                draft.rename(self.target)
-                flush(self.target.absolute().parent)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
         return Store(self.target, self.spec)
 
 

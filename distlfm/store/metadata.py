@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from distlfm.config import Config, digest
 from distlfm.errors import OtherWork, UsageError, WorkError
 from distlfm.store.files import flush, partial, put_quickly, storing, unreadable, write_through
-from distlfm.store.layout import SCHEMA, StoreSpec
+from distlfm.store.layout import FAILED, SCHEMA, StoreSpec
 
 FOLDER = "markers"
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -47,6 +47,11 @@ class Marker(Config):
     writer: str
     checksums: dict[str, str]
     bytes: int
+
+    @property
+    def failed(self) -> int:
+        """How many of its instances have no numbers."""
+        return sum(self.statuses.get(name, 0) for name in FAILED)
 
 
 def content_hash(markers: Mapping[int, Marker]) -> str:
@@ -126,10 +131,10 @@ def open_lock(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
-def wait_for_lock(descriptor: int) -> bool:
-    """Be the only one with this lock; False where the file system has none."""
+def wait_for_lock(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
+    """Be the only one with this lock, or as `how` says; False where the file system has none."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, how)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from distlfm.errors import DistlfmError, StorageError, UsageError, WorkError
 from distlfm.instance import Instance
 from distlfm.optional import require
-from distlfm.store.block import Encoder, checked_arrays, checked_rows, create_array, encoded_rows, shard_name, unpack
+from distlfm.store.block import Encoder, checked_arrays, create_array, encoded_rows, shard_name, unpack
 from distlfm.store.files import flush, flush_tree, partial, put_all, remove, storing, unreadable
 from distlfm.store.layout import STRING, StoreSpec, Variable, mesh_arrays, statics, tally, variables
 from distlfm.store.metadata import FOLDER as MARKERS
@@ -128,7 +128,8 @@ class Store:
         """
         where = self.block_range(index)
         given = checked_arrays(self.variables, arrays, where)
-        lines = checked_rows(rows, where)
+        if len(rows) != len(where):
+            raise UsageError(f"{len(rows)} rows are given for {len(where)} instances.", "Give one row per instance.")
         existing = read_marker(self.path, index)
         if existing is not None:
             return existing
@@ -138,7 +139,7 @@ class Store:
             if existing is not None:
                 return existing
             try:
-                checksums, size = self._put(index, given, lines, beside or {})
+                checksums, size = self._put(index, given, rows, beside or {})
                 marker = Marker(
                     block=index,
                     first=where.start,
@@ -212,13 +213,14 @@ class Store:
                 found[first - start : last - start] = self._shard(name, block, first, last)
         return found.astype(np.str_) if self.variables[name].dtype == STRING else found
 
-    def instances(self, start: int = 0, stop: int | None = None) -> list[Instance]:
+    def instances(self, start: int = 0, stop: int | None = None, *, answers: bool = False) -> list[Instance]:
         """The observations of rows `start` to `stop`, of a generated store with their truth.
 
-        Rows without any observation, and those of unfinished blocks, are left out.
+        answers: of a fitted store, the means of the fits stand for the truth. Rows without any observation, and those
+        of unfinished blocks, are left out.
         """
         names = [name for name in self.variables if name.startswith("observed")]
-        truth = ["solution_mean", "force_mean", "params_mean"] if self.spec.kind == "generate" else []
+        truth = ["solution_mean", "force_mean", "params_mean"] if answers or self.spec.kind == "generate" else []
         own_times = ["time"] if truth and self.spec.times is None else []
         return unpack(self.spec, {name: self.read(name, start, stop) for name in ["id", *names, *truth, *own_times]})
 

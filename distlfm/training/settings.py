@@ -6,13 +6,14 @@ how.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, model_validator
 
-from distlfm.cluster.ray.sweep import Range, Values
+from distlfm.cluster.ray.sweep import AshaConfig, Range, SearchConfig, Values
 from distlfm.config import Config, apply_overrides, build, nearest
 from distlfm.errors import UsageError
 from distlfm.lfo import OperatorConfig, TrainSettings, load_checkpoint
@@ -119,29 +120,6 @@ FIGURES = (
 """What an epoch's report has, and a search can go by."""
 
 
-class SearchConfig(Config):
-    """trials: how many. metric: a figure of an epoch's report, such as `validation_q2` or `train_total`; by default the
-    one by which a training chooses its weights.
-
-    sampler: `tpe` learns from what was tried (Optuna).
-    """
-
-    trials: int = Field(default=16, ge=1)
-    metric: str = "validation_calibrated"
-    mode: Literal["min", "max"] = "min"
-    sampler: Literal["tpe", "random"] = "tpe"
-    seed: int = Field(default=0, ge=0)
-
-
-class AshaConfig(Config):
-    """Asynchronous successive halving: at `grace` epochs, and at each `reduction` times as many, a trial is compared
-    with those that came so far before, and one in `reduction` goes on (Li et al. 2020).
-    """
-
-    grace: int = Field(default=5, ge=1)
-    reduction: float = Field(default=3.0, gt=1.0)
-
-
 class TuneRunConfig(Config):
     """dir: where everything goes. workers: trials at a time; by default as many as there is room for.
 
@@ -197,13 +175,7 @@ class TuneConfig(Config):
     def trial(self, values: Values, run: Mapping[str, Any] | None = None) -> TrainConfig:
         """The training with these values. run: its section `run`, otherwise the default one."""
         content = self.train.model_dump(mode="json") | {"run": dict(run or {})}
-        for key, value in values.items():
-            *parents, last = key.split(".")
-            target = content
-            for parent in parents:
-                target = target.setdefault(parent, {})
-            target[last] = value
-        return build(TrainConfig, apply_overrides(content, ()))
+        return build(TrainConfig, apply_overrides(content, [f"{key}={json.dumps(one)}" for key, one in values.items()]))
 
     def work(self) -> dict[str, Any]:
         """What is searched, without where and by whom; more trials may be asked for later."""

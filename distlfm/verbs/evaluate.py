@@ -32,7 +32,6 @@ from distlfm.runs.settings import AskConfig, EvaluateConfig, GenerateConfig, Sam
 from distlfm.runtime.process import torch_threads
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.store import Store, find_store
-from distlfm.store.block import unpack
 from distlfm.verbs.generate import generate
 from distlfm.verbs.query import worth_a_look
 
@@ -231,15 +230,6 @@ def _check(operator: Operator, store: Store) -> None:
     check_store_units(schema, store)
 
 
-def with_answers(store: Store, start: int, stop: int) -> list[Instance]:
-    """Instances of a store; of a fitted one, the fits' means stand for the truth."""
-    if store.spec.kind == "generate":
-        return store.instances(start, stop)
-    names = ["id", *(name for name in store.variables if name.startswith("observed"))]
-    names += ["solution_mean", "force_mean", "params_mean", *(["time"] if store.spec.times is None else [])]
-    return unpack(store.spec, {name: store.read(name, start, stop) for name in names})
-
-
 def trained_on(operator: Operator, checkpoint: Path, store: Store) -> bool:
     """Whether an operator learned from a store, from fits of it, or from what it holds fits of.
 
@@ -289,13 +279,13 @@ def _pieces(store: Store, rows: Sequence[int], run: AskConfig) -> Iterator[list[
         stop = min(start + size, store.spec.instances)
         names = {str(ids[row]) for row in range(start, stop) if row in wanted}
         if names:
-            yield [one for one in with_answers(store, start, stop) if one.id in names]
+            yield [one for one in store.instances(start, stop, answers=True) if one.id in names]
 
 
 def _single(operator: Operator, store: Store, rows: Sequence[int]) -> dict[str, float]:
     """How long one answer takes, when asked alone."""
     seconds = []
-    for one in with_answers(store, rows[0], min(rows[0] + SINGLES, store.spec.instances)):
+    for one in store.instances(rows[0], min(rows[0] + SINGLES, store.spec.instances), answers=True):
         since = time.perf_counter()
         operator(one.blind())
         seconds.append(time.perf_counter() - since)

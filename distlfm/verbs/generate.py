@@ -26,7 +26,6 @@ from distlfm.simulation.fields import lattice_ranks
 from distlfm.simulation.instances import model_of_prior
 from distlfm.solvers.field.meshed import close_helper_groups
 from distlfm.store import Store, driver_lock, is_store
-from distlfm.store.layout import FAILED
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,7 @@ class GenerateWorker(Worker):
         drawn = time.perf_counter()
         marker = self.store.write_block(block, arrays, rows, drawn - began)
         written = time.perf_counter() - drawn
-        failed = sum(marker.statuses.get(status, 0) for status in FAILED)
-        return {"count": len(where), "failed": failed, "seconds": drawn - began, "write_s": written}
+        return {"count": len(where), "failed": marker.failed, "seconds": drawn - began, "write_s": written}
 
     def attempt(self, block: int, rows: Sequence[int]) -> None:
         where = self.store.block_range(block)

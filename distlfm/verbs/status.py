@@ -19,7 +19,6 @@ from distlfm.cluster.slurm.jobs import RunJob, jobs_of
 from distlfm.config import read_yaml
 from distlfm.runs import CONFIG, OPERATOR, REPORT, SUMMARY
 from distlfm.store import Holder, Store, find_store, is_store, read_progress
-from distlfm.store.layout import FAILED
 from distlfm.store.lock import drivers_of, holder
 from distlfm.store.metadata import RUN_STORE
 from distlfm.training.log import METRICS, read_metrics
@@ -44,7 +43,7 @@ def training_figures(run: Path) -> dict[str, Any]:
 
 def sweep_figures(run: Path) -> dict[str, Any]:
     """Trials done and to do, from trials.json."""
-    from distlfm.training.trials import FAILED, RUNNING
+    from distlfm.report.operator_page import FAILED, RUNNING
     from distlfm.verbs.tune import BEST, TRIALS
 
     try:
@@ -141,7 +140,7 @@ def status(path: Path | str) -> RunStatus:
         mechanism=str(store.spec.attributes.get("mechanism", "")),
         total=store.spec.instances,
         done=sum(marker.count for marker in markers.values()),
-        failed=sum(statuses[one] for one in FAILED),
+        failed=sum(marker.failed for marker in markers.values()),
         running=sum(len(store.block_range(block)) for block in in_hand),
         blocks=store.spec.num_blocks,
         blocks_done=len(markers),

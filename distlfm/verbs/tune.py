@@ -19,7 +19,7 @@ from distlfm.config import dump, load
 from distlfm.errors import DistlfmError, Stopped, UsageError, WorkError
 from distlfm.lfo import Examples, split
 from distlfm.optional import require
-from distlfm.report.operator_page import TrialRow
+from distlfm.report.operator_page import FAILED, FINISHED, STOPPED, Trial, ranked
 from distlfm.runs import CONFIG, REPORT
 from distlfm.runs.folder import begin, refuse_changed, refuse_other_verbs, write_config
 from distlfm.runtime.process import Stop
@@ -28,7 +28,7 @@ from distlfm.store import driver_lock
 from distlfm.store.files import put_all, storing
 from distlfm.training.log import METRICS, read_metrics
 from distlfm.training.settings import VALIDATION, TrainConfig, TuneConfig
-from distlfm.training.trials import FAILED, FINISHED, STOPPED, Trial, ranked, report_sweep, shared_examples, trial_name
+from distlfm.training.trials import report_sweep, shared_examples, trial_name
 from distlfm.training.work import TrainWork, open_examples
 
 TRIALS, TABLE, BEST, FOLDER, SCRATCH = "trials.json", "trials.csv", "best.yaml", "trials", ".ray"
@@ -131,18 +131,8 @@ def _sweep(config: TuneConfig, directory: Path, ledger: TrialLog, reporter: Repo
 
     require("optuna", extra="ray")  # before a cluster is started for nothing
     ended = frozenset(ledger.done)
-    plan = SweepPlan(
-        space=config.space,
-        metric=config.search.metric,
-        mode=config.search.mode,
-        trials=config.search.trials,
-        longest=config.train.loop.epochs,
-        grace=min(config.asha.grace, config.train.loop.epochs),
-        keep=config.asha.reduction,
-        sampler=config.search.sampler,
-        seed=config.search.seed,
-        known=[one.values for one in ledger.trials],
-    )
+    known = [one.values for one in ledger.trials]
+    plan = SweepPlan(config.space, config.search, config.asha, config.train.loop.epochs, known)
     with Stop() as stop, ray_session(config.run.address) as session:
         room = sum(cpus // config.run.threads for cpus in session.node_cpus().values())
         if not room:
@@ -178,8 +168,7 @@ def _conclude(config: TuneConfig, directory: Path, ledger: TrialLog, reporter: R
     head = f"# The best of {len(run.trials)} trials: {config.search.metric} {winner.best:.6g} at epoch {winner.at}.\n"
     with storing(BEST, directory):
         put_all({directory / BEST: (head + dump(run.best)).encode()})
-        tried = [TrialRow(one.name, one.status, one.epochs, one.best, one.values, one.failure) for one in run.trials]
-        report_sweep(directory, config, tried)
+        report_sweep(directory, config, run.trials)
     reporter.say(f"The best settings are in {directory / BEST}: distlfm train {directory / BEST} --out DIR")
     return run
 

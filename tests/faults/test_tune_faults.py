@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from distlfm.cluster.ray.sweep import SearchConfig
 from distlfm.config import load
 from distlfm.errors import UsageError
-from distlfm.training.settings import SearchConfig, TrainConfig
+from distlfm.training.settings import TrainConfig
 from distlfm.verbs.train import train
 from distlfm.verbs.tune import tune
 from tests.support.fleet_runs import Driver, all_gone, driving

@@ -16,7 +16,7 @@ from distlfm.lfo import split
 from distlfm.lfo.settings import SplitConfig
 from distlfm.store import STATUSES, Store, content_hash
 from distlfm.training.log import read_metrics
-from distlfm.verbs.evaluate import evaluate, fresh, resolutions, thinned, with_answers
+from distlfm.verbs.evaluate import evaluate, fresh, resolutions, thinned
 from distlfm.verbs.generate import generate
 from distlfm.verbs.query import query
 from distlfm.verbs.train import report_training
@@ -174,7 +174,7 @@ def test_fits_stand_for_the_truth_of_a_fitted_store(tmp_path: Path) -> None:
     arrays["status"] = np.array([STATUSES["converged"]] * 5 + [STATUSES["failed"]], np.int8)
     fitted.write_block(0, arrays, [{"id": f"toy-{i}"} for i in range(6)])
     assert all(one.truth is None for one in fitted.instances())
-    for one, known in zip(with_answers(fitted, 0, 6), store.instances(), strict=True):
+    for one, known in zip(fitted.instances(answers=True), store.instances(), strict=True):
         assert one.truth is not None
         assert known.truth is not None
         np.testing.assert_array_equal(one.truth.force, known.truth.force)

@@ -24,7 +24,7 @@ from distlfm.report.federation import draw, federation_page, rounds_page
 from distlfm.report.operator_page import (
     Example,
     Scores,
-    TrialRow,
+    Trial,
     evaluation_page,
     plot_trials,
     query_page,
@@ -57,9 +57,9 @@ FEDERATION: dict[str, Any] = {
     "config_hash": "abc123",
 }
 TRIALS = [
-    TrialRow("one", "finished", 8, 0.5, {"optimiser.lr": 1e-3, "operator.width": 32, "loss.kind": "a"}),
-    TrialRow("two", "stopped", 2, 0.75, {"optimiser.lr": 1e-1, "operator.width": 16, "loss.kind": "b"}),
-    TrialRow("three", "failed", 0, None, {"optimiser.lr": 1e-2, "operator.width": 8, "loss.kind": "b"}, "No <memory>."),
+    Trial("one", {"optimiser.lr": 1e-3, "operator.width": 32, "loss.kind": "a"}, "finished", 8, 0.5),
+    Trial("two", {"optimiser.lr": 1e-1, "operator.width": 16, "loss.kind": "b"}, "stopped", 2, 0.75),
+    Trial("three", {"optimiser.lr": 1e-2, "operator.width": 8, "loss.kind": "b"}, "failed", failure="No <memory>."),
 ]
 
 

@@ -13,7 +13,7 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -101,6 +101,29 @@ class Choice(Config):
 Range = Annotated[Uniform | LogUniform | Int | Choice, Field(discriminator="kind")]
 
 
+class SearchConfig(Config):
+    """trials: how many. metric: a figure of an epoch's report, such as `validation_q2` or `train_total`; by default the
+    one by which a training chooses its weights.
+
+    sampler: `tpe` learns from what was tried (Optuna).
+    """
+
+    trials: int = Field(default=16, ge=1)
+    metric: str = "validation_calibrated"
+    mode: Literal["min", "max"] = "min"
+    sampler: Literal["tpe", "random"] = "tpe"
+    seed: int = Field(default=0, ge=0)
+
+
+class AshaConfig(Config):
+    """Asynchronous successive halving: at `grace` epochs, and at each `reduction` times as many, a trial is compared
+    with those that came so far before, and one in `reduction` goes on (Li et al. 2020).
+    """
+
+    grace: int = Field(default=5, ge=1)
+    reduction: float = Field(default=3.0, gt=1.0)
+
+
 Report = Callable[[Mapping[str, Any]], None]
 
 SETTINGS = {
@@ -149,20 +172,14 @@ class SweepWatch(ABC):
 class SweepPlan:
     """What is searched, and for how long.
 
-    longest, grace: of a trial, and before which none is ended; in units of `TIME`. keep: of the trials that come to a
-    rung, one in this many goes on. known: values that were tried before, and come first.
+    longest: of a trial, in units of `TIME`. known: values that were tried before, and come first.
     """
 
     space: Mapping[str, Range]
-    metric: str
-    mode: str
-    trials: int
+    search: SearchConfig
+    asha: AshaConfig
     longest: int
-    grace: int
-    keep: float
-    sampler: str = "tpe"
-    seed: int = 0
-    known: Sequence[Values] = field(default_factory=tuple)
+    known: Sequence[Values]
 
 
 class Halted(Exception):
@@ -195,14 +212,14 @@ def sweep(
             search_alg=_search(plan),
             scheduler=schedulers.ASHAScheduler(
                 time_attr=TIME,
-                metric=plan.metric,
-                mode=plan.mode,
-                max_t=max(plan.longest, plan.grace, 1),
-                grace_period=plan.grace,
-                reduction_factor=plan.keep,
+                metric=plan.search.metric,
+                mode=plan.search.mode,
+                max_t=plan.longest,
+                grace_period=min(plan.asha.grace, plan.longest),
+                reduction_factor=plan.asha.reduction,
                 stop_last_trials=False,  # at its end a trial has still to write what it found
             ),
-            num_samples=plan.trials,
+            num_samples=plan.search.trials,
             max_concurrent_trials=concurrent,
             reuse_actors=True,
         ),
@@ -234,12 +251,12 @@ def _trainable(config: dict[str, Any], task: SweepTask, shared: Any) -> None:
 def _search(plan: SweepPlan) -> Any:
     optuna = require("optuna", extra="ray")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    sampler = optuna.samplers.RandomSampler if plan.sampler == "random" else optuna.samplers.TPESampler
+    sampler = optuna.samplers.RandomSampler if plan.search.sampler == "random" else optuna.samplers.TPESampler
     return require("ray.tune.search.optuna", extra="ray").OptunaSearch(
         {key: one.distribution(optuna.distributions) for key, one in plan.space.items()},
-        metric=plan.metric,
-        mode=plan.mode,
-        sampler=sampler(seed=plan.seed + len(plan.known)),
+        metric=plan.search.metric,
+        mode=plan.search.mode,
+        sampler=sampler(seed=plan.search.seed + len(plan.known)),
         points_to_evaluate=[encoded(values, plan.space) for values in plan.known] or None,
     )
 
