@@ -146,7 +146,8 @@ KERNELS: dict[str, KernelConfig] = {
     "periodic": KernelConfig(kind="periodic"),
     "product": PRODUCT,
 }
-CASES = [(name, options, None, {}) for name, options in MECHANISMS.items()]
+WHITE = {"drift": False}
+CASES = [(name, options, None, WHITE) for name, options in MECHANISMS.items()]
 CASES += [(name, MECHANISMS["oscillator"], kernel, {}) for name, kernel in KERNELS.items()]
 CASES += [("given noise", MECHANISMS["cascade"], None, {"noise": "given"})]
 CASES += [("both noises", MECHANISMS["cascade"], None, {"noise": "both", "shared": True, "floor": 0.1})]
