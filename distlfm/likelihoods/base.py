@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
-from pydantic import Field, ModelWrapValidatorHandler, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, SerializerFunctionWrapHandler, model_serializer, model_validator
 from torch import Tensor
 
 from distlfm.config import Config
@@ -67,6 +67,14 @@ class LikelihoodConfig(Config):
         known = LIKELIHOODS.get(str(content.get("kind"))) if isinstance(content, dict) else None
         own = cls if known is None else known.Options
         return handler(content) if issubclass(cls, own) else own.model_validate(content)
+
+    @model_serializer(mode="wrap")
+    def _as_before_drift(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A whole section without a drift is written as version 0.1 wrote it, so that its runs are known again."""
+        content: dict[str, Any] = handler(self)
+        if content.get("drift") is False and content.keys() >= BEFORE_DRIFT:
+            del content["drift"]
+        return content
 
 
 class Observed(Protocol):
