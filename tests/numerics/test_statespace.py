@@ -96,6 +96,7 @@ def test_only_stable_mechanisms_with_matern_forces_are_filtered() -> None:
 def test_long_series_are_filtered_by_themselves_and_find_the_force() -> None:
     content = {
         "mechanism": {"kind": "glucose", "fixed": {"return_rate": {"p": 0.02}}},
+        "likelihood": {"drift": False},
         "force": {
             "kernel": {"kind": "matern52"},
             "priors": {
