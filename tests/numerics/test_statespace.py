@@ -96,7 +96,6 @@ def test_only_stable_mechanisms_with_matern_forces_are_filtered() -> None:
 def test_long_series_are_filtered_by_themselves_and_find_the_force() -> None:
     content = {
         "mechanism": {"kind": "glucose", "fixed": {"return_rate": {"p": 0.02}}},
-        "likelihood": {"drift": False},
         "force": {
             "kernel": {"kind": "matern52"},
             "priors": {
@@ -104,7 +103,7 @@ def test_long_series_are_filtered_by_themselves_and_find_the_force() -> None:
                 "variance": {"kind": "lognormal", "median": 1.0, "spread": 0.3},
             },
         },
-        "likelihood": {"prior": {"kind": "lognormal", "median": 1.0, "spread": 0.2}},
+        "likelihood": {"drift": False, "prior": {"kind": "lognormal", "median": 1.0, "spread": 0.2}},
         "instances": 3,
         "stop": 1000.0,
         "points": 120,
