@@ -109,6 +109,7 @@ GENES = 5
 INSTANCES = 8
 SETTINGS = read_yaml(Path(__file__).with_name("demo.yaml"))
 MODEL, FIELD, LESSON, TEACHING = (SETTINGS[name] for name in ("model", "field", "lesson", "teaching"))
+PRIORS = MODEL["mechanism"]["priors"]
 SIMULATED = {"instances": INSTANCES, "num_outputs": GENES, **MODEL}
 
 FIT, OPERATOR, FIELD_RUN = "fit", "operator", "field"
