@@ -38,7 +38,7 @@ app = ClientApp(mods=[secure_mod])
 def train(message: Message, context: Context) -> Message:
     """One round: the weights that came, tuned on the site's patients. Nothing else leaves: no loss, no figures.
 
-    Of the weights at a run's end the site makes its own copy, and all that leaves is that it was there.
+    The site makes its own copy of the weights at a run's end, and all that leaves is that it was there.
     """
     policy, site, run = policy_of(context), site_of(context), str(context.run_id)
     vector, task = vector_of(message), task_of(message, policy, site)

@@ -187,8 +187,8 @@ def tell(run: FitRun, reporter: Reporter) -> int:
         if row.get("advice"):
             reporter.warn(f"{row['id']}: {row['status']}. {row['advice']}")
     if run.tally.num_troubled > MOST_LISTED:
-        told_of = f"{run.tally.num_troubled} of {count} did not converge, are unreliable, or converged with a warning"
-        reporter.warn(f"{told_of}; the report says which and why")
+        troubled = f"{run.tally.num_troubled} of {count} did not converge, are unreliable, or converged with a warning"
+        reporter.warn(f"{troubled}; the report says which and why")
     if run.tally.count and (poor := int((run.tally.column("output_q2") < 0).sum())):
         reporter.warn(
             f"{poor} of {count} fits describe their data worse than a constant does (output_q2 below 0): "

@@ -23,7 +23,7 @@ from distlfm.store.files import no_room
 
 
 def status(folder: Path, *, insecure: bool = False) -> dict[str, Any]:
-    """Of whatever role the folder is. Read from the folder; a running link is asked too, with its own admin token.
+    """Return the status of a link or a site, from its folder. A running link is asked too, with its own admin token.
 
     not_asked: why it could not be asked, where that token is missing or opens nothing; then nothing is known of runs,
     nor of which sites are connected.

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -236,7 +237,7 @@ def test_a_new_site_is_let_in_and_shut_out_again_while_it_is_connected(federatio
 def test_a_hostile_link_cannot_bring_code_to_a_site(federation: Federation) -> None:
     """The same certificate and port, but no gate: the sites' own check is what is left."""
     assert federation.stop("link") == set()
-    home, port = federation.link, federation.link.config().port
+    home, port, stopped = federation.link, federation.link.config().port, time.time()
     around = environment(home, DISTLFM_LINK_HOME=str(home.path))
     server = [sys.executable, str(HOSTILE), str(home.path)]
     tasks = [sys.executable, "-m", "distlfm.federated.link.tasks", "link", str(home.path), f"127.0.0.1:{port}"]
@@ -245,7 +246,7 @@ def test_a_hostile_link_cannot_bring_code_to_a_site(federation: Federation) -> N
         for command in (server, tasks):
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null, env=around)
             stack.enter_context(process)  # its standard input closes at the end, and it ends with that
-        wait_until(lambda: federation.online() == set(SITES))
+        wait_until(lambda: federation.online(stopped) == set(SITES))
         programme = federation.programme(1, kind="query", question="cohort", deadline=60.0)
         run = start_foreign(federation.link, programme)
         with federation.control() as control:
