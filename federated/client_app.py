@@ -40,14 +40,21 @@ def train(message: Message, context: Context) -> Message:
 
     Of the weights at a run's end the site makes its own copy, and all that leaves is that it was there.
     """
+    from distlfm.federated.site.contract import check_effect, in_words
+
     policy, site, run = policy_of(context), site_of(context), str(context.run_id)
-    vector, task = vector_of(message), task_of(message, policy, site)
+    task = task_of(message, policy, site)
+    vector = vector_of(message, policy, site, task)
+    most, size = site.most_used(task), len(vector)
+    AuditLog(policy.audit).append("task", run, asked=in_words(task, size, site.stays_here(task), most))
     if message.content.config_records[CONFIG].get(FINAL, False):
         count = site.count(task.kind, "train")
         check_examples(policy, count)
         site.personalise(vector, task, draft_folder())
         return answer(message, {}, count)
-    check_examples(policy, site.most_used(task))
+    check_examples(policy, most)
+    if policy.task.effective > 1 and site.privacy is None and not policy.noise_multiplier:
+        check_effect(policy.task, site.effect(vector, task))
     if policy.noise_multiplier:
         site.count_update(policy.noise_multiplier, run)
     done = site.train(vector, task, run, draft_folder())
@@ -83,7 +90,8 @@ def evaluated(message: Message, context: Context, part: Part) -> Message:
     policy, site = policy_of(context), site_of(context)
     task = task_of(message, policy, site)
     check_examples(policy, site.count(task.kind, part))
-    figures, count = site.evaluate(vector_of(message), task, str(context.run_id), part)
+    vector = vector_of(message, policy, site, task)
+    figures, count = site.evaluate(vector, task, str(context.run_id), part)
     log_spent(policy, site, context)
     return answer(message, figures, count)
 
@@ -106,6 +114,8 @@ def task_of(message: Message, policy: SitePolicy, site: Site) -> RoundTask:
     from pydantic import ValidationError
 
     from distlfm.federated.settings import RoundTask
+    from distlfm.federated.site.contract import check_task
+    from distlfm.federated.site.work import codec_of
 
     config = message.content.config_records[CONFIG]
     if config.get("base") != site.digest:
@@ -115,16 +125,21 @@ def task_of(message: Message, policy: SitePolicy, site: Site) -> RoundTask:
     except (ValidationError, KeyError):
         raise Refused(Reason.MALFORMED, "The task is not one of this package.") from None
     check_local(policy, site.stays_here(task))
+    check_task(policy.task, task, codec_of(site.base.model, task).names)
     return task
 
 
-def vector_of(message: Message) -> Vector:
-    """The weights that came, [D]."""
+def vector_of(message: Message, policy: SitePolicy, site: Site, task: RoundTask) -> Vector:
+    """The weights that came, [D], if training could have brought them."""
     import numpy as np
+
+    from distlfm.federated.site.contract import check_weights
+    from distlfm.federated.site.work import codec_of
 
     vector = np.asarray(message.content.array_records[ARRAYS][SHARED].numpy(), np.float64)
     if not bool(np.all(np.abs(vector) <= LARGEST_WEIGHT)):  # false for NaN too
         raise Refused(Reason.MALFORMED, "Weights that are not numbers, or larger than any network's.")
+    check_weights(site.base.model, codec_of(site.base.model, task), vector, policy.task.drift)
     return vector
 
 

@@ -30,6 +30,7 @@ class Reason(StrEnum):
     BUDGET = "the privacy budget is spent"
     MALFORMED = "a message that cannot be read"
     DISK = "the disk of the site is full"
+    TIME = "the work was stopped before its end"
     FAILED = "the work at the site failed"
 
 

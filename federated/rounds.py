@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from distlfm.config import fingerprint
 from distlfm.errors import OtherWork, WorkError
 from distlfm.federated.codec import SHARED, Codec, Vector, weights_digest
-from distlfm.federated.secure.mod import WEIGHT
+from distlfm.federated.secure.mod import SECONDS, WEIGHT
 from distlfm.federated.secure.records import SITES
 from distlfm.federated.settings import ProgrammeConfig, RoundTask
 from distlfm.federated.site.tuning import names_of
@@ -235,7 +235,8 @@ def _record(vector: Vector, task: RoundTask, facts: Mapping[str, str | int]) -> 
 
 
 def _replies(grid: Grid, kind: str, record: RecordDict, nodes: Sequence[int], seconds: float) -> list[Message]:
-    """Ask all nodes the same, and wait for what they say."""
+    """Ask all nodes the same, and wait for what they say. They are told how long, and stop working after it."""
+    record.config_records["config"][SECONDS] = float(seconds)
     return list(grid.send_and_receive([Message(record, node, kind) for node in nodes], timeout=seconds))
 
 

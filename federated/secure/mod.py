@@ -30,11 +30,14 @@ from distlfm.federated.secure.ring import encode
 from distlfm.federated.setup.identity import load_signing_key
 from distlfm.federated.site.ledger import BudgetSpent
 from distlfm.federated.site.policy import SitePolicy, check_examples, check_message, check_package, policy_of
+from distlfm.federated.site.worktime import Runs, WorkTime, working
 from distlfm.store.files import is_full
 
 RECORD, STAGE, BODY, VECTOR = "secagg", "stage", "body", "vector"
 KEYS, SHARES, MASK, CONSENT, UNMASK = "keys", "shares", "mask", "consent", "unmask"
 WEIGHT = "num-examples"
+SECONDS = "seconds"
+"""In a request's config: how long its sender waits for the work."""
 
 
 def secure_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -104,12 +107,32 @@ class Answering:
         if stage == MASK:
             state = self._begin(Delivery.from_bytes(body), purpose, request)
             message.content = request
-            with self._drafts.collect(self.run, state.cohort.session.hex()):
-                reply = call_next(message, context)
-            return self._masked(state, request, reply)
+            return self._masked(state, request, self._work(state, message, context, call_next))
         if stage == CONSENT:
             return self._consent(Survivors.from_bytes(body), purpose)
         return self._unmask(Consents.from_bytes(body), purpose, context.node_config.get("site"))
+
+    def _work(self, state: MemberState, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Let the app work, as long as the round waits for it, the run goes on, and the policy allows it."""
+        asked = next((one.get(SECONDS) for one in message.content.config_records.values() if SECONDS in one), None)
+        limit = self.policy.task.seconds
+        seconds = min(limit, asked) if isinstance(asked, float) and asked > 0 else limit
+        runs = Runs(self.policy.state)
+
+        def why_not() -> str:
+            if runs.has_ended(self.run):
+                return "The run has ended."
+            return "" if self.memory.state(self.run) == state else "Another sum of this run was begun meanwhile."
+
+        drafts = self._drafts.collect(self.run, state.cohort.session.hex())
+        with drafts, runs.working(self.run), working(WorkTime(seconds, why_not)):
+            try:
+                return call_next(message, context)
+            except Refused as refused:
+                if refused.reason is Reason.TASK:  # it may be because of what patients' records are
+                    with self.memory.locked():
+                        self.memory.use(self._limit, queries=1)
+                raise
 
     def _keys(self, call: Call, purpose: str) -> RecordDict:
         if (call.run, call.purpose) != (self.run, purpose):

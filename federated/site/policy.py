@@ -8,10 +8,10 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from flwr.app import Context
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from distlfm.config import Config, load
 from distlfm.errors import UsageError
@@ -26,6 +26,29 @@ PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Category = Annotated[str, Field(pattern=r"^(train|evaluate|query)$")]
 
 
+class TaskLimits(Config):
+    """shared: patterns of the weights that a round may tune and that travel; none stays here unless `local` names it.
+    kinds, optimisers: that a round may use. lr, mu, steps, batch: largest ones; batch 0, all windows, is allowed.
+    seconds: longest work for one message. drift: how far a weight that came may be from the first operator's, in units
+    of the largest weight of its tensor, or of 0.1 if that is more. effective: fewest patients that an update may
+    come from in effect, counted by the length of their gradients; 1 leaves this unchecked, and so does noise.
+    weakest: least length of the patients' gradients, in units of that with the first operator's weights; its inverse is
+    the largest one.
+    """
+
+    shared: tuple[str, ...] = ("*",)
+    kinds: tuple[Literal["pairs", "physics"], ...] = ("pairs", "physics")
+    optimisers: tuple[Literal["sgd", "adam"], ...] = ("sgd", "adam")
+    lr: PositiveFloat = 0.5
+    mu: float = Field(default=100.0, ge=0)
+    steps: int = Field(default=1000, ge=1)
+    batch: int = Field(default=1024, ge=1)
+    seconds: PositiveFloat = 900.0
+    drift: PositiveFloat = 10.0
+    effective: float = Field(default=1.5, ge=1)
+    weakest: float = Field(default=1e-3, ge=0, lt=1)
+
+
 class SitePolicy(Config):
     """Relative paths start at the policy's folder.
 
@@ -34,7 +57,8 @@ class SitePolicy(Config):
     if null. allowed: message types, with `*` for any name. min_cohort: fewest sites at the start and at the end of a
     sum. min_examples: fewest patients used for an answer. fixed_cohort: kinds of message that all pinned sites answer
     together or not at all, so that no two answers differ by one site. local: patterns of weights that a task may tune
-    and leave at the site; none unless they are named here. clip: largest norm of an update.
+    and leave at the site; none unless they are named here. task: bounds on what a round asks. clip: largest norm of an
+    update.
     noise_multiplier: noise on an update, in units of `clip`. epsilon, delta: privacy budget; none if null.
     queries_a_day, bytes_a_day: limits by UTC day; whatever tells figures is a query, so `evaluate` is one too.
     """
@@ -50,6 +74,7 @@ class SitePolicy(Config):
     min_examples: int = Field(default=5, ge=1)
     fixed_cohort: tuple[Category, ...] = ("evaluate", "query")
     local: tuple[str, ...] = ()
+    task: TaskLimits = TaskLimits()
     clip: float | None = Field(default=None, gt=0)
     noise_multiplier: float = Field(default=0.0, ge=0)
     epsilon: float | None = Field(default=None, gt=0)
@@ -107,7 +132,11 @@ def check_local(policy: SitePolicy, names: Sequence[str]) -> None:
     """
     refused = [name for name in names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in policy.local)]
     if refused:
-        raise Refused(Reason.TASK, f"task.local has {', '.join(refused[:3])}, and the policy's `local` does not.")
+        raise Refused(
+            Reason.TASK,
+            f"task.local has {', '.join(refused[:3])}, and the policy's `local` does not. Leave task.local empty, or "
+            "agree on `local` with the site.",
+        )
 
 
 def check_examples(policy: SitePolicy, count: float) -> None:
