@@ -55,8 +55,13 @@ class SitePolicy(Config):
     site: own name. signing_key: the site's Ed25519 key. state: folder of what the site remembers between messages.
     audit: the site's log. peers: public signing keys by site. package: the version of distlfm that is agreed on; any
     if null. allowed: message types, with `*` for any name. min_cohort: fewest sites at the start and at the end of a
-    sum. min_examples: fewest patients used for an answer. fixed_cohort: kinds of message that all pinned sites answer
-    together or not at all, so that no two answers differ by one site. local: patterns of weights that a task may tune
+    sum. min_examples: fewest patients used for an answer. most_examples: the most that this site counts for. weights:
+    whether a site counts by its patients, or as every other. figure_bound: most that a figure of this site counts.
+    vote: whether it tells, signed, if a round's model is better for its patients that choose.
+    fixed_cohort: kinds of message that all pinned sites answer together or not at all; of others a part of them may,
+    with covering noise. min_difference: fewest sites by which sums may differ without that noise; 1 allows all.
+    cover_noise: its standard deviation, in units of `clip` or `figure_bound`. cover_answers: the most with that noise
+    in an epoch. local: patterns of weights that a task may tune
     and leave at the site; none unless they are named here. task: bounds on what a round asks. clip: largest norm of an
     update.
     noise_multiplier: noise on an update, in units of `clip`. epsilon, delta: privacy budget; none if null.
@@ -72,7 +77,14 @@ class SitePolicy(Config):
     allowed: tuple[str, ...] = ("train", "evaluate", "query.*")
     min_cohort: int = Field(default=3, ge=2)
     min_examples: int = Field(default=5, ge=1)
-    fixed_cohort: tuple[Category, ...] = ("evaluate", "query")
+    most_examples: int = Field(default=1000, ge=1)
+    weights: Literal["patients", "equal"] = "patients"
+    figure_bound: float = Field(default=10.0, gt=0)
+    vote: bool = True
+    fixed_cohort: tuple[Category, ...] = ("train", "evaluate", "query")
+    min_difference: int = Field(default=3, ge=1)
+    cover_noise: float = Field(default=4.0, gt=0)
+    cover_answers: int = Field(default=10, ge=0)
     local: tuple[str, ...] = ()
     task: TaskLimits = TaskLimits()
     clip: float | None = Field(default=None, gt=0)
@@ -89,6 +101,10 @@ class SitePolicy(Config):
         if self.noise_multiplier > 0 and self.clip is None:
             raise ValueError("noise_multiplier counts in units of clip: set clip too")
         return self
+
+    def weight(self, patients: float) -> float:
+        """Return what an answer of so many patients counts for."""
+        return min(patients, float(self.most_examples)) if self.weights == "patients" else 1.0
 
     def rules(self) -> Rules:
         """What the members of secure sums hold to."""
