@@ -73,6 +73,8 @@ class ProgrammeConfig(Config):
     evaluate: whether each round's model is measured on patients that nobody learns from, and the best one kept, which
     may be the operator as it was; else the last one is. A model for which not all sites answered is not measured, and
     not kept either, unless no model was.
+    most_examples: the most patients that a site may count for. largest_update: longest mean update of a round, in units
+    of the length of the weights; a round beyond these is lost.
     question: of `query`: `model` (how good the model is) or `cohort` (what the patients are like).
     """
 
@@ -80,6 +82,8 @@ class ProgrammeConfig(Config):
     kind: Literal["rounds", "query"] = "rounds"
     operator: Path | None = None
     rounds: int = Field(default=5, ge=1)
+    most_examples: int = Field(default=1000, ge=1)
+    largest_update: PositiveFloat = 1.0
     strategy: StrategyConfig = FedAvgConfig()
     task: RoundTask = RoundTask()
     evaluate: bool = True

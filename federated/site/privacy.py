@@ -21,6 +21,7 @@ from distlfm.errors import UsageError
 from distlfm.federated.settings import PrivacyConfig, RoundTask
 from distlfm.federated.site.cohort import groups
 from distlfm.federated.site.tuning import Descent, Features, Objective, Tail, Weights, all_finite, hold_back
+from distlfm.federated.site.worktime import keep_time
 from distlfm.lfo import Batch, Operator
 
 Random = np.random.Generator
@@ -67,6 +68,7 @@ def tune_privately(
     descent = Descent(list(weights.values()), task)
     expected = privacy.sample * gradients.num_patients
     for _ in range(task.steps):
+        keep_time()
         taken = np.flatnonzero(random.random(gradients.num_patients) < privacy.sample)
         each = gradients({name: one.detach() for name, one in weights.items()}, taken)
         mean = noisy_mean(each, expected, privacy, random)

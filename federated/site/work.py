@@ -26,6 +26,7 @@ from distlfm.errors import UsageError
 from distlfm.federated.codec import Codec, Vector, chosen, weights_digest
 from distlfm.federated.settings import PrivacyConfig, RoundTask, SiteConfig
 from distlfm.federated.site.cohort import FITS, Cohort, Index, groups, patient_of
+from distlfm.federated.site.contract import Effect, effect_of
 from distlfm.federated.site.data import fit_config, fit_patients, records, site_store, unlabelled
 from distlfm.federated.site.ledger import Ledger
 from distlfm.federated.site.privacy import private_mean, private_update, refuse_whole, tune_privately
@@ -198,6 +199,13 @@ class Site:
         count = self.count(task.kind, "train")
         whole = task.batch == 0 or (self.privacy is not None and self.privacy.mechanism == "patients")
         return count if whole else min(task.steps * task.batch, count)
+
+    def effect(self, vector: Vector, task: RoundTask) -> Effect:
+        """Measure how many patients would be behind an update from these weights, in effect."""
+        operator, codec = self._placed(vector, task)
+        random = torch.Generator().manual_seed(secrets.randbits(63))
+        with torch_threads(self.config.threads):
+            return effect_of(operator, self.base, codec.names, self.windows(task.kind), task, random)
 
     def stays_here(self, task: RoundTask) -> tuple[str, ...]:
         """Return the names of the weights that a task tunes and leaves at the site."""
