@@ -31,6 +31,9 @@ FREEDOM = 8
 """Degrees of freedom of the Student-t proposals: heavier tails than the target's, at a small loss of efficiency."""
 
 
+OPEN = 1.3
+"""Curvature of the objective up to which the data say nothing of an unknown: the prior alone has one."""
+
 EDGE = 1e-13
 """Nearer to a wall than this, in units of the range, is beyond it."""
 
@@ -40,7 +43,8 @@ class Coordinates:
 
     A prior with walls bends what the data say in z, which is infinite at a wall: a ridge between two parameters that is
     a line in natural values is a hook in z, and a Gaussian around its mode misses most of it. Such unknowns have as
-    coordinates their natural values, in units of the prior's range; others have z. Without a space, x is z.
+    coordinates their natural values, in units of the prior's range; others have z, and so has, in each instance, an
+    unknown that the data say nothing of: it stays standard normal. Without a space, x is z.
     """
 
     def __init__(self, space: ParameterSpace | None = None) -> None:
@@ -48,6 +52,15 @@ class Coordinates:
         self._between = torch.tensor([isinstance(one, Uniform) for one in priors], dtype=torch.bool)
         self._above = torch.tensor([isinstance(one, HalfNormal) for one in priors], dtype=torch.bool)
         self._walls = bool((self._between | self._above).any())
+
+    def without(self, free: Tensor) -> Coordinates:
+        """The same, but that each instance's unknowns that `free` [B, n] marks stay whitened."""
+        if not self._walls:
+            return self
+        found = Coordinates()
+        found._between, found._above = self._between & ~free, self._above & ~free
+        found._walls = bool((found._between | found._above).any())
+        return found
 
     def straight(self, z: Tensor) -> Tensor:
         """x of z."""
@@ -130,7 +143,9 @@ def infer(
     num_instances, size = mode.shape
     root = mode.new_zeros(num_instances, size, size)
     if options.method != "point" and size:
-        root = root_of_inverse(hessian(objective, mode, torch.arange(num_instances)))
+        curvature = hessian(objective, mode, torch.arange(num_instances))
+        root = root_of_inverse(curvature)
+        coordinates = coordinates.without(torch.diagonal(curvature, dim1=-2, dim2=-1) < OPEN)
     return infer_from(objective, mode, root, seeds, options, coordinates)
 
 
@@ -199,7 +214,7 @@ def _importance(
     slope = coordinates.log_slope(mode).exp()
     first = _Proposal(coordinates.straight(mode), _lower(slope.unsqueeze(-1) * root))
     x, log_target = mode.new_zeros(0, *mode.shape), mode.new_zeros(0, len(mode))
-    weights, everyone = mode.new_zeros(0, len(mode)), torch.arange(len(mode))
+    weights = mode.new_zeros(0, len(mode))
     stages = [max(LEAST, each * mode.shape[-1]) for each in options.stages]
     proposals, tail = [], mode.new_zeros(len(mode))
     for stage, count in enumerate(stages):
@@ -207,7 +222,7 @@ def _importance(
         fresh = proposals[-1].draw(streams, count)
         x = torch.cat([x, fresh])
         with during("posterior stage", stage + 1, len(stages)):
-            log_target = torch.cat([log_target, _log_target(objective, fresh, everyone, coordinates)])
+            log_target = torch.cat([log_target, _log_target(objective, fresh, coordinates)])
         weights, tail = _mixture_weights(x, log_target, proposals, stages)
     effective = 1 / weights.square().sum(0)
     offset = torch.stack([torch.rand((), generator=one, dtype=torch.float64) for one in streams])
@@ -271,17 +286,16 @@ def pareto_shape(log_weight: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _log_target(objective: Objective, x: Tensor, instances: Tensor, coordinates: Coordinates) -> Tensor:
-    """Log density [J, A] of proposals x [J, A, n] of the instances [A]: few large calls instead of many small ones."""
-    z, within = coordinates.whitened(x.flatten(0, 1))
-    rows = instances.repeat(len(x))
+def _log_target(objective: Objective, x: Tensor, coordinates: Coordinates) -> Tensor:
+    """Log density [J, B] of proposals x [J, B, n]: few large calls instead of many small ones."""
+    z, within = coordinates.whitened(x)
+    flat, rows = z.flatten(0, 1), torch.arange(x.shape[1]).repeat(len(x))
     parts = []
-    for i in range(0, len(z), ROWS):
-        stepped("proposal", i, len(z))
-        parts.append(objective(z[i : i + ROWS], rows[i : i + ROWS]))
-    density = -torch.cat(parts) - coordinates.log_slope(z).sum(-1)
-    found: Tensor = torch.where(within, density, -torch.inf).unflatten(0, x.shape[:2])
-    return found
+    for i in range(0, len(flat), ROWS):
+        stepped("proposal", i, len(flat))
+        parts.append(objective(flat[i : i + ROWS], rows[i : i + ROWS]))
+    density = -torch.cat(parts).unflatten(0, x.shape[:2]) - coordinates.log_slope(z).sum(-1)
+    return torch.where(within, density, -torch.inf)
 
 
 def _systematic(weights: Tensor, offset: Tensor, num_draws: int) -> Tensor:
