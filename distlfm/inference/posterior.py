@@ -34,6 +34,9 @@ FREEDOM = 8
 OPEN = 1.3
 """Curvature of the objective up to which the data say nothing of an unknown: the prior alone has one."""
 
+TRUSTED, ENOUGH = 0.5, 200.0
+"""Shape of the weights' tail up to which their averages have a variance, and effective draws, that end the stages."""
+
 EDGE = 1e-13
 """Nearer to a wall than this, in units of the range, is beyond it."""
 
@@ -60,6 +63,13 @@ class Coordinates:
         found = Coordinates()
         found._between, found._above = self._between & ~free, self._above & ~free
         found._walls = bool((found._between | found._above).any())
+        return found
+
+    def rows(self, index: Tensor) -> Coordinates:
+        """Those of the instances at `index`, where instances differ."""
+        found = Coordinates()
+        found._between, found._above = (one[index] if one.dim() > 1 else one for one in (self._between, self._above))
+        found._walls = self._walls
         return found
 
     def straight(self, z: Tensor) -> Tensor:
@@ -138,15 +148,19 @@ def infer(
     seeds: Sequence[int],
     options: PosteriorConfig,
     coordinates: Coordinates = WHITENED,
+    further: int = 0,
 ) -> ParameterPosterior:
-    """Approximate the posterior around the modes [B, n]; each instance draws from its own seed."""
+    """Approximate the posterior around the modes [B, n]; each instance draws from its own seed.
+
+    further: stages of importance sampling that may follow those of the options where weights are not to be trusted.
+    """
     num_instances, size = mode.shape
     root = mode.new_zeros(num_instances, size, size)
     if options.method != "point" and size:
         curvature = hessian(objective, mode, torch.arange(num_instances))
         root = root_of_inverse(curvature)
         coordinates = coordinates.without(torch.diagonal(curvature, dim1=-2, dim2=-1) < OPEN)
-    return infer_from(objective, mode, root, seeds, options, coordinates)
+    return infer_from(objective, mode, root, seeds, options, coordinates, further)
 
 
 def infer_from(
@@ -156,6 +170,7 @@ def infer_from(
     seeds: Sequence[int],
     options: PosteriorConfig,
     coordinates: Coordinates = WHITENED,
+    further: int = 0,
 ) -> ParameterPosterior:
     """The same with Laplace's deviations given: root [B, n, n], lower triangular."""
     num_instances, size = mode.shape
@@ -170,7 +185,7 @@ def infer_from(
         equal = torch.full((options.draws, num_instances), 1 / options.draws, dtype=mode.dtype)
         count = torch.full_like(mode[:, 0], options.draws)
         return ParameterPosterior(mode, draws, equal, draws, count, torch.zeros_like(count))
-    return _importance(objective, mode, root, streams, options, coordinates)
+    return _importance(objective, mode, root, streams, options, coordinates, further)
 
 
 def _normal(streams: Sequence[torch.Generator], count: int, size: int) -> Tensor:
@@ -203,6 +218,46 @@ class _Proposal:
         return -0.5 * (FREEDOM + size) * torch.log1p(steps.square().sum(-2) / FREEDOM).T - volume
 
 
+@dataclass
+class _Sample:
+    """Proposals of A instances so far. x: [J, A, n]; log_target, weights: [J, A]; tail: [A]; laplace: [A, n, n]."""
+
+    laplace: Tensor
+    proposals: list[_Proposal]
+    counts: list[int]
+    x: Tensor
+    log_target: Tensor
+    weights: Tensor
+    tail: Tensor
+
+    @property
+    def effective(self) -> Tensor:
+        return 1 / self.weights.square().sum(0)
+
+    @property
+    def trusted(self) -> Tensor:
+        """Whether the weights are fit for averages, [A]."""
+        return (self.tail <= TRUSTED) & (self.effective >= ENOUGH)
+
+    def rows(self, index: Tensor) -> _Sample:
+        """Those of the instances at `index`."""
+        proposals = [_Proposal(one.centre[index], one.root[index]) for one in self.proposals]
+        parts = (one[:, index] for one in (self.x, self.log_target, self.weights))
+        return _Sample(self.laplace[index], proposals, list(self.counts), *parts, self.tail[index])
+
+    def grow(
+        self, objective: Objective, count: int, streams: Sequence[torch.Generator], coordinates: Coordinates
+    ) -> None:
+        """One stage more, with proposals adapted to the weights so far."""
+        if self.counts:
+            self.proposals.append(_adapted(self.x, self.weights, self.laplace))
+        self.counts.append(count)
+        fresh = self.proposals[-1].draw(streams, count)
+        self.x = torch.cat([self.x, fresh])
+        self.log_target = torch.cat([self.log_target, _log_target(objective, fresh, coordinates)])
+        self.weights, self.tail = _mixture_weights(self.x, self.log_target, self.proposals, self.counts)
+
+
 def _importance(
     objective: Objective,
     mode: Tensor,
@@ -210,21 +265,31 @@ def _importance(
     streams: Sequence[torch.Generator],
     options: PosteriorConfig,
     coordinates: Coordinates,
+    further: int,
 ) -> ParameterPosterior:
     slope = coordinates.log_slope(mode).exp()
     first = _Proposal(coordinates.straight(mode), _lower(slope.unsqueeze(-1) * root))
-    x, log_target = mode.new_zeros(0, *mode.shape), mode.new_zeros(0, len(mode))
-    weights = mode.new_zeros(0, len(mode))
+    none = mode.new_zeros(0, len(mode))
+    sample = _Sample(first.root, [first], [], mode.new_zeros(0, *mode.shape), none, none, mode.new_zeros(len(mode)))
     stages = [max(LEAST, each * mode.shape[-1]) for each in options.stages]
-    proposals, tail = [], mode.new_zeros(len(mode))
     for stage, count in enumerate(stages):
-        proposals.append(_adapted(x, weights, first.root) if stage else first)
-        fresh = proposals[-1].draw(streams, count)
-        x = torch.cat([x, fresh])
         with during("posterior stage", stage + 1, len(stages)):
-            log_target = torch.cat([log_target, _log_target(objective, fresh, coordinates)])
-        weights, tail = _mixture_weights(x, log_target, proposals, stages)
-    effective = 1 / weights.square().sum(0)
+            sample.grow(objective, count, streams, coordinates)
+    x, weights, effective, tail = sample.x, sample.weights, sample.effective, sample.tail
+    rows = torch.arange(len(mode))
+    for number in range(further):
+        doubtful = (~sample.trusted).nonzero().squeeze(-1)
+        if not len(doubtful):
+            break
+        sample, rows = sample.rows(doubtful), rows[doubtful]
+        own, places = [streams[int(row)] for row in rows], coordinates.rows(rows)
+        with during("further stage", number + 1, further):
+            sample.grow(lambda z, some, rows=rows: objective(z, rows[some]), stages[-1], own, places)
+        # As many as the others have: how many a neighbour took must not show.
+        even = torch.full((len(rows),), 0.5, dtype=mode.dtype)
+        kept = _systematic(sample.weights, even, len(x)).unsqueeze(-1).expand(-1, -1, x.shape[-1])
+        x[:, rows], weights[:, rows] = sample.x.gather(0, kept), 1 / len(x)
+        effective[rows], tail[rows] = sample.effective.clamp_max(len(x)), sample.tail
     offset = torch.stack([torch.rand((), generator=one, dtype=torch.float64) for one in streams])
     chosen = _systematic(weights, offset, options.draws)
     z, _ = coordinates.whitened(x)
