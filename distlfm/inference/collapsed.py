@@ -113,7 +113,7 @@ def fit_collapsed(
 def fit_at(method: str, marginal: Marginal, best: Optimum, seeds: Sequence[int], options: PosteriorConfig) -> Fit:
     """The posterior around the modes of a marginal's instances."""
     model = marginal.model
-    found = infer(marginal.negative, best.z, seeds, options, Coordinates(model.space))
+    found = infer(marginal.negative, best.z, seeds, options, Coordinates(model.space), marginal.further)
     return Fit(
         posterior=CollapsedPosterior(method, marginal, found.draws, Unknowns(found.proposals, found.weights)),
         bound=-best.value,

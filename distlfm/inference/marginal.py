@@ -55,11 +55,13 @@ class Marginal(ABC):
 
     at_once: whether many query times cost less together than in parts.
     call_bytes: how much memory one call of `posterior` should take, about.
+    further: stages of importance sampling that instances may take beyond those of the options.
     """
 
     at_once = False
     draws_together = False
     call_bytes = 200_000_000
+    further = 3
 
     def __init__(self, model: Model, observations: Observations) -> None:
         self.model, self.observations = model, observations

@@ -169,6 +169,20 @@ def test_a_ridge_between_walls_is_sampled_along_its_whole_length() -> None:
     assert float(found.tail) < 0.7
 
 
+def test_unknowns_that_the_data_say_nothing_of_cost_no_draws() -> None:
+    """Twelve uniform unknowns: in natural values a proposal loses a third of its draws at each pair of walls."""
+    space = ParameterSpace([Parameter("a", tuple("abcdefghijklm"), Uniform(0.0, 1.0))])
+
+    def objective(z: Tensor, rows: Tensor) -> Tensor:
+        del rows
+        return 0.5 * ((space.unpack(z)["a"][:, 0] - 0.5) / 0.1).square() + 0.5 * z.square().sum(-1)
+
+    mode = torch.zeros(1, space.num_free, dtype=torch.float64)
+    found = infer(objective, mode, [0], PosteriorConfig(), Coordinates(space))
+    assert float(found.effective) > 0.4 * len(found.proposals)
+    assert float(found.tail) < 0.5
+
+
 @pytest.mark.parametrize("shape", [0.2, 0.5, 0.9])
 def test_the_shape_of_a_pareto_tail_is_found(shape: float) -> None:
     uniform = torch.rand(4000, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
