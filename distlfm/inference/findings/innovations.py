@@ -59,8 +59,8 @@ def surprises(white: FloatArray, result: FitResult, *, both_ways: bool = True) -
         if (largest := np.abs(own).max()) > _largest(len(own), chance):
             when = result.instance.times[seen[p]][np.abs(own).argmax()]
             yield (
-                f"The value{of} at {when:g} lies {largest:.0f} deviations from what all before it foretell: an outlier, "
-                "a jump of force or sensor, or a wrong start. Leave the value out, let the start be learned "
+                f"The value{of} at {when:g} lies {largest:.0f} deviations from what all before it foretell: an "
+                "outlier, a jump of force or sensor, or a wrong start. Leave the value out, let the start be learned "
                 "(mechanism.initial=free), or take a rougher force (force.kernel.kind=matern12)."
             )
         elif correlated(own, both_ways=both_ways) < chance:
@@ -97,5 +97,5 @@ def _growth(white: FloatArray, level: FloatArray, chance: float) -> float:
     ranks = [np.argsort(np.argsort(np.abs(one))).astype(float) for one in (white, level)]
     if not np.isfinite(level).all() or np.ptp(level) == 0:
         return 0.0
-    found = float(np.corrcoef(*ranks)[0, 1])
+    found = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
     return found if found * math.sqrt(len(white) - 1) > -ndtri(chance) else 0.0

@@ -83,5 +83,5 @@ def missed(result: FitResult, excess: float) -> Iterator[str]:
         return
     yield (
         f"Data scatter around the curves drawn from the posterior by more than the likelihood allows ({excess:.0f} "
-        "deviations): set likelihood.kind=negative_binomial for counts, or inference.restarts=4 if the curves are wrong."
+        "deviations): set likelihood.kind=negative_binomial for counts, or inference.restarts=4 if curves are wrong."
     )

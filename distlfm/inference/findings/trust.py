@@ -14,14 +14,15 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from distlfm.inference.findings.equation import not_linear
 from distlfm.inference.findings.estimates import strain
 from distlfm.inference.findings.innovations import innovations, surprises
+from distlfm.inference.findings.mirror import mirrored
 from distlfm.inference.findings.predictive import drawn, excess, missed, replicated, scores
 from distlfm.inference.findings.residuals import HELD_FAST, residuals, structure
 from distlfm.inference.findings.values import doubtful_values
 from distlfm.inference.findings.wander import wandering
-from distlfm.inference.optimise import Status
-from distlfm.inference.result import FitResult
+from distlfm.inference.result import UNRELIABLE, FitResult
 from distlfm.inference.series.forward import SolvedPosterior
 from distlfm.instance import BoolArray, FloatArray
 
@@ -46,8 +47,6 @@ mean has it: bands of 95 % for a constant one then still hold 93 %, and 0.6 stan
 
 LEAST_VALUES, MOST_DRAWS = 6, 256
 
-UNRELIABLE = Status.UNRELIABLE.name.lower()
-
 
 def checked(result: FitResult) -> FitResult:
     """The result, `unreliable` with the reasons in its advice if it fails a check."""
@@ -67,15 +66,18 @@ def _doubts(result: FitResult) -> Iterator[str]:
     middle = (unknowns.weights.unsqueeze(-1) * unknowns.proposals).sum(0)[row]
     if (most := float(middle.abs().amax())) > EXCLUDED and strain(model.space.free_names, middle[0]):
         yield (
-            f"The data ask for what the priors exclude (by {most:.0f} deviations): the answer lies between both, and its "
-            "bands know nothing of that. Check units, and widen the priors."
+            f"The data ask for what the priors exclude (by {most:.0f} deviations): the answer lies between both, and "
+            "its bands know nothing of that. Check units, and widen the priors."
         )
     yield from doubtful_values(result.instance)
     if isinstance(posterior, SolvedPosterior):
         yield from _of_solved(result, row)
+        yield from mirrored(result)
     if not model.likelihood.gaussian:
         return
     yield from _of_residuals(result)
+    if not model.is_field and not isinstance(posterior, SolvedPosterior):
+        yield from not_linear(result, middle)
     if (white := innovations(result, middle)) is not None:
         yield from surprises(white, result)
         yield from wandering(result)

@@ -40,7 +40,7 @@ def wandering(result: FitResult) -> Iterator[str]:
     posterior, instance = result.posterior, result.instance
     model, seen = posterior.model, instance.mask
     counts = seen.sum(-1)
-    usable = LEAST_VALUES <= counts.min() and counts.sum() <= MOST_VALUES
+    usable = counts.min() >= LEAST_VALUES and counts.sum() <= MOST_VALUES
     if model.likelihood.drift is not None or len(seen) > len(result.force_names) or not usable:
         return
     gap = float(np.median(np.diff(instance.times)))
@@ -50,9 +50,9 @@ def wandering(result: FitResult) -> Iterator[str]:
     gain = _gain(result, gap)
     if gain > FAVOURED:
         yield (
-            f"A slower force and an error of the sensor that wanders explain the data better by far (odds of "
-            f"{math.exp(min(gain, 20)):.0f} to 1) than this force, which changes as quickly as the data come: its bands "
-            "hold the error too. Set likelihood.drift={}, or a larger noise."
+            "A slower force and an error of the sensor that wanders explain the data better by far (odds of "
+            f"{math.exp(min(gain, 20)):.0f} to 1) than this force, which changes as quickly as the data come: its "
+            "bands hold the error too. Set likelihood.drift={}, or a larger noise."
         )
 
 
