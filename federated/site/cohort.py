@@ -25,7 +25,7 @@ from distlfm.federated.settings import SiteConfig
 from distlfm.federated.setup.homes import replace_secret
 from distlfm.store import STATUSES, Store, find_store, is_store
 from distlfm.store.files import storing
-from distlfm.store.layout import FAILED
+from distlfm.store.layout import FAILED, UNLEARNED
 
 FITS = "fits"
 GROUP = "/"
@@ -39,7 +39,8 @@ def patient_of(name: str) -> str:
 
 def prepared(folder: Path) -> dict[str, Any]:
     """fits: `done`, `begun`, `not yet`, or what is in the way; and once there are any: windows, how many of them have a
-    fit (`windows_fitted`) or could not be fitted (`windows_failed`), and of how many patients those with a fit are."""
+    fit (`windows_fitted`), have one that failed a check (`windows_unreliable`), from which nothing is learned, or could
+    not be fitted (`windows_failed`), and of how many patients those with a fit are."""
     try:
         config = load(SiteConfig, folder / "site.yaml")
         place = folder / (FITS if config.store is None else config.store)
@@ -52,16 +53,19 @@ def prepared(folder: Path) -> dict[str, Any]:
 
 def _fit_counts(store: Store) -> dict[str, Any]:
     marks = store.markers().values()
-    lost = [STATUSES[name] for name in FAILED]
+    lost, doubted = ([STATUSES[name] for name in names] for names in (UNLEARNED, set(UNLEARNED) - set(FAILED)))
     fitted: list[str] = []
+    unreliable = 0
     for mark in marks:
         names, statuses = (store.read(name, mark.first, mark.first + mark.count) for name in ("id", "status"))
         fitted += [patient_of(str(name)) for name, status in zip(names, statuses, strict=True) if status not in lost]
+        unreliable += int(np.isin(statuses, doubted).sum())
     return {
         "fits": "begun" if store.missing() else "done",
         "windows": store.spec.instances,
         "windows_fitted": len(fitted),
-        "windows_failed": sum(mark.count for mark in marks) - len(fitted),
+        "windows_unreliable": unreliable,
+        "windows_failed": sum(mark.count for mark in marks) - len(fitted) - unreliable,
         "patients_fitted": len(set(fitted)),
     }
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from distlfm.gp.expression import Node, Scaled, Stationary
 from distlfm.gp.kernels import VARIANCE
+from distlfm.gp.linalg import safe_cholesky
 from distlfm.inference.marginal import CACHED, Marginal, Moments
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
@@ -359,6 +360,17 @@ class FourierGaussian(Marginal):
         output_mean, output_var = moments(columns)
         force_mean, force_var = moments(force)
         return Moments(force_mean, force_var, offset + output_mean, output_var)
+
+    def innovations(self, z: Tensor, rows: Tensor) -> Tensor:
+        data, values = self.observations.rows(rows), self.model.space.unpack(z)
+        system = extract(self.model.mechanism, values)
+        answer = self._answer(system, self._roots(values, rows), rows)
+        offset, columns = self._columns(system, answer, rows, data.times)
+        each = torch.where(data.mask, self.model.noise_variance(values, data), 1.0).flatten(-2)
+        columns, residual = (columns * data.mask.unsqueeze(-1)).flatten(1, 2), (data.values - offset) * data.mask
+        factor, _ = safe_cholesky(columns @ columns.mT + torch.diag_embed(each))
+        white: Tensor = torch.linalg.solve_triangular(factor, residual.flatten(1).unsqueeze(-1), upper=False)
+        return white.reshape(residual.shape)
 
     def draw(self, z: Tensor, rows: Tensor, query: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """One joint draw given z [A, n] at times `query` [A, Q]: forces [A, L, Q] and outputs [A, P, Q]."""
