@@ -102,9 +102,13 @@ class Unknowns:
 
 
 class Posterior(ABC):
-    """What a method knows of B instances after seeing their data. at_once: many times cost less together than apart."""
+    """What a method knows of B instances after seeing their data.
+
+    at_once: many times cost less together than apart. chains: those that the draws come from, one of each in turn.
+    """
 
     at_once = False
+    chains = 1
     method: str
     model: Model
     observations: Observations
@@ -133,6 +137,7 @@ class Posterior(ABC):
 class Fit:
     """What a method returns for B instances. bound: [B]; status: [B]; trace: [iterations, B]; effective: [B].
 
+    rhat: [B], of the unknown on which chains agree least, where the draws are those of chains.
     tail: [B], the shape k̂ of the Pareto tail of the draws' weights, where they have any.
     doubts: why an instance's answer is not to be trusted, empty where there is no reason.
     notices: what a user should know of each instance whatever its status, empty where there is nothing to say.
@@ -147,3 +152,4 @@ class Fit:
     notices: tuple[str, ...] = ()
     tail: Tensor | None = None
     doubts: tuple[str, ...] = ()
+    rhat: Tensor | None = None

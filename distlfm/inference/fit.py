@@ -28,13 +28,15 @@ from distlfm.inference.result import FitResult
 from distlfm.inference.series.collapsed import Collapsed
 from distlfm.inference.series.exact import Exact
 from distlfm.inference.series.nested import Nested
+from distlfm.inference.series.nuts import ReferenceConfig
 from distlfm.inference.series.preestimate import Preestimate, PreestimateConfig
+from distlfm.inference.series.reference import Reference
 from distlfm.inference.series.statespace import LONG, Filter, supports
 from distlfm.inference.series.variational import Variational, VariationalConfig
 from distlfm.instance import Instance
 
 GRID_POINTS = 100
-SHIPPED: tuple[type[Method], ...] = (Collapsed, Filter, Exact, Nested, Variational, Preestimate, Laplace)
+SHIPPED: tuple[type[Method], ...] = (Collapsed, Filter, Exact, Nested, Variational, Preestimate, Reference, Laplace)
 """In the order in which they are listed, after `auto`."""
 
 
@@ -46,7 +48,8 @@ class InferenceConfig(Config):
     Gaussian of force and parameters instead; `exact` is the analytic covariance of the single-input motif;
     `preestimate` is quick, and solves no equation. Solver, inducing points and features of `nested` are set in
     `variational`. Fields of a linear equation are `collapsed` too; those of others are linearised at
-    their mode, which is `laplace`.
+    their mode, which is `laplace`. `reference` takes minutes for an instance: long chains of the sampler NUTS, with
+    which other methods are compared; its extra is `reference`.
     restarts: starts of the optimiser, of which the best by the joint density is kept; the first is the prior's middle,
     unless `random_start`.
     field: of partial differential equations; `settled` is what a fleet's instances share, and is filled in.
@@ -59,6 +62,7 @@ class InferenceConfig(Config):
     optimiser: OptimiserConfig = OptimiserConfig()
     posterior: PosteriorConfig = PosteriorConfig()
     preestimate: PreestimateConfig = PreestimateConfig()
+    reference: ReferenceConfig = ReferenceConfig()
     variational: VariationalConfig = VariationalConfig()
     field: FieldOptions = FieldOptions()
     settled: FieldSettings | None = None
@@ -67,9 +71,9 @@ class InferenceConfig(Config):
 
     @model_validator(mode="after")
     def _used(self) -> InferenceConfig:
-        if self.method == "variational" and self.posterior != PosteriorConfig():
+        if self.method in ("variational", "reference") and self.posterior != PosteriorConfig():
             raise ValueError(
-                "posterior has no effect with method variational, whose draws are set in its own section; "
+                f"posterior has no effect with method {self.method}, whose draws are set in its own section; "
                 "leave it out, or use method nested"
             )
         if self.method != "variational" and self.variational.learn_inducing:

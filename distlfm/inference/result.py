@@ -89,6 +89,8 @@ class FitResult(Answer):
     relative_noise: FloatArray | None = None
     tail: float = 0.0
     """Shape k̂ of the Pareto tail of the draws' weights."""
+    rhat: float | None = None
+    """R-hat of the unknown on which chains agree least, where the draws are those of chains."""
     misfit: Structure | None = None
     """Whether the residuals have a shape, where that was looked at."""
     at_truth: Prediction | None = None
@@ -105,6 +107,10 @@ class FitResult(Answer):
     @property
     def trustworthy(self) -> bool:
         return self.ok and self.status != UNRELIABLE
+
+    @property
+    def chains(self) -> int:
+        return self.posterior.chains
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -316,6 +322,7 @@ def results_of(
                 row=b,
                 relative_noise=None if relative is None else relative[b].numpy(),
                 tail=0.0 if fit.tail is None else float(fit.tail[b]),
+                rhat=None if fit.rhat is None else float(fit.rhat[b]),
                 at_truth=at_truth[0][b] if at_truth else None,
             )
         )

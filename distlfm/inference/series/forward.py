@@ -83,6 +83,10 @@ class Forward:
         other.solver = self.solver.model_copy(update={"steps": steps})
         return other
 
+    def with_points(self, num_inducing: int) -> Forward:
+        """The same with another number of inducing points."""
+        return Forward(self.model, self.observations, self.solver, num_inducing)
+
     def with_inducing(self, inducing: Tensor) -> Forward:
         """The same with inducing points at other places, [B, M, d]."""
         other = copy.copy(self)

@@ -1,0 +1,205 @@
+"""Chains of nutpie's NUTS over a density of torch, which all of them ask at once.
+
+A density of small matrices costs about as much at eight places as at one. So each chain runs in a thread of its own and
+waits until the others have asked too; one call answers all of them. A chain keeps its row of that call, and rows do not
+depend on each other, so a seed repeats its draws.
+
+Shapes: `C` chains, `N` draws of each, `W` unknowns.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from distlfm.config import Config
+from distlfm.inference.collapsed import START_SPREAD
+from distlfm.inference.optimise import Objective, evaluate
+from distlfm.instance import FloatArray
+from distlfm.optional import require
+from distlfm.runtime.reporting import stepped
+
+EXTRA = "reference"
+
+
+class ReferenceConfig(Config):
+    """How long chains are.
+
+    chains: independent ones, begun at random places of the prior; all of them cost little more than one.
+    warmup: steps in which each finds its step size and the posterior's shape; they are not kept.
+    draws: steps of each that are kept.
+    acceptance: share of moves to be accepted; closer to one takes shorter steps, which narrow valleys ask for.
+    depth: each step takes at most 2 to this power evaluations.
+    """
+
+    chains: int = Field(default=8, ge=2, le=64)
+    warmup: int = Field(default=400, ge=10)
+    draws: int = Field(default=400, ge=4)
+    acceptance: float = Field(default=0.85, gt=0, lt=1)
+    depth: int = Field(default=8, ge=1, le=12)
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Draws of an unnormalised density.
+
+    draws: [C, N, W]; log_density: [C, N]; astray: the share of draws at which the integrator lost its energy;
+    rhat, effective: of the unknown, or the density, that is worst, by ranks (Vehtari et al. 2021).
+    """
+
+    draws: Tensor
+    log_density: Tensor
+    astray: float
+    rhat: float
+    effective: float
+
+    @property
+    def turns(self) -> Tensor:
+        """Draws [N·C, W], one of each chain in turn."""
+        return self.draws.transpose(0, 1).flatten(0, 1)
+
+    @property
+    def begun(self) -> bool:
+        """Whether every chain found a place where the density is finite."""
+        return bool(torch.isfinite(self.log_density).all())
+
+    @staticmethod
+    def resting(size: int, options: ReferenceConfig, log_density: float) -> Chains:
+        """Chains that stay at the prior's middle: there is nothing to learn, or no place to begin at."""
+        count = (options.chains, options.draws)
+        density = torch.full(count, log_density, dtype=torch.float64)
+        return Chains(torch.zeros(*count, size, dtype=torch.float64), density, 0.0, 1.0, float(density.numel()))
+
+
+class _Stopped(Exception):
+    """The work was ended from outside."""
+
+
+def sample(negative: Objective, size: int, options: ReferenceConfig, seed: int) -> Chains:
+    """Draw from exp(−negative) of `size` unknowns.
+
+    negative: of places [C, W] and rows [C], which are all 0. Unknowns are about standard normal before the data.
+    """
+    nutpie = require("nutpie", EXTRA)
+    if not size:
+        value = negative(torch.zeros(1, 0, dtype=torch.float64), torch.zeros(1, dtype=torch.long))
+        return Chains.resting(size, options, -float(value))
+    seeds = [int(one.generate_state(1, np.uint64)[0]) for one in np.random.SeedSequence(seed).spawn(options.chains)]
+    inbox: SimpleQueue[tuple[int, FloatArray | None]] = SimpleQueue()
+    answers: list[SimpleQueue[tuple[float, FloatArray] | None]] = [SimpleQueue() for _ in seeds]
+    traces: list[Any] = [None] * len(seeds)
+    over = threading.Event()
+
+    def run(chain: int) -> None:
+        def density(place: FloatArray) -> tuple[float, FloatArray]:
+            inbox.put((chain, place.copy()))
+            answer = None if over.is_set() else answers[chain].get()
+            if answer is None:
+                raise _Stopped
+            return answer
+
+        try:
+            traces[chain] = nutpie.sample(
+                _compiled(size, density),
+                chains=1,
+                cores=1,
+                seed=seeds[chain],
+                tune=options.warmup,
+                draws=options.draws,
+                low_rank_modified_mass_matrix=True,
+                progress_bar=False,
+                save_warmup=False,
+                target_accept=options.acceptance,
+                maxdepth=options.depth,
+            )
+        except RuntimeError:  # what Rust makes of every failure: no place to start from, or ended from outside
+            traces[chain] = None
+        finally:
+            inbox.put((chain, None))
+
+    threads = [threading.Thread(target=run, args=(chain,), daemon=True) for chain in range(len(seeds))]
+    for thread in threads:
+        thread.start()
+    try:
+        _serve(negative, torch.zeros(len(seeds), size, dtype=torch.float64), inbox, answers)
+    finally:
+        over.set()
+        for queue in answers:
+            queue.put(None)
+        for thread in threads:
+            thread.join()
+    if any(trace is None for trace in traces):
+        return Chains.resting(size, options, -math.inf)
+    draws = np.stack([trace.posterior["w"].to_numpy()[0] for trace in traces])
+    log_density, astray = (
+        np.stack([trace.sample_stats[name].to_numpy()[0] for trace in traces]) for name in ("logp", "diverging")
+    )
+    met = agreement(np.concatenate([draws, log_density[..., None]], -1))
+    return Chains(torch.from_numpy(draws), torch.from_numpy(log_density), float(astray.mean()), *met)
+
+
+def _serve(
+    negative: Objective,
+    places: Tensor,
+    inbox: SimpleQueue[tuple[int, FloatArray | None]],
+    answers: list[SimpleQueue[tuple[float, FloatArray] | None]],
+) -> None:
+    """Answer chains until all have ended. places: [C, W]; the row of one that has ended stays, so that others keep
+
+    theirs to the last bit.
+    """
+    rows, running, calls = torch.zeros(len(places), dtype=torch.long), len(places), 0
+    while True:
+        waiting: list[int] = []
+        while len(waiting) < running:
+            chain, place = inbox.get()
+            if place is None:
+                running -= 1
+            else:
+                places[chain] = torch.from_numpy(place)
+                waiting.append(chain)
+        if not running:
+            return
+        calls += 1
+        stepped("evaluation", calls)
+        value, slope = evaluate(negative, places, rows)
+        finite = torch.isfinite(value) & torch.isfinite(slope).all(-1)
+        found = torch.where(finite, -value, -torch.inf).numpy()
+        downhill = torch.where(finite.unsqueeze(-1), -slope, 0.0).numpy()
+        for chain in waiting:
+            answers[chain].put((float(found[chain]), downhill[chain]))
+
+
+def _compiled(size: int, density: Callable[[FloatArray], tuple[float, FloatArray]]) -> Any:
+    """A density as nutpie takes it."""
+
+    def start(seed: int) -> FloatArray:
+        return START_SPREAD * np.random.default_rng(seed).standard_normal(size)
+
+    return require("nutpie.compiled_pyfunc", EXTRA).from_pyfunc(
+        size,
+        lambda: density,
+        lambda *_: lambda place: {"w": place},
+        ["float64"],
+        [(size,)],
+        ["w"],
+        make_initial_point_fn=start,
+    )
+
+
+def agreement(draws: FloatArray) -> tuple[float, float]:
+    """The largest R-hat of columns, and the fewest draws that one is worth, in bulk and tails; draws: [C, N, W]."""
+    arviz = require("arviz", EXTRA)
+    data = arviz.convert_to_dataset({"w": draws})
+    effective = [arviz.ess(data, method=method)["w"].to_numpy() for method in ("bulk", "tail")]
+    rhat = arviz.rhat(data)["w"].to_numpy()
+    return float(np.max(rhat)), float(np.min(effective))
