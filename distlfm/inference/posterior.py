@@ -98,7 +98,8 @@ class ParameterPosterior:
 
     mode: [B, n]; proposals: [J, B, n] with weights [J, B] that sum to one; draws: [S, B, n] of equal weight;
     effective: [B], the number of independent draws that the weighted ones are worth; tail: [B], the shape k̂ of the
-    largest weights' Pareto tail, above 0.7 of which averages are not to be trusted.
+    largest weights' Pareto tail, above 0.7 of which averages are not to be trusted. log_mass: [B], the logarithm of the
+    integral of the density, up to a constant that all of as many unknowns and the same stages share; None if not known.
     """
 
     mode: Tensor
@@ -107,6 +108,7 @@ class ParameterPosterior:
     draws: Tensor
     effective: Tensor
     tail: Tensor
+    log_mass: Tensor | None = None
 
     @property
     def mean(self) -> Tensor:
@@ -201,20 +203,20 @@ def _importance(
     x, log_target = mode.new_zeros(0, *mode.shape), mode.new_zeros(0, len(mode))
     weights, everyone = mode.new_zeros(0, len(mode)), torch.arange(len(mode))
     stages = [max(LEAST, each * mode.shape[-1]) for each in options.stages]
-    proposals, tail = [], mode.new_zeros(len(mode))
+    proposals, tail, mass = [], mode.new_zeros(len(mode)), mode.new_zeros(len(mode))
     for stage, count in enumerate(stages):
         proposals.append(_adapted(x, weights, first.root) if stage else first)
         fresh = proposals[-1].draw(streams, count)
         x = torch.cat([x, fresh])
         with during("posterior stage", stage + 1, len(stages)):
             log_target = torch.cat([log_target, _log_target(objective, fresh, everyone, coordinates)])
-        weights, tail = _mixture_weights(x, log_target, proposals, stages)
+        weights, tail, mass = _mixture_weights(x, log_target, proposals, stages)
     effective = 1 / weights.square().sum(0)
     offset = torch.stack([torch.rand((), generator=one, dtype=torch.float64) for one in streams])
-    chosen = _systematic(weights, offset, options.draws)
+    chosen = systematic(weights, offset, options.draws)
     z, _ = coordinates.whitened(x)
     draws = z.gather(0, chosen.unsqueeze(-1).expand(-1, -1, z.shape[-1]))
-    return ParameterPosterior(mode, z, weights, draws, effective, tail)
+    return ParameterPosterior(mode, z, weights, draws, effective, tail, mass)
 
 
 def _lower(root: Tensor) -> Tensor:
@@ -239,10 +241,11 @@ def _adapted(z: Tensor, weights: Tensor, laplace: Tensor) -> _Proposal:
 
 def _mixture_weights(
     z: Tensor, log_target: Tensor, proposals: list[_Proposal], stages: list[int]
-) -> tuple[Tensor, Tensor]:
-    """Self-normalised weights [J, B] of all draws against the mixture of all proposals, and their tail's shape [B].
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Self-normalised weights [J, B] of all draws against the mixture of all proposals, their tail's shape [B], and the
 
-    Truncated (Ionides 2008): no weight above the mean times √J, so that one draw cannot be the whole answer.
+    logarithm [B] of their mean. Truncated (Ionides 2008): no weight above the mean times √J, so that one draw cannot be
+    the whole answer.
     """
     shares = [math.log(count) for count in stages[: len(proposals)]]
     parts = [one.log_density(z) + share for one, share in zip(proposals, shares, strict=True)]
@@ -252,7 +255,7 @@ def _mixture_weights(
     log_weight = torch.where(possible, log_weight, torch.where(possible.any(0), -torch.inf, 0.0))
     mean = torch.logsumexp(log_weight, 0) - math.log(len(z))
     weights = torch.softmax(torch.minimum(log_weight, mean + 0.5 * math.log(len(z))), 0)
-    return weights, pareto_shape(log_weight)
+    return weights, pareto_shape(log_weight), mean
 
 
 def pareto_shape(log_weight: Tensor) -> Tensor:
@@ -284,7 +287,7 @@ def _log_target(objective: Objective, x: Tensor, instances: Tensor, coordinates:
     return found
 
 
-def _systematic(weights: Tensor, offset: Tensor, num_draws: int) -> Tensor:
+def systematic(weights: Tensor, offset: Tensor, num_draws: int) -> Tensor:
     """Indices [S, B] that represent weights [J, B] as evenly as can be."""
     marks = (torch.arange(num_draws, dtype=weights.dtype).unsqueeze(-1) + offset) / num_draws
     found = torch.searchsorted(weights.cumsum(0).T.contiguous(), marks.T.contiguous())
