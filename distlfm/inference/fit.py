@@ -71,15 +71,17 @@ class InferenceConfig(Config):
 
     @model_validator(mode="after")
     def _used(self) -> InferenceConfig:
-        if self.method in ("variational", "reference") and self.posterior != PosteriorConfig():
+        if self.method == "variational" and self.posterior.draws != PosteriorConfig().draws:
+            raise ValueError("posterior.draws has no effect with method variational; set variational.draws instead")
+        if self.method == "reference" and self.posterior != PosteriorConfig():
             raise ValueError(
-                f"posterior has no effect with method {self.method}, whose draws are set in its own section; "
-                "leave it out, or use method nested"
+                "posterior has no effect with method reference, whose draws are set in its own section; leave it out, "
+                "or use method nested"
             )
         if self.method != "variational" and self.variational.learn_inducing:
             raise ValueError("variational.learn_inducing needs method variational; set it, or leave the other out")
         if self.variational.learn_inducing and self.variational.gradient == "natural":
-            raise ValueError("learn_inducing needs gradient adam: natural gradients move q alone; set one of the two")
+            raise ValueError("learn_inducing needs variational.gradient=adam: natural gradients move q alone; set both")
         return self
 
 

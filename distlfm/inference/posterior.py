@@ -121,7 +121,8 @@ class ParameterPosterior:
 
     mode: [B, n]; proposals: [J, B, n] with weights [J, B] that sum to one; draws: [S, B, n] of equal weight;
     effective: [B], the number of independent draws that the weighted ones are worth; tail: [B], the shape k̂ of the
-    largest weights' Pareto tail, above 0.7 of which averages are not to be trusted.
+    largest weights' Pareto tail, above 0.7 of which averages are not to be trusted. log_mass: [B], the logarithm of the
+    integral of the density, up to a constant that all of as many unknowns and the same stages share; None if not known.
     """
 
     mode: Tensor
@@ -130,6 +131,7 @@ class ParameterPosterior:
     draws: Tensor
     effective: Tensor
     tail: Tensor
+    log_mass: Tensor | None = None
 
     @property
     def mean(self) -> Tensor:
@@ -220,7 +222,7 @@ class _Proposal:
 
 @dataclass
 class _Sample:
-    """Proposals of A instances so far. x: [J, A, n]; log_target, weights: [J, A]; tail: [A]; laplace: [A, n, n]."""
+    """Proposals of A instances so far. x: [J, A, n]; log_target, weights: [J, A]; tail, mass: [A]; laplace: [A, n, n]."""
 
     laplace: Tensor
     proposals: list[_Proposal]
@@ -229,6 +231,7 @@ class _Sample:
     log_target: Tensor
     weights: Tensor
     tail: Tensor
+    mass: Tensor
 
     @property
     def effective(self) -> Tensor:
@@ -243,7 +246,8 @@ class _Sample:
         """Those of the instances at `index`."""
         proposals = [_Proposal(one.centre[index], one.root[index]) for one in self.proposals]
         parts = (one[:, index] for one in (self.x, self.log_target, self.weights))
-        return _Sample(self.laplace[index], proposals, list(self.counts), *parts, self.tail[index])
+        ends = self.tail[index], self.mass[index]
+        return _Sample(self.laplace[index], proposals, list(self.counts), *parts, *ends)
 
     def grow(
         self, objective: Objective, count: int, streams: Sequence[torch.Generator], coordinates: Coordinates
@@ -255,7 +259,8 @@ class _Sample:
         fresh = self.proposals[-1].draw(streams, count)
         self.x = torch.cat([self.x, fresh])
         self.log_target = torch.cat([self.log_target, _log_target(objective, fresh, coordinates)])
-        self.weights, self.tail = _mixture_weights(self.x, self.log_target, self.proposals, self.counts)
+        found = _mixture_weights(self.x, self.log_target, self.proposals, self.counts)
+        self.weights, self.tail, self.mass = found
 
 
 def _importance(
@@ -269,13 +274,14 @@ def _importance(
 ) -> ParameterPosterior:
     slope = coordinates.log_slope(mode).exp()
     first = _Proposal(coordinates.straight(mode), _lower(slope.unsqueeze(-1) * root))
-    none = mode.new_zeros(0, len(mode))
-    sample = _Sample(first.root, [first], [], mode.new_zeros(0, *mode.shape), none, none, mode.new_zeros(len(mode)))
+    none, nought = mode.new_zeros(0, len(mode)), mode.new_zeros(len(mode))
+    sample = _Sample(first.root, [first], [], mode.new_zeros(0, *mode.shape), none, none, nought, nought)
     stages = [max(LEAST, each * mode.shape[-1]) for each in options.stages]
     for stage, count in enumerate(stages):
         with during("posterior stage", stage + 1, len(stages)):
             sample.grow(objective, count, streams, coordinates)
-    x, weights, effective, tail = sample.x, sample.weights, sample.effective, sample.tail
+    x, weights, effective = sample.x, sample.weights, sample.effective
+    tail, mass = sample.tail, sample.mass
     rows = torch.arange(len(mode))
     for number in range(further):
         doubtful = (~sample.trusted).nonzero().squeeze(-1)
@@ -287,14 +293,15 @@ def _importance(
             sample.grow(lambda z, some, rows=rows: objective(z, rows[some]), stages[-1], own, places)
         # As many as the others have: how many a neighbour took must not show.
         even = torch.full((len(rows),), 0.5, dtype=mode.dtype)
-        kept = _systematic(sample.weights, even, len(x)).unsqueeze(-1).expand(-1, -1, x.shape[-1])
+        kept = systematic(sample.weights, even, len(x)).unsqueeze(-1).expand(-1, -1, x.shape[-1])
         x[:, rows], weights[:, rows] = sample.x.gather(0, kept), 1 / len(x)
         effective[rows], tail[rows] = sample.effective.clamp_max(len(x)), sample.tail
+        mass[rows] = sample.mass + math.log(len(sample.x) / len(x))
     offset = torch.stack([torch.rand((), generator=one, dtype=torch.float64) for one in streams])
-    chosen = _systematic(weights, offset, options.draws)
+    chosen = systematic(weights, offset, options.draws)
     z, _ = coordinates.whitened(x)
     draws = z.gather(0, chosen.unsqueeze(-1).expand(-1, -1, z.shape[-1]))
-    return ParameterPosterior(mode, z, weights, draws, effective, tail)
+    return ParameterPosterior(mode, z, weights, draws, effective, tail, mass)
 
 
 def _lower(root: Tensor) -> Tensor:
@@ -319,10 +326,11 @@ def _adapted(z: Tensor, weights: Tensor, laplace: Tensor) -> _Proposal:
 
 def _mixture_weights(
     z: Tensor, log_target: Tensor, proposals: list[_Proposal], stages: list[int]
-) -> tuple[Tensor, Tensor]:
-    """Self-normalised weights [J, B] of all draws against the mixture of all proposals, and their tail's shape [B].
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Self-normalised weights [J, B] of all draws against the mixture of all proposals, their tail's shape [B], and the
 
-    Truncated (Ionides 2008): no weight above the mean times √J, so that one draw cannot be the whole answer.
+    logarithm [B] of their mean. Truncated (Ionides 2008): no weight above the mean times √J, so that one draw cannot be
+    the whole answer.
     """
     shares = [math.log(count) for count in stages[: len(proposals)]]
     parts = [one.log_density(z) + share for one, share in zip(proposals, shares, strict=True)]
@@ -332,7 +340,7 @@ def _mixture_weights(
     log_weight = torch.where(possible, log_weight, torch.where(possible.any(0), -torch.inf, 0.0))
     mean = torch.logsumexp(log_weight, 0) - math.log(len(z))
     weights = torch.softmax(torch.minimum(log_weight, mean + 0.5 * math.log(len(z))), 0)
-    return weights, pareto_shape(log_weight)
+    return weights, pareto_shape(log_weight), mean
 
 
 def pareto_shape(log_weight: Tensor) -> Tensor:
@@ -363,7 +371,7 @@ def _log_target(objective: Objective, x: Tensor, coordinates: Coordinates) -> Te
     return torch.where(within, density, -torch.inf)
 
 
-def _systematic(weights: Tensor, offset: Tensor, num_draws: int) -> Tensor:
+def systematic(weights: Tensor, offset: Tensor, num_draws: int) -> Tensor:
     """Indices [S, B] that represent weights [J, B] as evenly as can be."""
     marks = (torch.arange(num_draws, dtype=weights.dtype).unsqueeze(-1) + offset) / num_draws
     found = torch.searchsorted(weights.cumsum(0).T.contiguous(), marks.T.contiguous())

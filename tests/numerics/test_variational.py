@@ -42,15 +42,15 @@ def make_instances(response: str, count: int, **fixed: Any) -> list[Instance]:
 
 
 def options(method: str = "variational", **variational: Any) -> InferenceConfig:
-    small = {"iterations": 60, "draws": 128, "num_inducing": 10, "samples": 6, "window": 20, "features": 32}
-    own = {} if method == "variational" else {"posterior": {"stages": (60, 60), "draws": 16}}
+    small = {"draws": 128, "num_inducing": 10, "samples": 6, "features": 32}
+    own = {"stages": (60, 60)} if method == "variational" else {"stages": (60, 60), "draws": 16}
     return InferenceConfig.model_validate(
         {
             "method": method,
             "grid_points": 12,
             "optimiser": {"rounds": 2, "iterations": 50},
             "variational": {**small, **variational},
-            **own,
+            "posterior": own,
         }
     )
 

@@ -93,6 +93,13 @@ class Forward:
         other.inducing = inducing
         return other
 
+    def of(self, rows: Tensor) -> Forward:
+        """That of the instances `rows` [A] alone, with as many solver steps."""
+        other = copy.copy(self)
+        other.observations, other.inducing = self.observations.rows(rows), self.inducing[rows]
+        other.domain = Domain(self.domain.lower[rows], self.domain.upper[rows])
+        return other
+
     @torch.no_grad()
     def step_error(self, w: Tensor, rows: Tensor) -> Tensor:
         """How much halving the solver's steps changes the outputs at w [A, W], relative to their size, [A]."""
