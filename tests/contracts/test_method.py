@@ -38,6 +38,7 @@ SMALL = {
     "optimiser": {"rounds": 0, "iterations": 8},
     "variational": {"iterations": 3, "draws": 8, "num_inducing": 5, "samples": 2, "features": 16},
     "preestimate": {"draws": 8},
+    "joint": {"chains": 4, "warm": [2], "kept": 2, "extensions": 0},
 }
 
 
