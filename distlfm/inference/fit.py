@@ -27,6 +27,7 @@ from distlfm.inference.posterior import PosteriorConfig
 from distlfm.inference.result import FitResult
 from distlfm.inference.series.collapsed import Collapsed
 from distlfm.inference.series.exact import Exact
+from distlfm.inference.series.joint.method import Joint, JointConfig
 from distlfm.inference.series.nested import Nested
 from distlfm.inference.series.nuts import ReferenceConfig
 from distlfm.inference.series.preestimate import Preestimate, PreestimateConfig
@@ -36,7 +37,10 @@ from distlfm.inference.series.variational import Variational, VariationalConfig
 from distlfm.instance import Instance
 
 GRID_POINTS = 100
-SHIPPED: tuple[type[Method], ...] = (Collapsed, Filter, Exact, Nested, Variational, Preestimate, Reference, Laplace)
+SHIPPED: tuple[type[Method], ...] = (
+    *(Collapsed, Filter, Exact, Joint, Nested),
+    *(Variational, Preestimate, Reference, Laplace),
+)
 """In the order in which they are listed, after `auto`."""
 
 
@@ -64,6 +68,7 @@ class InferenceConfig(Config):
     preestimate: PreestimateConfig = PreestimateConfig()
     reference: ReferenceConfig = ReferenceConfig()
     variational: VariationalConfig = VariationalConfig()
+    joint: JointConfig = JointConfig()
     field: FieldOptions = FieldOptions()
     settled: FieldSettings | None = None
     grid_points: int = Field(default=GRID_POINTS, ge=2)

@@ -39,6 +39,7 @@ SMALL = {
     "variational": {"iterations": 3, "draws": 8, "num_inducing": 5, "samples": 2, "features": 16},
     "preestimate": {"draws": 8},
     "reference": {"chains": 2, "warmup": 20, "draws": 8, "depth": 3},
+    "joint": {"chains": 4, "warm": [2], "kept": 2, "extensions": 0},
 }
 
 

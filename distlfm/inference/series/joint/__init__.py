@@ -1,0 +1,1 @@
+"""Force and parameters sampled together through the solver: fixed waves, chained sensitivities, many short chains."""

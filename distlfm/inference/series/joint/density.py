@@ -1,0 +1,234 @@
+"""The joint density of parameters and amplitudes given the data, its gradient, and Jacobians of the outputs.
+
+Unknowns are w = (z, a): whitened parameters, and whitened amplitudes of the force's waves, all standard normal a
+priori. Shapes: `C` samples, `A` instances, `n` parameters, `W` unknowns, `D` states, `P` outputs, `T` times, `Q` query
+times, `L` forces, `M` amplitudes a force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from distlfm.inference.model import Model
+from distlfm.inference.observations import Observations
+from distlfm.inference.series.joint.flow import Flow, March, sensitivities, states_apart
+from distlfm.inference.series.joint.grid import Grid
+from distlfm.inference.series.joint.waves import Circle, Waves, tabulated
+from distlfm.likelihoods.gaussian import Gaussian
+from distlfm.mechanisms.priors import Values
+
+NUDGE = 1e-5
+"""Step of the differences that tell how parameters' natural values follow z."""
+
+
+@dataclass(frozen=True)
+class Linearised:
+    """Outputs [C, A, P, T] at some w, and their Jacobian [C, A, P, T, W]; ok: [C, A]."""
+
+    values: Values
+    outputs: Tensor
+    jacobian: Tensor
+    ok: Tensor
+
+
+@dataclass(frozen=True)
+class Density:
+    """Of A instances; apart: whether the rate of each state depends on no other state."""
+
+    model: Model
+    data: Observations
+    grid: Grid
+    waves: Waves
+    apart: bool
+
+    @staticmethod
+    def of(model: Model, data: Observations, grid: Grid, waves: Waves) -> Density:
+        return Density(model, data, grid, waves, states_apart(model.mechanism, model.space))
+
+    def rows(self, index: Tensor) -> Density:
+        """Of the instances at `index`."""
+        if len(index) == len(self.data) and bool((index == torch.arange(len(index))).all()):
+            return self
+        found = Density(self.model, self.data.rows(index), self.grid.rows(index), self.waves.rows(index), self.apart)
+        if "_table" in self.__dict__ and self._table is not None:
+            # Sines and cosines are not computed again.
+            found.__dict__["_table"] = self._table[index, : 2 * found.grid.lengths.shape[-1] + 1]
+        return found
+
+    @property
+    def num_free(self) -> int:
+        """n."""
+        return self.model.space.num_free
+
+    @property
+    def size(self) -> int:
+        """W."""
+        return self.active.shape[-1]
+
+    @cached_property
+    def active(self) -> Tensor:
+        """Unknowns [A, W] that count; the others stay zero."""
+        mine = self.waves.active.repeat(1, len(self.model.kernels))
+        return torch.cat([torch.ones(len(mine), self.num_free, dtype=torch.bool), mine], -1)
+
+    @cached_property
+    def noise(self) -> Tensor:
+        """Which of the n parameters are of the noise."""
+        space = self.model.space
+        return torch.tensor([one.kind == "noise" for one in space.parameters for _ in one.free], dtype=torch.bool)
+
+    def split(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """w [C, A, W] → z [C, A, n] and a [C, A, L, M]."""
+        return w[..., : self.num_free], w[..., self.num_free :].unflatten(-1, (len(self.model.kernels), -1))
+
+    @cached_property
+    def _stages(self) -> Tensor:
+        return self.grid.stages
+
+    @cached_property
+    def _table(self) -> Tensor | None:
+        return self.waves.table(self._stages) if isinstance(self.waves, Circle) else None
+
+    @cached_property
+    def flow(self) -> Flow:
+        names = tuple(one.name for one in self.model.space.parameters)
+        lengths = self.grid.lengths.T[:, None, :, None].contiguous()
+        return Flow(self.model.mechanism, names, self._stages.T[:, None].contiguous(), lengths, self.apart)
+
+    def _forces(self, values: Values, amplitudes: Tensor) -> Tensor:
+        """[2·N + 1, C, A, L] at all stages."""
+        if self._table is None:
+            return self.waves.force(values, amplitudes, self._stages)
+        assert isinstance(self.waves, Circle)
+        return tabulated(self._table, self.waves.roots(values) * amplitudes)
+
+    def start(self, values: Values, shape: torch.Size) -> Tensor:
+        """States [C, A, D] at the first time; shape: [C, A, ...]."""
+        return self.model.mechanism.initial_state(values).expand(*shape[:2], self.model.mechanism.num_states)
+
+    @cached_property
+    def _place(self) -> Tensor:
+        return self.grid.place.T[:, None, :, None]
+
+    def _observed(self, states: Tensor, values: Values) -> Tensor:
+        """Outputs [C, A, P, T] of states [N + 1, C, A, D]."""
+        shape = (-1, *states.shape[1:])
+        seen = states.gather(0, self._place.expand(*shape))
+        return self.model.mechanism.observe(seen, values).permute(1, 2, 3, 0)
+
+    def outputs(self, w: Tensor) -> tuple[Values, Tensor, Tensor]:
+        """Natural values, outputs [C, A, P, T] at w [C, A, W], and whether the solve went well, [C, A]."""
+        z, amplitudes = self.split(w)
+        values = self.model.space.unpack(z)
+        table = self._forces(values, amplitudes)
+        start = self.start(values, w.shape)
+        states, ok = March.apply(self.flow, table, start, *values.values())  # type: ignore[no-untyped-call]
+        return values, self._observed(states, values), ok
+
+    def log_density(self, w: Tensor) -> Tensor:
+        """log p(y, w) [C, A], up to a constant; −∞ where the solve failed."""
+        values, outputs, ok = self.outputs(w)
+        density = self.model.likelihood.log_prob(values, outputs, self.data)
+        ok = ok & torch.isfinite(density)
+        return torch.where(ok, density - 0.5 * w.square().sum(-1), -torch.inf)
+
+    def with_gradient(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """`log_density` [C, A] with its gradient [C, A, W], zero where it is not finite."""
+        with torch.enable_grad():
+            at = w.detach().requires_grad_()
+            value = self.log_density(at)
+            (gradient,) = torch.autograd.grad(torch.where(torch.isfinite(value), value, 0.0).sum(), at)
+        fine = torch.isfinite(gradient).all(-1)
+        value = torch.where(fine, value.detach(), -torch.inf)
+        return value, torch.where(fine.unsqueeze(-1) & self.active, gradient, 0.0)
+
+    @torch.no_grad()
+    def linearised(self, w: Tensor) -> Linearised:
+        """Outputs and their Jacobian at w [C, A, W], by chained sensitivities of the steps."""
+        z, amplitudes = self.split(w)
+        space, n, shape = self.model.space, self.num_free, w.shape[:2]
+        names = [one.name for one in space.parameters]
+        moved = z + NUDGE * torch.cat([torch.eye(n), -torch.eye(n)]).to(z)[:, None, None]  # [2n, C, A, n]
+
+        def slope(of: Callable[[Values], Tensor]) -> Tensor:
+            """Of [2n·C, A, ...] at all moved places, [C, A, ..., W]."""
+            both = of(space.unpack(moved.flatten(0, 1))).unflatten(0, (2 * n, -1))
+            found = ((both[:n] - both[n:]) / (2 * NUDGE)).movedim(0, -1)
+            return torch.nn.functional.pad(found, (0, w.shape[-1] - n))
+
+        by_values = [
+            slope(lambda values, name=name: values[name].expand(2 * n * len(w), *values[name].shape[1:]))  # type: ignore[misc]
+            for name in names
+        ]
+        by_start = slope(lambda values: self.start(values, torch.Size((2 * n * len(w), shape[1]))))
+        values = space.unpack(z)
+        table = self._forces(values, amplitudes)
+        by_table = self._by_table(z, values, amplitudes, table)
+        states, ok = self.flow.march(table, self.start(values, w.shape), list(values.values()))
+        jacobian = sensitivities(self.flow, states, table, list(values.values()), by_table, by_values, by_start)
+        seen = states.gather(0, self._place.expand(-1, *states.shape[1:]))
+        place = self._place.unsqueeze(-1).expand(-1, *jacobian.shape[1:])
+        seen_by = jacobian.gather(0, place)  # [T, C, A, D, W]
+        with torch.enable_grad():
+            y = seen.detach().requires_grad_()
+            inputs = {k: v.detach().expand(len(y), *v.shape).clone().requires_grad_() for k, v in values.items()}
+            shown = self.model.mechanism.observe(y, inputs)
+        rows = []
+        for i in range(shown.shape[-1]):
+            unit = torch.zeros_like(shown)
+            unit[..., i] = 1.0
+            if not shown.requires_grad:
+                rows.append(torch.zeros_like(seen_by[..., 0, :]))
+                continue
+            grads = torch.autograd.grad(shown, [y, *inputs.values()], unit, retain_graph=True, allow_unused=True)
+            parts = [
+                (grad.unsqueeze(-2) @ by).squeeze(-2)
+                for grad, by in zip(grads, [seen_by, *by_values], strict=True)
+                if grad is not None
+            ]
+            rows.append(torch.stack(parts).sum(0))
+        found = torch.stack(rows).permute(2, 3, 0, 1, 4)  # [C, A, P, T, W]
+        fine = ok & torch.isfinite(found).flatten(2).all(-1)
+        found = torch.where(fine[..., None, None, None], found, 0.0)
+        return Linearised(values, shown.detach().permute(1, 2, 3, 0), found, fine)
+
+    def _by_table(self, z: Tensor, values: Values, amplitudes: Tensor, table: Tensor) -> Tensor:
+        """Jacobian [2·N + 1, C, A, L, W] of the forces at all stages: of the kernels' parameters, by differences."""
+        space, found = self.model.space, table.new_zeros(*table.shape, self.size)
+        kernel = [
+            i for i, one in enumerate([one for one in space.parameters for _ in one.free]) if one.kind == "kernel"
+        ]
+        for i in kernel:
+            step = torch.zeros_like(z)
+            step[..., i] = NUDGE
+            above, below = (self._forces(space.unpack(z + sign * step), amplitudes) for sign in (1, -1))
+            found[..., i] = (above - below) / (2 * NUDGE)
+        if self._table is None:
+            columns = self.waves.columns(values, self._stages)
+        else:
+            assert isinstance(self.waves, Circle)
+            columns = self._table.transpose(0, 1)[:, None, :, None, :] * self.waves.roots(values)
+        each = columns.shape[-1]
+        for j in range(table.shape[-1]):
+            first = self.num_free + j * each
+            found[..., j, first : first + each] = columns[..., j, :]
+        return found
+
+    def weighted(self, values: Values, outputs: Tensor, columns: Tensor) -> Tensor:
+        """Columns [C, A, P, T, k] in units of the noise, zero where nothing was observed, [C, A, P·T, k].
+
+        The product of such columns is the expected curvature of the log likelihood.
+        """
+        likelihood, mask = self.model.likelihood, self.data.mask
+        seen = torch.where(mask.unsqueeze(-1), columns, 0.0)
+        if isinstance(likelihood, Gaussian) and likelihood.drift is not None:
+            white: Tensor = torch.linalg.solve_triangular(likelihood.noise_factor(values, self.data), seen, upper=False)
+            return white.flatten(-3, -2)
+        variance = likelihood.noise_variance(values, self.data, outputs)
+        scale = torch.where(mask, variance, 1.0).clamp_min(1e-300).rsqrt()
+        return (seen * scale.unsqueeze(-1)).flatten(-3, -2)

@@ -1,0 +1,212 @@
+"""Trajectories by classical Runge–Kutta steps, with gradients and Jacobians chained from those of single steps.
+
+The trajectory is computed first, without recording anything. After that all its steps are differentiated in one call,
+as if they were rows of a batch, and what they give is chained: backwards for the gradient of a number, forwards for the
+Jacobian of all states.
+
+Shapes: leading dimensions `…` are samples and instances; `N` steps, `D` states, `L` forces, `K` elements, `W` unknowns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlfm.mechanisms.base import Mechanism
+from distlfm.mechanisms.priors import ParameterSpace, Values
+from distlfm.solvers.ode import LIMIT
+
+ELEMENTS = 200_000
+"""Numbers of a tensor of states, up to which several steps are differentiated together: they should stay in a cache."""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The steps of a mechanism. times: [N + 1 + N, ...] of all stages; lengths: [N, ..., 1].
+
+    apart: whether the rate of each state depends on no other state.
+    """
+
+    mechanism: Mechanism
+    names: tuple[str, ...]
+    times: Tensor
+    lengths: Tensor
+    apart: bool
+
+    def step(self, part: slice, y: Tensor, forces: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+        """States [n, ..., D] after the steps `part` from states y [n, ..., D].
+
+        forces: at the beginning, the middle and the end of each step, [n, ..., L]. values: each [..., K].
+        """
+        named = dict(zip(self.names, values, strict=True))
+        field = self.mechanism.vector_field
+        begin, middle, end = (self.times[k + 2 * part.start : k + 2 * part.stop - 1 : 2] for k in range(3))
+        length = self.lengths[part]
+        half = 0.5 * length
+        first, between, last = forces
+        a = field(begin, y, first, named)
+        b = field(middle, y + half * a, between, named)
+        c = field(middle, y + half * b, between, named)
+        d = field(end, y + length * c, last, named)
+        return y + length / 6 * (a + 2 * (b + c) + d)
+
+    @torch.no_grad()
+    def march(self, table: Tensor, start: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """States [N + 1, ..., D] driven by the forces of a table [2·N + 1, ..., L], and whether [...] they are bounded.
+
+        What is not bounded stays at its start, or at zero.
+        """
+        states = table.new_empty(len(self.lengths) + 1, *start.shape)
+        states[0] = y = start
+        for k in range(len(self.lengths)):
+            forces = table[2 * k : 2 * k + 1], table[2 * k + 1 : 2 * k + 2], table[2 * k + 2 : 2 * k + 3]
+            y = self.step(slice(k, k + 1), y.reshape(1, *start.shape), forces, values)[0]
+            states[k + 1] = y
+        ok = (states.abs() <= LIMIT).all(0).all(-1)
+        if not bool(ok.all()):
+            rest = torch.where((start.abs() <= LIMIT).all(-1, keepdim=True), start, 0.0)
+            states = torch.where(ok.unsqueeze(-1), states, rest)
+        return states, ok
+
+    def parts(self, states: Tensor) -> list[slice]:
+        """Runs of steps that are differentiated together."""
+        size = max(1, ELEMENTS // max(1, states[0].numel()))
+        count = len(self.lengths)
+        return [slice(i, min(i + size, count)) for i in range(0, count, size)]
+
+
+def stages(table: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a table [2·N + 1, ...], what the steps `part` need at their beginnings, middles and ends."""
+    found = [table[k + 2 * part.start : k + 2 * part.stop - 1 : 2] for k in range(3)]
+    return found[0], found[1], found[2]
+
+
+class March(torch.autograd.Function):
+    """`Flow.march` with its gradient by the chain of the steps' Jacobians."""
+
+    @staticmethod
+    def forward(ctx: Any, flow: Flow, table: Tensor, start: Tensor, *values: Tensor) -> tuple[Tensor, Tensor]:
+        states, ok = flow.march(table, start, values)
+        ctx.flow = flow
+        ctx.save_for_backward(states, ok, table, *values)
+        ctx.mark_non_differentiable(ok)
+        return states, ok
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        flow: Flow = ctx.flow
+        states, ok, table, *values = ctx.saved_tensors
+        by_table = torch.zeros_like(table)
+        by_values = [torch.zeros_like(value) for value in values]
+        given = torch.where(ok.unsqueeze(-1), grads[0], 0.0)
+        pull = given[-1]
+        for part in reversed(flow.parts(states)):
+            with torch.enable_grad():
+                y = states[part].detach().requires_grad_()
+                forces = [one.detach().requires_grad_() for one in stages(table, part)]
+                inputs = [value.detach().requires_grad_() for value in values]
+                after = flow.step(part, y, forces, inputs)
+            jacobian = _jacobian(after, y, flow.apart)
+            pulls = torch.empty_like(after)
+            for k in reversed(range(len(after))):
+                pulls[k] = pull
+                pull = given[part.start + k] + _back(jacobian[k], pull, flow.apart)
+            pulls = torch.where(ok.unsqueeze(-1), pulls, 0.0)
+            found = torch.autograd.grad(after, [*forces, *inputs], pulls, allow_unused=True)
+            for one, more in zip(stages(by_table, part), found, strict=False):
+                if more is not None:
+                    one += more
+            for one, more in zip(by_values, found[3:], strict=True):
+                if more is not None:
+                    one += more
+        return None, by_table, pull, *by_values
+
+
+def _jacobian(after: Tensor, y: Tensor, apart: bool) -> Tensor:
+    """d after / d y: [..., D, D], or its diagonal [..., D] where no state depends on another."""
+    if apart:
+        (own,) = torch.autograd.grad(after, y, torch.ones_like(after), retain_graph=True)
+        return own
+    rows = []
+    for i in range(after.shape[-1]):
+        unit = torch.zeros_like(after)
+        unit[..., i] = 1.0
+        (row,) = torch.autograd.grad(after, y, unit, retain_graph=True)
+        rows.append(row)
+    return torch.stack(rows, -2)
+
+
+def _back(jacobian: Tensor, pull: Tensor, apart: bool) -> Tensor:
+    return jacobian * pull if apart else (jacobian * pull.unsqueeze(-1)).sum(-2)
+
+
+def sensitivities(
+    flow: Flow,
+    states: Tensor,
+    table: Tensor,
+    values: Sequence[Tensor],
+    by_table: Tensor,
+    by_values: Sequence[Tensor],
+    by_start: Tensor,
+) -> Tensor:
+    """Jacobian [N + 1, ..., D, W] of states [N + 1, ..., D], given those of all that drives them.
+
+    by_table: [2·N + 1, ..., L, W]; by_values: each [..., K, W]; by_start: [..., D, W].
+    """
+    found = [by_start]
+    for part in flow.parts(states):
+        with torch.enable_grad():
+            y = states[part].detach().requires_grad_()
+            forces = [one.detach().requires_grad_() for one in stages(table, part)]
+            # A copy for each step: their gradients must not be summed.
+            inputs = [value.detach().expand(len(y), *value.shape).clone().requires_grad_() for value in values]
+            after = flow.step(part, y, forces, inputs)
+        rows: list[tuple[Tensor, Tensor]] = []
+        for i in range(after.shape[-1]):
+            unit = torch.zeros_like(after)
+            unit[..., i] = 1.0
+            grads = torch.autograd.grad(after, [y, *forces, *inputs], unit, retain_graph=True, allow_unused=True)
+            source = after.new_zeros(*after.shape[:-1], by_start.shape[-1])
+            driven = [*stages(by_table, part), *(one.unsqueeze(0) for one in by_values)]
+            for grad, drive in zip(grads[1:], driven, strict=True):
+                if grad is not None:
+                    source = source + (grad.unsqueeze(-2) @ drive).squeeze(-2)
+            assert grads[0] is not None
+            rows.append((grads[0], source))
+        jacobian = torch.stack([row for row, _ in rows], -2)
+        source = torch.stack([row for _, row in rows], -2)
+        for k in range(len(after)):
+            if flow.apart:
+                here = torch.diagonal(jacobian[k], dim1=-2, dim2=-1).unsqueeze(-1) * found[-1]
+            else:
+                here = jacobian[k] @ found[-1]
+            found.append(here + source[k])
+    return torch.stack(found)
+
+
+def states_apart(mechanism: Mechanism, space: ParameterSpace) -> bool:
+    """Whether the rate of each state depends on no other state: found by trial at several places."""
+    generator = torch.Generator().manual_seed(0)
+    size = mechanism.num_states
+    if size == 1:
+        return True
+    z = torch.randn(6, space.num_free, generator=generator, dtype=torch.float64)
+    y = (0.2 + torch.rand(6, size, generator=generator, dtype=torch.float64)).requires_grad_()
+    f = torch.randn(6, len(mechanism.force_names), generator=generator, dtype=torch.float64)
+    t = torch.rand(6, generator=generator, dtype=torch.float64)
+    values: Values = space.unpack(z)
+    with torch.enable_grad():
+        rate = mechanism.vector_field(t, y, f, values)
+        if not rate.requires_grad:
+            return True
+        for i in range(size):
+            (row,) = torch.autograd.grad(rate[..., i].sum(), y, retain_graph=True)
+            others = torch.arange(size) != i
+            if bool((row[..., others] != 0).any()):
+                return False
+    return True
