@@ -245,9 +245,9 @@ class _Sample:
     def rows(self, index: Tensor) -> _Sample:
         """Those of the instances at `index`."""
         proposals = [_Proposal(one.centre[index], one.root[index]) for one in self.proposals]
-        parts = (one[:, index] for one in (self.x, self.log_target, self.weights))
-        ends = self.tail[index], self.mass[index]
-        return _Sample(self.laplace[index], proposals, list(self.counts), *parts, *ends)
+        x, log_target, weights = (one[:, index] for one in (self.x, self.log_target, self.weights))
+        tail, mass = self.tail[index], self.mass[index]
+        return _Sample(self.laplace[index], proposals, list(self.counts), x, log_target, weights, tail, mass)
 
     def grow(
         self, objective: Objective, count: int, streams: Sequence[torch.Generator], coordinates: Coordinates
@@ -290,7 +290,7 @@ def _importance(
         sample, rows = sample.rows(doubtful), rows[doubtful]
         own, places = [streams[int(row)] for row in rows], coordinates.rows(rows)
         with during("further stage", number + 1, further):
-            sample.grow(lambda z, some, rows=rows: objective(z, rows[some]), stages[-1], own, places)
+            sample.grow(_among(objective, rows), stages[-1], own, places)
         # As many as the others have: how many a neighbour took must not show.
         even = torch.full((len(rows),), 0.5, dtype=mode.dtype)
         kept = systematic(sample.weights, even, len(x)).unsqueeze(-1).expand(-1, -1, x.shape[-1])
@@ -302,6 +302,11 @@ def _importance(
     z, _ = coordinates.whitened(x)
     draws = z.gather(0, chosen.unsqueeze(-1).expand(-1, -1, z.shape[-1]))
     return ParameterPosterior(mode, z, weights, draws, effective, tail, mass)
+
+
+def _among(objective: Objective, rows: Tensor) -> Objective:
+    """The same of the instances `rows` alone."""
+    return lambda z, some: objective(z, rows[some])
 
 
 def _lower(root: Tensor) -> Tensor:
