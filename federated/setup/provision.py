@@ -48,8 +48,6 @@ most_examples: 1000
 weights: patients
 # The most that a figure of this site counts.
 figure_bound: 10.0
-# Whether this site tells, signed, if a round's model is better for its own patients that choose: one bit a round.
-vote: true
 # Kinds of message that all sites answer together or not at all. Without train, a round that loses a site goes on with
 # noise that covers what a site contributes (needs clip); else it waits for the site.
 fixed_cohort:
@@ -79,6 +77,8 @@ epsilon: null
 delta: 1.0e-5
 # Limits of a day (UTC). Figures of a model count as a question: a programme of five rounds asks for them six times.
 queries_a_day: 100
+# How often this site tells, signed, whether a round's model is better for its own patients that choose: one bit each.
+votes_a_day: 20
 bytes_a_day: 2000000000
 # Signing keys of all sites, written by `distlfm federated provision pin`. Keep this the last entry.
 peers: {{}}

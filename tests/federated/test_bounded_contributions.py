@@ -199,3 +199,19 @@ def test_a_figure_counts_no_more_than_the_policys_bound(tmp_path: Path) -> None:
 
     grid = SecureGrid(LocalGrid(app, make_sites(tmp_path, figure_bound=10.0)))
     assert ask(grid, request(), "evaluate")[0].content["metrics"]["loss"] == pytest.approx((3.0 - 10.0) / 4)
+
+
+def test_a_site_votes_a_limited_number_of_times_a_day(tmp_path: Path) -> None:
+    """A coordinator chooses both models of a vote: each one is a bit about the site's own patients."""
+    app = ClientApp(mods=[secure_mod])
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        reply = Message(RecordDict({"m": MetricRecord({"num-examples": 10.0, "loss": 1.0})}), reply_to=message)
+        reply.content[VOTE] = ConfigRecord({VOTE: "for"})
+        return reply
+
+    grid = SecureGrid(LocalGrid(app, make_sites(tmp_path, votes_a_day=2)))
+    for _ in range(3):
+        ask(grid, request(), "evaluate")
+    assert [len(report.votes) for report in grid.reports] == [4, 4, 0]
