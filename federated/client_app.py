@@ -67,7 +67,7 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Figures of the model that came, for the patients that choose."""
-    return evaluated(message, context, "choose", vote=policy_of(context).vote)
+    return evaluated(message, context, "choose", vote=policy_of(context).votes_a_day > 0)
 
 
 @app.query("model")

@@ -189,13 +189,13 @@ class _Course:
                 self.keeper.save(self.state)
                 continue
             lost += 1
-            self._await(line)
             if lost > programme.lost:
                 raise TooFewSites(
                     f"Round {line['round']} was lost {lost} times: {line['sites']} of at least {programme.min_sites} "
                     f"sites were left at its end ({'; '.join(line['why']) or 'no reason is known'}).",
                     line["why"],
                 )
+            self._await(line)
 
     def _await(self, line: Line) -> None:
         """Wait for sites that are away, where the others answer with them or not at all."""

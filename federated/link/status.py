@@ -19,6 +19,7 @@ from distlfm.federated.setup.identity import certificate_end
 from distlfm.federated.site.cohort import prepared
 from distlfm.federated.site.ledger import Ledger
 from distlfm.federated.site.policy import load_policy
+from distlfm.federated.site.worktime import Runs
 from distlfm.store.files import no_room
 
 
@@ -72,6 +73,7 @@ def _site(home: SiteHome) -> dict[str, Any]:
         **_processes(home),
         **prepared(home.path),
         "pinned": sorted(policy.peers),
+        "working_for": Runs(home.state).under_way(),
         "epsilon": policy.epsilon,
         "epsilon_spent": ledger.spent if policy.epsilon is not None or ledger.path.exists() else None,
     }

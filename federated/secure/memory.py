@@ -42,6 +42,7 @@ class Usage(Config):
     day: str = ""
     queries: int = 0
     bytes: int = 0
+    votes: int = 0
 
 
 Kept = TypeVar("Kept", bound=Config)
@@ -78,15 +79,26 @@ class Memory:
 
     def use(self, limit: Usage, *, queries: int = 0, bytes_: int = 0) -> None:
         """Count what is about to be used; refused, and not counted, beyond the limits of a day."""
-        day = datetime.now(UTC).date().isoformat()
-        used = self._read(Usage, "usage.json")
-        used = used if used.day == day else Usage(day=day)
+        used = self._used()
         if queries and used.queries + queries > limit.queries:
             raise Refused(Reason.QUERIES, f"{limit.queries} a day.")
         if used.bytes + bytes_ > limit.bytes:
             raise Refused(Reason.BYTES, f"{limit.bytes} a day.")
-        used = Usage(day=day, queries=used.queries + queries, bytes=used.bytes + bytes_)
+        used = used.model_copy(update={"queries": used.queries + queries, "bytes": used.bytes + bytes_})
         self._put(self._folder / "usage.json", used)
+
+    def use_vote(self, most: int) -> bool:
+        """Count one more vote of the day; False, and not counted, if that is too many."""
+        used = self._used()
+        if used.votes >= most:
+            return False
+        self._put(self._folder / "usage.json", used.model_copy(update={"votes": used.votes + 1}))
+        return True
+
+    def _used(self) -> Usage:
+        day = datetime.now(UTC).date().isoformat()
+        used = self._read(Usage, "usage.json")
+        return used if used.day == day else Usage(day=day)
 
     def history(self, pinned: frozenset[str]) -> History:
         """Return what was answered with which sites, in the epoch of the sites that are pinned now."""

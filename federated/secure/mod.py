@@ -192,10 +192,12 @@ class Answering:
             self.audit.append("held back", self.run, purpose=state.cohort.purpose, parts=changed)
         words = encode(values, bits_of(fields), count)
         after, hidden = member.masked(self.policy.rules(), state, words)
-        after = after.model_copy(update={"vote": _vote_in(reply.content)})
+        vote = _vote_in(reply.content)
         with self.memory.locked():
             if self.memory.state(self.run) != state:
                 raise Refused(Reason.STAGE, "Another sum of this run was begun meanwhile.")
+            if vote is not None and self.memory.use_vote(self.policy.votes_a_day):
+                after = after.model_copy(update={"vote": vote})
             self.memory.keep(self.run, after)
             vector = Array(hidden)
             content = self._leaving(

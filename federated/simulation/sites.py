@@ -30,6 +30,7 @@ PATIENTS = 24
 LIMITS: dict[str, Any] = {
     "min_examples": 1,
     "queries_a_day": 10**6,
+    "votes_a_day": 10**6,
     "bytes_a_day": 10**12,
     "most_examples": 10**6,
     "figure_bound": 1e4,

@@ -57,7 +57,6 @@ class SitePolicy(Config):
     if null. allowed: message types, with `*` for any name. min_cohort: fewest sites at the start and at the end of a
     sum. min_examples: fewest patients used for an answer. most_examples: the most that this site counts for. weights:
     whether a site counts by its patients, or as every other. figure_bound: most that a figure of this site counts.
-    vote: whether it tells, signed, if a round's model is better for its patients that choose.
     fixed_cohort: kinds of message that all pinned sites answer together or not at all; of others a part of them may,
     with covering noise. min_difference: fewest sites by which sums may differ without that noise; 1 allows all.
     cover_noise: its standard deviation, in units of `clip` or `figure_bound`. cover_answers: the most with that noise
@@ -66,6 +65,7 @@ class SitePolicy(Config):
     update.
     noise_multiplier: noise on an update, in units of `clip`. epsilon, delta: privacy budget; none if null.
     queries_a_day, bytes_a_day: limits by UTC day; whatever tells figures is a query, so `evaluate` is one too.
+    votes_a_day: how often it tells, signed, if a round's model is better for its patients that choose.
     """
 
     site: SiteName
@@ -80,7 +80,6 @@ class SitePolicy(Config):
     most_examples: int = Field(default=1000, ge=1)
     weights: Literal["patients", "equal"] = "patients"
     figure_bound: float = Field(default=10.0, gt=0)
-    vote: bool = True
     fixed_cohort: tuple[Category, ...] = ("train", "evaluate", "query")
     min_difference: int = Field(default=3, ge=1)
     cover_noise: float = Field(default=4.0, gt=0)
@@ -92,6 +91,7 @@ class SitePolicy(Config):
     epsilon: float | None = Field(default=None, gt=0)
     delta: float = Field(default=1e-5, gt=0, lt=1)
     queries_a_day: int = Field(default=100, ge=0)
+    votes_a_day: int = Field(default=20, ge=0)
     bytes_a_day: int = Field(default=2_000_000_000, ge=0)
 
     @model_validator(mode="after")

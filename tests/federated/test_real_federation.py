@@ -153,7 +153,7 @@ def test_status_tells_of_sites_and_runs(federation: Federation, first: dict[str,
     assert {process["state"] for process in told["processes"].values()} == {"up"}
 
 
-def test_a_run_ends_right_when_a_site_is_killed_in_a_round_and_the_site_comes_back(federation: Federation) -> None:
+def test_a_round_waits_for_a_site_that_was_killed_in_it_and_comes_back(federation: Federation) -> None:
     """It is started again at once, and let in with its key when the link has noticed that it was gone."""
     known, logged = len(events(federation.sites["west"], "shares")), len(federation.drivers["west"].text)
     background = Background(federation, federation.programme(1), "site-killed")
@@ -161,7 +161,7 @@ def test_a_run_ends_right_when_a_site_is_killed_in_a_round_and_the_site_comes_ba
     federation.kill("west")
     federation.start("west")
     history = background.wait().content["history"]
-    assert [line["sites"] for line in history] == [3]
+    assert [line["sites"] for line in history] == [4]
     west = federation.drivers["west"]
     wait_until(lambda: "supernode is up" in west.text[logged:], why=lambda: west.text + federation.log_of("west"))
     assert federation.online() == set(SITES)
