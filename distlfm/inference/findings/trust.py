@@ -80,7 +80,7 @@ def _doubts(result: FitResult) -> Iterator[str]:
     yield from _of_residuals(result)
     if _closed(result) and not model.is_field:
         yield from not_linear(result, middle)
-    if (white := innovations(result, middle)) is not None:
+    if (white := innovations(result)) is not None:
         yield from surprises(white, result)
         yield from wandering(result)
     misfit = result.misfit
@@ -105,11 +105,11 @@ def _of_solved(result: FitResult, row: torch.Tensor) -> Iterator[str]:
     if int(data.mask.sum()) >= LEAST_VALUES:
         yield from missed(result, excess(likelihood, values, outputs, data, made))
     if made is not None:
-        yield from surprises(scores(made, data)[:, :size], result, both_ways=False)
+        yield from surprises(scores(made, data)[None, :, :size], result, both_ways=False)
     elif (left := residuals(result)) is not None:
         white = np.full((len(result.output_names), size), np.nan)
         white[left.output, np.searchsorted(result.instance.times, left.times)] = left.values
-        yield from surprises(white, result, both_ways=False)
+        yield from surprises(white[None], result, both_ways=False)
 
 
 def _of_draws(result: FitResult) -> Iterator[str]:
