@@ -39,7 +39,7 @@ def _shipped(name: str) -> dict[str, Any]:
     return {key: content[key] for key in ("mechanism", "force", "likelihood")}
 
 
-DAY = {"points": 97, "stop": 1440.0, "missing": 0.02, "gaps": {"number": 1.0, "length": 60.0}}
+DAY = {"points": 97, "stop": 1440.0, "missing": 0.02}
 """A day of glucose, a value each quarter of an hour."""
 
 FLEETS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {

@@ -22,6 +22,7 @@ from distlfm.inference.findings.predictive import drawn, excess, missed, replica
 from distlfm.inference.findings.residuals import HELD_FAST, residuals, structure
 from distlfm.inference.findings.values import doubtful_values
 from distlfm.inference.findings.wander import wandering
+from distlfm.inference.marginal import Marginal
 from distlfm.inference.result import UNRELIABLE, FitResult
 from distlfm.inference.series.forward import SolvedPosterior
 from distlfm.instance import BoolArray, FloatArray
@@ -64,21 +65,22 @@ def _doubts(result: FitResult) -> Iterator[str]:
     posterior, row = result.posterior, torch.tensor([result.row])
     model, unknowns = posterior.model, posterior.unknowns()
     middle = (unknowns.weights.unsqueeze(-1) * unknowns.proposals).sum(0)[row]
-    if (most := float(middle.abs().amax())) > EXCLUDED and strain(model.space.free_names, middle[0]):
+    if strain(model.space.free_names, middle[0], EXCLUDED):
         yield (
-            f"The data ask for what the priors exclude (by {most:.0f} deviations): the answer lies between both, and "
-            "its bands know nothing of that. Check units, and widen the priors."
+            "The data ask for what the priors exclude: the answer lies between both, and its bands know nothing of "
+            "that. Check units, and widen the priors."
         )
     yield from doubtful_values(result.instance)
-    if isinstance(posterior, SolvedPosterior):
+    if not _closed(result):
         yield from _of_solved(result, row)
+    if isinstance(posterior, SolvedPosterior):
         yield from mirrored(result)
     if not model.likelihood.gaussian:
         return
     yield from _of_residuals(result)
-    if not model.is_field and not isinstance(posterior, SolvedPosterior):
+    if _closed(result) and not model.is_field:
         yield from not_linear(result, middle)
-    if (white := innovations(result, middle)) is not None:
+    if (white := innovations(result)) is not None:
         yield from surprises(white, result)
         yield from wandering(result)
     misfit = result.misfit
@@ -87,6 +89,11 @@ def _doubts(result: FitResult) -> Iterator[str]:
     wanders = model.likelihood.drift is not None  # bands are wide by the drift, not by the white noise
     if misfit.alike or misfit.in_space or (misfit.size_statistic > UNEVEN and not wanders):
         yield misfit.sentence()
+
+
+def _closed(result: FitResult) -> bool:
+    """Whether the force is integrated out in closed form, and not solved for."""
+    return isinstance(getattr(result.posterior, "marginal", None), Marginal)
 
 
 def _of_solved(result: FitResult, row: torch.Tensor) -> Iterator[str]:
@@ -98,11 +105,11 @@ def _of_solved(result: FitResult, row: torch.Tensor) -> Iterator[str]:
     if int(data.mask.sum()) >= LEAST_VALUES:
         yield from missed(result, excess(likelihood, values, outputs, data, made))
     if made is not None:
-        yield from surprises(scores(made, data)[:, :size], result, both_ways=False)
+        yield from surprises(scores(made, data)[None, :, :size], result, both_ways=False)
     elif (left := residuals(result)) is not None:
         white = np.full((len(result.output_names), size), np.nan)
         white[left.output, np.searchsorted(result.instance.times, left.times)] = left.values
-        yield from surprises(white, result, both_ways=False)
+        yield from surprises(white[None], result, both_ways=False)
 
 
 def _of_draws(result: FitResult) -> Iterator[str]:
@@ -126,7 +133,7 @@ def _of_residuals(result: FitResult) -> Iterator[str]:
             f"The equation holds an output fast that was observed {off[held].max():.0f} deviations of the noise beside "
             "it: the start or the boundary is wrong. Let the start be learned (mechanism.initial=free), or correct it."
         )
-    if isinstance(result.posterior, SolvedPosterior):
+    if not _closed(result):
         return
     free = seen & ~held
     square = (off**2 + fitted.sd**2 / noise)[free]
