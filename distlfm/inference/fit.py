@@ -72,7 +72,7 @@ class InferenceConfig(Config):
         if self.method != "variational" and self.variational.learn_inducing:
             raise ValueError("variational.learn_inducing needs method variational; set it, or leave the other out")
         if self.variational.learn_inducing and self.variational.gradient == "natural":
-            raise ValueError("learn_inducing needs variational.gradient=adam: natural gradients move q alone; set both")
+            raise ValueError("learn_inducing needs gradient adam: natural gradients move q alone; set one of the two")
         return self
 
 
