@@ -140,7 +140,8 @@ def fit_variational(
     parts = [_corrected(forward, climb, seeds, options, posterior) for climb in climbs]
     parts += [
         _widened(_corrected(forward.of(rows), climb, [seeds[int(i)] for i in rows], options, posterior), rows, parts[0])
-        for rows, climb in _twins(forward, climbs[0], seeds, options)
+        for one in climbs
+        for rows, climb in _twins(forward, one, seeds, options)
     ]
     whole = _mixed(parts, seeds)
     answer = SolvedPosterior("variational", forward, whole.w, seeds, options.features)
