@@ -44,9 +44,9 @@ class InferenceConfig(Config):
     method: `auto` probes the mechanism and takes `collapsed` where it is linear (`filter` for long series with a Matérn
     kernel) and `nested` elsewhere, which goes through the solver with the force summed out; `variational` maximises
     the ELBO of a structured q and corrects it by importance, mixing its `restarts` by their evidence; `exact` is the
-    analytic covariance of the single-input motif; `preestimate` is quick, and solves no equation. Solver, inducing points and features of `nested` are set in
-    `variational`. Fields of a linear equation are `collapsed` too; those of others are linearised at
-    their mode, which is `laplace`.
+    analytic covariance of the single-input motif; `preestimate` is quick, and solves no equation. Solver, inducing
+    points and features of `nested` are set in `variational`. Fields of a linear equation are `collapsed` too; those of
+    others are linearised at their mode, which is `laplace`.
     restarts: starts of the optimiser, of which the best by the joint density is kept (all are mixed by `variational`);
     the first is the prior's middle, unless `random_start`.
     field: of partial differential equations; `settled` is what a fleet's instances share, and is filled in.
