@@ -48,14 +48,14 @@ class InferenceConfig(Config):
     """How a fit is done.
 
     method: `auto` probes the mechanism and takes `collapsed` where it is linear (`filter` for long series with a Matérn
-    kernel) and `nested` elsewhere, which goes through the solver with the force summed out; `variational` improves one
-    Gaussian of force and parameters instead; `exact` is the analytic covariance of the single-input motif;
-    `preestimate` is quick, and solves no equation. Solver, inducing points and features of `nested` are set in
-    `variational`. Fields of a linear equation are `collapsed` too; those of others are linearised at
-    their mode, which is `laplace`. `reference` takes minutes for an instance: long chains of the sampler NUTS, with
-    which other methods are compared; its extra is `reference`.
-    restarts: starts of the optimiser, of which the best by the joint density is kept; the first is the prior's middle,
-    unless `random_start`.
+    kernel) and `nested` elsewhere, which goes through the solver with the force summed out; `variational` maximises
+    the ELBO of a structured q and corrects it by importance, mixing its `restarts` by their evidence; `exact` is the
+    analytic covariance of the single-input motif; `preestimate` is quick, and solves no equation. Solver, inducing
+    points and features of `nested` are set in `variational`. Fields of a linear equation are `collapsed` too; those of
+    others are linearised at their mode, which is `laplace`. `reference` takes minutes for an instance: long chains of
+    the sampler NUTS, with which other methods are compared; its extra is `reference`.
+    restarts: starts of the optimiser, of which the best by the joint density is kept (all are mixed by `variational`);
+    the first is the prior's middle, unless `random_start`.
     field: of partial differential equations; `settled` is what a fleet's instances share, and is filled in.
     until: force and outputs are predicted up to this time; by default to the last observation.
     """
@@ -86,7 +86,7 @@ class InferenceConfig(Config):
         if self.method != "variational" and self.variational.learn_inducing:
             raise ValueError("variational.learn_inducing needs method variational; set it, or leave the other out")
         if self.variational.learn_inducing and self.variational.gradient == "natural":
-            raise ValueError("learn_inducing needs variational.gradient=adam: natural gradients move q alone; set both")
+            raise ValueError("learn_inducing needs gradient adam: natural gradients move q alone; set one of the two")
         return self
 
 

@@ -67,8 +67,8 @@ class VariationalConfig(Config):
     samples: draws an iteration. draws: of the answer, which are weighted in the stages of `inference.posterior`.
 
     gradient: `natural` with the curvature of Gauss–Newton (iterations 60, window 4, and a learning rate of its own), or
-    `adam` on a mean and a Cholesky factor after it (300, 40, 0.03). tolerance: q is done when its ELBO, averaged over
-    `window` iterations, gains less than this many of its own standard errors.
+    `adam` on a mean and a Cholesky factor after it (300, 40, 0.03), which `learn_inducing` takes by itself.
+    tolerance: q is done when its ELBO, averaged over `window` iterations, gains less than this many standard errors.
     """
 
     num_inducing: int | None = Field(default=None, ge=2)
@@ -76,7 +76,7 @@ class VariationalConfig(Config):
     samples: int = Field(default=8, ge=1)
     iterations: int | None = Field(default=None, ge=0)
     learning_rate: float | None = None
-    gradient: Literal["natural", "adam"] = "natural"
+    gradient: Literal["natural", "adam"] | None = None
     window: int | None = Field(default=None, ge=2)
     tolerance: float = 1.0
     features: int = Field(default=128, ge=8)
@@ -84,9 +84,14 @@ class VariationalConfig(Config):
     solver: SolverConfig = SolverConfig()
 
     @property
+    def by_adam(self) -> bool:
+        """Whether Adam goes on from where natural steps end."""
+        return self.learn_inducing if self.gradient is None else self.gradient == "adam"
+
+    @property
     def pace(self) -> Pace:
         """Of natural steps, which go before Adam's too."""
-        own = self if self.gradient == "natural" else VariationalConfig()
+        own = VariationalConfig() if self.by_adam else self
         iterations = 60 if own.iterations is None else own.iterations
         return Pace((self.samples + 1) // 2, iterations, own.window or 4, self.tolerance, own.learning_rate)
 
@@ -126,7 +131,7 @@ def fit_variational(
         with during("start", attempt + 1, starts.count):
             w = first_guess(forward, [seed + attempt for seed in seeds], preestimate, starts.random or attempt > 0)
             found = ascend(forward, w, seeds, options.pace)
-            if options.gradient == "adam":
+            if options.by_adam:
                 learn = options.learn_inducing and attempt == 0
                 forward, found = climb_by_adam(forward, found, seeds, options.adams_pace, options.features, learn)
             climbs.append(found)
@@ -135,7 +140,8 @@ def fit_variational(
     parts = [_corrected(forward, climb, seeds, options, posterior) for climb in climbs]
     parts += [
         _widened(_corrected(forward.of(rows), climb, [seeds[int(i)] for i in rows], options, posterior), rows, parts[0])
-        for rows, climb in _twins(forward, climbs[0], seeds, options)
+        for one in climbs
+        for rows, climb in _twins(forward, one, seeds, options)
     ]
     whole = _mixed(parts, seeds)
     answer = SolvedPosterior("variational", forward, whole.w, seeds, options.features)
@@ -305,7 +311,7 @@ def _doubts(whole: _Part) -> Iterator[str]:
     for tail, effective in zip(whole.tail.tolist(), whole.effective.tolist(), strict=True):
         yield (
             f"The weights of q's draws have a heavy tail (Pareto k {tail:.2f}) and are worth {effective:.0f} "
-            "independent ones: bands may be far too narrow. Set inference.restarts=4, narrow the priors of the parameters, "
+            "independent ones: bands may be far too narrow. Set inference.restarts=4, narrow the priors, "
             "or raise inference.posterior.stages."
             if tail > HEAVY or effective < FEW
             else ""
