@@ -32,11 +32,11 @@ ROUGH, FINE = 16, 12
 """Steps of a search on the prior's circle, and on one made for the mode."""
 
 PRIOR_WINDOW, WINDOW, LEAST_WINDOW = 2.0, 2.5, 0.5
-"""Deviations of a lengthscale, on both sides, that circles are made for: of the prior, and of the posterior at the mode,
-which counts as at least this share of the prior's."""
+"""Deviations of a lengthscale, on both sides, that circles are made for: of the prior, and of the posterior at the
+mode, which counts as at least this share of the prior's."""
 
 SHORTEST, LONGEST, MOST_WAVES = 20.0, 1.5, 64
-"""Lengthscales that circles are made for are no shorter than this part of the span, and no longer than so many spans."""
+"""Lengthscales that circles are made for: at least this part of the span, at most so many spans."""
 
 COARSE, MAX_DOUBLINGS = 0.1, 3
 """Largest change of the log likelihood at the mode that halving the steps may bring, and how often they are halved."""

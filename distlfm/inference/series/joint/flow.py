@@ -145,20 +145,30 @@ def _back(jacobian: Tensor, pull: Tensor, apart: bool) -> Tensor:
     return jacobian * pull if apart else (jacobian * pull.unsqueeze(-1)).sum(-2)
 
 
-def sensitivities(
-    flow: Flow,
-    states: Tensor,
-    table: Tensor,
-    values: Sequence[Tensor],
-    by_table: Tensor,
-    by_values: Sequence[Tensor],
-    by_start: Tensor,
-) -> Tensor:
-    """Jacobian [N + 1, ..., D, W] of states [N + 1, ..., D], given those of all that drives them.
+@dataclass(frozen=True)
+class Driving:
+    """How what drives a trajectory follows the unknowns: n parameters, then M amplitudes of each force.
 
-    by_table: [2·N + 1, ..., L, W]; by_values: each [..., K, W]; by_start: [..., D, W].
+    start: [..., D, n]; values: [..., K', n], of all parameters' elements one after another; table: [2·N + 1, ..., L, n];
+    waves: [2·N + 1, ..., 1 or L, M] and roots: [..., L, M], whose product is what a unit amplitude does to its force.
     """
-    found = [by_start]
+
+    start: Tensor
+    values: Tensor
+    table: Tensor
+    waves: Tensor
+    roots: Tensor
+
+
+def sensitivities(
+    flow: Flow, states: Tensor, table: Tensor, values: Sequence[Tensor], driving: Driving
+) -> tuple[Tensor, Tensor]:
+    """Jacobians [N + 1, ..., D, n] and [N + 1, ..., D, L·M] of states [N + 1, ..., D] by parameters and amplitudes."""
+    num_forces, num_waves = driving.roots.shape[-2:]
+    shape = states.shape[1:]
+    by_z = [driving.start]
+    by_waves = [states.new_zeros(*shape, num_forces * num_waves)]
+    roots = driving.roots.flatten(-2).unsqueeze(-2)
     for part in flow.parts(states):
         with torch.enable_grad():
             y = states[part].detach().requires_grad_()
@@ -166,27 +176,33 @@ def sensitivities(
             # A copy for each step: their gradients must not be summed.
             inputs = [value.detach().expand(len(y), *value.shape).clone().requires_grad_() for value in values]
             after = flow.step(part, y, forces, inputs)
-        rows: list[tuple[Tensor, Tensor]] = []
+        rows: list[list[Tensor]] = []
         for i in range(after.shape[-1]):
             unit = torch.zeros_like(after)
             unit[..., i] = 1.0
-            grads = torch.autograd.grad(after, [y, *forces, *inputs], unit, retain_graph=True, allow_unused=True)
-            source = after.new_zeros(*after.shape[:-1], by_start.shape[-1])
-            driven = [*stages(by_table, part), *(one.unsqueeze(0) for one in by_values)]
-            for grad, drive in zip(grads[1:], driven, strict=True):
-                if grad is not None:
-                    source = source + (grad.unsqueeze(-2) @ drive).squeeze(-2)
-            assert grads[0] is not None
-            rows.append((grads[0], source))
-        jacobian = torch.stack([row for row, _ in rows], -2)
-        source = torch.stack([row for _, row in rows], -2)
+            grads = torch.autograd.grad(
+                after, [y, *forces, *inputs], unit, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+            rows.append([*grads[:4], torch.cat(grads[4:], -1)])
+        own, *pushes, of_values = (torch.stack(one, -2) for one in zip(*rows, strict=True))  # [n, ..., D, ...]
+        source = (of_values.movedim(0, -3).flatten(-3, -2) @ driving.values).unflatten(-2, (len(after), -1))
+        source = source.movedim(-3, 0)
+        waves = after.new_zeros(*after.shape, num_forces, num_waves)
+        for push, drive, wave in zip(pushes, stages(driving.table, part), stages(driving.waves, part), strict=True):
+            for j in range(num_forces):
+                source = source + push[..., j : j + 1] * drive[..., j : j + 1, :]
+                own_wave = wave[..., min(j, wave.shape[-2] - 1), :].unsqueeze(-2)
+                waves[..., j, :] += push[..., j : j + 1] * own_wave
+        waves = waves.flatten(-2) * roots
         for k in range(len(after)):
             if flow.apart:
-                here = torch.diagonal(jacobian[k], dim1=-2, dim2=-1).unsqueeze(-1) * found[-1]
+                diagonal = torch.diagonal(own[k], dim1=-2, dim2=-1).unsqueeze(-1)
+                by_z.append(torch.addcmul(source[k], diagonal, by_z[-1]))
+                by_waves.append(torch.addcmul(waves[k], diagonal, by_waves[-1]))
             else:
-                here = jacobian[k] @ found[-1]
-            found.append(here + source[k])
-    return torch.stack(found)
+                by_z.append(own[k] @ by_z[-1] + source[k])
+                by_waves.append(own[k] @ by_waves[-1] + waves[k])
+    return torch.stack(by_z), torch.stack(by_waves)
 
 
 def states_apart(mechanism: Mechanism, space: ParameterSpace) -> bool:

@@ -32,7 +32,7 @@ class JointConfig(Config):
     """
 
     chains: int = Field(default=32, ge=4)
-    warm: tuple[PositiveInt, ...] = (8, 8)
+    warm: tuple[PositiveInt, ...] = (4, 4, 4, 6)
     kept: int = Field(default=10, ge=2)
     extensions: int = Field(default=3, ge=0)
     effective: float = Field(default=80.0, gt=0)

@@ -24,7 +24,7 @@ CHUNK_ROWS = 4096
 """Trajectories solved at once when predicting."""
 
 KNOTS, KNOT_GAP, FEATURES = 12, 0.5, 64
-"""Places whose values lead a force on beyond its circle, their distance in lengthscales, and features of what is new."""
+"""Places whose values lead a force on beyond its circle, their distance in lengthscales, features of what is new."""
 
 
 class JointPosterior(Posterior):
