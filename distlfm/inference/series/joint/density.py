@@ -15,7 +15,7 @@ from torch import Tensor
 
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
-from distlfm.inference.series.joint.flow import Driving, Flow, March, sensitivities, states_apart
+from distlfm.inference.series.joint.flow import Driving, Flow, March, Shape, sensitivities
 from distlfm.inference.series.joint.grid import Grid
 from distlfm.inference.series.joint.waves import Circle, Waves, tabulated
 from distlfm.likelihoods.gaussian import Gaussian
@@ -37,23 +37,23 @@ class Linearised:
 
 @dataclass(frozen=True)
 class Density:
-    """Of A instances; apart: whether the rate of each state depends on no other state."""
+    """Of A instances."""
 
     model: Model
     data: Observations
     grid: Grid
     waves: Waves
-    apart: bool
+    shape: Shape
 
     @staticmethod
     def of(model: Model, data: Observations, grid: Grid, waves: Waves) -> Density:
-        return Density(model, data, grid, waves, states_apart(model.mechanism, model.space))
+        return Density(model, data, grid, waves, Shape.of(model.mechanism, model.space))
 
     def rows(self, index: Tensor) -> Density:
         """Of the instances at `index`."""
         if len(index) == len(self.data) and bool((index == torch.arange(len(index))).all()):
             return self
-        found = Density(self.model, self.data.rows(index), self.grid.rows(index), self.waves.rows(index), self.apart)
+        found = Density(self.model, self.data.rows(index), self.grid.rows(index), self.waves.rows(index), self.shape)
         if "_table" in self.__dict__ and self._table is not None:
             # Sines and cosines are not computed again.
             found.__dict__["_table"] = self._table[index, : 2 * found.grid.lengths.shape[-1] + 1]
@@ -97,7 +97,7 @@ class Density:
     def flow(self) -> Flow:
         names = tuple(one.name for one in self.model.space.parameters)
         lengths = self.grid.lengths.T[:, None, :, None].contiguous()
-        return Flow(self.model.mechanism, names, self._stages.T[:, None].contiguous(), lengths, self.apart)
+        return Flow(self.model.mechanism, names, self._stages.T[:, None].contiguous(), lengths, self.shape)
 
     def _forces(self, values: Values, amplitudes: Tensor) -> Tensor:
         """[2·N + 1, C, A, L] at all stages."""
@@ -193,6 +193,8 @@ class Density:
 
         def slope(of: Tensor) -> Tensor:
             """Of [2n·C, A, K] at all moved places, [C, A, K, n]."""
+            if n == 0:
+                return z.new_zeros(*z.shape[:2], of.shape[-1], 0)
             of = of.expand(2 * n * count, *z.shape[1:2], -1).unflatten(0, (2 * n, count))
             return ((of[:n] - of[n:]) / (2 * NUDGE)).movedim(0, -1)
 

@@ -27,7 +27,10 @@ LENGTHS = (0.9, 1.9)
 ACCEPTED = 0.7
 """Share of proposals that are accepted, which step sizes are adapted to."""
 
-FIRST_STEP, SHORTEST_STEP, LONGEST_STEP = 0.25, 0.02, 0.9
+FIRST_STEP, SHORTEST_STEP, LONGEST_STEP = 0.25, 0.005, 0.9
+BELOW, NEARER = 10.0, 7
+"""Chains begin no further below their mode than one for each unknown and this; how often their way there is halved."""
+
 MOST_LEAPS = 20
 """Steps of one trajectory; where they are very short, more of the shorter trajectories are needed."""
 
@@ -46,10 +49,10 @@ class SamplerConfig:
     """
 
     chains: int = 32
-    warm: tuple[int, ...] = (4, 4, 4, 6)
-    kept: int = 10
+    warm: tuple[int, ...] = (4, 6, 8, 8)
+    kept: int = 16
     extensions: int = 3
-    enough: float = 120.0
+    enough: float = 100.0
 
 
 @dataclass
@@ -167,17 +170,22 @@ def _begin(density: Density, modes: Modes, streams: Streams, rows: Tensor, optio
     marks = (torch.arange(options.chains).unsqueeze(-1) + offset) / options.chains
     chosen = torch.searchsorted(weight.cumsum(0).T.contiguous(), marks.T.contiguous()).T.clamp_max(len(weight) - 1)
     noise = streams.normal(rows, options.chains)
-    w = torch.empty_like(noise)
+    middle, away = torch.empty_like(noise), torch.empty_like(noise)
     for k in range(len(weight)):
-        mine = modes.w[k] + (noise.transpose(0, 1) @ modes.root[k].mT).transpose(0, 1)
-        w = torch.where((chosen == k).unsqueeze(-1), mine, w)
+        mine = (chosen == k).unsqueeze(-1)
+        middle = torch.where(mine, modes.w[k], middle)
+        away = torch.where(mine, (noise.transpose(0, 1) @ modes.root[k].mT).transpose(0, 1), away)
+    # Where the density is bent, a Gaussian's draws lie far below it: those come nearer to the mode.
+    least = density.log_density(middle) - density.active.sum(-1) - BELOW
+    part = torch.ones_like(least)
+    for _ in range(NEARER):
+        short = ~(density.log_density(middle + part.unsqueeze(-1) * away) >= least)
+        if not bool(short.any()):
+            break
+        part = torch.where(short, 0.5 * part, part)
+    w = middle + part.unsqueeze(-1) * away
     best = weight.argmax(0)
     value, gradient = density.with_gradient(w)
-    # What cannot be solved starts at its mode.
-    lost = ~torch.isfinite(value)
-    if bool(lost.any()):
-        w = torch.where(lost.unsqueeze(-1), modes.w[best, rows], w)
-        value, gradient = density.with_gradient(w)
     step = torch.full((len(rows),), math.log(FIRST_STEP), dtype=w.dtype)
     return _Chains(w, value, gradient, modes.root[best, rows], step)
 
