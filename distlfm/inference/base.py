@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,9 +44,19 @@ class Mixture:
     def quantile(self, level: float) -> Tensor:
         """The value below which the mixture has the probability `level`, [...], by a search."""
         count = len(self.means)
+        if not bool(self.variances.any()):
+            # Of points alone it is one of them, the same to which the bisection comes.
+            return self._ordered[min(max(math.ceil(level * count - 1e-9), 1), count) - 1]
         pairs = (one.reshape(count, -1).split(max(1, AT_ONCE // count), 1) for one in (self.means, self.variances))
         found = [_sought(means.contiguous(), variances, level) for means, variances in zip(*pairs, strict=True)]
         return torch.cat(found).reshape(self.means.shape[1:])
+
+    @cached_property
+    def _ordered(self) -> Tensor:
+        # Many times faster by numpy.
+        return torch.from_numpy(np.sort(np.ascontiguousarray(self.means.flatten(1).T.numpy()), -1).T).reshape(
+            self.means.shape
+        )
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
         """The central interval of probability `level`."""

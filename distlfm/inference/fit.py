@@ -27,7 +27,7 @@ from distlfm.inference.posterior import PosteriorConfig
 from distlfm.inference.result import FitResult
 from distlfm.inference.series.collapsed import Collapsed
 from distlfm.inference.series.exact import Exact
-from distlfm.inference.series.joint.method import Joint, JointConfig
+from distlfm.inference.series.joint.method import Joint, JointConfig, misfit
 from distlfm.inference.series.nested import Nested
 from distlfm.inference.series.nuts import ReferenceConfig
 from distlfm.inference.series.preestimate import Preestimate, PreestimateConfig
@@ -48,12 +48,14 @@ class InferenceConfig(Config):
     """How a fit is done.
 
     method: `auto` probes the mechanism and takes `collapsed` where it is linear (`filter` for long series with a Matérn
-    kernel) and `nested` elsewhere, which goes through the solver with the force summed out; `variational` maximises
-    the ELBO of a structured q and corrects it by importance, mixing its `restarts` by their evidence; `exact` is the
-    analytic covariance of the single-input motif; `preestimate` is quick, and solves no equation. Solver, inducing
-    points and features of `nested` are set in `variational`. Fields of a linear equation are `collapsed` too; those of
-    others are linearised at their mode, which is `laplace`. `reference` takes minutes for an instance: long chains of
-    the sampler NUTS, with which other methods are compared; its extra is `reference`.
+    kernel) and `joint` elsewhere, which goes through the solver and samples force and parameters together; `nested`,
+    where the force depends on the state or its kernel has no small basis, goes through it with the force summed out;
+    `variational` maximises the ELBO of a structured q and corrects it by importance, mixing its `restarts` by their
+    evidence; `exact` is the analytic covariance of the single-input motif; `preestimate` is quick, and solves no
+    equation. Solver, inducing points and features of `nested` are set in `variational`, and the steps of `joint` in
+    `variational.solver`. Fields of a linear equation are `collapsed` too; those of others are linearised at their mode,
+    which is `laplace`. `reference` takes minutes for an instance: long chains of the sampler NUTS, with which other
+    methods are compared; its extra is `reference`.
     restarts: starts of the optimiser, of which the best by the joint density is kept (all are mixed by `variational`);
     the first is the prior's middle, unless `random_start`.
     field: of partial differential equations; `settled` is what a fleet's instances share, and is filled in.
@@ -158,22 +160,22 @@ class _Auto(Method):
 @register_method("auto")
 class AutoSeries(_Auto):
     """Where the force can be integrated out, dense matrices for short series and a filter for long ones, if there is
-    one; the solver elsewhere.
+    one; the solver elsewhere, with fixed waves for the force where there are some.
     """
 
     @staticmethod
-    def choose(model: Model, num_times: int) -> type[Method]:
+    def choose(model: Model, num_times: int, options: InferenceConfig) -> type[Method]:
         if not model.integrable:
-            return Nested
+            return Joint if misfit(model, options) is None else Nested
         return Filter if num_times >= LONG and supports(model) else Collapsed
 
     @classmethod
     def suits(cls, model: Model, instance: Instance, options: InferenceConfig) -> Method:
-        return cls.choose(model, len(instance.times)).suits(model, instance, options)
+        return cls.choose(model, len(instance.times), options).suits(model, instance, options)
 
     @classmethod
     def bytes(cls, model: Model, num_times: int, options: InferenceConfig) -> int:
-        return cls.choose(model, num_times).bytes(model, num_times, options)
+        return cls.choose(model, num_times, options).bytes(model, num_times, options)
 
 
 @register_method("auto")

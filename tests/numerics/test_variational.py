@@ -124,7 +124,7 @@ def test_an_absurd_neighbour_is_flagged_and_changes_no_other() -> None:
 # ---- likelihoods -----------------------------------------------------------------------------------------------------
 
 
-METHODS = {"auto": "nested", "variational": "variational"}
+METHODS = {"auto": "joint", "variational": "variational"}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -146,7 +146,7 @@ def test_the_force_behind_counts_is_recovered(kind: str, method: str) -> None:
 # ---- a flow of the state ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["auto", "variational"])
 @pytest.mark.slow
 def test_a_nonparametric_flow_finds_a_linear_one(method: str) -> None:
     """ẏ = −0.5 y from 2, of which only a noisy trajectory is given."""
@@ -160,7 +160,7 @@ def test_a_nonparametric_flow_finds_a_linear_one(method: str) -> None:
     (result,) = fit_instances(
         model, [instance], options(method, num_inducing=6, iterations=10, draws=32, solver={"steps": 12})
     )
-    assert result.method == METHODS[method]
+    assert result.method == method.replace("auto", "nested")  # waves in time are nothing for a flow of the state
     assert result.force_names == ("flow_y",)
     state, flow = result.grid.outputs.mean[0], result.grid.force.mean[0]
     np.testing.assert_allclose(state, 2 * np.exp(-0.5 * result.grid.times), atol=0.03)

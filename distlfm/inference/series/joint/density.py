@@ -7,7 +7,6 @@ times, `L` forces, `M` amplitudes a force.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
-from distlfm.inference.series.joint.flow import Flow, March, sensitivities, states_apart
+from distlfm.inference.series.joint.flow import Driving, Flow, March, Shape, sensitivities
 from distlfm.inference.series.joint.grid import Grid
 from distlfm.inference.series.joint.waves import Circle, Waves, tabulated
 from distlfm.likelihoods.gaussian import Gaussian
@@ -38,23 +37,23 @@ class Linearised:
 
 @dataclass(frozen=True)
 class Density:
-    """Of A instances; apart: whether the rate of each state depends on no other state."""
+    """Of A instances."""
 
     model: Model
     data: Observations
     grid: Grid
     waves: Waves
-    apart: bool
+    shape: Shape
 
     @staticmethod
     def of(model: Model, data: Observations, grid: Grid, waves: Waves) -> Density:
-        return Density(model, data, grid, waves, states_apart(model.mechanism, model.space))
+        return Density(model, data, grid, waves, Shape.of(model.mechanism, model.space))
 
     def rows(self, index: Tensor) -> Density:
         """Of the instances at `index`."""
         if len(index) == len(self.data) and bool((index == torch.arange(len(index))).all()):
             return self
-        found = Density(self.model, self.data.rows(index), self.grid.rows(index), self.waves.rows(index), self.apart)
+        found = Density(self.model, self.data.rows(index), self.grid.rows(index), self.waves.rows(index), self.shape)
         if "_table" in self.__dict__ and self._table is not None:
             # Sines and cosines are not computed again.
             found.__dict__["_table"] = self._table[index, : 2 * found.grid.lengths.shape[-1] + 1]
@@ -98,7 +97,7 @@ class Density:
     def flow(self) -> Flow:
         names = tuple(one.name for one in self.model.space.parameters)
         lengths = self.grid.lengths.T[:, None, :, None].contiguous()
-        return Flow(self.model.mechanism, names, self._stages.T[:, None].contiguous(), lengths, self.apart)
+        return Flow(self.model.mechanism, names, self._stages.T[:, None].contiguous(), lengths, self.shape)
 
     def _forces(self, values: Values, amplitudes: Tensor) -> Tensor:
         """[2·N + 1, C, A, L] at all stages."""
@@ -151,73 +150,69 @@ class Density:
     def linearised(self, w: Tensor) -> Linearised:
         """Outputs and their Jacobian at w [C, A, W], by chained sensitivities of the steps."""
         z, amplitudes = self.split(w)
-        space, n, shape = self.model.space, self.num_free, w.shape[:2]
-        names = [one.name for one in space.parameters]
-        moved = z + NUDGE * torch.cat([torch.eye(n), -torch.eye(n)]).to(z)[:, None, None]  # [2n, C, A, n]
-
-        def slope(of: Callable[[Values], Tensor]) -> Tensor:
-            """Of [2n·C, A, ...] at all moved places, [C, A, ..., W]."""
-            both = of(space.unpack(moved.flatten(0, 1))).unflatten(0, (2 * n, -1))
-            found = ((both[:n] - both[n:]) / (2 * NUDGE)).movedim(0, -1)
-            return torch.nn.functional.pad(found, (0, w.shape[-1] - n))
-
-        by_values = [
-            slope(lambda values, name=name: values[name].expand(2 * n * len(w), *values[name].shape[1:]))  # type: ignore[misc]
-            for name in names
-        ]
-        by_start = slope(lambda values: self.start(values, torch.Size((2 * n * len(w), shape[1]))))
-        values = space.unpack(z)
+        values = self.model.space.unpack(z)
         table = self._forces(values, amplitudes)
-        by_table = self._by_table(z, values, amplitudes, table)
-        states, ok = self.flow.march(table, self.start(values, w.shape), list(values.values()))
-        jacobian = sensitivities(self.flow, states, table, list(values.values()), by_table, by_values, by_start)
-        seen = states.gather(0, self._place.expand(-1, *states.shape[1:]))
-        place = self._place.unsqueeze(-1).expand(-1, *jacobian.shape[1:])
-        seen_by = jacobian.gather(0, place)  # [T, C, A, D, W]
+        named = list(values.values())
+        states, ok = self.flow.march(table, self.start(values, w.shape), named)
+        driving = self._driving(z, values, amplitudes, table)
+        by_z, by_waves = sensitivities(self.flow, states, table, named, driving)
+        index = self._place.expand(-1, *states.shape[1:])
+        seen = states.gather(0, index)
+        each = torch.cat(
+            [one.gather(0, index.unsqueeze(-1).expand(-1, *one.shape[1:])) for one in (by_z, by_waves)], -1
+        )  # [T, C, A, D, W]
+        shown, found = self._shown(seen, each, values, driving.values)
+        fine = ok & torch.isfinite(found).flatten(2).all(-1)
+        return Linearised(values, shown, torch.where(fine[..., None, None, None], found, 0.0), fine)
+
+    def _shown(self, seen: Tensor, each: Tensor, values: Values, by_values: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs [C, A, P, T] of states [T, C, A, D], and their Jacobian [C, A, P, T, W] from that of the states."""
         with torch.enable_grad():
             y = seen.detach().requires_grad_()
             inputs = {k: v.detach().expand(len(y), *v.shape).clone().requires_grad_() for k, v in values.items()}
             shown = self.model.mechanism.observe(y, inputs)
+        if shown is y:
+            return seen.permute(1, 2, 3, 0), each.permute(1, 2, 3, 0, 4)
         rows = []
         for i in range(shown.shape[-1]):
             unit = torch.zeros_like(shown)
             unit[..., i] = 1.0
-            if not shown.requires_grad:
-                rows.append(torch.zeros_like(seen_by[..., 0, :]))
-                continue
-            grads = torch.autograd.grad(shown, [y, *inputs.values()], unit, retain_graph=True, allow_unused=True)
-            parts = [
-                (grad.unsqueeze(-2) @ by).squeeze(-2)
-                for grad, by in zip(grads, [seen_by, *by_values], strict=True)
-                if grad is not None
-            ]
-            rows.append(torch.stack(parts).sum(0))
-        found = torch.stack(rows).permute(2, 3, 0, 1, 4)  # [C, A, P, T, W]
-        fine = ok & torch.isfinite(found).flatten(2).all(-1)
-        found = torch.where(fine[..., None, None, None], found, 0.0)
-        return Linearised(values, shown.detach().permute(1, 2, 3, 0), found, fine)
+            grads = torch.autograd.grad(
+                shown, [y, *inputs.values()], unit, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+            row = (grads[0].unsqueeze(-2) @ each).squeeze(-2)
+            row[..., : self.num_free] += (torch.cat(grads[1:], -1).unsqueeze(-2) @ by_values).squeeze(-2)
+            rows.append(row)
+        return shown.detach().permute(1, 2, 3, 0), torch.stack(rows).permute(2, 3, 0, 1, 4)
 
-    def _by_table(self, z: Tensor, values: Values, amplitudes: Tensor, table: Tensor) -> Tensor:
-        """Jacobian [2·N + 1, C, A, L, W] of the forces at all stages: of the kernels' parameters, by differences."""
-        space, found = self.model.space, table.new_zeros(*table.shape, self.size)
-        kernel = [
-            i for i, one in enumerate([one for one in space.parameters for _ in one.free]) if one.kind == "kernel"
-        ]
-        for i in kernel:
-            step = torch.zeros_like(z)
-            step[..., i] = NUDGE
-            above, below = (self._forces(space.unpack(z + sign * step), amplitudes) for sign in (1, -1))
-            found[..., i] = (above - below) / (2 * NUDGE)
+    def _driving(self, z: Tensor, values: Values, amplitudes: Tensor, table: Tensor) -> Driving:
+        """How start, values and forces follow the unknowns at z [C, A, n]: the parameters' part by differences."""
+        space, n, count = self.model.space, self.num_free, len(z)
+        both = NUDGE * torch.cat([torch.eye(n), -torch.eye(n)]).to(z)[:, None, None]
+        moved = space.unpack((z + both).flatten(0, 1))
+
+        def slope(of: Tensor) -> Tensor:
+            """Of [2n·C, A, K] at all moved places, [C, A, K, n]."""
+            if n == 0:
+                return z.new_zeros(*z.shape[:2], of.shape[-1], 0)
+            of = of.expand(2 * n * count, *z.shape[1:2], -1).unflatten(0, (2 * n, count))
+            return ((of[:n] - of[n:]) / (2 * NUDGE)).movedim(0, -1)
+
+        by_table = table.new_zeros(*table.shape, n)
+        kinds = [one.kind for one in space.parameters for _ in one.free]
+        for i in [i for i, kind in enumerate(kinds) if kind == "kernel"]:
+            above, below = (
+                self._forces({name: one.unflatten(0, (2 * n, count))[k] for name, one in moved.items()}, amplitudes)
+                for k in (i, n + i)
+            )
+            by_table[..., i] = (above - below) / (2 * NUDGE)
         if self._table is None:
-            columns = self.waves.columns(values, self._stages)
+            waves, roots = self.waves.columns(values, self._stages), torch.ones_like(amplitudes)
         else:
             assert isinstance(self.waves, Circle)
-            columns = self._table.transpose(0, 1)[:, None, :, None, :] * self.waves.roots(values)
-        each = columns.shape[-1]
-        for j in range(table.shape[-1]):
-            first = self.num_free + j * each
-            found[..., j, first : first + each] = columns[..., j, :]
-        return found
+            waves, roots = self._table.transpose(0, 1)[:, None, :, None], self.waves.roots(values)
+        start = slope(self.start(moved, torch.Size((2 * n * count, z.shape[1]))))
+        return Driving(start, slope(torch.cat(list(moved.values()), -1)), by_table, waves, roots)
 
     def weighted(self, values: Values, outputs: Tensor, columns: Tensor) -> Tensor:
         """Columns [C, A, P, T, k] in units of the noise, zero where nothing was observed, [C, A, P·T, k].

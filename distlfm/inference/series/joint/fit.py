@@ -28,15 +28,15 @@ STARTS, TRIALS, SPREAD = 3, 24, 0.7
 """Searches of an instance, at least; draws of the prior of which the likeliest start those after the first; and their
 deviation in units of the prior's."""
 
-ROUGH, FINE = 16, 12
+ROUGH, FINE = 14, 30
 """Steps of a search on the prior's circle, and on one made for the mode."""
 
 PRIOR_WINDOW, WINDOW, LEAST_WINDOW = 2.0, 2.5, 0.5
-"""Deviations of a lengthscale, on both sides, that circles are made for: of the prior, and of the posterior at the mode,
-which counts as at least this share of the prior's."""
+"""Deviations of a lengthscale, on both sides, that circles are made for: of the prior, and of the posterior at the
+mode, which counts as at least this share of the prior's."""
 
 SHORTEST, LONGEST, MOST_WAVES = 20.0, 1.5, 64
-"""Lengthscales that circles are made for are no shorter than this part of the span, and no longer than so many spans."""
+"""Lengthscales that circles are made for: at least this part of the span, at most so many spans."""
 
 COARSE, MAX_DOUBLINGS = 0.1, 3
 """Largest change of the log likelihood at the mode that halving the steps may bring, and how often they are halved."""
@@ -120,7 +120,7 @@ def _circle_at(density: Density, modes: Modes) -> Density:
     low = torch.minimum(torch.maximum(low, span / SHORTEST), LONGEST * span)
     high = torch.maximum(torch.minimum(high, LONGEST * span), low)
     waves = Circle.around(model, first, last, low, high, MOST_WAVES)
-    return Density(model, density.data, density.grid, waves, density.apart)
+    return Density(model, density.data, density.grid, waves, density.shape)
 
 
 @torch.no_grad()
@@ -156,11 +156,11 @@ def _short_enough(density: Density, modes: Modes, *, fixed: bool) -> tuple[Densi
 
 @torch.no_grad()
 def _change(density: Density, modes: Modes) -> Tensor:
-    """How much halving the steps changes the log density at the best modes, [B]; zero where that is not finite."""
+    """How much halving the steps changes the log density at the best modes, [B]; infinite where that has no value."""
     best = modes.evidence.argmax(0)
     w = modes.w[best, torch.arange(len(best))][None]
     finer = replace(density, grid=Grid.of(density.data.times, 2 * density.grid.steps))
-    return (finer.log_density(w) - density.log_density(w))[0].abs().nan_to_num(0.0, 0.0, 0.0)
+    return (finer.log_density(w) - density.log_density(w))[0].abs().nan_to_num(torch.inf)
 
 
 def _doubts(density: Density, modes: Modes, sampled: Sampled) -> tuple[str, ...]:

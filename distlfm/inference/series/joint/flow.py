@@ -17,25 +17,60 @@ import torch
 from torch import Tensor
 
 from distlfm.mechanisms.base import Mechanism
-from distlfm.mechanisms.priors import ParameterSpace, Values
+from distlfm.mechanisms.priors import ParameterSpace
 from distlfm.solvers.ode import LIMIT
 
 ELEMENTS = 200_000
 """Numbers of a tensor of states, up to which several steps are differentiated together: they should stay in a cache."""
 
+SMALL = 3_000
+"""Numbers of the states at one time, up to which an operation costs the same however few they are."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is known of a mechanism's rates, found by trial. apart: that of each state depends on no other state.
+
+    straight: that of each state is a straight line in that state, whatever drives it.
+    """
+
+    apart: bool
+    straight: bool
+
+    @staticmethod
+    def of(mechanism: Mechanism, space: ParameterSpace) -> Shape:
+        """Probe at several places."""
+        generator = torch.Generator().manual_seed(0)
+        size = mechanism.num_states
+        z = torch.randn(6, space.num_free, generator=generator, dtype=torch.float64)
+        y = 0.2 + torch.rand(4, 6, size, generator=generator, dtype=torch.float64)
+        f = torch.randn(6, len(mechanism.force_names), generator=generator, dtype=torch.float64)
+        t = torch.rand(6, generator=generator, dtype=torch.float64)
+        values = space.unpack(z)
+
+        def rate(at: Tensor) -> Tensor:
+            return mechanism.vector_field(t, at, f, values).expand(6, size)
+
+        here, apart = rate(y[0]), True
+        for i in range(size):
+            moved = y[0].clone()
+            moved[:, i] = y[1, :, i]
+            others = torch.arange(size) != i
+            apart = apart and bool((rate(moved)[:, others] == here[:, others]).all())
+        first, second = ((rate(a) - rate(b)) / (a - b) for a, b in (y[:2], y[2:]))
+        straight = apart and torch.allclose(first, second, rtol=1e-8, atol=1e-10)
+        return Shape(apart, straight)
+
 
 @dataclass(frozen=True)
 class Flow:
-    """The steps of a mechanism. times: [N + 1 + N, ...] of all stages; lengths: [N, ..., 1].
-
-    apart: whether the rate of each state depends on no other state.
-    """
+    """The steps of a mechanism. times: [N + 1 + N, ...] of all stages; lengths: [N, ..., 1]."""
 
     mechanism: Mechanism
     names: tuple[str, ...]
     times: Tensor
     lengths: Tensor
-    apart: bool
+    shape: Shape
 
     def step(self, part: slice, y: Tensor, forces: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         """States [n, ..., D] after the steps `part` from states y [n, ..., D].
@@ -62,10 +97,19 @@ class Flow:
         """
         states = table.new_empty(len(self.lengths) + 1, *start.shape)
         states[0] = y = start
-        for k in range(len(self.lengths)):
-            forces = table[2 * k : 2 * k + 1], table[2 * k + 1 : 2 * k + 2], table[2 * k + 2 : 2 * k + 3]
-            y = self.step(slice(k, k + 1), y.reshape(1, *start.shape), forces, values)[0]
-            states[k + 1] = y
+        if self.shape.straight and start.numel() <= SMALL:
+            # Straight lines are known by two points, for all steps at once: one operation a step is left.
+            every = slice(0, len(self.lengths))
+            forces = stages(table, every)
+            offset = self.step(every, torch.zeros_like(states[1:]), forces, values)
+            slope = self.step(every, torch.ones_like(states[1:]), forces, values) - offset
+            for k in range(len(self.lengths)):
+                y = torch.addcmul(offset[k], slope[k], y, out=states[k + 1])
+        else:
+            for k in range(len(self.lengths)):
+                part = slice(k, k + 1)
+                y = self.step(part, y.reshape(1, *start.shape), stages(table, part), values)[0]
+                states[k + 1] = y
         ok = (states.abs() <= LIMIT).all(0).all(-1)
         if not bool(ok.all()):
             rest = torch.where((start.abs() <= LIMIT).all(-1, keepdim=True), start, 0.0)
@@ -111,11 +155,11 @@ class March(torch.autograd.Function):
                 forces = [one.detach().requires_grad_() for one in stages(table, part)]
                 inputs = [value.detach().requires_grad_() for value in values]
                 after = flow.step(part, y, forces, inputs)
-            jacobian = _jacobian(after, y, flow.apart)
+            jacobian = _jacobian(after, y, flow.shape.apart)
             pulls = torch.empty_like(after)
             for k in reversed(range(len(after))):
                 pulls[k] = pull
-                pull = given[part.start + k] + _back(jacobian[k], pull, flow.apart)
+                pull = given[part.start + k] + _back(jacobian[k], pull, flow.shape.apart)
             pulls = torch.where(ok.unsqueeze(-1), pulls, 0.0)
             found = torch.autograd.grad(after, [*forces, *inputs], pulls, allow_unused=True)
             for one, more in zip(stages(by_table, part), found, strict=False):
@@ -145,20 +189,31 @@ def _back(jacobian: Tensor, pull: Tensor, apart: bool) -> Tensor:
     return jacobian * pull if apart else (jacobian * pull.unsqueeze(-1)).sum(-2)
 
 
-def sensitivities(
-    flow: Flow,
-    states: Tensor,
-    table: Tensor,
-    values: Sequence[Tensor],
-    by_table: Tensor,
-    by_values: Sequence[Tensor],
-    by_start: Tensor,
-) -> Tensor:
-    """Jacobian [N + 1, ..., D, W] of states [N + 1, ..., D], given those of all that drives them.
+@dataclass(frozen=True)
+class Driving:
+    """How what drives a trajectory follows the unknowns: n parameters, then M amplitudes of each force.
 
-    by_table: [2·N + 1, ..., L, W]; by_values: each [..., K, W]; by_start: [..., D, W].
+    start: [..., D, n]; values: [..., K', n], of all parameters' elements one after another;
+    table: [2·N + 1, ..., L, n]; waves: [2·N + 1, ..., 1 or L, M] and roots: [..., L, M], whose product is what a unit
+    amplitude does to its force.
     """
-    found = [by_start]
+
+    start: Tensor
+    values: Tensor
+    table: Tensor
+    waves: Tensor
+    roots: Tensor
+
+
+def sensitivities(
+    flow: Flow, states: Tensor, table: Tensor, values: Sequence[Tensor], driving: Driving
+) -> tuple[Tensor, Tensor]:
+    """Jacobians [N + 1, ..., D, n] and [N + 1, ..., D, L·M] of states [N + 1, ..., D] by parameters and amplitudes."""
+    num_forces, num_waves = driving.roots.shape[-2:]
+    shape = states.shape[1:]
+    by_z = [driving.start]
+    by_waves = [states.new_zeros(*shape, num_forces * num_waves)]
+    roots = driving.roots.flatten(-2).unsqueeze(-2)
     for part in flow.parts(states):
         with torch.enable_grad():
             y = states[part].detach().requires_grad_()
@@ -166,47 +221,30 @@ def sensitivities(
             # A copy for each step: their gradients must not be summed.
             inputs = [value.detach().expand(len(y), *value.shape).clone().requires_grad_() for value in values]
             after = flow.step(part, y, forces, inputs)
-        rows: list[tuple[Tensor, Tensor]] = []
+        rows: list[list[Tensor]] = []
         for i in range(after.shape[-1]):
             unit = torch.zeros_like(after)
             unit[..., i] = 1.0
-            grads = torch.autograd.grad(after, [y, *forces, *inputs], unit, retain_graph=True, allow_unused=True)
-            source = after.new_zeros(*after.shape[:-1], by_start.shape[-1])
-            driven = [*stages(by_table, part), *(one.unsqueeze(0) for one in by_values)]
-            for grad, drive in zip(grads[1:], driven, strict=True):
-                if grad is not None:
-                    source = source + (grad.unsqueeze(-2) @ drive).squeeze(-2)
-            assert grads[0] is not None
-            rows.append((grads[0], source))
-        jacobian = torch.stack([row for row, _ in rows], -2)
-        source = torch.stack([row for _, row in rows], -2)
+            grads = torch.autograd.grad(
+                after, [y, *forces, *inputs], unit, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+            rows.append([*grads[:4], torch.cat(grads[4:], -1)])
+        own, *pushes, of_values = (torch.stack(one, -2) for one in zip(*rows, strict=True))  # [n, ..., D, ...]
+        source = (of_values.movedim(0, -3).flatten(-3, -2) @ driving.values).unflatten(-2, (len(after), -1))
+        source = source.movedim(-3, 0)
+        waves = after.new_zeros(*after.shape, num_forces, num_waves)
+        for push, drive, wave in zip(pushes, stages(driving.table, part), stages(driving.waves, part), strict=True):
+            for j in range(num_forces):
+                source = source + push[..., j : j + 1] * drive[..., j : j + 1, :]
+                own_wave = wave[..., min(j, wave.shape[-2] - 1), :].unsqueeze(-2)
+                waves[..., j, :] += push[..., j : j + 1] * own_wave
+        waves = waves.flatten(-2) * roots
         for k in range(len(after)):
-            if flow.apart:
-                here = torch.diagonal(jacobian[k], dim1=-2, dim2=-1).unsqueeze(-1) * found[-1]
+            if flow.shape.apart:
+                diagonal = torch.diagonal(own[k], dim1=-2, dim2=-1).unsqueeze(-1)
+                by_z.append(torch.addcmul(source[k], diagonal, by_z[-1]))
+                by_waves.append(torch.addcmul(waves[k], diagonal, by_waves[-1]))
             else:
-                here = jacobian[k] @ found[-1]
-            found.append(here + source[k])
-    return torch.stack(found)
-
-
-def states_apart(mechanism: Mechanism, space: ParameterSpace) -> bool:
-    """Whether the rate of each state depends on no other state: found by trial at several places."""
-    generator = torch.Generator().manual_seed(0)
-    size = mechanism.num_states
-    if size == 1:
-        return True
-    z = torch.randn(6, space.num_free, generator=generator, dtype=torch.float64)
-    y = (0.2 + torch.rand(6, size, generator=generator, dtype=torch.float64)).requires_grad_()
-    f = torch.randn(6, len(mechanism.force_names), generator=generator, dtype=torch.float64)
-    t = torch.rand(6, generator=generator, dtype=torch.float64)
-    values: Values = space.unpack(z)
-    with torch.enable_grad():
-        rate = mechanism.vector_field(t, y, f, values)
-        if not rate.requires_grad:
-            return True
-        for i in range(size):
-            (row,) = torch.autograd.grad(rate[..., i].sum(), y, retain_graph=True)
-            others = torch.arange(size) != i
-            if bool((row[..., others] != 0).any()):
-                return False
-    return True
+                by_z.append(own[k] @ by_z[-1] + source[k])
+                by_waves.append(own[k] @ by_waves[-1] + waves[k])
+    return torch.stack(by_z), torch.stack(by_waves)

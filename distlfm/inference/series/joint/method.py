@@ -32,13 +32,13 @@ class JointConfig(Config):
     """
 
     chains: int = Field(default=32, ge=4)
-    warm: tuple[PositiveInt, ...] = (8, 8)
-    kept: int = Field(default=10, ge=2)
+    warm: tuple[PositiveInt, ...] = (4, 6, 8, 8)
+    kept: int = Field(default=16, ge=2)
     extensions: int = Field(default=3, ge=0)
-    effective: float = Field(default=80.0, gt=0)
+    effective: float = Field(default=100.0, gt=0)
 
 
-def suits_joint(model: Model, options: InferenceConfig) -> str | None:
+def misfit(model: Model, options: InferenceConfig) -> str | None:
     """Why the method does not suit a model with these options; None where it does."""
     solver = options.variational.solver
     if reads_state(model.mechanism):
@@ -58,7 +58,7 @@ class Joint(SeriesMethod):
 
     @classmethod
     def check(cls, model: Model, options: InferenceConfig) -> None:
-        why = suits_joint(model, options)
+        why = misfit(model, options)
         if why is not None:
             raise UsageError(f"The method 'joint' does not suit this model. {why}", "Use inference.method=auto.")
 

@@ -24,7 +24,7 @@ ITERATIONS = 40
 LONGEST = 2.0
 """Largest change of an unknown in one step."""
 
-ARRIVED = 1e-4
+ARRIVED = 1e-2
 """A search ends when its step has this length in units of the Gaussian at hand."""
 
 NOISE_STEP = 0.7
@@ -120,10 +120,10 @@ def _step(density: Density, here: Linearised, w: Tensor, damping: Tensor) -> tup
     moved = torch.where(better.unsqueeze(-1), w + step, w)
     change = torch.where(noise, w_noise - w[..., : density.num_free], 0.0)
     moved[..., : density.num_free] += change
-    size = torch.maximum(torch.where(better, size, torch.inf), change.abs().amax(-1))
+    size = torch.maximum(torch.where(better, size, torch.inf), change.abs().sum(-1))
     # A step within rounding of the mode may go up by rounding.
     flat = ~better & ((after - before).abs() < 1e-9 * (1 + before.abs()))
-    size = torch.where(flat, change.abs().amax(-1), size)
+    size = torch.where(flat, change.abs().sum(-1), size)
     lighter = torch.where(better | flat, damping * 0.1, (damping * 10).clamp_min(1e-3))
     return moved, size, lighter
 

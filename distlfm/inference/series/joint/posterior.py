@@ -24,7 +24,7 @@ CHUNK_ROWS = 4096
 """Trajectories solved at once when predicting."""
 
 KNOTS, KNOT_GAP, FEATURES = 12, 0.5, 64
-"""Places whose values lead a force on beyond its circle, their distance in lengthscales, and features of what is new."""
+"""Places whose values lead a force on beyond its circle, their distance in lengthscales, features of what is new."""
 
 
 class JointPosterior(Posterior):
@@ -69,7 +69,7 @@ class JointPosterior(Posterior):
         grid = density.grid.until(times[:, -1])
         force = _Force(density, values, amplitudes, [self.seeds[int(i)] for i in rows], times[:, -1])
         stages = grid.stages
-        flow = Flow(mechanism, density.flow.names, stages.T[:, None], grid.lengths.T[:, None, :, None], density.apart)
+        flow = Flow(mechanism, density.flow.names, stages.T[:, None], grid.lengths.T[:, None, :, None], density.shape)
         table = force(stages)
         states, _ = flow.march(table, density.start(values, w.shape), list(values.values()))
         rates = mechanism.vector_field(grid.nodes.T[:, None], states, table[::2], values)

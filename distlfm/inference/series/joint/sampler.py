@@ -27,7 +27,13 @@ LENGTHS = (0.9, 1.9)
 ACCEPTED = 0.7
 """Share of proposals that are accepted, which step sizes are adapted to."""
 
-FIRST_STEP, SHORTEST_STEP, LONGEST_STEP = 0.25, 0.02, 0.9
+FIRST_STEP, SHORTEST_STEP, LONGEST_STEP = 0.25, 0.005, 0.9
+BELOW, NEARER = 10.0, 7
+"""Chains begin no further below their mode than one for each unknown and this; how often their way there is halved."""
+
+MOST_LEAPS = 20
+"""Steps of one trajectory; where they are very short, more of the shorter trajectories are needed."""
+
 JITTER = 0.2
 """Step sizes of single trajectories lie within this share of the adapted one."""
 
@@ -43,15 +49,15 @@ class SamplerConfig:
     """
 
     chains: int = 32
-    warm: tuple[int, ...] = (8, 8)
-    kept: int = 10
+    warm: tuple[int, ...] = (4, 6, 8, 8)
+    kept: int = 16
     extensions: int = 3
-    enough: float = 120.0
+    enough: float = 100.0
 
 
 @dataclass
 class _Chains:
-    """w, gradient: [C, A, W]; value: [C, A]; centre: [A, W]; root: [A, W, W]; log_step: [A]."""
+    """w, gradient: [C, A, W]; value: [C, A]; root: [A, W, W]; log_step: [A]."""
 
     w: Tensor
     value: Tensor
@@ -62,7 +68,7 @@ class _Chains:
 
 @dataclass(frozen=True)
 class Sampled:
-    """draws: [S, A, W]; effective: [A], independent draws that they are worth; worst: [A], those of one unknown at least.
+    """draws: [S, A, W]; effective: [A], independent draws that they are worth; worst: [A], those of the worst unknown.
 
     accepted: [A]; step: [A].
     """
@@ -114,22 +120,23 @@ def sample(density: Density, modes: Modes, streams: Streams, options: SamplerCon
     """Sample all A instances."""
     everyone = torch.arange(len(density.data))
     chains = _begin(density, modes, streams, everyone, options)
-    first_root = chains.root
     for number, count in enumerate(options.warm):
         stepped("warm-up", number + 1, len(options.warm))
         seen = _run(density, chains, streams, everyone, count, adapt=True)[0]
         _rescue(chains, streams, everyone, density.active)
-        chains.root = _adapted(seen[count // 2 :], first_root, density.active)
+        chains.root = _adapted(seen[count // 2 :], chains.root, density.active)
     draws, accepted = _run(density, chains, streams, everyone, options.kept, adapt=False)
     effective, worst = mixing(draws, density.num_free)
-    kept = [one for one in draws.unbind(2)]
+    kept = list(draws.unbind(2))
     for extension in range(options.extensions):
         rows = torch.nonzero(effective < options.enough).squeeze(-1)
         if len(rows) == 0:
             break
         stepped("longer chains", extension + 1, options.extensions)
         part = _Chains(
-            *(one[:, rows] for one in (chains.w, chains.value, chains.gradient)),
+            chains.w[:, rows],
+            chains.value[:, rows],
+            chains.gradient[:, rows],
             chains.root[rows],
             chains.log_step[rows],
         )
@@ -163,17 +170,22 @@ def _begin(density: Density, modes: Modes, streams: Streams, rows: Tensor, optio
     marks = (torch.arange(options.chains).unsqueeze(-1) + offset) / options.chains
     chosen = torch.searchsorted(weight.cumsum(0).T.contiguous(), marks.T.contiguous()).T.clamp_max(len(weight) - 1)
     noise = streams.normal(rows, options.chains)
-    w = torch.empty_like(noise)
+    middle, away = torch.empty_like(noise), torch.empty_like(noise)
     for k in range(len(weight)):
-        mine = modes.w[k] + (noise.transpose(0, 1) @ modes.root[k].mT).transpose(0, 1)
-        w = torch.where((chosen == k).unsqueeze(-1), mine, w)
+        mine = (chosen == k).unsqueeze(-1)
+        middle = torch.where(mine, modes.w[k], middle)
+        away = torch.where(mine, (noise.transpose(0, 1) @ modes.root[k].mT).transpose(0, 1), away)
+    # Where the density is bent, a Gaussian's draws lie far below it: those come nearer to the mode.
+    least = density.log_density(middle) - density.active.sum(-1) - BELOW
+    part = torch.ones_like(least)
+    for _ in range(NEARER):
+        short = ~(density.log_density(middle + part.unsqueeze(-1) * away) >= least)
+        if not bool(short.any()):
+            break
+        part = torch.where(short, 0.5 * part, part)
+    w = middle + part.unsqueeze(-1) * away
     best = weight.argmax(0)
     value, gradient = density.with_gradient(w)
-    # What cannot be solved starts at its mode.
-    lost = ~torch.isfinite(value)
-    if bool(lost.any()):
-        w = torch.where(lost.unsqueeze(-1), modes.w[best, rows], w)
-        value, gradient = density.with_gradient(w)
     step = torch.full((len(rows),), math.log(FIRST_STEP), dtype=w.dtype)
     return _Chains(w, value, gradient, modes.root[best, rows], step)
 
@@ -208,7 +220,7 @@ def _transition(
 ) -> Tensor:
     """One trajectory of each chain; returns the mean probability [A] of being accepted."""
     step = chains.log_step.exp()
-    count = (length / step).ceil().clamp_min(1).long()
+    count = (length / step).ceil().clamp(1, MOST_LEAPS).long()
     size = (step * jitter).unsqueeze(-1)
     root = chains.root
 
@@ -250,14 +262,14 @@ def _rescue(chains: _Chains, streams: Streams, rows: Tensor, active: Tensor) -> 
     chains.value = torch.where(lost, chains.value.gather(0, source), chains.value)
 
 
-def _adapted(seen: Tensor, first: Tensor, active: Tensor) -> Tensor:
-    """Root [A, W, W] of the covariance of draws [S, C, A, W], drawn towards that of the modes."""
+def _adapted(seen: Tensor, before: Tensor, active: Tensor) -> Tensor:
+    """Root [A, W, W] of the covariance of draws [S, C, A, W], drawn towards that before."""
     flat = seen.flatten(0, 1).transpose(0, 1)  # [A, S·C, W]
     centred = flat - flat.mean(1, keepdim=True)
     covariance = centred.mT @ centred / centred.shape[1]
     trust = (centred.shape[1] / (centred.shape[1] + 3.0 * active.sum(-1)))[:, None, None]
-    factor, ok = safe_cholesky(trust * covariance + (1 - trust) * first @ first.mT)
-    return torch.where(ok[:, None, None], factor, first)
+    factor, ok = safe_cholesky(trust * covariance + (1 - trust) * before @ before.mT)
+    return torch.where(ok[:, None, None], factor, before)
 
 
 def mixing(draws: Tensor, num_free: int) -> tuple[Tensor, Tensor]:
