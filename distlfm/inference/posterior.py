@@ -222,7 +222,7 @@ class _Proposal:
 
 @dataclass
 class _Sample:
-    """Proposals of A instances so far. x: [J, A, n]; log_target, weights: [J, A]; tail, mass: [A]; laplace: [A, n, n]."""
+    """What is known of A instances so far. x: [J, A, n]; log_target, weights: [J, A]; tail, mass: [A]."""
 
     laplace: Tensor
     proposals: list[_Proposal]
