@@ -155,7 +155,8 @@ def run_rounds(
     with driver_lock(folder, "federated run"):
         state = keeper.load() or RunState(0, codec.encode(operator.model.state_dict()))
         facts, listener = {"base": base, "run": run}, on_round or (lambda _: None)
-        course = _Course(grid, programme, keeper, state, facts, listener, meter)
+        size = float(np.sqrt(sum(float(one.detach().double().square().sum()) for one in operator.model.parameters())))
+        course = _Course(grid, programme, keeper, state, facts, listener, meter, size)
         course.run()
         course.close()
         return state
@@ -163,7 +164,7 @@ def run_rounds(
 
 @dataclass(frozen=True)
 class _Course:
-    """The rounds of one run; `facts` go with every message."""
+    """The rounds of one run; `facts` go with every message. size: length of all weights of the first operator."""
 
     grid: Grid
     programme: ProgrammeConfig
@@ -172,6 +173,7 @@ class _Course:
     facts: Mapping[str, str | int]
     on_round: Listener
     meter: Meter | None
+    size: float
 
     def run(self) -> None:
         """Do what is left of the rounds."""
@@ -243,7 +245,7 @@ class _Course:
                 state.lost = lost_nodes(replies)
             return line | {"why": reasons(replies), "asked": len(nodes)}
         mean = joined(make_strategy(ProgrammeConfig(), {}), number, state.vector, replies)
-        beyond = unbounded(programme, state.vector, mean, replies)
+        beyond = unbounded(programme, self.size, mean - state.vector, replies)
         if beyond:
             return line | {"sites": 0, "why": [beyond]}
         vector = joined(strategy, number, state.vector, replies)

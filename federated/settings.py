@@ -74,7 +74,7 @@ class ProgrammeConfig(Config):
     may be the operator as it was; else the last one is. A model for which not all sites answered is not measured, and
     not kept either, unless no model was.
     most_examples: the most patients that a site may count for. largest_update: longest mean update of a round, in units
-    of the length of the weights; a round beyond these is lost.
+    of the length of all weights of the operator; a round beyond these is lost.
     question: of `query`: `model` (how good the model is) or `cohort` (what the patients are like).
     """
 
@@ -83,7 +83,7 @@ class ProgrammeConfig(Config):
     operator: Path | None = None
     rounds: int = Field(default=5, ge=1)
     most_examples: int = Field(default=1000, ge=1)
-    largest_update: PositiveFloat = 1.0
+    largest_update: PositiveFloat = 3.0
     strategy: StrategyConfig = FedAvgConfig()
     task: RoundTask = RoundTask()
     evaluate: bool = True

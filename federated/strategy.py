@@ -95,8 +95,8 @@ def forget(strategy: FedAvg) -> None:
             setattr(strategy, name, None)
 
 
-def unbounded(programme: ProgrammeConfig, before: Vector, after: Vector, replies: Sequence[Message]) -> str:
-    """Why the mean of a round cannot be one of honest sites; empty if it can.
+def unbounded(programme: ProgrammeConfig, size: float, update: Vector, replies: Sequence[Message]) -> str:
+    """Why the mean update [D] of a round cannot be one of honest sites; empty if it can. size: of the whole operator.
 
     Within a masked sum a site can claim what it likes. Of the opened sum it is seen how many patients all claim, and
     how far the model would go.
@@ -106,7 +106,7 @@ def unbounded(programme: ProgrammeConfig, before: Vector, after: Vector, replies
     patients, sites = (sum(float(str(one.get(name, 0.0))) for one in claims) for name in (WEIGHT, SITES))
     if patients > sites * programme.most_examples:
         return f"the sites claim {patients:g} patients, more than {programme.most_examples} each (most_examples)"
-    length, most = float(np.linalg.norm(after - before)), programme.largest_update * float(np.linalg.norm(before))
+    length, most = float(np.linalg.norm(update)), programme.largest_update * size
     if not length <= most:
         return f"the update is {length:.3g} long, and {most:.3g} is the longest of honest sites (largest_update)"
     return ""

@@ -18,8 +18,8 @@ from distlfm.inference.series.chord import Chord
 from distlfm.inference.series.forward import Forward
 from distlfm.runtime.reporting import stepped
 
-ROUNDS = 10
-"""Parabolas at most."""
+ROUNDS, ALTOGETHER = 10, 6000
+"""Parabolas at most, and draws of all of them: with sixty parameters one takes two thousand."""
 
 LEAST, OVER = 60, 1.2
 """Draws of a parabola: at least, and for each of its coefficients."""
@@ -56,12 +56,13 @@ def structure(forward: Forward, mean: Tensor, root: Tensor, seeds: Sequence[int]
     if size == 0:
         return chord
     search = _Search(chord, seeds)
-    for number in range(ROUNDS):
-        stepped("parabola", number + 1, ROUNDS)
+    rounds = max(2, min(ROUNDS, ALTOGETHER // len(search.noise)))
+    for number in range(rounds):
+        stepped("parabola", number + 1, rounds)
         rows = torch.nonzero(~search.done).squeeze(-1)
         if len(rows) == 0:
             break
-        search.round(rows, last=number == ROUNDS - 1)
+        search.round(rows, last=number == rounds - 1)
     return search.best
 
 
