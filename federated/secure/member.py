@@ -61,6 +61,7 @@ class MemberState(BaseModel):
 
     channel_secret, mask_secret, seed: private, gone as soon as they have served. shares: of each site's seed and mask
     key, by site, its own among them. masking: sites whose masks are in the vector. survivors: sites in the sum.
+    spare: how many sites may drop out in between, so that enough noise is left; None where that does not count.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -74,6 +75,7 @@ class MemberState(BaseModel):
     shares: dict[str, tuple[str, str]] = {}
     masking: frozenset[str] = frozenset()
     survivors: frozenset[str] = frozenset()
+    spare: int | None = None
 
     @property
     def cohort(self) -> Roster:
@@ -187,6 +189,8 @@ def consent(
     if len(listed) != len(survivors.sites) or rules.site not in listed or not listed <= state.masking:
         raise Refused(Reason.SURVIVORS, "Survivors that are listed twice or did not mask.")
     _enough(rules, state.cohort, listed)
+    if state.spare is not None and len(state.masking - listed) > state.spare:
+        raise Refused(Reason.SURVIVORS, f"The noise in the sum bears {state.spare} drop-outs.")
     signature = sign(key, CONSENT, agreement(state.cohort, state.masking, listed))
     done = state.model_copy(update={"stage": Stage.CONSENTED, "survivors": listed})
     return done, Consent(session=survivors.session, signature=signature)

@@ -108,7 +108,7 @@ def within(parts: tuple[Part, ...], values: FloatArray, count: int) -> tuple[Flo
     weight, found, start, changed = float(values[0]), values.copy(), 0, []
     for part in parts:
         name, kind, _, _ = part
-        here = slice(start, start + _size(part))
+        here = slice(start, start + size_of(part))
         start, limit = here.stop, largest(BITS[kind], count)
         most = min(limit, METRIC_BOUND * weight) if kind == "metric" else limit
         unknown = most if kind == "metric" else 0.0
@@ -124,7 +124,7 @@ def bits_of(fields: Fields) -> Bits:
     """Fraction bits [N] of a vector's numbers."""
     return np.repeat(
         np.array([BITS[kind] for _, kind, _, _ in fields.parts], dtype=np.int64),
-        [_size(part) for part in fields.parts],
+        [size_of(part) for part in fields.parts],
     )
 
 
@@ -135,7 +135,7 @@ def fits(request: RecordDict, fields: Fields, size: int) -> bool:
     return (
         kinds.count("weight") == 1
         and fields.parts[0][1:] == ("weight", "float64", ())
-        and sum(map(_size, fields.parts)) == size
+        and sum(map(size_of, fields.parts)) == size
         and all(
             name in known and known[name].shape == shape
             for name, kind, _, shape in fields.parts
@@ -151,8 +151,8 @@ def mean_records(request: RecordDict, fields: Fields, total: FloatArray, num_sit
     known, start = _arrays(request), 1
     for part in fields.parts[1:]:
         name, kind, _, shape = part
-        mean = total[start : start + _size(part)] / weight
-        start += _size(part)
+        mean = total[start : start + size_of(part)] / weight
+        start += size_of(part)
         if kind == "metric":
             metrics[name] = float(mean[0]) if shape == () else [float(value) for value in mean]
         else:
@@ -182,7 +182,8 @@ def _reals(array: Array) -> FloatArray:
     return number.astype(np.float64).ravel()
 
 
-def _size(part: Part) -> int:
+def size_of(part: Part) -> int:
+    """Return how many numbers a part is in a vector."""
     _, _, dtype, shape = part
     return math.prod(shape) * (2 if np.dtype(dtype).kind == "c" else 1)
 

@@ -18,6 +18,7 @@ from distlfm.errors import UsageError
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.messages import SiteName
 from distlfm.federated.secure.rules import Rules
+from distlfm.federated.settings import SharedNoise
 from distlfm.version import __version__
 
 POLICY = "policy.yaml"
@@ -35,7 +36,8 @@ class SitePolicy(Config):
     sum. min_examples: fewest patients used for an answer. fixed_cohort: kinds of message that all pinned sites answer
     together or not at all, so that no two answers differ by one site. local: patterns of weights that a task may tune
     and leave at the site; none unless they are named here. clip: largest norm of an update.
-    noise_multiplier: noise on an update, in units of `clip`. epsilon, delta: privacy budget; none if null.
+    noise_multiplier: noise on an update, in units of `clip`. colluders: sites that may help the server; noise that the
+    sites bring together is enough without theirs. epsilon, delta: privacy budget; none if null.
     queries_a_day, bytes_a_day: limits by UTC day; whatever tells figures is a query, so `evaluate` is one too.
     """
 
@@ -52,6 +54,7 @@ class SitePolicy(Config):
     local: tuple[str, ...] = ()
     clip: float | None = Field(default=None, gt=0)
     noise_multiplier: float = Field(default=0.0, ge=0)
+    colluders: int = Field(default=1, ge=0)
     epsilon: float | None = Field(default=None, gt=0)
     delta: float = Field(default=1e-5, gt=0, lt=1)
     queries_a_day: int = Field(default=100, ge=0)
@@ -108,6 +111,12 @@ def check_local(policy: SitePolicy, names: Sequence[str]) -> None:
     refused = [name for name in names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in policy.local)]
     if refused:
         raise Refused(Reason.TASK, f"task.local has {', '.join(refused[:3])}, and the policy's `local` does not.")
+
+
+def check_noise(policy: SitePolicy, noise: SharedNoise | None) -> None:
+    """Refuse noise that is too little once the sites that may help the server take their part of it off."""
+    if noise is not None and noise.lost < policy.colluders:
+        raise Refused(Reason.TASK, f"noise.lost is {noise.lost}; the policy asks for {policy.colluders}.")
 
 
 def check_examples(policy: SitePolicy, count: float) -> None:
