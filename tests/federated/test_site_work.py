@@ -97,8 +97,8 @@ def test_a_patient_is_learned_from_or_chooses_or_measures(site: Site) -> None:
 
 def test_windows_of_a_patient_stay_together() -> None:
     ids = [f"p{i}/{j}" for i in range(10) for j in range(3)]
-    cohort = Cohort.draw(sorted({name.split("/")[0] for name in ids}), 0.1, 0.3, 3)
-    assert cohort.test
+    cohort = Cohort.draw(sorted({name.split("/")[0] for name in ids}), 0.1, 0.3, 4)
+    assert (len(cohort.train), len(cohort.choose), len(cohort.test)) == (6, 1, 3)
     rows = cohort.rows(ids, cohort.test)
     assert {ids[row].split("/")[0] for row in rows} == set(cohort.test)
     assert len(rows) == 3 * len(cohort.test)
