@@ -6,6 +6,7 @@ sum never get here, so everything large is imported when it is needed.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,14 @@ from flwr.clientapp import ClientApp
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.memory import draft_folder
-from distlfm.federated.secure.mod import VOTE, WEIGHT, secure_mod
-from distlfm.federated.site.books import EVENT, charged, check_books
-from distlfm.federated.site.policy import SitePolicy, check_examples, check_local, policy_of
+from distlfm.federated.secure.mod import VOTE, WEIGHT, secure_mod, with_noise
+from distlfm.federated.secure.noise import SumNoise
+from distlfm.federated.site.policy import SitePolicy, check_examples, check_local, check_noise, policy_of
 
 if TYPE_CHECKING:
     from distlfm.federated.codec import Vector
     from distlfm.federated.settings import RoundTask
-    from distlfm.federated.site.work import Part, Site
+    from distlfm.federated.site.work import Part, Site, Trained
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 SHARED = "shared"
@@ -52,16 +53,17 @@ def train(message: Message, context: Context) -> Message:
         count = site.count(task.kind, "train")
         check_examples(policy, count)
         site.personalise(vector, task, draft_folder())
-        return answer(message, {}, count)
+        return answer(message, {}, site.weight(count))
     check_examples(policy, most)
+    check_noise(policy, task.noise)
     if policy.task.effective > 1 and site.privacy is None and not policy.noise_multiplier:
         check_effect(policy.task, site.effect(vector, task))
     if policy.noise_multiplier:
         site.count_update(policy.noise_multiplier, run)
     done = site.train(vector, task, run, draft_folder())
-    sent = hardened(policy, vector, done.vector)
+    sent, noise = hardened(policy, vector, done)
     log_spent(policy, site, context)
-    return answer(message, {}, done.num_patients, arrays=ArrayRecord({SHARED: Array(sent)}))
+    return answer(message, {}, done.num_patients, noise, arrays=ArrayRecord({SHARED: Array(sent)}))
 
 
 @app.evaluate()
@@ -83,7 +85,7 @@ def question_cohort(message: Message, context: Context) -> Message:
     check_examples(policy, site.count("physics", "train"))
     figures, count = site.statistics(run=str(context.run_id))
     log_spent(policy, site, context)
-    return answer(message, figures, count)
+    return answer(message, figures, site.weight(count))
 
 
 def evaluated(message: Message, context: Context, part: Part, *, vote: bool = False) -> Message:
@@ -101,7 +103,7 @@ def evaluated(message: Message, context: Context, part: Part, *, vote: bool = Fa
     run, against = str(context.run_id), message.content.config_records[CONFIG].get(AGAINST, "")
     figures, count = site.evaluate(vector, task, run, part)
     log_spent(policy, site, context)
-    reply = answer(message, figures, count)
+    reply = answer(message, figures, site.weight(count))
     if vote and site.ledger is None:
         loss = figures[names_of(task.kind)[0]]
         cast = vote_on(site.folder / "model", draft_folder(), run, vector, loss, str(against))
@@ -112,14 +114,15 @@ def evaluated(message: Message, context: Context, part: Part, *, vote: bool = Fa
 
 def site_of(context: Context) -> Site:
     """The site of this process, with its policy's budget."""
-    from distlfm.federated.site.work import Site
+    from distlfm.federated.site.ledger import Ledger
+    from distlfm.federated.site.receipts import check_ledger
+    from distlfm.federated.site.work import LEDGER, Site
 
     policy = policy_of(context)
     budget = None if policy.epsilon is None else (policy.epsilon, policy.delta)
     counted = policy.delta if policy.noise_multiplier else None
     site = Site(Path(str(context.node_config["site"])), budget, counted)
-    if site.ledger is not None:
-        check_books(policy.audit, site.ledger.path)
+    check_ledger(Ledger(site.folder / LEDGER, math.inf, policy.delta), policy.audit)
     return site
 
 
@@ -160,30 +163,33 @@ def vector_of(message: Message, policy: SitePolicy, site: Site, task: RoundTask)
     return vector
 
 
-def hardened(policy: SitePolicy, before: Vector, after: Vector) -> Vector:
+def hardened(policy: SitePolicy, before: Vector, done: Trained) -> tuple[Vector, SumNoise | None]:
     """Clip and noise the update as the policy says, on top of whatever the site's own work did.
 
     Each site adds noise of its own, of standard deviation `noise_multiplier · clip` in each number. The federation's
-    mean, of sites that count as n₁, n₂, …, then has that times √(n₁² + n₂² + …) / (n₁ + n₂ + …).
+    mean, of sites that count as n₁, n₂, …, then has that times √(n₁² + n₂² + …) / (n₁ + n₂ + …). Updates whose noise
+    the sites bring together have theirs already.
     """
-    if policy.clip is None or not policy.noise_multiplier:
-        return after
-    from distlfm.federated.site.privacy import private_update
+    if policy.clip is None or not policy.noise_multiplier or done.noise is not None:
+        return done.vector, done.noise
+    from distlfm.federated.site.privacy import shortened
 
-    return private_update(before, after, policy.clip, policy.noise_multiplier)
+    own = SumNoise({SHARED: policy.noise_multiplier * policy.clip * done.num_patients})
+    return shortened(before, done.vector, policy.clip), own
 
 
 def log_spent(policy: SitePolicy, site: Site, context: Context) -> None:
     """Say in the site's audit log what all answers so far have cost, where that is counted."""
-    from distlfm.federated.site.work import LEDGER
+    ledger = site.known_ledger(policy.delta)
+    if ledger is not None:
+        from distlfm.federated.site.receipts import write_receipt
 
-    spent = site.spent(policy.delta)
-    if spent is not None:
-        facts = charged(site.folder / LEDGER)
-        AuditLog(policy.audit).append(EVENT, str(context.run_id), epsilon=spent, delta=policy.delta, **facts)
+        write_receipt(ledger, AuditLog(policy.audit), str(context.run_id))
 
 
-def answer(message: Message, figures: dict[str, float], count: int, **arrays: ArrayRecord) -> Message:
-    """A reply in the form that strategies expect."""
+def answer(
+    message: Message, figures: dict[str, float], count: int, noise: SumNoise | None = None, **arrays: ArrayRecord
+) -> Message:
+    """A reply in the form that strategies expect. noise: what its numbers get before they are masked."""
     metrics = MetricRecord({WEIGHT: float(count), **figures})
-    return Message(RecordDict({**arrays, METRICS: metrics}), reply_to=message)
+    return Message(with_noise(RecordDict({**arrays, METRICS: metrics}), noise), reply_to=message)

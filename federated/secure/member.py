@@ -65,6 +65,7 @@ class MemberState(BaseModel):
     channel_secret, mask_secret, seed: private, gone as soon as they have served. shares: of each site's seed and mask
     key, by site, its own among them. masking: sites whose masks are in the vector. survivors: sites in the sum.
     covered: whether the vector has noise that covers what a site contributes. vote: on the model that was measured.
+    spare: how many sites may drop out in between, so that enough noise is left; None where that does not count.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -80,6 +81,7 @@ class MemberState(BaseModel):
     survivors: frozenset[str] = frozenset()
     covered: bool = False
     vote: Vote | None = None
+    spare: int | None = None
 
     @property
     def cohort(self) -> Roster:
@@ -193,6 +195,8 @@ def consent(
     if len(listed) != len(survivors.sites) or rules.site not in listed or not listed <= state.masking:
         raise Refused(Reason.SURVIVORS, "Survivors that are listed twice or did not mask.")
     _enough(rules, state.cohort, listed)
+    if state.spare is not None and len(state.masking - listed) > state.spare:
+        raise Refused(Reason.SURVIVORS, f"The noise in the sum bears {state.spare} drop-outs.")
     signature = sign(key, CONSENT, agreement(state.cohort, state.masking, listed))
     done = state.model_copy(update={"stage": Stage.CONSENTED, "survivors": listed})
     ballot = None if state.vote is None else Ballot(vote=state.vote, signature=_signed_vote(key, state))

@@ -27,7 +27,17 @@ from distlfm.federated.secure.cover import covered
 from distlfm.federated.secure.epochs import History
 from distlfm.federated.secure.member import MemberState, Stage
 from distlfm.federated.secure.memory import Drafts, Memory, Usage
-from distlfm.federated.secure.messages import Call, Consents, Delivery, Fields, Roster, SumMessage, Survivors, Vote
+from distlfm.federated.secure.messages import (
+    Call,
+    Consents,
+    Delivery,
+    Fields,
+    Roster,
+    SumMessage,
+    Survivors,
+    Vote,
+)
+from distlfm.federated.secure.noise import SumNoise
 from distlfm.federated.secure.records import bits_of, flatten, request_digest, within
 from distlfm.federated.secure.ring import encode
 from distlfm.federated.setup.identity import load_signing_key
@@ -41,6 +51,8 @@ KEYS, SHARES, MASK, CONSENT, UNMASK = "keys", "shares", "mask", "consent", "unma
 WEIGHT, VOTE = "num-examples", "vote"
 SECONDS = "seconds"
 """In a request's config: how long its sender waits for the work."""
+NOISE, PART, LOST = "noise", "part ", "lost"
+"""The record of an app's reply that says which noise is added, and what is in it."""
 
 
 def secure_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -80,6 +92,24 @@ def stage_of(message: Message) -> str:
     record = message.content.config_records.get(RECORD) if message.has_content() else None
     stage = record.get(STAGE) if record is not None else None
     return stage if stage in (KEYS, SHARES, MASK, CONSENT, UNMASK) else ""
+
+
+def with_noise(reply: RecordDict, noise: SumNoise | None) -> RecordDict:
+    """Say in an app's reply which noise its numbers get in the sum."""
+    if noise is not None:
+        lost = {} if noise.lost is None else {LOST: noise.lost}
+        reply[NOISE] = ConfigRecord({**{f"{PART}{name}": one for name, one in noise.deviations.items()}, **lost})
+    return reply
+
+
+def noise_of(reply: Message) -> SumNoise | None:
+    """Return the noise that an app's reply asks for; the record itself never leaves the site."""
+    record = reply.content.config_records.get(NOISE)
+    if record is None:
+        return None
+    lost = record.get(LOST)
+    deviations = {name.removeprefix(PART): float(str(one)) for name, one in record.items() if name.startswith(PART)}
+    return SumNoise(deviations, None if lost is None else int(str(lost)))
 
 
 @dataclass(frozen=True)
@@ -191,7 +221,12 @@ class Answering:
         if changed:
             self.audit.append("held back", self.run, purpose=state.cohort.purpose, parts=changed)
         words = encode(values, bits_of(fields), count)
+        noise = noise_of(reply)
+        if noise is not None:
+            words += noise.words(parts, count)
         after, hidden = member.masked(self.policy.rules(), state, words)
+        if noise is not None and noise.lost is not None:
+            after = after.model_copy(update={"spare": max(0, noise.lost - self.policy.colluders)})
         vote = _vote_in(reply.content)
         with self.memory.locked():
             if self.memory.state(self.run) != state:

@@ -100,6 +100,8 @@ name: {site}
 # Share of the patients that are never learned from, but measure the model, and of those that choose between models:
 #test: 0.3
 #choose: 0.2
+# Decides which these are, from each patient's name alone. Keep it secret, and as it is once patients take part:
+seed: {seed}
 # How the noise of differential privacy is made; the unit is a patient with all windows. epsilon and delta of
 # policy.yaml win over those here:
 #privacy: {{epsilon: 4.0, delta: 1.0e-5, noise: 3.85, sample: 0.5}}
@@ -193,7 +195,8 @@ def make_site(kit_file: Path, path: Path, operator: Path | None = None) -> Path:
         signing, node = identity.make_signing_key(home), identity.make_node_key(home)
         home.ca.write_text(kit.ca, encoding="ascii")
         config = NodeConfig(federation=kit.federation, name=check_name(kit.site), host=kit.host, port=kit.port)
-        texts = {home.policy: policy_text(kit.site, __version__), path / "site.yaml": SITE.format(site=kit.site)}
+        settings = SITE.format(site=kit.site, seed=secrets.randbits(53))
+        texts = {home.policy: policy_text(kit.site, __version__), path / "site.yaml": settings}
         for file, text in {home.config_file: dump(config), **texts}.items():
             if not file.exists():
                 file.write_text(text, encoding="utf-8")

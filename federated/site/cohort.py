@@ -10,6 +10,7 @@ read.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,13 +112,17 @@ class Cohort:
         return found
 
     @staticmethod
-    def draw(patients: Sequence[str], choose: float, test: float, seed: int) -> Cohort:
-        """Sort patients by a hash; the first ones measure, the next ones choose. At least one is learned from."""
-        ranked = sorted(patients, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest())
-        measure = _share(test, len(ranked), len(ranked) - 1)
-        decide = _share(choose, len(ranked), len(ranked) - measure - 1)
-        parts = ranked[measure + decide :], ranked[measure : measure + decide], ranked[:measure]
-        return Cohort(*(tuple(sorted(part)) for part in parts))
+    def draw(patients: Sequence[str], choose: float, test: float, seed: int | str) -> Cohort:
+        """Each patient's part follows from the patient's own name alone, by a hash with the seed as its key.
+
+        So whoever joins or leaves moves nobody else. The price is that shares are kept on average, and that a part may
+        have nobody: then what it is for is refused, as filling it from the others would depend on who else is there.
+        """
+        found: dict[str, list[str]] = {part: [] for part in PARTS}
+        for name in sorted(patients):
+            place = _place(name, seed)
+            found["test" if place < test else "choose" if place < test + choose else "train"].append(name)
+        return Cohort(*(tuple(found[part]) for part in PARTS))
 
     def rows(self, ids: Sequence[str], patients: Sequence[str]) -> Index:
         """Where the windows of these patients are among `ids`."""
@@ -125,9 +130,10 @@ class Cohort:
         return np.flatnonzero([patient_of(name) in chosen for name in ids])
 
 
-def _share(share: float, count: int, most: int) -> int:
-    """This share of `count`; at least one if any are wanted, and at most `most`."""
-    return min(most, max(1, round(share * count))) if share else 0
+def _place(name: str, seed: int | str) -> float:
+    """A number from 0 to 1 that belongs to a patient's name, and that nobody can foretell without the seed."""
+    digest = hmac.new(f"distlfm cohort {seed}".encode(), name.encode("utf-8", "surrogatepass"), hashlib.sha256).digest()
+    return int.from_bytes(digest[:7], "big") / 2**56
 
 
 def groups(ids: Sequence[str]) -> dict[str, list[int]]:

@@ -18,6 +18,7 @@ from distlfm.errors import UsageError
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.messages import SiteName
 from distlfm.federated.secure.rules import Rules
+from distlfm.federated.settings import SharedNoise
 from distlfm.version import __version__
 
 POLICY = "policy.yaml"
@@ -60,10 +61,10 @@ class SitePolicy(Config):
     fixed_cohort: kinds of message that all pinned sites answer together or not at all; of others a part of them may,
     with covering noise. min_difference: fewest sites by which sums may differ without that noise; 1 allows all.
     cover_noise: its standard deviation, in units of `clip` or `figure_bound`. cover_answers: the most with that noise
-    in an epoch. local: patterns of weights that a task may tune
-    and leave at the site; none unless they are named here. task: bounds on what a round asks. clip: largest norm of an
-    update.
-    noise_multiplier: noise on an update, in units of `clip`. epsilon, delta: privacy budget; none if null.
+    in an epoch. local: patterns of weights that a task may tune and leave at the site; none unless they are named here.
+    task: bounds on what a round asks. clip: largest norm of an update. noise_multiplier: noise on it, in units of
+    `clip`. colluders: sites that may help the server; noise that the sites bring together is enough without theirs.
+    epsilon, delta: privacy budget; none if null.
     queries_a_day, bytes_a_day: limits by UTC day; whatever tells figures is a query, so `evaluate` is one too.
     votes_a_day: how often it tells, signed, if a round's model is better for its patients that choose.
     """
@@ -88,6 +89,7 @@ class SitePolicy(Config):
     task: TaskLimits = TaskLimits()
     clip: float | None = Field(default=None, gt=0)
     noise_multiplier: float = Field(default=0.0, ge=0)
+    colluders: int = Field(default=1, ge=0)
     epsilon: float | None = Field(default=None, gt=0)
     delta: float = Field(default=1e-5, gt=0, lt=1)
     queries_a_day: int = Field(default=100, ge=0)
@@ -153,6 +155,12 @@ def check_local(policy: SitePolicy, names: Sequence[str]) -> None:
             f"task.local has {', '.join(refused[:3])}, and the policy's `local` does not. Leave task.local empty, or "
             "agree on `local` with the site.",
         )
+
+
+def check_noise(policy: SitePolicy, noise: SharedNoise | None) -> None:
+    """Refuse noise that is too little once the sites that may help the server take their part of it off."""
+    if noise is not None and noise.lost < policy.colluders:
+        raise Refused(Reason.TASK, f"noise.lost is {noise.lost}; the policy asks for {policy.colluders}.")
 
 
 def check_examples(policy: SitePolicy, count: float) -> None:

@@ -12,7 +12,8 @@ from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.grid import SecureGrid
 from distlfm.federated.server_app import operator_at_link, perform
 from distlfm.federated.settings import PrivacyConfig
-from distlfm.federated.site.books import charged, check_books
+from distlfm.federated.site.ledger import Ledger
+from distlfm.federated.site.receipts import check_ledger
 from distlfm.federated.site.work import LEDGER
 from tests.federated.test_epochs import asked
 from tests.support.site_toy import make_federation, make_grid, make_programme
@@ -39,26 +40,13 @@ def test_a_site_whose_ledger_was_removed_or_brought_back_answers_nothing(tmp_pat
     assert "Bring back the ledger of today" in refused[-1]["detail"]
 
 
-def test_a_ledger_with_more_charges_than_the_log_has_noted_is_right(tmp_path: Path) -> None:
-    """A charge is written before the work; a crash in it leaves no line in the log."""
-    audit, ledger = AuditLog(tmp_path / "audit.jsonl"), tmp_path / LEDGER
-    check_books(audit.path, ledger)
-    ledger.write_bytes(b"one\ntwo\n")
-    audit.append("privacy", "7", epsilon=1.0, delta=1e-5, **charged(ledger))
-    ledger.write_bytes(b"one\ntwo\nthree\nfou")
-    check_books(audit.path, ledger)
-    ledger.write_bytes(b"one\nother\nthree\n")
-    with pytest.raises(Refused, match="budget"):
-        check_books(audit.path, ledger)
-
-
 def test_a_log_of_version_0_1_knows_that_there_was_a_ledger(tmp_path: Path) -> None:
-    audit, ledger = AuditLog(tmp_path / "audit.jsonl"), tmp_path / LEDGER
+    audit, ledger = AuditLog(tmp_path / "audit.jsonl"), Ledger(tmp_path / LEDGER, 10.0, 1e-5)
     audit.append("privacy", "7", epsilon=1.0, delta=1e-5)
     with pytest.raises(Refused, match="budget"):
-        check_books(audit.path, ledger)
-    ledger.write_bytes(b"one\n")
-    check_books(audit.path, ledger)
+        check_ledger(ledger, audit.path)
+    ledger.charge("train", noise=4.0, rate=0.5, steps=3)
+    check_ledger(ledger, audit.path)
 
 
 def test_the_newest_entry_of_a_kind_is_found_from_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
