@@ -158,6 +158,8 @@ class AutoSeries(_Auto):
 
     @classmethod
     def suits(cls, model: Model, instance: Instance, options: InferenceConfig) -> Method:
+        if model.integrable and model.linearity.changing:
+            return Collapsed.through_time(model, instance, options) or Nested.suits(model, instance, options)
         return cls.choose(model, len(instance.times)).suits(model, instance, options)
 
     @classmethod
