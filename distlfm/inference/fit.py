@@ -164,13 +164,21 @@ class AutoSeries(_Auto):
     """
 
     @staticmethod
+    def solved(model: Model, options: InferenceConfig) -> type[Method]:
+        """The method that goes through the solver."""
+        return Joint if misfit(model, options) is None else Nested
+
+    @staticmethod
     def choose(model: Model, num_times: int, options: InferenceConfig) -> type[Method]:
         if not model.integrable:
-            return Joint if misfit(model, options) is None else Nested
+            return AutoSeries.solved(model, options)
         return Filter if num_times >= LONG and supports(model) else Collapsed
 
     @classmethod
     def suits(cls, model: Model, instance: Instance, options: InferenceConfig) -> Method:
+        if model.integrable and model.linearity.changing:
+            found = Collapsed.through_time(model, instance, options)
+            return found or cls.solved(model, options).suits(model, instance, options)
         return cls.choose(model, len(instance.times), options).suits(model, instance, options)
 
     @classmethod

@@ -34,8 +34,9 @@ FREEDOM = 8
 OPEN = 1.3
 """Curvature of the objective up to which the data say nothing of an unknown: the prior alone has one."""
 
-TRUSTED, ENOUGH = 0.5, 200.0
-"""Shape of the weights' tail up to which their averages have a variance, and effective draws, that end the stages."""
+TRUSTED, ENOUGH, SHARE = 0.5, 200.0, 1 / 3
+"""Shape of the weights' tail up to which their averages have a variance, and effective draws, or their share of all,
+that end the stages."""
 
 EDGE = 1e-13
 """Nearer to a wall than this, in units of the range, is beyond it."""
@@ -240,7 +241,7 @@ class _Sample:
     @property
     def trusted(self) -> Tensor:
         """Whether the weights are fit for averages, [A]."""
-        return (self.tail <= TRUSTED) & (self.effective >= ENOUGH)
+        return (self.tail <= TRUSTED) & (self.effective >= min(ENOUGH, SHARE * len(self.x)))
 
     def rows(self, index: Tensor) -> _Sample:
         """Those of the instances at `index`."""
@@ -290,7 +291,7 @@ def _importance(
         sample, rows = sample.rows(doubtful), rows[doubtful]
         own, places = [streams[int(row)] for row in rows], coordinates.rows(rows)
         with during("further stage", number + 1, further):
-            sample.grow(_among(objective, rows), stages[-1], own, places)
+            sample.grow(_of_rows(objective, rows), stages[-1], own, places)
         # As many as the others have: how many a neighbour took must not show.
         even = torch.full((len(rows),), 0.5, dtype=mode.dtype)
         kept = systematic(sample.weights, even, len(x)).unsqueeze(-1).expand(-1, -1, x.shape[-1])
@@ -304,8 +305,8 @@ def _importance(
     return ParameterPosterior(mode, z, weights, draws, effective, tail, mass)
 
 
-def _among(objective: Objective, rows: Tensor) -> Objective:
-    """The same of the instances `rows` alone."""
+def _of_rows(objective: Objective, rows: Tensor) -> Objective:
+    """The objective of the instances `rows` alone."""
     return lambda z, some: objective(z, rows[some])
 
 

@@ -98,6 +98,8 @@ def _is_solved(model: Model, found: Survey, options: InferenceConfig) -> bool:
     """Whether the equation is stepped through; a method that integrates the force out needs no steps or points."""
     method = method_of(model, options.method)
     if issubclass(method, AutoSeries):
+        if model.linearity.changing:  # some instances may turn out to need the solver
+            return True
         method = method.choose(model, found.samples)
     return not issubclass(method, LinearMethod)
 

@@ -103,7 +103,8 @@ def supports(model: Model) -> bool:
     smooth = all(
         isinstance(one, Scaled) and isinstance(one.part, Stationary) and one.part.shape == "rbf" for one in shapes
     )
-    if not (smooth and model.integrable and likelihood.options.relative is None and not likelihood.drift):
+    constant = model.integrable and model.linearity.affine
+    if not (smooth and constant and likelihood.options.relative is None and not likelihood.drift):
         return False
     if likelihood.takes_variances and likelihood.options.noise != "given":
         return False

@@ -55,7 +55,8 @@ class _Joint:
 
 def supports(model: Model) -> bool:
     """Whether a model is a stable linear system with Matérn forces and Gaussian noise."""
-    if not model.integrable or any(_shape_of(kernel.expression) is None for kernel in model.kernels):
+    constant = model.integrable and model.linearity.affine
+    if not constant or any(_shape_of(kernel.expression) is None for kernel in model.kernels):
         return False
     space = model.space
     draws = torch.randn(7, space.num_free, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
