@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from distlfm.errors import UsageError
-from distlfm.inference.result import FitResult
+from distlfm.inference.result import UNRELIABLE, FitResult
 from tests.support.catalogue import fields, linear, nonlinear
 from tests.support.catalogue.case import Case, held, right
 
@@ -20,6 +20,7 @@ def check(case: Case) -> None:
     with suppress(UsageError):  # refused, with the fix, before anything was fitted
         results = case.fits()
     for result in results:
+        assert not case.told or result.status == UNRELIABLE, result.id
         if result.status == "converged":
             assert right(result), (result.id, held(result))
         else:

@@ -38,7 +38,10 @@ Force = Callable[[FloatArray], FloatArray]
 
 @dataclass(frozen=True)
 class Case:
-    """A model, and data that it may be wrong for. make: the instance with its truth, from a seeded generator."""
+    """A model, and data that it may be wrong for. make: the instance with its truth, from a seeded generator.
+
+    told: whether nothing but `unreliable` will do, for every seed.
+    """
 
     name: str
     system: Mapping[str, Any] | System
@@ -48,6 +51,7 @@ class Case:
     inference: Mapping[str, Any] = field(default_factory=dict)
     seeds: int = 1
     slow: bool = False
+    told: bool = False
 
     def fits(self) -> list[FitResult]:
         """One fit for each seed, all in one batch."""
