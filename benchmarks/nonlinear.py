@@ -1,4 +1,4 @@
-"""Nonlinear series: CPU time of `joint` against `nested`, coverage and ranks over simulated instances, worst instances."""
+"""Nonlinear series: CPU time of `joint` against `nested`, coverage and ranks of simulated instances, the worst."""
 
 from __future__ import annotations
 
