@@ -15,8 +15,7 @@ from distlfm.inference.field.settings import Extent, extent_of, settle_extent
 from distlfm.inference.fit import AutoSeries, InferenceConfig, method_of
 from distlfm.inference.model import Model
 from distlfm.inference.observations import collate
-from distlfm.inference.series.collapsed import LinearMethod
-from distlfm.inference.series.forward import choose_num_inducing
+from distlfm.inference.series.forward import SolvedMethod, choose_num_inducing
 from distlfm.instance import Instance
 from distlfm.solvers.ode import RULES, choose_steps
 
@@ -95,13 +94,14 @@ def survey(model: Model, whole: Sequence[Instance], chosen: Sequence[Instance], 
 
 
 def _is_solved(model: Model, found: Survey, options: InferenceConfig) -> bool:
-    """Whether the equation is stepped through; a method that integrates the force out needs no steps or points."""
+    """Whether steps and inducing points are shared by a fleet; methods that choose for each instance need none."""
     method = method_of(model, options.method)
     if issubclass(method, AutoSeries):
         if model.linearity.changing:  # some instances may turn out to need the solver
-            return True
-        method = method.choose(model, found.samples)
-    return not issubclass(method, LinearMethod)
+            method = method.solved(model, options)
+        else:
+            method = method.choose(model, found.samples, options)
+    return issubclass(method, SolvedMethod)
 
 
 def settled(model: Model, found: Survey, options: InferenceConfig) -> InferenceConfig:

@@ -32,8 +32,8 @@ class JointConfig(Config):
     """
 
     chains: int = Field(default=32, ge=4)
-    warm: tuple[PositiveInt, ...] = (4, 6, 8, 8)
-    kept: int = Field(default=16, ge=2)
+    warm: tuple[PositiveInt, ...] = (6, 8, 10, 10)
+    kept: int = Field(default=24, ge=2)
     extensions: int = Field(default=3, ge=0)
     effective: float = Field(default=100.0, gt=0)
 

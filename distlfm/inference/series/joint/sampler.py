@@ -19,6 +19,7 @@ from torch import Tensor
 from distlfm.gp.linalg import safe_cholesky
 from distlfm.inference.series.joint.density import Density
 from distlfm.inference.series.joint.modes import Modes
+from distlfm.inference.series.joint.waves import Circle
 from distlfm.runtime.reporting import stepped
 
 LENGTHS = (0.9, 1.9)
@@ -33,6 +34,9 @@ BELOW, NEARER = 10.0, 7
 
 MOST_LEAPS = 20
 """Steps of one trajectory; where they are very short, more of the shorter trajectories are needed."""
+
+KERNEL_MOVES, KERNEL_STEPS = 8, (0.03, 0.6)
+"""Moves of the kernels' parameters after each trajectory, and how long they are, in deviations of their priors."""
 
 JITTER = 0.2
 """Step sizes of single trajectories lie within this share of the adapted one."""
@@ -49,8 +53,8 @@ class SamplerConfig:
     """
 
     chains: int = 32
-    warm: tuple[int, ...] = (4, 6, 8, 8)
-    kept: int = 16
+    warm: tuple[int, ...] = (6, 8, 10, 10)
+    kept: int = 24
     extensions: int = 3
     enough: float = 100.0
 
@@ -210,6 +214,7 @@ def _run(
             chains.log_step = (chains.log_step + 0.8 * (share - ACCEPTED)).clamp(
                 math.log(SHORTEST_STEP), math.log(LONGEST_STEP)
             )
+        _interweave(density, chains, streams, rows)
         seen.append(chains.w.clone())
         stepped("transition", number + 1, count)
     return torch.stack(seen), torch.stack(accepted).mean(0)
@@ -245,6 +250,42 @@ def _transition(
     chains.gradient = torch.where(taken.unsqueeze(-1), gradient, chains.gradient)
     chains.value = torch.where(taken, value, chains.value)
     return chance.mean(0)
+
+
+def _interweave(density: Density, chains: _Chains, streams: Streams, rows: Tensor) -> None:
+    """Move the kernels' parameters of all chains while their forces stay as they are (Yu & Meng 2011).
+
+    Where data hold the force fast, its amplitudes let the parameters move little; its values do. No solve is needed.
+    """
+    waves, kinds = density.waves, [one.kind for one in density.model.space.parameters for _ in one.free]
+    places = [i for i, kind in enumerate(kinds) if kind == "kernel"]
+    if not places or not isinstance(waves, Circle):
+        return
+    count = len(chains.w)
+    drawn = streams.uniform(rows, KERNEL_MOVES, 2, count)
+    noise = streams.normal(rows, KERNEL_MOVES * count).unflatten(0, (KERNEL_MOVES, count))
+    z, amplitudes = (one.clone() for one in density.split(chains.w))
+    counted = density.waves.active.unsqueeze(1)
+
+    def log_roots(at: Tensor) -> Tensor:
+        return torch.where(counted, waves.log_roots(density.model.space.unpack(at)), 0.0)
+
+    here = log_roots(z)
+    for (size, chance), direction in zip(drawn, noise, strict=True):
+        length = KERNEL_STEPS[0] * (KERNEL_STEPS[1] / KERNEL_STEPS[0]) ** size
+        moved = z.clone()
+        moved[..., places] += length.unsqueeze(-1) * direction[..., places]
+        there = log_roots(moved)
+        scaled = amplitudes * (here - there).exp()
+        before = 0.5 * (z.square().sum(-1) + amplitudes.square().sum((-2, -1))) + here.sum((-2, -1))
+        after = 0.5 * (moved.square().sum(-1) + scaled.square().sum((-2, -1))) + there.sum((-2, -1))
+        taken = chance.log() < before - after
+        z = torch.where(taken.unsqueeze(-1), moved, z)
+        amplitudes, here = (
+            torch.where(taken[..., None, None], new, old) for new, old in ((scaled, amplitudes), (there, here))
+        )
+    chains.w = torch.cat([z, amplitudes.flatten(-2)], -1)
+    chains.value, chains.gradient = density.with_gradient(chains.w)
 
 
 def _rescue(chains: _Chains, streams: Streams, rows: Tensor, active: Tensor) -> None:

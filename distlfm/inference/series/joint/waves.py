@@ -77,6 +77,10 @@ class Circle(Waves):
 
     def roots(self, values: Values) -> Tensor:
         """Deviations [C, A, L, M] of amplitudes."""
+        return self.log_roots(values).exp()
+
+    def log_roots(self, values: Values) -> Tensor:
+        """Their logarithms, −∞ of those that do not count."""
         frequency = 2 * math.pi * torch.arange(self.size, dtype=torch.float64) / self.length.unsqueeze(-1)
         within = torch.arange(self.size) < self.count.unsqueeze(-1)
         found = []
@@ -96,7 +100,7 @@ class Circle(Waves):
             halved = log_density - math.log(2) * (torch.arange(self.size) == 0)
             log_share = torch.where(within, halved, -torch.inf).log_softmax(-1)
             variance = hyper["variance"].reshape(*scale.shape[:2], 1)
-            found.append((0.5 * log_share).exp() * variance.sqrt())
+            found.append(0.5 * (log_share + variance.log()))
         each = torch.stack(found, 2)
         return torch.cat([each, each], -1)
 
