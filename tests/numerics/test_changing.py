@@ -18,7 +18,6 @@ from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.result import FitResult
 from distlfm.inference.series.changing import ChangingGaussian
 from distlfm.inference.series.linear import Quadrature
-from distlfm.inference.series.nested import Nested
 from distlfm.instance import Instance
 from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import Mechanism, MechanismConfig, Parameter, Values, register
@@ -105,7 +104,7 @@ def test_what_no_quadrature_follows_goes_through_the_solver(kind: type[Mechanism
     assert jumps_of(made(kind)) is None
     times = np.linspace(0.0, 40.0, 21)
     instance = Instance("one", ("x",), times, np.zeros((1, 21)), np.ones((1, 21), dtype=bool))
-    assert isinstance(AutoSeries.suits(model, instance, QUICK), Nested)
+    assert isinstance(AutoSeries.suits(model, instance, QUICK), AutoSeries.solved(model, QUICK))
 
 
 def stepped(mechanism: Mechanism, values: Values, steps: int = 1000) -> Tensor:
@@ -175,10 +174,3 @@ def test_a_curve_that_is_not_the_equations_is_noticed(pulsed: tuple[FitResult, I
     blind = ChangingGaussian(posterior.model, posterior.observations, posterior.model.linearity, Quadrature(1, 1))
     unknowns = posterior.unknowns()
     assert solver_gap(replace(result, posterior=CollapsedPosterior("collapsed", blind, posterior.draws, unknowns))) > 1
-
-
-def test_an_equation_that_does_not_read_the_time_is_proven_to_keep_its_coefficients() -> None:
-    model = model_of(made(Tank))
-    (instance,) = simulate(model, num_instances=1, times=np.linspace(0, 5, 11).tolist(), truth_times=[0], seed=0)
-    (result,) = fit_instances(model, [instance.blind()], QUICK)
-    assert solver_gap(result) == 0.0

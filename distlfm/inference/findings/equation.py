@@ -13,11 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distlfm.inference.findings.rerun import solver_gap
 from distlfm.inference.result import FitResult
 from distlfm.solvers.linear import extract
 
 TOLERANCE = 1e-6
 """Largest difference of a rate from that of the linear equation, relative to the largest rate."""
+
+APART = 0.5
+"""Deviations of the noise by which a curve may lie beside the solver's."""
 
 BETWEEN = 7
 """Times asked between two neighbours of the data, and of the grid: a known input may be short."""
@@ -27,6 +31,13 @@ BETWEEN = 7
 def not_linear(result: FitResult, z: Tensor) -> Iterator[str]:
     """That the equation is not the linear one that was solved, in words. z: unknowns [1, n]."""
     mechanism, instance = result.posterior.model.mechanism, result.instance
+    if result.posterior.model.linearity.changing:
+        if (gap := solver_gap(result)) > APART:
+            yield (
+                f"The curve of the closed form lies {gap:.1f} deviations of the noise beside that of a solver, with "
+                "the same force: the equation changes faster than was seen. Set inference.method=nested, which solves it."
+            )
+        return
     generator = torch.Generator().manual_seed(0)
     values = result.posterior.model.space.unpack(z)
     system = extract(mechanism, values)
