@@ -35,7 +35,8 @@ def not_linear(result: FitResult, z: Tensor) -> Iterator[str]:
         if (gap := solver_gap(result)) > APART:
             yield (
                 f"The curve of the closed form lies {gap:.1f} deviations of the noise beside that of a solver, with "
-                "the same force: the equation changes faster than was seen. Set inference.method=nested, which solves it."
+                "the same force: the equation changes faster than was seen. Set inference.method=nested, which "
+                "solves it."
             )
         return
     generator = torch.Generator().manual_seed(0)
