@@ -70,14 +70,14 @@ def surprises(white: FloatArray, result: FitResult, *, both_ways: bool = True) -
     """What is not as it should be, in words.
 
     white: [D, P, T], innovations; or residuals as white as can be had, not `both_ways`: a curve that follows its data
-    leaves residuals that are unlike their neighbours.
+    leaves residuals that are unlike their neighbours, and the size of a single one says nothing.
     """
     seen, names = result.instance.mask & np.isfinite(white).all(0), result.output_names
     chance = CHANCE / len(names)
     for p in np.flatnonzero(seen.sum(-1) >= LEAST_VALUES):
         own, of = white[:, p, seen[p]], f" of {names[p]!r}" if len(names) > 1 else ""
         largest = float(np.median(np.abs(own).max(-1)))
-        if largest > _largest(own.shape[-1], chance):
+        if both_ways and largest > _largest(own.shape[-1], chance):
             when = result.instance.times[seen[p]][np.abs(own).mean(0).argmax()]
             yield (
                 f"The value{of} at {when:g} lies {largest:.0f} deviations from what all before it foretell: an "

@@ -244,8 +244,10 @@ def pumped(rng: np.random.Generator) -> Instance:
 
 CASES = [
     Case("start held fast beside the data", tank(), lambda rng: level(rng, start=3.0), seeds=6, told=True),
-    Case("a known pulse through the clock", Pulsed(), pulsed, slow=True),
-    Case("a pump's record through the clock", Pumped(), pumped, slow=True),
+    Case("a known pulse through the clock", Pulsed(), pulsed, inference={"posterior": {"stages": [5, 10]}}, slow=True),
+    Case(
+        "a pump's record through the clock", Pumped(), pumped, inference={"posterior": {"stages": [5, 10]}}, slow=True
+    ),
     Case("errors of the sensor that wander", tank(), wandering),
     Case(
         "given variances too small",
