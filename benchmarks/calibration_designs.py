@@ -25,6 +25,7 @@ from distlfm.config import build
 from distlfm.fleets.fit_job import model_of
 from distlfm.inference.findings.scores import coverage, q2
 from distlfm.inference.fit import InferenceConfig, fit_instances
+from distlfm.inference.model import Model
 from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray, Instance
 from distlfm.runs.settings import FitConfig, SimulateConfig
@@ -47,8 +48,8 @@ def run(quick: bool = False) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     chances: dict[str, float] = {}
-    for name, points in DESIGNS.items():
-        found = _design(name, points, count)
+    for name in DESIGNS:
+        found = _design(name, count)
         for level, limits in RANGES.items():
             figures[f"{name}: force, {level} % intervals cover"] = between(float(found[level].mean()), *limits)
         figures[f"{name}: CPU seconds of an instance"] = at_most(found["seconds"], SECONDS)
@@ -64,14 +65,19 @@ def run(quick: bool = False) -> dict[str, Any]:
     return {"figures": figures, "instances": count, "designs": rest}
 
 
-def _design(name: str, points: int, count: int) -> dict[Any, Any]:
-    shipped = yaml.safe_load(SHIPPED.read_text())
+def drawn(name: str, count: int) -> tuple[Model, list[Instance]]:
+    """The model of a design, and its first instances."""
+    shipped, points = yaml.safe_load(SHIPPED.read_text()), DESIGNS[name]
     priors = {key: shipped[key] for key in ("mechanism", "force", "likelihood")}
-    drawn = {**priors, "instances": count, "points": points, "truth_points": points, "num_outputs": 5, "stop": 11.0}
-    instances = [_observed(name, one) for one in simulate_from(build(SimulateConfig, {**drawn, "seed": 0}))]
+    wanted = {**priors, "instances": count, "points": points, "truth_points": points, "num_outputs": 5, "stop": 11.0}
+    instances = [_observed(name, one) for one in simulate_from(build(SimulateConfig, {**wanted, "seed": 0}))]
     if name == "noise":
         priors["likelihood"] = {"shared": True, "prior": {"kind": "lognormal", "median": 0.1, "spread": 1.0}}
-    model = model_of(build(FitConfig, priors), instances)
+    return model_of(build(FitConfig, priors), instances), instances
+
+
+def _design(name: str, count: int) -> dict[Any, Any]:
+    model, instances = drawn(name, count)
     options = InferenceConfig(grid_points=len(instances[0].times))
     start, results = time.process_time(), []
     for first in range(0, count, BATCH):

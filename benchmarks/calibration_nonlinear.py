@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from distlfm.verbs.demo import MODEL, PRIORS
 BATCH = 32
 FORCE = "force "
 TIMES = 34
+METHODS = ("auto", "variational")
 GOALS = {68: (0.58, 0.78), 95: (0.88, 0.98)}
 """Few instances, each with one force: the share of a hundred of them scatters by some per cent."""
 
@@ -60,9 +63,10 @@ SETS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
 def run(quick: bool = False) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     found: dict[str, Any] = {}
-    for name, (content, observed, whole) in SETS.items():
+    for (set_name, (content, observed, whole)), method in product(SETS.items(), METHODS):
+        name = set_name if method == "auto" else f"{set_name}, {method}"
         count = 16 if quick else whole
-        hits, told = measure(content, observed, count)
+        hits, told = measure(content, observed, count, InferenceConfig(method=method))
         found[name] = told
         for key, shares in sorted(hits.items()):
             if not key.startswith(FORCE):
@@ -92,15 +96,17 @@ def measure(
     statuses: dict[str, int] = defaultdict(int)
     seconds, effective = 0.0, []
     for start in range(0, count, BATCH):
-        for result in fit_instances(model, instances[start : start + BATCH], options):
+        before = time.process_time()
+        results = fit_instances(model, instances[start : start + BATCH], options)
+        seconds += time.process_time() - before
+        for result in results:
             statuses[result.status] += 1
-            seconds += result.seconds
             effective.append(result.effective_draws)
             count_hits(result, hits)
     told = {
         "instances": count,
         "statuses": dict(statuses),
-        "seconds an instance": seconds / count,
+        "CPU seconds an instance": seconds / count,
         "effective draws, quantiles 0, 10, 50 %": [float(x) for x in np.quantile(effective, [0, 0.1, 0.5])],
         "parameters": {},
     }

@@ -19,8 +19,8 @@ from distlfm.federated.settings import (
 from distlfm.federated.simulation.compare import everybody, scores
 from distlfm.federated.simulation.run import run_sites, simulate
 from distlfm.federated.simulation.sites import pin_all
+from distlfm.federated.site.accounting import noise_for
 from distlfm.federated.site.data import site_store
-from distlfm.federated.site.ledger import noise_for
 from distlfm.federated.site.work import BASE, Site, codec_of, open_operator, write_site
 from distlfm.runtime.reporting import Silent, reporter_for
 

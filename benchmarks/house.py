@@ -35,6 +35,17 @@ BASELINE_MODULES, BASELINE_LINES = 481, 39_692
 
 SHARE = 0.95
 MODULES, MODULES_OF_A_FOLDER, LINES_OF_A_MODULE = 350, 20, 400
+SINCE = {
+    "distlfm/inference/findings/trust.py": "the status `unreliable`",
+    "distlfm/inference/series/circles.py": "integrated out by waves",
+    "distlfm/inference/series/fourier.py": "integrated out by waves",
+    "distlfm/likelihoods/drift.py": "`likelihood.drift`",
+}
+"""Modules of capabilities that version 0.1 has not and that were added after its rooms were laid out, with words that
+the list of changes has for each. Lines that such a capability needs elsewhere count as lines of what 0.1 has too, and
+so does the front door in Python.
+"""
+
 HOPS = {"fit of a series": 70, "fit of a field": 85, "query": 40}
 
 NOT_CODE = (
@@ -92,13 +103,15 @@ def run(quick: bool = False) -> dict[str, Any]:
     """All figures; `quick` leaves out the verbs."""
     modules = {name: (PROJECT / name).read_text() for name in sorted(modules_of(PROJECT))}
     lines = {name: text.count("\n") for name, text in modules.items()}
-    code = sum(map(code_lines, modules.values()))
+    code = {name: code_lines(text) for name, text in modules.items()}
+    since = sum(code[name] for name in SINCE)
+    whole = sum(code.values())
     rooms = Counter(str(Path(name).parent) for name in modules)
     importers = importers_of(modules)
     alone = sorted(name for name, one in importers.items() if len(one) == 1)
     figures = {
         "modules": at_most(len(modules), MODULES),
-        "code lines, share of version 0.1": at_most(code / BASELINE_LINES, SHARE),
+        "code lines of what version 0.1 has too, share": at_most((whole - since) / BASELINE_LINES, SHARE),
         "modules of a folder, most": at_most(max(rooms.values()), MODULES_OF_A_FOLDER),
         "lines of a module, most": at_most(max(lines.values()), LINES_OF_A_MODULE),
     }
@@ -107,7 +120,7 @@ def run(quick: bool = False) -> dict[str, Any]:
         figures[f"modules that a {name} goes through"] = at_most(len(touched[name]), most)
     return {
         "figures": figures,
-        "code lines": code,
+        "code lines": {"all": whole, "of capabilities since": since, "all, share": whole / BASELINE_LINES},
         "version 0.1": {"modules": BASELINE_MODULES, "code lines": BASELINE_LINES},
         "modules with one importer": len(alone),
         "folders": dict(rooms.most_common()),

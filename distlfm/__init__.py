@@ -10,7 +10,10 @@ and the command line's help stay quick.
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 from distlfm.instance import Instance as Instance
@@ -75,63 +78,13 @@ if TYPE_CHECKING:
     from distlfm.verbs.train import train as train
 
 _HOMES = {
-    "AdvectionDiffusion": "distlfm.mechanisms.field",
-    "Answer": "distlfm.answer",
-    "Cascade": "distlfm.mechanisms.cascade",
-    "Draw": "distlfm.answer",
-    "Draws": "distlfm.answer",
-    "Exceedance": "distlfm.answer",
-    "FieldMechanism": "distlfm.mechanisms",
-    "FisherKpp": "distlfm.mechanisms.field",
-    "FitResult": "distlfm.inference.result",
-    "FitRun": "distlfm.verbs.fit",
-    "Gaussian": "distlfm.study.parts",
-    "Glucose": "distlfm.mechanisms.glucose",
-    "HalfNormal": "distlfm.mechanisms.priors",
-    "Integral": "distlfm.answer",
-    "Kernel": "distlfm.study.parts",
-    "Likelihood": "distlfm.study.parts",
-    "LinearODE": "distlfm.mechanisms.linear_ode",
-    "LogNormal": "distlfm.mechanisms.priors",
-    "LotkaVolterra": "distlfm.mechanisms.lotka_volterra",
-    "Matern12": "distlfm.study.parts",
-    "Matern32": "distlfm.study.parts",
-    "Matern52": "distlfm.study.parts",
-    "Mechanism": "distlfm.mechanisms",
-    "Model": "distlfm.study.model",
-    "NegativeBinomial": "distlfm.study.parts",
-    "Nonparametric": "distlfm.mechanisms.nonparametric",
-    "Normal": "distlfm.mechanisms.priors",
-    "Operator": "distlfm.lfo.operator",
-    "Parameter": "distlfm.mechanisms",
-    "Parameters": "distlfm.answer",
-    "PeakHeight": "distlfm.answer",
-    "PeakTime": "distlfm.answer",
-    "Periodic": "distlfm.study.parts",
-    "Poisson": "distlfm.study.parts",
-    "Product": "distlfm.study.parts",
-    "RBF": "distlfm.study.parts",
-    "ReactionDiffusion": "distlfm.mechanisms.field",
-    "ReadReport": "distlfm.data",
-    "Store": "distlfm.store",
-    "Sum": "distlfm.study.parts",
-    "Summary": "distlfm.answer",
-    "Transcription": "distlfm.mechanisms.transcription",
-    "Uniform": "distlfm.mechanisms.priors",
-    "evaluate": "distlfm.verbs.evaluate",
-    "fit": "distlfm.verbs.fit",
-    "generate": "distlfm.verbs.generate",
-    "load_fit": "distlfm.inference.archive",
-    "query": "distlfm.verbs.query",
-    "read": "distlfm.data",
-    "read_frame": "distlfm.data",
-    "read_xarray": "distlfm.data",
-    "register": "distlfm.mechanisms",
-    "save_fit": "distlfm.inference.archive",
-    "simulate": "distlfm.simulation.instances",
-    "train": "distlfm.verbs.train",
+    one.name: str(node.module)
+    for node in ast.walk(ast.parse(inspect.getsource(sys.modules[__name__])))
+    if isinstance(node, ast.ImportFrom)
+    for one in node.names
+    if one.asname and one.asname not in globals()
 }
-"""The module that each name is imported from when it is first used."""
+"""The module that each name above is imported from when it is first used: said once, for checkers and for Python."""
 
 if not TYPE_CHECKING:  # checkers take the imports above, each under its own name, for what is exported
     __all__ = sorted([*_HOMES, "Instance", "Truth", "__version__"])

@@ -27,6 +27,8 @@ from distlfm.store.files import append_whole, storing, unreadable
 
 START = "0" * 64
 LOG = "the audit log"
+PIECE = 65536
+"""Bytes that are read at once when a log is looked through from its end."""
 Fact = str | int | float | bool | None | Sequence[str]
 
 
@@ -68,6 +70,25 @@ def _tail(file: int) -> tuple[int, str]:
         if not start:
             return 0, START
         reach *= 4
+
+
+def last_entry(path: Path, event: str) -> dict[str, Any] | None:
+    """The newest line of a kind, looked for from the end; None if there is none. Its chain is not followed."""
+    try:
+        with path.open("rb") as file:
+            end, rest = file.seek(0, os.SEEK_END), b""
+            while end:
+                start = max(0, end - PIECE)
+                file.seek(start)
+                first, *lines = (file.read(end - start) + rest).split(b"\n")
+                for line in reversed(lines if start else [first, *lines]):
+                    entry = _parsed(line) if event.encode() in line else None
+                    if entry is not None and entry["event"] == event:
+                        return entry
+                end, rest = start, first
+    except FileNotFoundError:
+        return None
+    return None
 
 
 @dataclass(frozen=True)

@@ -6,22 +6,24 @@ sum never get here, so everything large is imported when it is needed.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.memory import draft_folder
-from distlfm.federated.secure.mod import WEIGHT, secure_mod
-from distlfm.federated.site.policy import SitePolicy, check_examples, check_local, policy_of
+from distlfm.federated.secure.mod import VOTE, WEIGHT, secure_mod, with_noise
+from distlfm.federated.secure.noise import SumNoise
+from distlfm.federated.site.policy import SitePolicy, check_examples, check_local, check_noise, policy_of
 
 if TYPE_CHECKING:
     from distlfm.federated.codec import Vector
     from distlfm.federated.settings import RoundTask
-    from distlfm.federated.site.work import Part, Site
+    from distlfm.federated.site.work import Part, Site, Trained
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 SHARED = "shared"
@@ -38,28 +40,36 @@ app = ClientApp(mods=[secure_mod])
 def train(message: Message, context: Context) -> Message:
     """One round: the weights that came, tuned on the site's patients. Nothing else leaves: no loss, no figures.
 
-    Of the weights at a run's end the site makes its own copy, and all that leaves is that it was there.
+    The site makes its own copy of the weights at a run's end, and all that leaves is that it was there.
     """
+    from distlfm.federated.site.contract import check_effect, in_words
+
     policy, site, run = policy_of(context), site_of(context), str(context.run_id)
-    vector, task = vector_of(message), task_of(message, policy, site)
+    task = task_of(message, policy, site)
+    vector = vector_of(message, policy, site, task)
+    most, size = site.most_used(task), len(vector)
+    AuditLog(policy.audit).append("task", run, asked=in_words(task, size, site.stays_here(task), most))
     if message.content.config_records[CONFIG].get(FINAL, False):
         count = site.count(task.kind, "train")
         check_examples(policy, count)
         site.personalise(vector, task, draft_folder())
-        return answer(message, {}, count)
-    check_examples(policy, site.most_used(task))
+        return answer(message, {}, site.weight(count))
+    check_examples(policy, most)
+    check_noise(policy, task.noise)
+    if policy.task.effective > 1 and site.privacy is None and not policy.noise_multiplier:
+        check_effect(policy.task, site.effect(vector, task))
     if policy.noise_multiplier:
         site.count_update(policy.noise_multiplier, run)
     done = site.train(vector, task, run, draft_folder())
-    sent = hardened(policy, vector, done.vector)
+    sent, noise = hardened(policy, vector, done)
     log_spent(policy, site, context)
-    return answer(message, {}, done.num_patients, arrays=ArrayRecord({SHARED: Array(sent)}))
+    return answer(message, {}, done.num_patients, noise, arrays=ArrayRecord({SHARED: Array(sent)}))
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Figures of the model that came, for the patients that choose."""
-    return evaluated(message, context, "choose")
+    return evaluated(message, context, "choose", vote=policy_of(context).votes_a_day > 0)
 
 
 @app.query("model")
@@ -75,27 +85,45 @@ def question_cohort(message: Message, context: Context) -> Message:
     check_examples(policy, site.count("physics", "train"))
     figures, count = site.statistics(run=str(context.run_id))
     log_spent(policy, site, context)
-    return answer(message, figures, count)
+    return answer(message, figures, site.weight(count))
 
 
-def evaluated(message: Message, context: Context, part: Part) -> Message:
-    """Figures of the model that came, on patients that nobody tunes on."""
+def evaluated(message: Message, context: Context, part: Part, *, vote: bool = False) -> Message:
+    """Figures of the model that came, on patients that nobody tunes on, and a vote on it if it is asked for one.
+
+    A site with a budget abstains: its vote would be an answer without noise.
+    """
+    from distlfm.federated.site.tuning import names_of
+    from distlfm.federated.site.votes import AGAINST, vote_on
+
     policy, site = policy_of(context), site_of(context)
     task = task_of(message, policy, site)
     check_examples(policy, site.count(task.kind, part))
-    figures, count = site.evaluate(vector_of(message), task, str(context.run_id), part)
+    vector = vector_of(message, policy, site, task)
+    run, against = str(context.run_id), message.content.config_records[CONFIG].get(AGAINST, "")
+    figures, count = site.evaluate(vector, task, run, part)
     log_spent(policy, site, context)
-    return answer(message, figures, count)
+    reply = answer(message, figures, site.weight(count))
+    if vote and site.ledger is None:
+        loss = figures[names_of(task.kind)[0]]
+        cast = vote_on(site.folder / "model", draft_folder(), run, vector, loss, str(against))
+        if cast is not None:
+            reply.content[VOTE] = ConfigRecord({VOTE: cast})
+    return reply
 
 
 def site_of(context: Context) -> Site:
     """The site of this process, with its policy's budget."""
-    from distlfm.federated.site.work import Site
+    from distlfm.federated.site.ledger import Ledger
+    from distlfm.federated.site.receipts import check_ledger
+    from distlfm.federated.site.work import LEDGER, Site
 
     policy = policy_of(context)
     budget = None if policy.epsilon is None else (policy.epsilon, policy.delta)
     counted = policy.delta if policy.noise_multiplier else None
-    return Site(Path(str(context.node_config["site"])), budget, counted)
+    site = Site(Path(str(context.node_config["site"])), budget, counted)
+    check_ledger(Ledger(site.folder / LEDGER, math.inf, policy.delta), policy.audit)
+    return site
 
 
 def task_of(message: Message, policy: SitePolicy, site: Site) -> RoundTask:
@@ -106,6 +134,8 @@ def task_of(message: Message, policy: SitePolicy, site: Site) -> RoundTask:
     from pydantic import ValidationError
 
     from distlfm.federated.settings import RoundTask
+    from distlfm.federated.site.contract import check_task
+    from distlfm.federated.site.work import codec_of
 
     config = message.content.config_records[CONFIG]
     if config.get("base") != site.digest:
@@ -115,40 +145,51 @@ def task_of(message: Message, policy: SitePolicy, site: Site) -> RoundTask:
     except (ValidationError, KeyError):
         raise Refused(Reason.MALFORMED, "The task is not one of this package.") from None
     check_local(policy, site.stays_here(task))
+    check_task(policy.task, task, codec_of(site.base.model, task).names)
     return task
 
 
-def vector_of(message: Message) -> Vector:
-    """The weights that came, [D]."""
+def vector_of(message: Message, policy: SitePolicy, site: Site, task: RoundTask) -> Vector:
+    """The weights that came, [D], if training could have brought them."""
     import numpy as np
+
+    from distlfm.federated.site.contract import check_weights
+    from distlfm.federated.site.work import codec_of
 
     vector = np.asarray(message.content.array_records[ARRAYS][SHARED].numpy(), np.float64)
     if not bool(np.all(np.abs(vector) <= LARGEST_WEIGHT)):  # false for NaN too
         raise Refused(Reason.MALFORMED, "Weights that are not numbers, or larger than any network's.")
+    check_weights(site.base.model, codec_of(site.base.model, task), vector, policy.task.drift)
     return vector
 
 
-def hardened(policy: SitePolicy, before: Vector, after: Vector) -> Vector:
+def hardened(policy: SitePolicy, before: Vector, done: Trained) -> tuple[Vector, SumNoise | None]:
     """Clip and noise the update as the policy says, on top of whatever the site's own work did.
 
     Each site adds noise of its own, of standard deviation `noise_multiplier · clip` in each number. The federation's
-    mean, of sites that count as n₁, n₂, …, then has that times √(n₁² + n₂² + …) / (n₁ + n₂ + …).
+    mean, of sites that count as n₁, n₂, …, then has that times √(n₁² + n₂² + …) / (n₁ + n₂ + …). Updates whose noise
+    the sites bring together have theirs already.
     """
-    if policy.clip is None or not policy.noise_multiplier:
-        return after
-    from distlfm.federated.site.privacy import private_update
+    if policy.clip is None or not policy.noise_multiplier or done.noise is not None:
+        return done.vector, done.noise
+    from distlfm.federated.site.privacy import shortened
 
-    return private_update(before, after, policy.clip, policy.noise_multiplier)
+    own = SumNoise({SHARED: policy.noise_multiplier * policy.clip * done.num_patients})
+    return shortened(before, done.vector, policy.clip), own
 
 
 def log_spent(policy: SitePolicy, site: Site, context: Context) -> None:
     """Say in the site's audit log what all answers so far have cost, where that is counted."""
-    spent = site.spent(policy.delta)
-    if spent is not None:
-        AuditLog(policy.audit).append("privacy", str(context.run_id), epsilon=spent, delta=policy.delta)
+    ledger = site.known_ledger(policy.delta)
+    if ledger is not None:
+        from distlfm.federated.site.receipts import write_receipt
+
+        write_receipt(ledger, AuditLog(policy.audit), str(context.run_id))
 
 
-def answer(message: Message, figures: dict[str, float], count: int, **arrays: ArrayRecord) -> Message:
-    """A reply in the form that strategies expect."""
+def answer(
+    message: Message, figures: dict[str, float], count: int, noise: SumNoise | None = None, **arrays: ArrayRecord
+) -> Message:
+    """A reply in the form that strategies expect. noise: what its numbers get before they are masked."""
     metrics = MetricRecord({WEIGHT: float(count), **figures})
-    return Message(RecordDict({**arrays, METRICS: metrics}), reply_to=message)
+    return Message(with_noise(RecordDict({**arrays, METRICS: metrics}), noise), reply_to=message)

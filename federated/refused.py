@@ -22,7 +22,7 @@ class Reason(StrEnum):
     CONSENT = "the sites do not agree on who is in the sum"
     TASK = "a task outside of what this site allows"
     REQUEST = "the request is not the one that the sites agreed on"
-    REPEATED = "the same request was answered with other sites before"
+    ROSTER = "sums over nearly the same sites were answered before"
     EXAMPLES = "too few examples"
     RANGE = "an answer of which there is no mean"
     QUERIES = "the questions of this day are used up"
@@ -30,6 +30,7 @@ class Reason(StrEnum):
     BUDGET = "the privacy budget is spent"
     MALFORMED = "a message that cannot be read"
     DISK = "the disk of the site is full"
+    TIME = "the work was stopped before its end"
     FAILED = "the work at the site failed"
 
 

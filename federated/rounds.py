@@ -6,6 +6,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,35 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from numpy.typing import NDArray
 
-from distlfm.config import fingerprint
+from distlfm.config import digest
 from distlfm.errors import OtherWork, WorkError
 from distlfm.federated.codec import SHARED, Codec, Vector, weights_digest
-from distlfm.federated.secure.mod import WEIGHT
+from distlfm.federated.refused import Reason
+from distlfm.federated.secure.mod import SECONDS, WEIGHT
 from distlfm.federated.secure.records import SITES
 from distlfm.federated.settings import ProgrammeConfig, RoundTask
 from distlfm.federated.site.tuning import names_of
-from distlfm.federated.strategy import TooFewSites, joined, make_strategy, moments, reasons, survivors, wait_for_sites
+from distlfm.federated.site.votes import AGAINST, model_digest
+from distlfm.federated.strategy import (
+    TooFewSites,
+    forget,
+    joined,
+    lost_nodes,
+    make_strategy,
+    moments,
+    reasons,
+    survivors,
+    tally,
+    unbounded,
+    wait_for_sites,
+)
 from distlfm.lfo import Operator
 from distlfm.store.files import put_all, storing
 from distlfm.store.lock import driver_lock
 
 STATE, KEPT = "state.json", "kept"
 CHOICE = {"loss": None, "kept_round": 0, "chosen": False, "handed": False, "closing": 0, "last": None}
+CHOICE |= {"best": None, "votes": None}
 Line = dict[str, Any]
 Listener = Callable[[Line], None]
 Meter = Callable[[], int]
@@ -45,7 +61,7 @@ class RunState:
     came; 0 is before the first. chosen: all rounds are done, and the last model was measured too. handed: the sites
     have the model of the run. closing: bytes of what was sent after the last round. figures: of the weights as they
     are now, if they were measured; a round that is asked for again does not ask for them again. last: of the weights
-    after the last round.
+    after the last round. best: figures of the kept weights. votes: for and against the weights as they are now.
     """
 
     done: int
@@ -60,6 +76,9 @@ class RunState:
     closing: int = 0
     figures: Line | None = None
     last: Line | None = None
+    best: Line | None = None
+    votes: list[int] | None = None
+    lost: set[int] = field(default_factory=set)
 
     @property
     def result(self) -> Vector:
@@ -72,7 +91,7 @@ class Keeper:
 
     def __init__(self, folder: Path, programme: ProgrammeConfig, base: str, codec: Codec) -> None:
         self.folder = folder
-        self.identity = {"programme": fingerprint(programme.work()), "base": base, "codec": codec.digest}
+        self.identity = {"programme": _identity(programme), "base": base, "codec": codec.digest}
         with storing(STATE, folder):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -109,6 +128,12 @@ class Keeper:
                     old.unlink(missing_ok=True)
 
 
+def _identity(programme: ProgrammeConfig) -> str:
+    """A hash of what the weights follow from, as runs of version 0.1 have it: without the bounds that are newer."""
+    content = programme.work().model_dump(mode="json", exclude={"most_examples", "largest_update"})
+    return digest(json.dumps(content, sort_keys=True))
+
+
 def run_rounds(
     grid: Grid,
     operator: Operator,
@@ -130,7 +155,8 @@ def run_rounds(
     with driver_lock(folder, "federated run"):
         state = keeper.load() or RunState(0, codec.encode(operator.model.state_dict()))
         facts, listener = {"base": base, "run": run}, on_round or (lambda _: None)
-        course = _Course(grid, programme, keeper, state, facts, listener, meter)
+        size = float(np.sqrt(sum(float(one.detach().double().square().sum()) for one in operator.model.parameters())))
+        course = _Course(grid, programme, keeper, state, facts, listener, meter, size)
         course.run()
         course.close()
         return state
@@ -138,7 +164,7 @@ def run_rounds(
 
 @dataclass(frozen=True)
 class _Course:
-    """The rounds of one run; `facts` go with every message."""
+    """The rounds of one run; `facts` go with every message. size: length of all weights of the first operator."""
 
     grid: Grid
     programme: ProgrammeConfig
@@ -147,6 +173,7 @@ class _Course:
     facts: Mapping[str, str | int]
     on_round: Listener
     meter: Meter | None
+    size: float
 
     def run(self) -> None:
         """Do what is left of the rounds."""
@@ -170,6 +197,15 @@ class _Course:
                     f"sites were left at its end ({'; '.join(line['why']) or 'no reason is known'}).",
                     line["why"],
                 )
+            self._await(line)
+
+    def _await(self, line: Line) -> None:
+        """Wait for sites that are away, where the others answer with them or not at all."""
+        wanted = {Reason.COHORT_FIXED.value, Reason.ROSTER.value}
+        expected = max(getattr(self.grid, "expected", 0), line.get("asked", 0))
+        if wanted & set(line["why"]) and len(list(self.grid.get_node_ids())) < expected:
+            with suppress(TooFewSites):
+                wait_for_sites(self.grid, expected, self.programme.deadline)
 
     def close(self) -> None:
         """Measure the last model, which has not been sent yet; if too few sites answer, it is not chosen.
@@ -179,8 +215,8 @@ class _Course:
         programme, state = self.programme, self.state
         if programme.evaluate and not state.chosen:
             nodes = wait_for_sites(self.grid, programme.min_sites, programme.deadline)
-            self._measure(self.facts, nodes, programme.deadline)
-            state.chosen, state.last = True, state.figures
+            state.last = self._measure(make_strategy(programme, {}), self.facts, nodes, programme.deadline)
+            state.chosen = True
             self.keeper.save(state)
             self.on_round({"after": state.done, "kept": state.kept_round, **(state.last or {})})
         if not state.handed:
@@ -197,35 +233,62 @@ class _Course:
         begun, number = time.monotonic(), state.done + 1
         until = begun + programme.deadline
         nodes = wait_for_sites(self.grid, programme.min_sites, programme.deadline)
+        # Those that were lost while the others masked are left out once, where the others may go on without them.
+        nodes, state.lost = [one for one in nodes if one not in state.lost], set()
         if programme.evaluate and state.figures is None:
-            self._measure(facts, nodes, (until - time.monotonic()) / 2)
+            self._measure(strategy, facts, nodes, (until - time.monotonic()) / 2)
         record = _record(state.vector, programme.round_task(number), {**facts, "server-round": number})
         replies = _replies(self.grid, MessageType.TRAIN, record, nodes, max(1.0, until - time.monotonic()))
         line: Line = {"round": number, "sites": survivors(replies)}
         if line["sites"] < programme.min_sites:
-            return line | {"why": reasons(replies)}
+            if Reason.ROSTER.value in reasons(replies):
+                state.lost = lost_nodes(replies)
+            return line | {"why": reasons(replies), "asked": len(nodes)}
+        mean = joined(make_strategy(ProgrammeConfig(), {}), number, state.vector, replies)
+        beyond = unbounded(programme, self.size, mean - state.vector, replies)
+        if beyond:
+            return line | {"sites": 0, "why": [beyond]}
         vector = joined(strategy, number, state.vector, replies)
         if not np.isfinite(vector).all():
             raise WorkError(f"The weights of round {number} are not finite.", "Lower task.lr, and start another run.")
         line |= {"seconds": time.monotonic() - begun, **(state.figures or {})}
+        if state.votes is not None:
+            line["votes"] = state.votes
+        state.votes = None
         state.done, state.vector, state.memory, state.figures = number, vector, moments(strategy), None
         state.history.append(line)
         return line
 
-    def _measure(self, facts: Mapping[str, str | int], nodes: Sequence[int], seconds: float) -> None:
+    def _measure(
+        self, strategy: FedAvg, facts: Mapping[str, str | int], nodes: Sequence[int], seconds: float
+    ) -> Line | None:
         """Figures of the weights as they are, for the patients that choose; if too few sites answer, there are none.
 
         It is a sum of its own: sites answer for figures all together or not at all, and may be lost in a round. The
-        best weights so far are kept.
+        best weights so far are kept: those that most sites vote for or, without votes or with as many against, those
+        of the least loss. Weights that most sites vote against are taken back, and the next round begins with the best.
         """
-        state, record = self.state, _record(self.state.vector, self.programme.task, facts)
+        state = self.state
+        against = {} if state.kept is None else {AGAINST: model_digest(state.kept)}
+        record = _record(state.vector, self.programme.task, {**facts, **against})
         replies = _replies(self.grid, MessageType.EVALUATE, record, nodes, max(1.0, seconds))
-        if survivors(replies) >= self.programme.min_sites:
-            figures = _means(replies)
-            loss = figures[names_of(self.programme.task.kind)[0]]
-            state.figures = {key: value for key, value in figures.items() if key != WEIGHT}
-            if state.loss is None or loss < state.loss:
-                state.kept, state.loss, state.kept_round = state.vector, loss, state.done
+        if survivors(replies) < self.programme.min_sites:
+            return None
+        means = _means(replies)
+        figures = {key: value for key, value in means.items() if key != WEIGHT}
+        loss, (agreeing, opposed) = figures[names_of(self.programme.task.kind)[0]], tally(replies)
+        state.figures, state.votes = figures, [agreeing, opposed] if agreeing + opposed else None
+        if (
+            state.kept is None
+            or state.loss is None
+            or agreeing > opposed
+            or (agreeing == opposed and loss < state.loss)
+        ):
+            state.kept, state.loss, state.kept_round, state.best = state.vector, loss, state.done, figures
+        elif opposed > agreeing:
+            state.vector, state.figures, state.memory = state.kept, state.best or figures, {}
+            forget(strategy)
+        return figures
 
 
 def _record(vector: Vector, task: RoundTask, facts: Mapping[str, str | int]) -> RecordDict:
@@ -235,7 +298,8 @@ def _record(vector: Vector, task: RoundTask, facts: Mapping[str, str | int]) -> 
 
 
 def _replies(grid: Grid, kind: str, record: RecordDict, nodes: Sequence[int], seconds: float) -> list[Message]:
-    """Ask all nodes the same, and wait for what they say."""
+    """Ask all nodes the same, and wait for what they say. They are told how long, and stop working after it."""
+    record.config_records["config"][SECONDS] = float(seconds)
     return list(grid.send_and_receive([Message(record, node, kind) for node in nodes], timeout=seconds))
 
 

@@ -10,14 +10,18 @@ import os
 from contextlib import suppress
 from logging import INFO, LogRecord, getLogger
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
-from distlfm.errors import UsageError
+from distlfm.errors import DistlfmError, UsageError
 from distlfm.federated.settings import ProgrammeConfig
+
+if TYPE_CHECKING:
+    from distlfm.federated.audit import AuditLog
+    from distlfm.lfo import Operator
 
 HOME = "DISTLFM_LINK_HOME"
 RESULT, OPERATOR = "result.json", "operator.pt"
@@ -40,7 +44,7 @@ def main(grid: Grid, context: Context) -> None:
     peers = read_handed(Peers, home.peers).peers if home.peers.exists() else None
     getLogger("flwr").addFilter(is_no_count)
     safe = SecureGrid(grid, min_sites=programme.min_sites, peers=peers, audit=AuditLog(home.audit))
-    result = perform(safe, programme, folder, str(context.run_id))
+    result = perform(safe, programme, folder, str(context.run_id), AuditLog(home.audit))
     log(INFO, "%s %s", MARK, json.dumps(result))
 
 
@@ -61,15 +65,41 @@ def programme_of(text: str) -> ProgrammeConfig:
     return build(ProgrammeConfig, content, source="programme")
 
 
-def perform(grid: Grid, programme: ProgrammeConfig, folder: Path, run: str) -> dict[str, Any]:
+MOST_BYTES = 4_000_000_000
+
+
+def operator_at_link(path: Path, run: str, audit: AuditLog | None) -> Operator:
+    """Open the programme's operator. Whatever is wrong with it, whoever starts the run is told the same.
+
+    The path is that of somebody with a token, who need not know which files there are at the link: its own log does.
+    """
+    from distlfm.federated.site.work import open_operator
+
+    try:
+        if not path.is_file() or path.stat().st_size > MOST_BYTES:  # neither a pipe nor a device is opened
+            raise UsageError("It is no file, or too large.")
+        return open_operator(path)
+    except Exception as error:  # a stranger's file: torch has many errors for what is no checkpoint
+        why = error.cause if isinstance(error, DistlfmError) else type(error).__name__
+    if audit is not None:
+        audit.append("refused", run, what=f"operator {path}", why=why)
+    raise UsageError(
+        "The programme's operator cannot be used at the link.",
+        "Set operator to the link's own copy of the sites' first operator; the link's audit log says what is wrong.",
+    )
+
+
+def perform(
+    grid: Grid, programme: ProgrammeConfig, folder: Path, run: str, audit: AuditLog | None = None
+) -> dict[str, Any]:
     """Run all rounds (or one query) and return the result."""
     from distlfm.federated.rounds import ask, run_rounds
-    from distlfm.federated.site.work import codec_of, open_operator
+    from distlfm.federated.site.work import codec_of
     from distlfm.store.files import put_all, storing
 
     if programme.operator is None:
         raise UsageError("No operator is given to tune.", "Set operator: a checkpoint of `distlfm train`.")
-    operator = open_operator(programme.operator)
+    operator = operator_at_link(programme.operator, run, audit)
     codec = codec_of(operator.model, programme.task)
     name = RESULT
     if programme.kind == "query":
@@ -104,4 +134,7 @@ def words(line: dict[str, Any], measured: bool) -> str:
         figures = [f"lost ({'; '.join(line['why']) or 'no reason is known'})"]
     elif measured:
         figures[0] = f"the model before it: {figures[0]}"
+    if line.get("votes"):
+        agreeing, opposed = line["votes"]
+        figures.append(f"{agreeing} sites vote for it, {opposed} against" + (": taken back" * (opposed > agreeing)))
     return ", ".join([f"round {line['round']}: {line['sites']} sites", *figures])

@@ -13,15 +13,30 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 from distlfm.config import Config, load
 
 
+class SharedNoise(Config):
+    """Noise that the sites bring together, so that a round's sum has it once; all sites must mean the same.
+
+    Each patient's own update is cut to `clip`; their sum over all sites has noise of `multiplier` times that.
+    sample: probability with which a patient takes part in a round. lost: of how many sites the noise may be missing,
+    because they drop out or help the server.
+    """
+
+    multiplier: PositiveFloat
+    clip: PositiveFloat = 1.0
+    sample: float = Field(default=1.0, gt=0.0, le=1.0)
+    lost: int = Field(default=1, ge=0)
+
+
 class RoundTask(Config):
-    """What one round asks of a site. Privacy is not part of it: that is the site's own.
+    """What one round asks of a site. How much privacy that may cost is not part of it: that is the site's own.
 
     kind: `pairs` learns from the site's fits; `physics` needs none, as the prediction, solved forward, must give what
     was observed. steps: of `batch` windows each; batch 0 takes all of them. mu: weight of FedProx's proximal term.
     clip: the longest gradient of a step, for stability; it protects nobody.
     adapter: only few weights at the end of the network are tuned, which differential privacy can bear (`tuning.py`).
     shared: patterns of the weights that travel. local: of those that are tuned and stay at the site (its own heads);
-    a site refuses what its policy does not name. seed: of the batches of a simulation; a real site draws its own.
+    a site refuses what its policy does not name. noise: for sites whose mechanism of privacy is `shared`.
+    seed: of the batches of a simulation; a real site draws its own.
     """
 
     kind: Literal["pairs", "physics"] = "pairs"
@@ -34,6 +49,7 @@ class RoundTask(Config):
     seed: int = Field(default=0, ge=0)
     adapter: Literal["none", "head", "shift"] = "none"
     clip: PositiveFloat | None = 1.0
+    noise: SharedNoise | None = None
     shared: tuple[str, ...] = ("*",)
     local: tuple[str, ...] = ()
 
@@ -73,6 +89,8 @@ class ProgrammeConfig(Config):
     evaluate: whether each round's model is measured on patients that nobody learns from, and the best one kept, which
     may be the operator as it was; else the last one is. A model for which not all sites answered is not measured, and
     not kept either, unless no model was.
+    most_examples: the most patients that a site may count for. largest_update: longest mean update of a round, in units
+    of the length of all weights of the operator; a round beyond these is lost.
     question: of `query`: `model` (how good the model is) or `cohort` (what the patients are like).
     """
 
@@ -80,6 +98,8 @@ class ProgrammeConfig(Config):
     kind: Literal["rounds", "query"] = "rounds"
     operator: Path | None = None
     rounds: int = Field(default=5, ge=1)
+    most_examples: int = Field(default=1000, ge=1)
+    largest_update: PositiveFloat = 3.0
     strategy: StrategyConfig = FedAvgConfig()
     task: RoundTask = RoundTask()
     evaluate: bool = True
@@ -108,19 +128,22 @@ class PrivacyConfig(Config):
     """Differential privacy of a site; the unit is a patient with all windows.
 
     epsilon, delta: all that may ever be spent. mechanism: `patients` clips and noises each patient's gradient in each
-    step, and tunes an adapter; `update` clips the whole update of a round to `clip` and noises that.
+    step, and tunes an adapter; `update` clips the whole update of a round to `clip` and noises that; `shared` clips
+    each patient's update of a round, and the sites bring the noise together, as the task's `noise` says.
     noise: standard deviation of the noise, in units of `clip`. sample: share of the patients that a step sees.
     bound: most that a patient's figure counts in a question; figures: noise of these, in units of the bound.
+    patients: by how many the site counts and divides, in place of how many it has; null makes that number public.
     """
 
     epsilon: PositiveFloat
     delta: float = Field(default=1e-5, gt=0.0, lt=1.0)
-    mechanism: Literal["patients", "update"] = "patients"
+    mechanism: Literal["patients", "update", "shared"] = "patients"
     noise: PositiveFloat = 2.0
     clip: PositiveFloat = 1.0
     sample: float = Field(default=0.5, gt=0.0, le=1.0)
     bound: PositiveFloat = 10.0
     figures: PositiveFloat = 20.0
+    patients: int | None = Field(default=None, ge=1)
 
 
 class SiteConfig(Config):

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from distlfm.errors import WorkError
 from distlfm.federated.codec import SHARED, Vector
 from distlfm.federated.refused import Reason
+from distlfm.federated.secure.grid import LOST, VOTES
+from distlfm.federated.secure.mod import WEIGHT
 from distlfm.federated.secure.records import SITES
 from distlfm.federated.settings import FedAdamConfig, ProgrammeConfig
 
@@ -79,11 +81,52 @@ def reasons(replies: Iterable[Message]) -> list[str]:
     return sorted(reason[:LONGEST_REASON].rstrip(".") for reason in metrics if reason.isprintable())
 
 
+def tally(replies: Iterable[Message]) -> tuple[int, int]:
+    """How many sites voted for the model that was measured, and how many against it."""
+    records = [reply.content.config_records.get(VOTES) for reply in replies if not reply.has_error()]
+    counts = [(int(str(one["for"])), int(str(one["against"]))) for one in records if one is not None]
+    return sum(one for one, _ in counts), sum(one for _, one in counts)
+
+
+def forget(strategy: FedAvg) -> None:
+    """Let a strategy begin anew, after its last step was taken back."""
+    for name in MOMENTS:
+        if hasattr(strategy, name):
+            setattr(strategy, name, None)
+
+
+def unbounded(programme: ProgrammeConfig, size: float, update: Vector, replies: Sequence[Message]) -> str:
+    """Why the mean update [D] of a round cannot be one of honest sites; empty if it can. size: of the whole operator.
+
+    Within a masked sum a site can claim what it likes. Of the opened sum it is seen how many patients all claim, and
+    how far the model would go.
+    """
+    metrics = [one.content.metric_records for one in replies if not one.has_error()]
+    claims = [next(iter(one.values()), MetricRecord()) for one in metrics]
+    patients, sites = (sum(float(str(one.get(name, 0.0))) for one in claims) for name in (WEIGHT, SITES))
+    if patients > sites * programme.most_examples:
+        return f"the sites claim {patients:g} patients, more than {programme.most_examples} each (most_examples)"
+    length, most = float(np.linalg.norm(update)), programme.largest_update * size
+    if not length <= most:
+        return f"the update is {length:.3g} long, and {most:.3g} is the longest of honest sites (largest_update)"
+    return ""
+
+
 def advice(why: Sequence[str]) -> str:
     """What to do about sites that were not in a sum."""
+    if Reason.COHORT_FIXED.value in why or Reason.ROSTER.value in why:
+        return (
+            "Start the missing sites, then the run again; or agree with all sites on rounds with covering noise (clip, "
+            "and fixed_cohort without train, in their policies)."
+        )
     if Reason.DISK.value in why:
         return "Free space there: the sites go on by themselves, and the run when it is started again."
     return "See the sites' audit logs for why they refused or were lost; then start the run again."
+
+
+def lost_nodes(replies: Iterable[Message]) -> set[int]:
+    """The nodes that did not answer in time."""
+    return {one.metadata.src_node_id for one in replies if one.has_error() and one.error.reason == LOST}
 
 
 def wait_for_sites(grid: Grid, fewest: int, deadline: float) -> list[int]:

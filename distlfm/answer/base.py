@@ -139,8 +139,16 @@ class Answer(ABC):
         """
         return tables.to_xarray(self)
 
+    @property
+    def chains(self) -> int:
+        """Chains that draws come from, one of each in turn; 1 where draws are independent."""
+        return 1
+
     def to_arviz(self, count: int = NUM_DRAWS, seed: int = 0) -> Any:
-        """Return joint draws and observations as ArviZ's `InferenceData`; needs the extra `arviz`."""
+        """Return joint draws and observations as ArviZ's `InferenceData`; needs the extra `arviz`.
+
+        Of a fit by chains there are `count` draws in all, spread evenly over the length of each chain.
+        """
         return tables.to_arviz(self, count, seed)
 
     def plot(self, names: Sequence[str] | None = None) -> Any:

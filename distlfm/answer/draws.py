@@ -38,7 +38,7 @@ class _Curves(Generic[Number]):
 
     @property
     def names(self) -> list[str]:
-        """Of forces, then of outputs."""
+        """Names of the forces, then of the outputs."""
         return [*self.force_names, *self.output_names]
 
 

@@ -88,9 +88,15 @@ def draws_to_xarray(draws: Draws) -> xr.Dataset:
 
 
 def to_arviz(answer: Answer, count: int, seed: int) -> Any:
-    """Joint draws as one chain of ArviZ's, with the observations."""
+    """Joint draws as ArviZ's chains, with the observations."""
+    import xarray
+
     arviz = require("arviz", "arviz")
-    posterior = answer.draws(count, seed=seed).to_xarray().expand_dims(chain=[0])
+    chains = answer.chains
+    length = -(-count // chains)
+    drawn = answer.draws(length * chains, seed=seed).to_xarray()
+    parts = [drawn.isel(draw=slice(i, None, chains)).assign_coords(draw=np.arange(length)) for i in range(chains)]
+    posterior = xarray.concat(parts, "chain").assign_coords(chain=np.arange(chains))
     groups: dict[str, Any] = {"posterior": posterior}
     if answer.instance is not None:
         groups["observed_data"] = to_xarray(answer)[["observed"]]

@@ -1,7 +1,7 @@
 """`distlfm config` and `distlfm data`: what goes into a verb, looked at before it runs.
 
-Of a config: the keys it takes, what a file comes to, and the equations it may name. Of data: the reference sets, and
-what a file holds.
+The first shows the keys of a config, what a file comes to, and the equations that it may name; the second shows the
+reference sets, and what a file holds.
 """
 
 from __future__ import annotations

@@ -186,9 +186,14 @@ def tell(run: FitRun, reporter: Reporter) -> int:
     for row in run.tally.troubled[:MOST_LISTED]:
         if row.get("advice"):
             reporter.warn(f"{row['id']}: {row['status']}. {row['advice']}")
+    if count > 1 and (doubted := run.tally.unreliable):
+        reporter.warn(
+            f"{doubted} of {count} answers {'is' if doubted == 1 else 'are'} unreliable: they failed a check of what "
+            "they claim, and no operator learns from them; summary.json and the report say why, and what to do"
+        )
     if run.tally.num_troubled > MOST_LISTED:
-        told_of = f"{run.tally.num_troubled} of {count} did not converge, are unreliable, or converged with a warning"
-        reporter.warn(f"{told_of}; the report says which and why")
+        troubled = f"{run.tally.num_troubled} of {count} did not converge, are unreliable, or converged with a warning"
+        reporter.warn(f"{troubled}; the report says which and why")
     if run.tally.count and (poor := int((run.tally.column("output_q2") < 0).sum())):
         reporter.warn(
             f"{poor} of {count} fits describe their data worse than a constant does (output_q2 below 0): "

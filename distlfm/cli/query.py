@@ -119,8 +119,11 @@ def serve(
     port: Annotated[int | None, Option("--port", help="8765 by default; 0 takes any that is free.")] = None,
     host: Annotated[str | None, Option("--host", help="The address to listen on; 127.0.0.1 by default.")] = None,
     token_file: Annotated[
-        Path | None, Option("--token-file", help="File of the token that the page asks for; made if it is missing.")
+        Path | None, Option("--token-file", help="File of the token, which is not printed then; made if it is missing.")
     ] = None,
+    no_token: Annotated[
+        bool, Option("--no-token", help="Let every account of this machine open the page and see its patients.")
+    ] = False,
     expose_unencrypted: Annotated[
         bool, Option("--expose-unencrypted", help="Let other machines in; what they send and see is not encrypted.")
     ] = False,
@@ -132,7 +135,8 @@ def serve(
 ) -> None:
     """Show a local web page: drop a file or pick a patient, see the inferred force, compare with a full fit.
 
-    Only this machine can reach it, it needs no internet, and nothing of a session is kept. Examples:
+    Only this machine can reach it, by a link with a token; it needs no internet, and nothing of a session is kept.
+    Examples:
 
     - `distlfm serve runs/operator`
 
@@ -149,6 +153,7 @@ def serve(
     content = {"checkpoint": str(checkpoint), "data": {} if data is None else named_data(data)}
     given = {"fit": fit, "token_file": token_file, "names": name, "plugins": plugin}
     where = {"port": port, "host": host, "expose_unencrypted": expose_unencrypted or None}
+    where["no_token"] = no_token or None
     settings = as_overrides({**given, **where}, overrides)
     config = build(ServeConfig, apply_overrides(content, settings), source="serve")
     run_serve(config, STATE.reporter, typer.launch if show else None)

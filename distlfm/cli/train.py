@@ -104,7 +104,7 @@ def evaluate(
 ) -> int:
     """Compare an operator's answers with the truth of a generated store, or with the fits of a fitted one.
 
-    Of a store that the operator was trained on, only the validation split is looked at, unless `part=all` is given.
+    Use only the validation split of a store that the operator was trained on, unless `part=all` is given.
     Exit code 1 if an instance could not be answered. Examples:
 
     - `distlfm evaluate runs/operator stores/fresh.zarr --out runs/judged`

@@ -101,7 +101,7 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> dict[s
 def _value(text: str) -> Any:
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a number or a date that Python does not take
         if text[:1] + text[-1:] in ("[]", "{}"):
             raise UsageError(
                 f"{text} is not valid YAML.", """Quote names with brackets or colons: '["a [mM]", b]'."""

@@ -103,7 +103,7 @@ PLAIN = Style()
 
 @dataclass(frozen=True)
 class Key:
-    """One key with dots, what it takes, its default as it is written in YAML, and what it means where that is said."""
+    """One key with dots, what it takes, its default as it is written in YAML, and what it means where that is known."""
 
     name: str
     takes: str

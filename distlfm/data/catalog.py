@@ -1,8 +1,8 @@
 """The reference data: what each set is, where it comes from, and how to read it.
 
-The data are not part of the package. Their folder is named by the environment variable DISTLFM_DATA_DIR, and without it
-the error says enough to find the set elsewhere. `list_datasets` and `check` describe the catalogue, and a file, as
-plain rows for whoever prints them.
+`catalog.yaml` lists them. The data are not part of the package. Their folder is named by the environment variable
+DISTLFM_DATA_DIR, and without it the error says enough to find the set elsewhere. `list_datasets` and `check` describe
+the catalogue, and a file, as plain rows for whoever prints them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from distlfm.config import Config, read_yaml
 from distlfm.data.base import ColumnMap, ReadReport, did_you_mean
 from distlfm.data.reading import examine, read
 from distlfm.errors import Problem, UsageError, refused
@@ -25,8 +26,7 @@ DATA_DIR_VARIABLE = "DISTLFM_DATA_DIR"
 NOT_STATED = "not stated"
 
 
-@dataclass(frozen=True)
-class Dataset:
+class Dataset(Config):
     """One reference set. `columns` are all names in the file, `column_map` the part each plays (None for npz)."""
 
     name: str
@@ -38,114 +38,14 @@ class Dataset:
     column_map: ColumnMap | None = None
     accession: str = NOT_STATED
     licence: str = NOT_STATED
-    units: Mapping[str, str] = field(default_factory=dict)
+    units: Mapping[str, str] = {}
     note: str = ""
-    true_parameters: Mapping[str, float] = field(default_factory=dict)
+    true_parameters: Mapping[str, float] = {}
 
 
-_P53 = ("replicate", "time_h", "gene")
-_REACTION_DIFFUSION = {"sensitivity": 1.0, "decay": 0.1, "diffusion": 0.01}
-
-
-def _glucose(name: str, study: str, licence: str, sha256: str) -> Dataset:
-    return Dataset(
-        name,
-        f"glucose/site_{name}.csv.gz",
-        f"Continuous glucose monitoring, {study}, at most 7 days per patient, dates removed, duplicated times averaged",
-        f"{study}, harmonised by Glucose-ML",
-        ("patient", "time_min", "glucose_mg_dl"),
-        sha256,
-        ColumnMap(instance="patient", time="time_min", values="glucose_mg_dl"),
-        licence=licence,
-        units={"time_min": "min", "glucose_mg_dl": "mg/dL"},
-    )
-
-
-_DATASETS = (
-    Dataset(
-        "p53",
-        "p53_barenco.csv",
-        "Human leukaemia cells after 5 Gy: five p53 targets, 3 replicates, 7 times",
-        "Barenco et al., PUMA-processed, as distributed with the gpsim software; used by Lawrence et al. 2007",
-        (*_P53, "expression", "variance"),
-        "979befbf86093fbd0a1b21efc333d4b7fdb2987aa20597e77b69ad2243fc7837",
-        ColumnMap(instance="replicate", time="time_h", output="gene", values="expression", variance="variance"),
-        accession="ArrayExpress E-MEXP-549",
-        units={"time_h": "h", "expression": NOT_STATED},
-    ),
-    Dataset(
-        "hafner",
-        "hafner_p53.csv",
-        "MCF7 cells after 10 Gy: 21 p53 targets, 2 replicates, 13 hourly times",
-        "Hafner et al., NCBI raw counts, normalised to counts per million",
-        (*_P53, "cpm"),
-        "f6028a7c9424be96daae5839046cacb438ebc75bfff8b388f0f78e4ab02602f4",
-        ColumnMap(instance="replicate", time="time_h", output="gene", values="cpm"),
-        accession="GEO GSE100099",
-        units={"time_h": "h", "cpm": "counts per million"},
-    ),
-    Dataset(
-        "kni",
-        "kni_becker.csv",
-        "Drosophila gap gene knirps: protein and mRNA at 8 times and 57 positions",
-        "Becker et al. 2013",
-        ("time_min", "position", "protein", "mrna"),
-        "eccdf959b4780462a19b2296828573f2d87f05555f39413711fd4af03c71f805",
-        ColumnMap(time="time_min", positions="position", values="protein", truth_force="mrna"),
-        units={"time_min": "min", "position": NOT_STATED, "protein": NOT_STATED, "mrna": NOT_STATED},
-        note="The protein is not zero at the first time, and the force has no scale of its own.",
-    ),
-    Dataset(
-        "reaction_diffusion_toy",
-        "reaction_diffusion_toy.csv",
-        "One simulated reaction-diffusion field on 41 x 41 points with its true force",
-        "López-Lopera et al. 2019",
-        ("t", "x", "force", "output"),
-        "7ea404ffca78d452f3621f9ef3c664cda9c8d7095dd822727cc4b77d6ad54cec",
-        ColumnMap(time="t", positions="x", values="output", truth_force="force"),
-        note="The output is a ten-term sine series, which differs from the PDE's solution by an RMSE of 0.008.",
-        true_parameters=_REACTION_DIFFUSION,
-    ),
-    Dataset(
-        "reaction_diffusion_noisy",
-        "reaction_diffusion_noisy.csv",
-        "The force of reaction_diffusion_toy, with the PDE's converged solution and noise of deviation 0.008",
-        "made for distlfm from reaction_diffusion_toy (López-Lopera et al. 2019)",
-        ("t", "x", "force", "output", "output_clean"),
-        "d2c65065dd6b58dd10c4fc14055222c466b0faa37df9fdb5dc61722f5219a751",
-        ColumnMap(time="t", positions="x", values="output", truth_force="force", truth_outputs="output_clean"),
-        note="There is no noise at the boundary and at t = 0.",
-        true_parameters=_REACTION_DIFFUSION,
-    ),
-    Dataset(
-        "transcription_toy",
-        "transcription_toy.npz",
-        "Five simulated 5-gene transcription instances with true force and rates, noise-free",
-        'test sets of the paper "Approximate Latent Force Model Inference"',
-        ("t", "y", "force", "basal", "sensitivity", "decay", "sensitivity_as_recorded", "train_stride"),
-        "5b19f0567ffd7ce01e5cc16039f36e40222ae32f5277f4dc2e7a8a02ed90a689",
-        note="Train on every metadata['train_stride']-th time. Series start in the steady state basal / decay. "
-        "sensitivity_as_recorded is not what the data was made with, and is not read.",
-    ),
-    Dataset(
-        "lynx_hare",
-        "lynx_hare.csv",
-        "Hudson Bay pelts 1900-1920",
-        "Hudson's Bay Company records",
-        ("year", "hare", "lynx"),
-        "51ab3a3912b247c09e12058593abbcf5cbe65f15dd9db7f7e0d5184d655500e4",
-        ColumnMap(time="year", values="lynx", truth_force="hare"),
-        units={"year": "year", "hare": "thousands", "lynx": "thousands"},
-        note="The hare is taken for the hidden force; give your own column map to observe both.",
-    ),
-    _glucose("hall2018", "Hall 2018", "CC BY 4.0", "6b0372614f11efc998f7a593de45b836a52db096c5d939404929a404c6f93fb7"),
-    _glucose("azt1d", "AZT1D 2025", "CC BY 4.0", "cc0ba00398c1b3c69ab35e276c7ddd989a5ae3c7fb1c00b8d8d2dd897a14cd70"),
-    _glucose("hupa", "HUPA-UCM 2024", "CC BY 4.0", "823b265bfee99c419ff5e134306f18b56d8adac42fac8d001bcd676cc0dc122a"),
-    _glucose(
-        "bigideas", "BIG IDEAs 2023", "ODC-By 1.0", "f74dcf2a334d08c42d9973f0884d3fab7063f6008cbeecceb4a66cf73fc57bcd"
-    ),
-)
-DATASETS: Mapping[str, Dataset] = {dataset.name: dataset for dataset in _DATASETS}
+DATASETS: Mapping[str, Dataset] = {
+    name: Dataset(name=name, **entry) for name, entry in read_yaml(Path(__file__).with_name("catalog.yaml")).items()
+}
 
 
 def dataset(name: str) -> Dataset:

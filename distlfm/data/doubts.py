@@ -206,7 +206,7 @@ ODD_GAP = 5.0
 """Between an odd one and the usual sizes nothing lies for this factor; sizes that differ by nature lie all the way."""
 
 FEWEST_OTHERS = 5
-"""Of fewer instances nobody can say how much they differ by nature."""
+"""With fewer instances it is unknown how much they differ by nature."""
 
 LARGEST_EXPONENT = 700.0
 """Beyond it a float overflows; the ratio is only printed."""

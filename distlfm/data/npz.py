@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,6 +40,7 @@ _FIELDS = {*_OBSERVED, *(f"truth/{name}" for name in _TRUE)}
 STEP = 64
 """Instances of a large archive that are read together."""
 
+_NUMBER = re.compile("[0-9]{1,18}")
 _SIMULATION = {"t", "y", "force", "train_stride"}
 
 
@@ -75,7 +77,7 @@ def _reports(path: Path, archive: Any) -> Iterator[ReadReport]:
         for key in keys:
             number, _, rest = key.partition("/")
             groups.setdefault(number, {})[rest] = key
-        whole = [number.isdecimal() and {"times", "values"} <= set(group) for number, group in groups.items()]
+        whole = [_NUMBER.fullmatch(number) and {"times", "values"} <= set(group) for number, group in groups.items()]
         if not groups or not all(whole):
             found = ", ".join(list(keys)[:8]) or "nothing"
             fix = f"Give arrays times [N] and values [P, N], or t [N] and y [B, P, N]. The file has: {found}."

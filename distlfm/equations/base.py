@@ -25,7 +25,7 @@ from distlfm.instance import Dimension
 class Coefficient:
     """A number in the form: its default prior in the words of a config, and whether it must be positive.
 
-    dimension: what it is measured in, for the axes of reports; None where that is not said. meaning: what it is, in a
+    dimension: what it is measured in, for the axes of reports; None where that is not given. meaning: what it is, in a
     few words.
     """
 

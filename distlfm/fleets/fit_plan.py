@@ -18,7 +18,7 @@ from distlfm.fleets.sources import for_fitting, known_units, open_source
 from distlfm.fleets.spool import Source
 from distlfm.inference.field.settings import num_ranks
 from distlfm.inference.findings.expectations import Negatives, length_notice, prior_notice, units_notice
-from distlfm.inference.fit import InferenceConfig, check_inference, instance_bytes
+from distlfm.inference.fit import InferenceConfig, check_inference, instance_bytes, method_of
 from distlfm.inference.model import Model
 from distlfm.inference.survey import Survey, settled, survey
 from distlfm.instance import Instance
@@ -32,7 +32,7 @@ from distlfm.store.metadata import RUN_STORE, is_store
 BATCH_BYTES = 1_500_000_000
 """Memory that a block may take; its size follows from it unless run.batch is set."""
 
-LEAST_BATCH, MAX_BATCH = 16, 128
+LEAST_BATCH = 16
 BLOCKS = 16
 """A fleet is cut into at least this many blocks, as far as LEAST_BATCH allows: several workers share it, and little is
 lost with one. The number of workers has no say in it, as an answer's last digits depend on the size of its block."""
@@ -125,7 +125,8 @@ def _placed(model: Model, instances: Sequence[Instance]) -> None:
 def batch_size(model: Model, found: Survey, options: InferenceConfig) -> int:
     """Instances of a block: as many as fit in BATCH_BYTES, but few enough that there is something to share."""
     room = BATCH_BYTES // instance_bytes(model, found.samples, options)
-    return max(1, min(room, MAX_BATCH, max(LEAST_BATCH, -(-found.count // BLOCKS))))
+    most = method_of(model, options.method).together
+    return max(1, min(room, most, max(LEAST_BATCH, -(-found.count // BLOCKS))))
 
 
 def open_store(path: Path, config: FitConfig, plan: FitPlan) -> Store:

@@ -229,7 +229,7 @@ class Separable:
         return self._correlation(hyper, first, second, (1, 0))
 
     def _correlation(self, hyper: Hyper, first: Tensor, second: Tensor, others: tuple[int, int]) -> Tensor:
-        """Correlation [A, n, m] of inputs whose other dimensions, so many before and after, are zero."""
+        """Correlation [A, n, m] of inputs whose other dimensions, before and after, are zero."""
         whole = self.kernel.covariance(hyper, pad(first, others), pad(second, others))
         return whole / self.variance(hyper)[..., None, None]
 

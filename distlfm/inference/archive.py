@@ -78,6 +78,7 @@ def packed(result: FitResult) -> bytes:
         "bound": result.bound,
         "effective": result.effective_draws,
         "tail": result.tail,
+        "rhat": result.rhat,
         "seconds": result.seconds,
         "model": describe(result.posterior.model),
         "settings": method_of(result.posterior.model, result.method).settings(result.posterior),
@@ -128,6 +129,7 @@ def load_fit(path: Path | str) -> FitResult:
         trace=torch.from_numpy(arrays["trace"]).unsqueeze(-1),
         notices=(header["notice"],),
         tail=torch.tensor([header.get("tail", 0.0)], dtype=torch.float64),
+        rhat=None if header.get("rhat") is None else torch.tensor([header["rhat"]], dtype=torch.float64),
     )
     grids = torch.from_numpy(arrays["grid_times"]).unsqueeze(0)
     if "grid_positions" in arrays:

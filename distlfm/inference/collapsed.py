@@ -13,9 +13,6 @@ from distlfm.inference.curvature import find_modes
 from distlfm.inference.marginal import Marginal
 from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum, Status
 from distlfm.inference.posterior import Coordinates, PosteriorConfig, infer
-from distlfm.inference.series.fourier import FourierGaussian
-from distlfm.inference.series.linear import LinearGaussian, choose_quadrature
-from distlfm.inference.whitened import WhitenedMarginal
 from distlfm.runtime.reporting import during, stepped
 
 START_SPREAD = 0.7
@@ -70,14 +67,15 @@ class CollapsedPosterior(Posterior):
 
     def draw(self, rows: Tensor, times: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        marginal = self.marginal
-        if not isinstance(marginal, FourierGaussian | LinearGaussian | WhitenedMarginal):
-            linearity = self.model.linearity
-            quadrature = choose_quadrature(self.model, self.observations.rows(rows), linearity)
-            marginal = LinearGaussian(self.model, self.observations, linearity, quadrature)
         z = self.draws[torch.arange(count) % len(self.draws)][:, rows]
-        pairs = [marginal.draw(one, rows, times, generator) for one in z]
-        return torch.stack([force for force, _ in pairs]), torch.stack([outputs for _, outputs in pairs]), z
+        size = max(1, self.marginal.call_bytes // (len(rows) * self.marginal.row_bytes(times.shape[1])))
+        parts = []
+        for some in z.split(size if self.marginal.draws_together else 1):
+            repeats = len(some)
+            every, at = rows.repeat(repeats), times.repeat(repeats, *[1] * (times.dim() - 1))
+            force, outputs = self.marginal.draw(some.flatten(0, 1), every, at, generator)
+            parts.append((force.unflatten(0, (repeats, -1)), outputs.unflatten(0, (repeats, -1))))
+        return torch.cat([force for force, _ in parts]), torch.cat([outputs for _, outputs in parts]), z
 
     def state(self) -> dict[str, Tensor]:
         return {
@@ -115,7 +113,7 @@ def fit_collapsed(
 def fit_at(method: str, marginal: Marginal, best: Optimum, seeds: Sequence[int], options: PosteriorConfig) -> Fit:
     """The posterior around the modes of a marginal's instances."""
     model = marginal.model
-    found = infer(marginal.negative, best.z, seeds, options, Coordinates(model.space))
+    found = infer(marginal.negative, best.z, seeds, options, Coordinates(model.space), marginal.further)
     return Fit(
         posterior=CollapsedPosterior(method, marginal, found.draws, Unknowns(found.proposals, found.weights)),
         bound=-best.value,

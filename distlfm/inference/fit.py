@@ -29,13 +29,18 @@ from distlfm.inference.series.collapsed import Collapsed
 from distlfm.inference.series.exact import Exact
 from distlfm.inference.series.joint.method import Joint, JointConfig, misfit
 from distlfm.inference.series.nested import Nested
+from distlfm.inference.series.nuts import ReferenceConfig
 from distlfm.inference.series.preestimate import Preestimate, PreestimateConfig
+from distlfm.inference.series.reference import Reference
 from distlfm.inference.series.statespace import LONG, Filter, supports
 from distlfm.inference.series.variational import Variational, VariationalConfig
 from distlfm.instance import Instance
 
 GRID_POINTS = 100
-SHIPPED: tuple[type[Method], ...] = (Collapsed, Filter, Exact, Joint, Nested, Variational, Preestimate, Laplace)
+SHIPPED: tuple[type[Method], ...] = (
+    *(Collapsed, Filter, Exact, Joint, Nested),
+    *(Variational, Preestimate, Reference, Laplace),
+)
 """In the order in which they are listed, after `auto`."""
 
 
@@ -45,12 +50,14 @@ class InferenceConfig(Config):
     method: `auto` probes the mechanism and takes `collapsed` where it is linear (`filter` for long series with a Matérn
     kernel) and `joint` elsewhere, which goes through the solver and samples force and parameters together; `nested`,
     where the force depends on the state or its kernel has no small basis, goes through it with the force summed out;
-    `variational` improves one Gaussian of force and parameters instead; `exact` is the analytic covariance of the
-    single-input motif; `preestimate` is quick, and solves no equation. Solver, inducing points and features of `nested`
-    are set in `variational`, and the steps of `joint` in `variational.solver`. Fields of a linear equation are
-    `collapsed` too; those of others are linearised at their mode, which is `laplace`.
-    restarts: starts of the optimiser, of which the best by the joint density is kept; the first is the prior's middle,
-    unless `random_start`.
+    `variational` maximises the ELBO of a structured q and corrects it by importance, mixing its `restarts` by their
+    evidence; `exact` is the analytic covariance of the single-input motif; `preestimate` is quick, and solves no
+    equation. Solver, inducing points and features of `nested` are set in `variational`, and the steps of `joint` in
+    `variational.solver`. Fields of a linear equation are `collapsed` too; those of others are linearised at their mode,
+    which is `laplace`. `reference` takes minutes for an instance: long chains of the sampler NUTS, with which other
+    methods are compared; its extra is `reference`.
+    restarts: starts of the optimiser, of which the best by the joint density is kept (all are mixed by `variational`);
+    the first is the prior's middle, unless `random_start`.
     field: of partial differential equations; `settled` is what a fleet's instances share, and is filled in.
     until: force and outputs are predicted up to this time; by default to the last observation.
     """
@@ -61,6 +68,7 @@ class InferenceConfig(Config):
     optimiser: OptimiserConfig = OptimiserConfig()
     posterior: PosteriorConfig = PosteriorConfig()
     preestimate: PreestimateConfig = PreestimateConfig()
+    reference: ReferenceConfig = ReferenceConfig()
     variational: VariationalConfig = VariationalConfig()
     joint: JointConfig = JointConfig()
     field: FieldOptions = FieldOptions()
@@ -70,10 +78,12 @@ class InferenceConfig(Config):
 
     @model_validator(mode="after")
     def _used(self) -> InferenceConfig:
-        if self.method == "variational" and self.posterior != PosteriorConfig():
+        if self.method == "variational" and self.posterior.draws != PosteriorConfig().draws:
+            raise ValueError("posterior.draws has no effect with method variational; set variational.draws instead")
+        if self.method == "reference" and self.posterior != PosteriorConfig():
             raise ValueError(
-                "posterior has no effect with method variational, whose draws are set in its own section; "
-                "leave it out, or use method nested"
+                "posterior has no effect with method reference, whose draws are set in its own section; leave it out, "
+                "or use method nested"
             )
         if self.method != "variational" and self.variational.learn_inducing:
             raise ValueError("variational.learn_inducing needs method variational; set it, or leave the other out")
@@ -154,13 +164,21 @@ class AutoSeries(_Auto):
     """
 
     @staticmethod
+    def solved(model: Model, options: InferenceConfig) -> type[Method]:
+        """The method that goes through the solver."""
+        return Joint if misfit(model, options) is None else Nested
+
+    @staticmethod
     def choose(model: Model, num_times: int, options: InferenceConfig) -> type[Method]:
         if not model.integrable:
-            return Joint if misfit(model, options) is None else Nested
+            return AutoSeries.solved(model, options)
         return Filter if num_times >= LONG and supports(model) else Collapsed
 
     @classmethod
     def suits(cls, model: Model, instance: Instance, options: InferenceConfig) -> Method:
+        if model.integrable and model.linearity.changing:
+            found = Collapsed.through_time(model, instance, options)
+            return found or cls.solved(model, options).suits(model, instance, options)
         return cls.choose(model, len(instance.times), options).suits(model, instance, options)
 
     @classmethod

@@ -55,10 +55,13 @@ class Marginal(ABC):
 
     at_once: whether many query times cost less together than in parts.
     call_bytes: how much memory one call of `posterior` should take, about.
+    further: stages of importance sampling that instances may take beyond those of the options.
     """
 
     at_once = False
+    draws_together = False
     call_bytes = 200_000_000
+    further = 3
 
     def __init__(self, model: Model, observations: Observations) -> None:
         self.model, self.observations = model, observations
@@ -72,8 +75,12 @@ class Marginal(ABC):
         """Force and outputs at times `query` [A, Q] (sorted, none before the first observation) given z [A, n]."""
 
     @abstractmethod
+    def draw(self, z: Tensor, rows: Tensor, query: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """One joint draw for each z [A, n] at times `query` [A, Q]: forces [A, L, Q] and outputs [A, P, Q]."""
+
+    @abstractmethod
     def row_bytes(self, num_query: int) -> int:
-        """About how much memory `posterior` takes for one instance at so many times."""
+        """About how much memory `posterior` takes for one instance at `num_query` times."""
 
     @property
     def rows_at_once(self) -> int | None:

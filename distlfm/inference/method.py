@@ -43,11 +43,12 @@ def register_method(name: str) -> Callable[[Kind], Kind]:
 class Method(ABC):
     """A way to fit. What differs between instances is in its fields: those with equal methods are fitted together.
 
-    fields: whether it is for partial differential equations.
+    fields: whether it is for partial differential equations. together: at most so many instances are a fleet's block.
     """
 
     name: ClassVar[str] = ""
     fields: ClassVar[bool] = False
+    together: ClassVar[int] = 128
 
     @classmethod
     def check(cls, model: Model, options: InferenceConfig) -> None:

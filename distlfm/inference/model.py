@@ -119,7 +119,7 @@ class Model:
     @property
     def integrable(self) -> bool:
         """Whether outputs are linear in the force and noise is Gaussian, so that the force can be integrated out."""
-        return self.likelihood.gaussian and self.linearity.affine
+        return self.likelihood.gaussian and (self.linearity.affine or self.linearity.changing)
 
     def _kernel_parameters(self, force: ForceConfig) -> list[Parameter]:
         known, sizes = self.kernels[0].parameter_names, self.kernels[0].shapes

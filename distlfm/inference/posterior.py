@@ -31,6 +31,13 @@ FREEDOM = 8
 """Degrees of freedom of the Student-t proposals: heavier tails than the target's, at a small loss of efficiency."""
 
 
+OPEN = 1.3
+"""Curvature of the objective up to which the data say nothing of an unknown: the prior alone has one."""
+
+TRUSTED, ENOUGH, SHARE = 0.5, 200.0, 1 / 3
+"""Shape of the weights' tail up to which their averages have a variance, and effective draws, or their share of all,
+that end the stages."""
+
 EDGE = 1e-13
 """Nearer to a wall than this, in units of the range, is beyond it."""
 
@@ -40,7 +47,8 @@ class Coordinates:
 
     A prior with walls bends what the data say in z, which is infinite at a wall: a ridge between two parameters that is
     a line in natural values is a hook in z, and a Gaussian around its mode misses most of it. Such unknowns have as
-    coordinates their natural values, in units of the prior's range; others have z. Without a space, x is z.
+    coordinates their natural values, in units of the prior's range; others have z, and so has, in each instance, an
+    unknown that the data say nothing of: it stays standard normal. Without a space, x is z.
     """
 
     def __init__(self, space: ParameterSpace | None = None) -> None:
@@ -48,6 +56,22 @@ class Coordinates:
         self._between = torch.tensor([isinstance(one, Uniform) for one in priors], dtype=torch.bool)
         self._above = torch.tensor([isinstance(one, HalfNormal) for one in priors], dtype=torch.bool)
         self._walls = bool((self._between | self._above).any())
+
+    def without(self, free: Tensor) -> Coordinates:
+        """The same, but that each instance's unknowns that `free` [B, n] marks stay whitened."""
+        if not self._walls:
+            return self
+        found = Coordinates()
+        found._between, found._above = self._between & ~free, self._above & ~free
+        found._walls = bool((found._between | found._above).any())
+        return found
+
+    def rows(self, index: Tensor) -> Coordinates:
+        """Those of the instances at `index`, where instances differ."""
+        found = Coordinates()
+        found._between, found._above = (one[index] if one.dim() > 1 else one for one in (self._between, self._above))
+        found._walls = self._walls
+        return found
 
     def straight(self, z: Tensor) -> Tensor:
         """x of z."""
@@ -98,7 +122,8 @@ class ParameterPosterior:
 
     mode: [B, n]; proposals: [J, B, n] with weights [J, B] that sum to one; draws: [S, B, n] of equal weight;
     effective: [B], the number of independent draws that the weighted ones are worth; tail: [B], the shape k̂ of the
-    largest weights' Pareto tail, above 0.7 of which averages are not to be trusted.
+    largest weights' Pareto tail, above 0.7 of which averages are not to be trusted. log_mass: [B], the logarithm of the
+    integral of the density, up to a constant that all of as many unknowns and the same stages share; None if not known.
     """
 
     mode: Tensor
@@ -107,6 +132,7 @@ class ParameterPosterior:
     draws: Tensor
     effective: Tensor
     tail: Tensor
+    log_mass: Tensor | None = None
 
     @property
     def mean(self) -> Tensor:
@@ -125,13 +151,19 @@ def infer(
     seeds: Sequence[int],
     options: PosteriorConfig,
     coordinates: Coordinates = WHITENED,
+    further: int = 0,
 ) -> ParameterPosterior:
-    """Approximate the posterior around the modes [B, n]; each instance draws from its own seed."""
+    """Approximate the posterior around the modes [B, n]; each instance draws from its own seed.
+
+    further: stages of importance sampling that may follow those of the options where weights are not to be trusted.
+    """
     num_instances, size = mode.shape
     root = mode.new_zeros(num_instances, size, size)
     if options.method != "point" and size:
-        root = root_of_inverse(hessian(objective, mode, torch.arange(num_instances)))
-    return infer_from(objective, mode, root, seeds, options, coordinates)
+        curvature = hessian(objective, mode, torch.arange(num_instances))
+        root = root_of_inverse(curvature)
+        coordinates = coordinates.without(torch.diagonal(curvature, dim1=-2, dim2=-1) < OPEN)
+    return infer_from(objective, mode, root, seeds, options, coordinates, further)
 
 
 def infer_from(
@@ -141,6 +173,7 @@ def infer_from(
     seeds: Sequence[int],
     options: PosteriorConfig,
     coordinates: Coordinates = WHITENED,
+    further: int = 0,
 ) -> ParameterPosterior:
     """The same with Laplace's deviations given: root [B, n, n], lower triangular."""
     num_instances, size = mode.shape
@@ -155,7 +188,7 @@ def infer_from(
         equal = torch.full((options.draws, num_instances), 1 / options.draws, dtype=mode.dtype)
         count = torch.full_like(mode[:, 0], options.draws)
         return ParameterPosterior(mode, draws, equal, draws, count, torch.zeros_like(count))
-    return _importance(objective, mode, root, streams, options, coordinates)
+    return _importance(objective, mode, root, streams, options, coordinates, further)
 
 
 def _normal(streams: Sequence[torch.Generator], count: int, size: int) -> Tensor:
@@ -188,6 +221,49 @@ class _Proposal:
         return -0.5 * (FREEDOM + size) * torch.log1p(steps.square().sum(-2) / FREEDOM).T - volume
 
 
+@dataclass
+class _Sample:
+    """What is known of A instances so far. x: [J, A, n]; log_target, weights: [J, A]; tail, mass: [A]."""
+
+    laplace: Tensor
+    proposals: list[_Proposal]
+    counts: list[int]
+    x: Tensor
+    log_target: Tensor
+    weights: Tensor
+    tail: Tensor
+    mass: Tensor
+
+    @property
+    def effective(self) -> Tensor:
+        return 1 / self.weights.square().sum(0)
+
+    @property
+    def trusted(self) -> Tensor:
+        """Whether the weights are fit for averages, [A]."""
+        return (self.tail <= TRUSTED) & (self.effective >= min(ENOUGH, SHARE * len(self.x)))
+
+    def rows(self, index: Tensor) -> _Sample:
+        """Those of the instances at `index`."""
+        proposals = [_Proposal(one.centre[index], one.root[index]) for one in self.proposals]
+        x, log_target, weights = (one[:, index] for one in (self.x, self.log_target, self.weights))
+        tail, mass = self.tail[index], self.mass[index]
+        return _Sample(self.laplace[index], proposals, list(self.counts), x, log_target, weights, tail, mass)
+
+    def grow(
+        self, objective: Objective, count: int, streams: Sequence[torch.Generator], coordinates: Coordinates
+    ) -> None:
+        """One stage more, with proposals adapted to the weights so far."""
+        if self.counts:
+            self.proposals.append(_adapted(self.x, self.weights, self.laplace))
+        self.counts.append(count)
+        fresh = self.proposals[-1].draw(streams, count)
+        self.x = torch.cat([self.x, fresh])
+        self.log_target = torch.cat([self.log_target, _log_target(objective, fresh, coordinates)])
+        found = _mixture_weights(self.x, self.log_target, self.proposals, self.counts)
+        self.weights, self.tail, self.mass = found
+
+
 def _importance(
     objective: Objective,
     mode: Tensor,
@@ -195,26 +271,43 @@ def _importance(
     streams: Sequence[torch.Generator],
     options: PosteriorConfig,
     coordinates: Coordinates,
+    further: int,
 ) -> ParameterPosterior:
     slope = coordinates.log_slope(mode).exp()
     first = _Proposal(coordinates.straight(mode), _lower(slope.unsqueeze(-1) * root))
-    x, log_target = mode.new_zeros(0, *mode.shape), mode.new_zeros(0, len(mode))
-    weights, everyone = mode.new_zeros(0, len(mode)), torch.arange(len(mode))
+    none, nought = mode.new_zeros(0, len(mode)), mode.new_zeros(len(mode))
+    sample = _Sample(first.root, [first], [], mode.new_zeros(0, *mode.shape), none, none, nought, nought)
     stages = [max(LEAST, each * mode.shape[-1]) for each in options.stages]
-    proposals, tail = [], mode.new_zeros(len(mode))
     for stage, count in enumerate(stages):
-        proposals.append(_adapted(x, weights, first.root) if stage else first)
-        fresh = proposals[-1].draw(streams, count)
-        x = torch.cat([x, fresh])
         with during("posterior stage", stage + 1, len(stages)):
-            log_target = torch.cat([log_target, _log_target(objective, fresh, everyone, coordinates)])
-        weights, tail = _mixture_weights(x, log_target, proposals, stages)
-    effective = 1 / weights.square().sum(0)
+            sample.grow(objective, count, streams, coordinates)
+    x, weights, effective = sample.x, sample.weights, sample.effective
+    tail, mass = sample.tail, sample.mass
+    rows = torch.arange(len(mode))
+    for number in range(further):
+        doubtful = (~sample.trusted).nonzero().squeeze(-1)
+        if not len(doubtful):
+            break
+        sample, rows = sample.rows(doubtful), rows[doubtful]
+        own, places = [streams[int(row)] for row in rows], coordinates.rows(rows)
+        with during("further stage", number + 1, further):
+            sample.grow(_of_rows(objective, rows), stages[-1], own, places)
+        # As many as the others have: how many a neighbour took must not show.
+        even = torch.full((len(rows),), 0.5, dtype=mode.dtype)
+        kept = systematic(sample.weights, even, len(x)).unsqueeze(-1).expand(-1, -1, x.shape[-1])
+        x[:, rows], weights[:, rows] = sample.x.gather(0, kept), 1 / len(x)
+        effective[rows], tail[rows] = sample.effective.clamp_max(len(x)), sample.tail
+        mass[rows] = sample.mass + math.log(len(sample.x) / len(x))
     offset = torch.stack([torch.rand((), generator=one, dtype=torch.float64) for one in streams])
-    chosen = _systematic(weights, offset, options.draws)
+    chosen = systematic(weights, offset, options.draws)
     z, _ = coordinates.whitened(x)
     draws = z.gather(0, chosen.unsqueeze(-1).expand(-1, -1, z.shape[-1]))
-    return ParameterPosterior(mode, z, weights, draws, effective, tail)
+    return ParameterPosterior(mode, z, weights, draws, effective, tail, mass)
+
+
+def _of_rows(objective: Objective, rows: Tensor) -> Objective:
+    """The objective of the instances `rows` alone."""
+    return lambda z, some: objective(z, rows[some])
 
 
 def _lower(root: Tensor) -> Tensor:
@@ -239,10 +332,11 @@ def _adapted(z: Tensor, weights: Tensor, laplace: Tensor) -> _Proposal:
 
 def _mixture_weights(
     z: Tensor, log_target: Tensor, proposals: list[_Proposal], stages: list[int]
-) -> tuple[Tensor, Tensor]:
-    """Self-normalised weights [J, B] of all draws against the mixture of all proposals, and their tail's shape [B].
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Self-normalised weights [J, B] of all draws against the mixture of all proposals, their tail's shape [B], and the
 
-    Truncated (Ionides 2008): no weight above the mean times √J, so that one draw cannot be the whole answer.
+    logarithm [B] of their mean. Truncated (Ionides 2008): no weight above the mean times √J, so that one draw cannot be
+    the whole answer.
     """
     shares = [math.log(count) for count in stages[: len(proposals)]]
     parts = [one.log_density(z) + share for one, share in zip(proposals, shares, strict=True)]
@@ -252,7 +346,7 @@ def _mixture_weights(
     log_weight = torch.where(possible, log_weight, torch.where(possible.any(0), -torch.inf, 0.0))
     mean = torch.logsumexp(log_weight, 0) - math.log(len(z))
     weights = torch.softmax(torch.minimum(log_weight, mean + 0.5 * math.log(len(z))), 0)
-    return weights, pareto_shape(log_weight)
+    return weights, pareto_shape(log_weight), mean
 
 
 def pareto_shape(log_weight: Tensor) -> Tensor:
@@ -271,20 +365,19 @@ def pareto_shape(log_weight: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _log_target(objective: Objective, x: Tensor, instances: Tensor, coordinates: Coordinates) -> Tensor:
-    """Log density [J, A] of proposals x [J, A, n] of the instances [A]: few large calls instead of many small ones."""
-    z, within = coordinates.whitened(x.flatten(0, 1))
-    rows = instances.repeat(len(x))
+def _log_target(objective: Objective, x: Tensor, coordinates: Coordinates) -> Tensor:
+    """Log density [J, B] of proposals x [J, B, n]: few large calls instead of many small ones."""
+    z, within = coordinates.whitened(x)
+    flat, rows = z.flatten(0, 1), torch.arange(x.shape[1]).repeat(len(x))
     parts = []
-    for i in range(0, len(z), ROWS):
-        stepped("proposal", i, len(z))
-        parts.append(objective(z[i : i + ROWS], rows[i : i + ROWS]))
-    density = -torch.cat(parts) - coordinates.log_slope(z).sum(-1)
-    found: Tensor = torch.where(within, density, -torch.inf).unflatten(0, x.shape[:2])
-    return found
+    for i in range(0, len(flat), ROWS):
+        stepped("proposal", i, len(flat))
+        parts.append(objective(flat[i : i + ROWS], rows[i : i + ROWS]))
+    density = -torch.cat(parts).unflatten(0, x.shape[:2]) - coordinates.log_slope(z).sum(-1)
+    return torch.where(within, density, -torch.inf)
 
 
-def _systematic(weights: Tensor, offset: Tensor, num_draws: int) -> Tensor:
+def systematic(weights: Tensor, offset: Tensor, num_draws: int) -> Tensor:
     """Indices [S, B] that represent weights [J, B] as evenly as can be."""
     marks = (torch.arange(num_draws, dtype=weights.dtype).unsqueeze(-1) + offset) / num_draws
     found = torch.searchsorted(weights.cumsum(0).T.contiguous(), marks.T.contiguous())

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 LEVELS = (0.68, 0.95)
 FAILED = ("diverged", "failed")
 """Statuses of instances without an answer: no finite value was found, or fitting it raised an error."""
+UNRELIABLE = Status.UNRELIABLE.name.lower()
+"""The status of an answer that failed a check of its own claim."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class FitResult(Answer):
     relative_noise: FloatArray | None = None
     tail: float = 0.0
     """Shape k̂ of the Pareto tail of the draws' weights."""
+    rhat: float | None = None
+    """R-hat of the unknown on which chains agree least, where the draws are those of chains."""
     misfit: Structure | None = None
     """Whether the residuals have a shape, where that was looked at."""
     at_truth: Prediction | None = None
@@ -102,7 +106,11 @@ class FitResult(Answer):
 
     @property
     def trustworthy(self) -> bool:
-        return self.ok and self.status != "unreliable"
+        return self.ok and self.status != UNRELIABLE
+
+    @property
+    def chains(self) -> int:
+        return self.posterior.chains
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -286,8 +294,11 @@ def results_of(
     for b, instance in enumerate(instances):
         status = Status(int(fit.status[b]))
         notice, doubt = (words[b] if words else "" for words in (fit.notices, fit.doubts))
-        if doubt and status != Status.DIVERGED:
-            status = Status.UNRELIABLE
+        diverged = status == Status.DIVERGED
+        # What is known of the cause takes the place of a guess.
+        advice = doubt if diverged and doubt else status.advice
+        if doubt and not diverged:
+            status, advice = Status.UNRELIABLE, f"{advice} {doubt}".strip()
         strained = strain(posterior.model.space.free_names, z[b])
         if strained not in notice:  # that of a saved fit has it already
             notice = f"{notice} {strained}".strip()
@@ -296,10 +307,10 @@ def results_of(
                 instance=instance,
                 method=posterior.method,
                 status=status.name.lower(),
-                advice=" ".join(filter(None, [status.advice, doubt, notice])),
+                advice=" ".join(filter(None, [advice, notice])),
                 bound=float(fit.bound[b]),
                 trace=fit.trace[:, b].numpy(),
-                effective_draws=float(fit.effective[b]),
+                effective_draws=0.0 if diverged else float(fit.effective[b]),
                 seconds=seconds / len(instances),
                 force_names=posterior.model.system.force_names,
                 estimates=parameters[b],
@@ -311,6 +322,7 @@ def results_of(
                 row=b,
                 relative_noise=None if relative is None else relative[b].numpy(),
                 tail=0.0 if fit.tail is None else float(fit.tail[b]),
+                rhat=None if fit.rhat is None else float(fit.rhat[b]),
                 at_truth=at_truth[0][b] if at_truth else None,
             )
         )

@@ -97,7 +97,10 @@ def _is_solved(model: Model, found: Survey, options: InferenceConfig) -> bool:
     """Whether steps and inducing points are shared by a fleet; methods that choose for each instance need none."""
     method = method_of(model, options.method)
     if issubclass(method, AutoSeries):
-        method = method.choose(model, found.samples, options)
+        if model.linearity.changing:  # some instances may turn out to need the solver
+            method = method.solved(model, options)
+        else:
+            method = method.choose(model, found.samples, options)
     return issubclass(method, SolvedMethod)
 
 

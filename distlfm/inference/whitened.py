@@ -70,6 +70,8 @@ class Whitened:
 class WhitenedMarginal(Marginal):
     """The marginal likelihood is the collapsed bound: what the columns leave open costs ½ slack / noise."""
 
+    further = 0
+
     @abstractmethod
     def compared(self, values: Values, rows: Tensor) -> Compared:
         """What the instances `rows` [A] compare at `values`."""

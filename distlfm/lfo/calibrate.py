@@ -86,7 +86,7 @@ def calibrate(prediction: OperatorOutput, batch: Batch, normal: Scaling) -> Cali
 def _off(prediction: OperatorOutput, batch: Batch, normal: Scaling) -> tuple[Tensor, Tensor]:
     """How far the truth is from a prediction, in standard deviations: of forces [B, L, *grid], of parameters [B, K].
 
-    Of fitted instances the truth is a draw from their posterior, point by point: a band must hold the truth and not a
+    For fitted instances the truth is a draw from their posterior, point by point: a band must hold the truth and not a
     fit's mean, to which an operator of fits comes much nearer. Of generated ones it is known.
     """
     seeded = torch.Generator().manual_seed(SEED)

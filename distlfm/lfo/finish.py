@@ -28,8 +28,8 @@ SEEING = ("instances", "points", "places", "sampling", "missing", "gaps", "noise
 def lineage(store: Store) -> tuple[str, ...]:
     """Hashes, one of which two stores share if instances of the same name are the same ones in both.
 
-    Of the instances and their config; of the content, which fits keep as that of their data; of the data of fits; and
-    of generated ones of the draws, which a store with more instances or on another grid has too.
+    They are hashes of the instances and their config; of the content, which fits keep as that of their data; of the
+    data of fits; and of the draws of generated ones, which a store with more instances or on another grid has too.
     """
     attributes = store.spec.attributes
     found = [fingerprint(store)]

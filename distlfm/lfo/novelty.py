@@ -310,7 +310,7 @@ class Novelty:
 def _always_seen(x: Tensor, allowed: float, limit: float) -> Kind:
     """Where all of the training split was observed alike: the limit is a share of observations that are missing.
 
-    Of several outputs, the root mean square of their shares.
+    For several outputs, the root mean square of their shares.
     """
     mean = x.double().mean(0)
     typical = math.log(allowed / SEEN) - SHARPNESS * limit

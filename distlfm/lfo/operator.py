@@ -100,7 +100,7 @@ class Operator:
     def grid_of(self, one: Instance) -> tuple[int, ...]:
         """The grid of an instance's answer: its own if that is even and at least as fine as the training's.
 
-        Of a very fine one, as many points as tables are made for; observations are interpolated onto those.
+        A very fine grid is thinned to as many points as tables are made for; observations are interpolated onto those.
         """
         points = self._points(one)
         if self._on_grid(points):

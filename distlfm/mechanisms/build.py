@@ -231,7 +231,7 @@ def import_plugins(names: Sequence[str]) -> None:
         except DistlfmError:
             raise
         except Exception as error:
-            # The user's own code: whatever it raises is told, and --debug shows where.
+            # The user's own code: whatever it raises is reported, and --debug shows where.
             what = f"The plugin {name!r} cannot be imported: {type(error).__name__}: {error}."
             fix = _mended(error, file)
             if isinstance(error, OSError) and str(error.filename) == str(file.absolute()):

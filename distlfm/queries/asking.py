@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import re
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -115,30 +116,43 @@ def ask(operator: Operator, instances: Sequence[Instance]) -> list[QueryOutcome]
 ANSWERS, PARAMETERS, DOCUMENT = "answers.csv", "parameters.csv", "answers.json"
 
 
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""What spreadsheets take for the beginning of a formula, also in its full-width form."""
+
+
+def as_cell(name: str) -> str:
+    """Return a name from outside as a spreadsheet shows it: with ' before what it would run as a formula."""
+    return f"'{name}" if name.startswith(_FORMULA) and not _NUMBER.fullmatch(name) else name
+
+
 class Tables:
-    """The open files of a query's answers."""
+    """The open files of a query's answers. In the CSV files, names are cells that no spreadsheet runs; JSON has them
+    as they are."""
 
     def __init__(self, schema: OperatorSchema, answers: TextIO, parameters: TextIO, document: TextIO) -> None:
         self._schema, self._document = schema, document
         self._answers, self._parameters = csv.writer(answers), csv.writer(parameters)
         dims = [dim.name for dim in schema.dims]
-        self._answers.writerow(["instance", *dims, "force", *COLUMNS])
+        self._answers.writerow(["instance", *map(as_cell, dims), "force", *COLUMNS])
         self._parameters.writerow(["instance", "parameter", "kind", "unit", *COLUMNS, "true"])
         document.write(f'{{\n"units": {_json(dict(schema.units))},\n"answers": [')
         self._between = "\n"
 
     def add(self, answer: OperatorAnswer, instance: Instance) -> None:
         """One more answer."""
-        for i, force in enumerate(answer.forces):
+        name = as_cell(answer.id)
+        for i, force in enumerate(map(as_cell, answer.forces)):
             curves = np.stack([getattr(answer, name)[i].ravel() for name in COLUMNS], -1)
             rows = zip(answer.points.tolist(), curves.tolist(), strict=True)
-            self._answers.writerows([answer.id, *map(_digits, at), force, *map(_digits, stated)] for at, stated in rows)
+            self._answers.writerows([name, *map(_digits, at), force, *map(_digits, stated)] for at, stated in rows)
         true = true_elements(instance, self._schema)
         for one in answer.estimates:
             numbers = [_digits(getattr(one, name)) for name in COLUMNS]
             known = _digits(true[one.name]) if one.name in true else ""
             unit = self._schema.units.get(one.name, "").replace(UNKNOWN_UNIT, "")
-            self._parameters.writerow([answer.id, one.name, one.kind, unit, *numbers, known])
+            names = map(as_cell, (answer.id, one.name, one.kind, unit))
+            self._parameters.writerow([*names, *numbers, known])
         self._document.write(self._between + _json(as_data(answer)))
         self._between = ",\n"
 

@@ -31,7 +31,7 @@ MAX_SVG_BYTES = 2_000_000
 """A drawing with more than this is embedded as pixels."""
 
 FORMATS: dict[str, dict[str, Any]] = {"png": {"dpi": 200}, "svg": {"metadata": {"Date": None, "Creator": None}}}
-"""Of pictures, with what is said to matplotlib; a date would make each file another."""
+"""Formats of pictures, with the options for matplotlib; a date would make each file another."""
 
 MAX_PARAMETER_ROWS = 60
 SCREEN_PIXELS_PER_INCH = 134
@@ -172,7 +172,7 @@ class Provenance:
 
     @classmethod
     def of(cls, config: str, told: Mapping[str, Any]) -> Provenance:
-        """Take `versions`, `seed`, `hash` and `date` from what is told, where it has them; the rest goes to `more`."""
+        """Take `versions`, `seed`, `hash` and `date` from a mapping, where it has them; the rest goes to `more`."""
         own = {key: told[key] for key in ("versions", "seed", "hash", "date") if key in told}
         return cls(config, **own, more={key: value for key, value in told.items() if key not in own})
 

@@ -10,7 +10,7 @@ import math
 import re
 import unicodedata
 from contextlib import AbstractContextManager
-from typing import Any
+from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
@@ -45,42 +45,12 @@ LOWEST_Q2 = -1.0
 _MANTISSAS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0))
 """Where ticks of a logarithmic axis may be; the first that give enough are taken."""
 
-_RC: dict[Any, Any] = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7.5,
-    "legend.frameon": False,
-    "legend.handlelength": 1.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "axes.edgecolor": MEASURED,
-    "axes.titlepad": 3.0,
-    "axes.labelpad": 2.5,
-    "axes.formatter.limits": (-4, 5),
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "lines.linewidth": 1.3,
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-    # Names come from data: a `$` in one is a dollar sign, not mathematics.
-    "text.parse_math": False,
-    "axes.formatter.use_mathtext": False,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "distlfm",
-}
+_STYLE = Path(__file__).with_name("templates") / "house.mplstyle"
 
 
 def house() -> AbstractContextManager[None]:
     """The style, while figures are made and saved."""
-    return mpl.rc_context(_RC)
+    return mpl.rc_context(fname=_STYLE)
 
 
 def new_figure(height: float, width: float = WIDTH, dpi: int = 150) -> Figure:

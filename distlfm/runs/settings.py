@@ -302,9 +302,11 @@ class ServeConfig(WithPlugins):
 
     data: what the page lists; its columns hold for files that are dropped on the page too. outputs: names of outputs
     in the data, and what the operator calls them. fit: a config of `distlfm fit` for the comparison; without one, the
-    operator's equation with the priors of what it learned from, as far as its checkpoint has them. names: by which,
-    besides addresses, a browser may call this machine. max_megabytes: of a dropped file, also once it is unpacked.
-    threads: of the tensor operations. plugins: modules to import first, which register the operator's equation.
+    operator's equation with the priors of what it learned from, as far as its checkpoint has them. token_file: of the
+    token that opens the page; a new one each time if null. no_token: opens it to every account of this machine. names:
+    by which, besides addresses, a browser may call this machine. max_megabytes: of a dropped file, also once it is
+    unpacked. threads: of the tensor operations. plugins: modules to import first, which register the operator's
+    equation.
     """
 
     verb: Literal["serve"] = "serve"
@@ -315,6 +317,7 @@ class ServeConfig(WithPlugins):
     host: str = "127.0.0.1"
     port: int = Field(default=8765, ge=0, le=65535)
     token_file: Path | None = None
+    no_token: bool = False
     expose_unencrypted: bool = False
     names: tuple[str, ...] = ()
     max_megabytes: float = Field(default=50.0, gt=0)

@@ -178,7 +178,7 @@ def expand_hosts(names: str) -> tuple[str, ...]:
 
 
 def _numbers(ranges: str, names: str) -> list[str]:
-    """Of `08-10,12` the four numbers, with their leading zeros."""
+    """Return the numbers of a range: four of `08-10,12`, with their leading zeros."""
     found: list[str] = []
     for part in ranges.split(","):
         first, dash, last = part.partition("-")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +28,8 @@ from distlfm.errors import DistlfmError, UsageError
 from distlfm.report.words import CAUTION, WHY_DOUBT
 from distlfm.serve.guard import Guard
 from distlfm.serve.session import Session
-from distlfm.serve.sources import MEGABYTE, UnknownKey, safe_name, too_large
+from distlfm.serve.sizes import MEGABYTE, too_large
+from distlfm.serve.sources import UnknownKey, safe_name
 from distlfm.store.files import storing, unexpected
 
 PAGE = {
@@ -40,6 +42,8 @@ PAGE = {
 TYPES = {"svg": "image/svg+xml", "png": "image/png", "csv": "text/csv; charset=utf-8"}
 MOST_ASKED = 4096
 """Bytes of a request that is not a file."""
+
+_SIZE = re.compile("[0-9]{1,18}")
 
 _LOG = logging.getLogger(__name__)
 
@@ -104,9 +108,11 @@ async def _add(session: Session, request: Request) -> Response:
 async def _receive(request: Request, draft: Path, name: str, limit: float) -> None:
     """The body into a file, as far as it has no more than `limit` megabytes."""
     refused = TooLarge(str(too_large(name, limit)))
-    sizes = (request.headers.get("content-length", ""), request.query_params.get("size", ""))
-    if any(size.isdecimal() and int(size) > limit * MEGABYTE for size in sizes):
-        raise refused
+    for size in (request.headers.get("content-length", ""), request.query_params.get("size", "")):
+        if size and not _SIZE.fullmatch(size):
+            raise UsageError("The size of the file is not a number of bytes.", "Send it in digits, or leave it out.")
+        if size and int(size) > limit * MEGABYTE:
+            raise refused
     with storing("a dropped file", draft.parent), draft.open("xb") as file:
         async for part in request.stream():
             if file.tell() + len(part) > limit * MEGABYTE:

@@ -2,7 +2,9 @@
 
 A page elsewhere in the same browser could try to reach this one: by a name that it lets point to 127.0.0.1 (DNS
 rebinding), by forms and images. So a name in `Host` must be one of ours, and a request of another origin is refused.
-The token that a browser must show is in a file that its owner alone can read, never on a command line.
+
+The token is in the link that is printed, behind its #, which no browser sends anywhere; the page shows it with each
+request. It is no cookie: a browser sends those of 127.0.0.1 to every port, so to servers of other accounts too.
 """
 
 from __future__ import annotations
@@ -27,17 +29,19 @@ from distlfm.runs.settings import ServeConfig
 
 def check_exposure(config: ServeConfig) -> None:
     """Refuse a page that others could reach, unless that was asked for explicitly and a token guards it."""
+    if config.no_token and config.token_file is not None:
+        raise UsageError("A page without a token has no --token-file.", "Give --token-file FILE or --no-token.")
     if config.is_local:
         return
     if not config.expose_unencrypted:
         raise UsageError(
             f"{config.host} can be reached by other machines, and what they send and see is not encrypted.",
-            "Stay with 127.0.0.1 and come through `ssh -L`; or accept that with --expose-unencrypted and --token-file.",
+            "Stay with 127.0.0.1 and come through `ssh -L`; or accept that with --expose-unencrypted.",
         )
-    if config.token_file is None:
+    if config.no_token:
         raise UsageError(
             f"{config.host} can be reached by other machines, and nothing would keep them out.",
-            "Give --token-file FILE; it is made if it is not there.",
+            "Leave --no-token out.",
         )
 
 
@@ -45,9 +49,21 @@ SHORTEST = 16
 """Letters of a token that somebody chose; shorter ones can be guessed."""
 
 
+def token_of(config: ServeConfig) -> str | None:
+    """Return what opens the page: a token of this session alone unless a file keeps one; None if it is open to all."""
+    if config.no_token:
+        return None
+    return new_token() if config.token_file is None else open_token(config.token_file)
+
+
+def new_token() -> str:
+    """Return a token that nobody can guess."""
+    return secrets.token_urlsafe(24)
+
+
 def open_token(path: Path) -> str:
     """The token in a file. If there is no such file, it is made with a random one, for its owner alone."""
-    token = secrets.token_urlsafe(24)
+    token = new_token()
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -143,7 +159,10 @@ class Guard:
         if path.startswith(GUARDED) and (site not in ("none", "same-origin") or foreign):
             return 403, "Another page asked for this. Open the page of distlfm itself."
         if path.startswith(GUARDED) and not shown(self._token, headers.get("authorization", "")):
-            return 401, "The token is missing or wrong. It is in the file that was given with --token-file."
+            return (
+                401,
+                "The token is missing or wrong. Open the link that `distlfm serve` printed, or see --token-file.",
+            )
         return 0, ""
 
     def is_ours(self, host: str) -> bool:

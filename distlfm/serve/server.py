@@ -13,7 +13,9 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from html import escape
 from pathlib import Path
+from urllib.parse import urlencode
 
 import torch
 import uvicorn
@@ -24,7 +26,7 @@ from distlfm.runs.settings import ServeConfig
 from distlfm.runtime.process import Stop
 from distlfm.runtime.reporting import Reporter
 from distlfm.serve.app import make_app
-from distlfm.serve.guard import check_exposure, open_token
+from distlfm.serve.guard import check_exposure, token_of
 from distlfm.serve.session import Session
 from distlfm.store.files import storing
 
@@ -70,9 +72,9 @@ KEEP_ALIVE = 5
 
 
 def serve(config: ServeConfig, reporter: Reporter, ready: Callable[[str], object] | None = None) -> None:
-    """Serve the page until a signal ends it. ready: called with the page's address once it can be opened."""
+    """Serve the page until a signal ends it. ready: called with what a browser opens once the page can be seen."""
     check_exposure(config)
-    token = None if config.token_file is None else open_token(config.token_file)
+    token = token_of(config)
     torch.set_num_threads(config.threads)
     with open_port(config) as port, scratch_folder() as folder, Stop() as stop:
         session = Session(config, folder)
@@ -81,9 +83,9 @@ def serve(config: ServeConfig, reporter: Reporter, ready: Callable[[str], object
                 for sentence in one.set_aside:
                     reporter.warn(f"set aside: {sentence}")
             address = page_address(port)
-            tell(config, reporter, address)
+            tell(config, reporter, address if config.token_file is not None else link_to(address, token))
             if ready is not None:
-                ready(address)
+                ready(address if token is None else str(redirect(folder, link_to(address, token))))
             if not stop.requested:
                 run(session, token, port)
         finally:
@@ -135,13 +137,29 @@ def page_address(port: socket.socket) -> str:
     return f"http://[{host}]:{number}/" if ":" in host else f"http://{host}:{number}/"
 
 
-def tell(config: ServeConfig, reporter: Reporter, address: str) -> None:
+def link_to(address: str, token: str | None) -> str:
+    """Return the page's address with its token."""
+    return address if token is None else f"{address}#{urlencode({'token': token})}"
+
+
+def redirect(folder: Path, link: str) -> Path:
+    """Write a file that leads a browser to a link: on the browser's command line, others could read the token."""
+    path = folder / "open.html"
+    page = f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={escape(link)}">'
+    with storing("the link", folder):
+        path.write_text(page, encoding="utf-8")
+    return path
+
+
+def tell(config: ServeConfig, reporter: Reporter, link: str) -> None:
     """Where the page is, and who can open it."""
-    reporter.say(f"page: {address} (Ctrl-C closes it)")
+    reporter.say(f"page: {link} (Ctrl-C closes it)")
     if config.token_file is not None:
         reporter.say(f"token: the page asks for what is in {config.token_file}")
-    elif config.is_local:
-        reporter.say("Everybody with an account on this machine can open it; --token-file FILE lets only you in.")
+    elif config.no_token:
+        reporter.warn("without a token, everybody with an account on this machine can open the page and see its data")
+    else:
+        reporter.say("The link opens the page for whoever has it, until the page is closed.")
     if not config.is_local:
         reporter.warn("other machines can reach the page, and what goes over the network is not encrypted")
     reporter.say(f"{CAUTION} A latent force is inferred through an assumed equation, never measured.")

@@ -1,74 +1,30 @@
 """Where patients come from: data named at the start, and files dropped on the page. Each has a key and a list of names.
 
 A dropped file is read at once and deleted; its instances stay in memory until the page forgets them or the session
-ends. How much a file holds once it is unpacked is looked up before anything is unpacked into memory.
+ends.
 """
 
 from __future__ import annotations
 
-import gzip
 import re
 import secrets
 import shutil
 import unicodedata
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from distlfm.config import apply_overrides, build
-from distlfm.errors import DataError, DistlfmError, Problem, UsageError
+from distlfm.errors import DistlfmError, UsageError
 from distlfm.fleets.sources import for_fitting, open_source
 from distlfm.fleets.spool import Source
 from distlfm.instance import Instance
 from distlfm.lfo import OperatorSchema
 from distlfm.queries.asking import check_data, renamed
 from distlfm.runs.settings import DataConfig, QueryConfig, ServeConfig
-
-MEGABYTE = 2**20
-_STEP = 2**20
-
-
-def refuse_oversized(path: Path, name: str, limit: float) -> None:
-    """Refuse a file of more than `limit` megabytes, packed or unpacked. What cannot be looked into, readers refuse."""
-    if path.stat().st_size > limit * MEGABYTE or _unpacked(path, limit * MEGABYTE) > limit * MEGABYTE:
-        raise too_large(name, limit)
-
-
-def too_large(name: str, limit: float) -> DataError:
-    """The refusal of a file that is too large for the page."""
-    fix = "Split it, ask about it with `distlfm query`, or start `distlfm serve` with a larger max_megabytes."
-    return DataError(Problem(f"The file is larger than {limit:g} MB.", fix, name))
-
-
-def _unpacked(path: Path, limit: float) -> float:
-    """Bytes of the content, or as many as are known to be too many."""
-    name = path.name.lower()
-    try:
-        if name.endswith(".gz"):
-            count = 0
-            with gzip.open(path) as file:
-                while count <= limit and (part := file.read(_STEP)):
-                    count += len(part)
-            return float(count)
-        if name.endswith(".npz"):
-            with zipfile.ZipFile(path) as archive:
-                return float(sum(one.file_size for one in archive.infolist()))
-        if name.endswith(".parquet"):
-            found = pq.read_metadata(path)
-            stored = sum(found.row_group(i).total_byte_size for i in range(found.num_row_groups))
-            # Repeated values take no room in the file, and eight bytes each once they are read.
-            return float(max(stored, 8 * found.num_rows * found.num_columns))
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, pa.ArrowException):
-        return 0.0
-    return 0.0
-
+from distlfm.serve.sizes import refuse_oversized
 
 MOST_FILES = 8
 """Dropped files that are held; the oldest is forgotten first."""
@@ -82,7 +38,7 @@ MOST_TOLD = 20
 ALLOWED = ("data.columns.", "data.stride=", "data.scale=", "data.window=", "data.units.", "outputs=", "outputs.")
 """Settings that the page may give with a file: how it is read, never where it is."""
 
-_LONGEST_NAME = 120
+_LONGEST_NAME, _LONGEST_SETTING = 120, 2000
 
 
 class UnknownKey(UsageError):
@@ -203,10 +159,11 @@ class Library:
     def _settled(self, path: Path, settings: Sequence[str]) -> QueryConfig:
         # What is refused speaks of `columns.time`, as of a part of the data's settings.
         settings = [f"data.{one}" if one.startswith("columns.") else one for one in settings]
-        wrong = next((one for one in settings if not one.startswith(ALLOWED)), None)
+        wrong = next((one for one in settings if len(one) > _LONGEST_SETTING or not one.startswith(ALLOWED)), None)
         if wrong is not None:
             raise UsageError(
-                f"{wrong!r} is not a setting of a file.", "Give lines such as data.columns.time=hours or outputs.a=b."
+                f"{wrong[:_LONGEST_NAME]!r} is not a setting of a file.",
+                "Give lines such as data.columns.time=hours or outputs.a=b.",
             )
         data = self._config.data.model_copy(update={"path": path, "dataset": None, "only": ()})
         content = self._query(data).model_dump(mode="json")

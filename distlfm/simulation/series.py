@@ -188,7 +188,7 @@ ATTEMPTS = 5
 class Drawn:
     """What a block of instances is. values: each [B, K]; forces: [B, L, N]; outputs: [B, P, N]; ok: [B].
 
-    Of fields, N are the points of a lattice. ok: False if it diverged.
+    For fields, N are the points of a lattice. ok: False if it diverged.
     """
 
     values: Values

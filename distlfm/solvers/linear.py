@@ -52,14 +52,18 @@ class Panels:
     breaks: Tensor
 
 
-def extract(mechanism: Mechanism, values: Values) -> LinearSystem:
-    """The matrices of a linear mechanism, read off its vector field by unit states and unit forces."""
+def extract(mechanism: Mechanism, values: Values, at: Tensor | None = None) -> LinearSystem:
+    """The matrices of a linear mechanism, read off its vector field by unit states and unit forces.
+
+    at: times whose shape goes with that of the values, [...], where coefficients change; by default zero.
+    """
     num_states, num_forces = mechanism.num_states, len(mechanism.force_names)
     some = next(iter(values.values()))
     states = torch.eye(1 + num_states + num_forces, dtype=some.dtype)[:, 1 : 1 + num_states]
     forces = torch.eye(1 + num_states + num_forces, dtype=some.dtype)[:, 1 + num_states :]
     rows = {name: value.unsqueeze(-2) for name, value in values.items()}
-    time = torch.zeros((*some.shape[:-1], len(states)), dtype=some.dtype)
+    at = some.new_zeros(()) if at is None else at
+    time = at.unsqueeze(-1).expand(*torch.broadcast_shapes(some.shape[:-1], at.shape), len(states))
     states, forces = states.expand(*time.shape, -1), forces.expand(*time.shape, -1)
     rates = mechanism.vector_field(time, states, forces, rows).expand(*time.shape, num_states)
     c = rates[..., 0, :]
@@ -74,12 +78,14 @@ def extract(mechanism: Mechanism, values: Values) -> LinearSystem:
 class Linearity:
     """What probing found. `affine`: the outputs are an affine function of the force; `diagonal`: A is diagonal.
 
-    timed: the equation reads the time, so that its coefficients may change, whatever they are at some times.
+    timed: the equation reads the time, so that its coefficients may change, whatever they are at some times; it is not
+    called affine then, but `changing` where it is an affine function of state and force at each time.
     """
 
     affine: bool
     diagonal: bool
     timed: bool = False
+    changing: bool = False
 
 
 _ABOUT = {
@@ -133,14 +139,20 @@ def probe(mechanism: Mechanism, space: ParameterSpace) -> Linearity:
     y, f = normal(PROBES, mechanism.num_states) * size, normal(PROBES, len(mechanism.force_names)) * size
     if mechanism.force_input(t, y).shape[-1] != 1 or not torch.equal(mechanism.force_input(t, y)[..., 0], t):
         return Linearity(affine=False, diagonal=False)
-    if reads_time(mechanism, t, y, f, values):
-        return Linearity(affine=False, diagonal=False, timed=True)
-    system = extract(mechanism, values)
-    expected = (system.A @ y.unsqueeze(-1) + system.B @ f.unsqueeze(-1)).squeeze(-1) + system.c
+    timed = reads_time(mechanism, t, y, f, values)
+    system = extract(mechanism, values, t)
     seen = (system.C @ y.unsqueeze(-1)).squeeze(-1) + system.e
-    affine = _close(mechanism.vector_field(t, y, f, values), expected) and _close(mechanism.observe(y, values), seen)
+    affine = is_affine(mechanism, values, t, y, f, system) and _close(mechanism.observe(y, values), seen)
+    if timed:
+        return Linearity(affine=False, diagonal=False, timed=True, changing=affine)
     off_diagonal = system.A - torch.diag_embed(torch.diagonal(system.A, dim1=-2, dim2=-1))
     return Linearity(affine=affine, diagonal=affine and not bool(off_diagonal.any()))
+
+
+def is_affine(mechanism: Mechanism, values: Values, t: Tensor, y: Tensor, f: Tensor, system: LinearSystem) -> bool:
+    """Whether the vector field is that of the system's matrices at times [...], states [..., D], forces [..., L]."""
+    expected = (system.A @ y.unsqueeze(-1) + system.B @ f.unsqueeze(-1)).squeeze(-1) + system.c
+    return _close(mechanism.vector_field(t, y, f, values), expected)
 
 
 def _close(given: Tensor, expected: Tensor) -> bool:
@@ -233,8 +245,18 @@ def _dense_columns(system: LinearSystem, columns: Tensor, times: Tensor, grid: P
     ends = grid.breaks[..., 1:].repeat_interleave(each, -1)
     entry = torch.linalg.matrix_exp(A * (ends - grid.nodes)[..., None, None])
     entry = (entry * grid.weights[..., None, None]) @ columns.unsqueeze(-3)
+    return carry(system.start, steps, entry, times, grid)
+
+
+def carry(state: Tensor, steps: Tensor, entry: Tensor, times: Tensor, grid: Panels) -> tuple[Tensor, Tensor]:
+    """What enters at nodes and what was there at the start, carried on to times [..., T].
+
+    state: [..., D]; steps: [..., n, D, D] over each panel; entry: [..., G, D, k], of a unit at each node when its panel
+    ends. Returns [..., D, k, T, G] and [..., D, T].
+    """
+    num_panels = grid.breaks.shape[-1] - 1
+    each = grid.nodes.shape[-1] // num_panels
     entry = entry.movedim(-3, -1)
-    state = system.start
     carried = torch.zeros_like(entry)
     driven, rest = [carried], [state]
     for i in range(num_panels):

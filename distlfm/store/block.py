@@ -61,7 +61,7 @@ def encoded_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 LEVEL = 1
-"""Of zstd: fitted numbers hardly compress, padding always does."""
+"""Compression level of zstd: fitted numbers hardly compress, padding always does."""
 
 CHUNK_BYTES = 2**18
 """A chunk inside a shard, the least that is read at once, is at most this large (or one instance)."""

@@ -1,7 +1,7 @@
 """Going on from a trained operator: with other stores, and with observations of which nobody knows the force.
 
-Of observations alone, a network learns by explaining them: its force and parameters, solved forward, must give what was
-observed (`loss.reconstruction`).
+A network learns from observations alone by explaining them: its force and parameters, solved forward, must give what
+was observed (`loss.reconstruction`).
 """
 
 from __future__ import annotations

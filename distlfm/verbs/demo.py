@@ -16,7 +16,7 @@ import numpy as np
 import scipy.sparse as sp
 import yaml
 
-from distlfm.config import build, digest
+from distlfm.config import build, digest, read_yaml
 from distlfm.data import read, write_npz
 from distlfm.equations.base import MeshConfig
 from distlfm.errors import DistlfmError, OtherWork, Stopped, WorkError
@@ -105,38 +105,13 @@ def write_index(folder: Path, acts: Sequence[Act], played: Sequence[Played], see
     return demo_page(folder / INDEX, played, provenance)
 
 
-def _lognormal(median: float, spread: float) -> dict[str, Any]:
-    return {"kind": "lognormal", "median": median, "spread": spread}
-
-
 GENES = 5
 INSTANCES = 8
-PRIORS = {"basal": _lognormal(0.1, 0.5), "sensitivity": _lognormal(1.0, 0.5), "decay": _lognormal(0.4, 0.3)}
-MODEL = {
-    "mechanism": {"kind": "transcription", "priors": PRIORS, "fixed": {"sensitivity": {"output_0": 1.0}}},
-    "force": {"priors": {"lengthscale": _lognormal(1.5, 0.3), "variance": _lognormal(1.0, 0.5)}},
-    "likelihood": {"shared": True, "prior": _lognormal(0.05, 0.5)},
-}
-
-
+SETTINGS = read_yaml(Path(__file__).with_name("demo.yaml"))
+MODEL, FIELD, LESSON, TEACHING = (SETTINGS[name] for name in ("model", "field", "lesson", "teaching"))
+PRIORS = MODEL["mechanism"]["priors"]
 SIMULATED = {"instances": INSTANCES, "num_outputs": GENES, **MODEL}
-FIELD: dict[str, Any] = {
-    "mechanism": {
-        "kind": "reaction_diffusion",
-        "mesh": {"kind": "interval", "lower": [0.0], "upper": [1.0], "size": 0.05},
-        "boundary": {"all": {"kind": "dirichlet"}},
-        "fixed": {"sensitivity": 1.0},
-        "priors": {"decay": _lognormal(0.5, 0.5), "diffusion": _lognormal(0.02, 0.5)},
-    },
-    "force": {"priors": {"lengthscale": _lognormal(0.4, 0.2), "variance": _lognormal(1.0, 0.5)}},
-    "likelihood": {"prior": _lognormal(0.02, 0.3)},
-}
-LESSON: dict[str, Any] = {"instances": 600, "sampling": {"every": 10}}
-TEACHING: dict[str, Any] = {
-    "operator": {"points": 48, "width": 32, "layers": 3},
-    "augment": {"recombine": 1.0, "mix": 0.7},
-    "loop": {"epochs": 10, "batch": 32},
-}
+
 FIT, OPERATOR, FIELD_RUN = "fit", "operator", "field"
 SQUARE = 48
 """Cells along a side of the mesh that is divided."""

@@ -74,6 +74,7 @@ class FitRun(Sequence[FitResult]):
     def __repr__(self) -> str:
         kept = "" if len(self) == self.tally.count else f", {len(self)} kept whole"
         failed = f", {self.tally.failed} failed" if self.tally.failed else ""
+        failed += f", {self.tally.unreliable} unreliable" if self.tally.unreliable else ""
         aside = f", {len(self.set_aside)} set aside" if self.set_aside else ""
         where = f" in {self.config.run.dir}" if self.config.run.dir is not None else ""
         count = "1 instance" if self.tally.count == 1 else f"{self.tally.count} instances"

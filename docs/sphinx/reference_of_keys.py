@@ -1,6 +1,6 @@
 """The directive `.. all-keys::` writes the reference of configs from the models that check them.
 
-A model is told of once, where it is first met; later places link to it.
+A model is described once, where it is first met; later places link to it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def label(model: Model) -> str:
 
 
 class Reference(Style):
-    """Code as code, and a model as a link to where it is told of; as reStructuredText."""
+    """Code as code, and a model as a link to its description; as reStructuredText."""
 
     def code(self, text: str) -> str:
         return f"``{text}``"

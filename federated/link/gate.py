@@ -31,7 +31,7 @@ LOCAL = frozenset(f"/v1/runtime/{name}" for name in RUNTIME)
 ALLOWED = LOCAL.union((f"/v1/control/{name}" for name in CONTROL), (f"/v1/fleet/{name}" for name in FLEET))
 START_RUN, OWN_TASKS = "/v1/control/start-run", "/v1/runtime/"
 BROKEN, LATER = 500, 503
-"""Of these two codes the second lets sites and admins come again."""
+"""The second of these two codes lets sites and admins come again."""
 SCARCE = 33_554_432
 """Bytes that Flower's database may have needed when it failed."""
 LOOK_SECONDS = 1.0

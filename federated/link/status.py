@@ -19,11 +19,12 @@ from distlfm.federated.setup.identity import certificate_end
 from distlfm.federated.site.cohort import prepared
 from distlfm.federated.site.ledger import Ledger
 from distlfm.federated.site.policy import load_policy
+from distlfm.federated.site.worktime import Runs
 from distlfm.store.files import no_room
 
 
 def status(folder: Path, *, insecure: bool = False) -> dict[str, Any]:
-    """Of whatever role the folder is. Read from the folder; a running link is asked too, with its own admin token.
+    """Return the status of a link or a site, from its folder. A running link is asked too, with its own admin token.
 
     not_asked: why it could not be asked, where that token is missing or opens nothing; then nothing is known of runs,
     nor of which sites are connected.
@@ -72,6 +73,7 @@ def _site(home: SiteHome) -> dict[str, Any]:
         **_processes(home),
         **prepared(home.path),
         "pinned": sorted(policy.peers),
+        "working_for": Runs(home.state).under_way(),
         "epsilon": policy.epsilon,
         "epsilon_spent": ledger.spent if policy.epsilon is not None or ledger.path.exists() else None,
     }

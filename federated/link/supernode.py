@@ -33,10 +33,13 @@ from distlfm.federated.link import bundle, flower
 from distlfm.federated.link.gate import LOCAL, SERVER, Gate
 from distlfm.federated.link.processes import end_with_supervisor
 from distlfm.federated.setup.homes import SiteHome, check_secret
+from distlfm.federated.site.worktime import Runs
 from distlfm.store.files import put_quickly
 from distlfm.version import __version__
 
 POLL_SECONDS = 0.3
+RUN_SECONDS = 3.0
+"""Between two questions to the link whether a run that the site works for still goes on."""
 APP = "distlfm/distlfm-federated"
 
 
@@ -127,7 +130,12 @@ def _work(home: SiteHome, connection: tuple[Any, ...], states: NodeStateFactory,
         "name": home.config().name,
         "policy": str(home.policy.resolve()),
     }
+    runs, looked = Runs(home.state), time.monotonic()
+    runs.clear()
     while True:
+        if time.monotonic() - looked > RUN_SECONDS:
+            looked = time.monotonic()
+            stop_ended(runs, get_run)
         run = loop._pull_and_store_message(
             state=state,
             object_store=store,
@@ -143,6 +151,15 @@ def _work(home: SiteHome, connection: tuple[Any, ...], states: NodeStateFactory,
             time.sleep(POLL_SECONDS)
         else:
             loop._push_messages(state=state, object_store=store, send=send, push_object=push_object)
+
+
+def stop_ended(runs: Runs, get_run: Callable[[int], Run]) -> None:
+    """Mark the runs that the site works for and that have ended: their work stops."""
+    for run in runs.under_way():
+        try:
+            get_run(int(run))
+        except RunNotRunningException:
+            runs.end(run)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,9 @@ class Gatherer:
             if site in self.survivors and sent.session == self._session.hex()
         }
         self._enough("signed who is in the sum", len(signed), max(self._min_sites, self.roster.threshold))
-        return Consents(session=self._session.hex(), signatures=signed)
+        cast = {site: consents[site].ballot for site in signed}
+        ballots = {site: ballot for site, ballot in cast.items() if ballot is not None}
+        return Consents(session=self._session.hex(), signatures=signed, ballots=ballots)
 
     def unmask(self, reveals: Mapping[str, Reveal]) -> Words:
         """The sum [N] of the survivors' vectors."""

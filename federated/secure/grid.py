@@ -24,10 +24,14 @@ from distlfm.errors import UsageError
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.gatherer import Gatherer, SumFailed
+from distlfm.federated.secure.member import votes_in
 from distlfm.federated.secure.messages import Advert, Boxes, Call, Consent, Delivery, Fields, Reveal, SumMessage
 from distlfm.federated.secure.mod import BODY, CONSENT, KEYS, MASK, RECORD, SHARES, STAGE, UNMASK, VECTOR
 from distlfm.federated.secure.records import bits_of, fits, mean_records, request_digest
 from distlfm.federated.secure.ring import Words, decode
+
+VOTES = "votes"
+"""The record of a mean that counts the votes for and against the model that was measured."""
 
 LOST = "no answer in time"
 TWICE = "another node has the same name"
@@ -44,6 +48,7 @@ class SumReport:
     """How a secure sum went. dropped: reason by node. seconds: by stage. failure: why there was no sum, or empty.
 
     sent, received: bytes of arrays and protocol messages, seen from the server. sha256: of the mean, if there is one.
+    votes: on the model that was measured, by site.
     """
 
     purpose: str
@@ -55,6 +60,7 @@ class SumReport:
     sent: int = 0
     received: int = 0
     sha256: str = ""
+    votes: list[str] = field(default_factory=list)
 
 
 class Patience:
@@ -227,6 +233,11 @@ class SecureGrid(Grid):
     def run(self) -> Run:
         return self._inner.run
 
+    @property
+    def expected(self) -> int:
+        """Number of sites that are pinned; 0 where that is not known."""
+        return len(self._peers or ())
+
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
@@ -291,10 +302,18 @@ class SecureGrid(Grid):
         consents = gatherer.agree(exchange.ask(CONSENT, dict.fromkeys(survivors.sites, survivors), Consent))
         reveals = exchange.ask(UNMASK, dict.fromkeys(consents.signatures, consents), Reveal)
         self._ahead = {exchange.nodes[site]: sent.ahead for site, sent in reveals.items() if sent.ahead is not None}
+        votes = {site: ballot.vote for site, ballot in consents.ballots.items()}
+        if self._peers is not None:
+            votes = votes_in(consents, self._peers)
+        exchange.report.votes = [f"{site} {vote}" for site, vote in votes.items()]
         total = decode(gatherer.unmask(reveals), bits_of(fields))
         if not total[0] > 0:
             raise SumFailed("The summed weight is not positive.")
-        return mean_records(request, fields, total, len(survivors.sites))
+        mean = mean_records(request, fields, total, len(survivors.sites))
+        if votes:
+            tally = Counter(votes.values())
+            mean[VOTES] = ConfigRecord({"for": tally["for"], "against": tally["against"]})
+        return mean
 
     def _adverts(self, exchange: Exchange, gatherer: Gatherer) -> dict[str, Advert]:
         """Keys of all sites: those that came with the last sum if every site gave some, else fresh ones."""

@@ -8,6 +8,7 @@ any stage, so it never sees two masked vectors under the same masks, nor both se
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from enum import StrEnum
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -29,6 +30,7 @@ from distlfm.federated.secure.keys import (
 )
 from distlfm.federated.secure.messages import (
     Advert,
+    Ballot,
     Boxes,
     Consent,
     Consents,
@@ -36,6 +38,7 @@ from distlfm.federated.secure.messages import (
     Reveal,
     Roster,
     Survivors,
+    Vote,
     agreement,
 )
 from distlfm.federated.secure.ring import Words
@@ -61,6 +64,8 @@ class MemberState(BaseModel):
 
     channel_secret, mask_secret, seed: private, gone as soon as they have served. shares: of each site's seed and mask
     key, by site, its own among them. masking: sites whose masks are in the vector. survivors: sites in the sum.
+    covered: whether the vector has noise that covers what a site contributes. vote: on the model that was measured.
+    spare: how many sites may drop out in between, so that enough noise is left; None where that does not count.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -74,6 +79,9 @@ class MemberState(BaseModel):
     shares: dict[str, tuple[str, str]] = {}
     masking: frozenset[str] = frozenset()
     survivors: frozenset[str] = frozenset()
+    covered: bool = False
+    vote: Vote | None = None
+    spare: int | None = None
 
     @property
     def cohort(self) -> Roster:
@@ -187,9 +195,27 @@ def consent(
     if len(listed) != len(survivors.sites) or rules.site not in listed or not listed <= state.masking:
         raise Refused(Reason.SURVIVORS, "Survivors that are listed twice or did not mask.")
     _enough(rules, state.cohort, listed)
+    if state.spare is not None and len(state.masking - listed) > state.spare:
+        raise Refused(Reason.SURVIVORS, f"The noise in the sum bears {state.spare} drop-outs.")
     signature = sign(key, CONSENT, agreement(state.cohort, state.masking, listed))
     done = state.model_copy(update={"stage": Stage.CONSENTED, "survivors": listed})
-    return done, Consent(session=survivors.session, signature=signature)
+    ballot = None if state.vote is None else Ballot(vote=state.vote, signature=_signed_vote(key, state))
+    return done, Consent(session=survivors.session, signature=signature, ballot=ballot)
+
+
+def _signed_vote(key: Ed25519PrivateKey, state: MemberState) -> str:
+    assert state.vote is not None
+    return sign(key, Ballot.label, Ballot.signed(state.cohort.session.hex(), state.vote))
+
+
+def votes_in(consents: Consents, pins: Mapping[str, str]) -> dict[str, Vote]:
+    """Return the votes by site that their own sites have signed for this session; others count as none."""
+    return {
+        site: ballot.vote
+        for site, ballot in sorted(consents.ballots.items())
+        if site in pins
+        and is_signed(pins[site], ballot.signature, Ballot.label, Ballot.signed(consents.session, ballot.vote))
+    }
 
 
 def reveal(rules: Rules, key: Ed25519PrivateKey, state: MemberState, consents: Consents) -> Reveal:

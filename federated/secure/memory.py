@@ -1,7 +1,7 @@
 """What a site remembers between messages, each of which may be handled by a new process.
 
 `Memory` has files that only the owner reads, changed under one lock and replaced whole. Never a site's values: only the
-secrets of the masks while a sum is under way, which sums were answered, and what was used up today.
+secrets of the masks while a sum is under way, which sites were answered with, and what was used up today.
 
 `Drafts` holds files that a round leaves at a site aside, and puts them in place only after the round's sum was opened.
 A coordinator can ask for work and then abandon the sum. What such work wrote must not change the next answer, so the
@@ -19,10 +19,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from distlfm.config import Config
 from distlfm.federated.refused import Reason, Refused
+from distlfm.federated.secure.epochs import History
 from distlfm.federated.secure.member import MemberState
 from distlfm.federated.setup.homes import locked, replace_secret
 from distlfm.store.files import put_all, storing
@@ -32,8 +33,7 @@ FORGET_SECONDS = 24 * 3600.0
 """Secrets and drafts of a sum that was never finished are removed after this time; drafts also when the same run begins
 another one."""
 
-ANSWERED = 10_000
-"""Number of answered requests that are remembered."""
+EPOCHS = "epochs.json"
 
 
 class Usage(Config):
@@ -42,12 +42,7 @@ class Usage(Config):
     day: str = ""
     queries: int = 0
     bytes: int = 0
-
-
-class Answered(Config):
-    """Requests whose sum was unmasked: digest of the request → digest of the list of sites in the sum."""
-
-    sums: dict[str, str] = Field(default_factory=dict)
+    votes: int = 0
 
 
 Kept = TypeVar("Kept", bound=Config)
@@ -84,27 +79,40 @@ class Memory:
 
     def use(self, limit: Usage, *, queries: int = 0, bytes_: int = 0) -> None:
         """Count what is about to be used; refused, and not counted, beyond the limits of a day."""
-        day = datetime.now(UTC).date().isoformat()
-        used = self._read(Usage, "usage.json")
-        used = used if used.day == day else Usage(day=day)
+        used = self._used()
         if queries and used.queries + queries > limit.queries:
             raise Refused(Reason.QUERIES, f"{limit.queries} a day.")
         if used.bytes + bytes_ > limit.bytes:
             raise Refused(Reason.BYTES, f"{limit.bytes} a day.")
-        used = Usage(day=day, queries=used.queries + queries, bytes=used.bytes + bytes_)
+        used = used.model_copy(update={"queries": used.queries + queries, "bytes": used.bytes + bytes_})
         self._put(self._folder / "usage.json", used)
 
-    def check_answered(self, request: str, sites: str) -> None:
-        """Refuse a request that was answered with other sites before: the difference would be what one site said."""
-        if self._read(Answered, "answered.json").sums.get(request, sites) != sites:
-            raise Refused(Reason.REPEATED, "The difference of the two sums would show single sites.")
+    def use_vote(self, most: int) -> bool:
+        """Count one more vote of the day; False, and not counted, if that is too many."""
+        used = self._used()
+        if used.votes >= most:
+            return False
+        self._put(self._folder / "usage.json", used.model_copy(update={"votes": used.votes + 1}))
+        return True
 
-    def answer(self, request: str, sites: str) -> None:
-        """Note that a request is answered with these sites."""
-        self.check_answered(request, sites)
-        answered = self._read(Answered, "answered.json").sums
-        kept = [(known, by) for known, by in answered.items() if known != request][-(ANSWERED - 1) :]
-        self._put(self._folder / "answered.json", Answered(sums=dict([*kept, (request, sites)])))
+    def _used(self) -> Usage:
+        day = datetime.now(UTC).date().isoformat()
+        used = self._read(Usage, "usage.json")
+        return used if used.day == day else Usage(day=day)
+
+    def history(self, pinned: frozenset[str]) -> History:
+        """Return what was answered with which sites, in the epoch of the sites that are pinned now."""
+        try:
+            return self._read(History, EPOCHS).entered(pinned)
+        except ValidationError:
+            raise Refused(
+                Reason.ROSTER,
+                f"{self._folder / EPOCHS} cannot be read. Restore it from a copy: it says what was answered.",
+            ) from None
+
+    def answer(self, history: History, sites: frozenset[str], *, covered: bool) -> None:
+        """Note that a sum over these sites is answered."""
+        self._put(self._folder / EPOCHS, history.answered(sites, covered=covered))
 
     def _sum(self, run: str) -> Path:
         return self._folder / f"sum-{run}.json"

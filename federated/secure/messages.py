@@ -134,18 +134,38 @@ class Survivors(SumMessage):
     sites: Sites
 
 
+Vote = Literal["for", "against"]
+"""Whether a model is better than the one before for a site's own patients that choose."""
+
+
+class Ballot(SumMessage):
+    """A site's vote on the model of a session, signed. The session is bound to run, roster and both models."""
+
+    vote: Vote
+    signature: Signature
+
+    label: ClassVar[str] = "vote"
+
+    @staticmethod
+    def signed(session: str, vote: Vote) -> bytes:
+        """What the signature is about."""
+        return canonical({"session": session, "vote": vote})
+
+
 class Consent(SumMessage):
-    """A member's signature under who is in the sum."""
+    """A member's signature under who is in the sum, and its vote where it was asked for one."""
 
     session: Hex32
     signature: Signature
+    ballot: Ballot | None = None
 
 
 class Consents(SumMessage):
-    """The signatures of the members under the same list, by site."""
+    """The signatures of the members under the same list, by site, and their votes."""
 
     session: Hex32
     signatures: dict[SiteName, Signature]
+    ballots: dict[SiteName, Ballot] = {}
 
 
 class Reveal(SumMessage):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,19 +23,36 @@ from distlfm.errors import StorageError
 from distlfm.federated.audit import AuditLog
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure import member
+from distlfm.federated.secure.cover import covered
+from distlfm.federated.secure.epochs import History
 from distlfm.federated.secure.member import MemberState, Stage
 from distlfm.federated.secure.memory import Drafts, Memory, Usage
-from distlfm.federated.secure.messages import Call, Consents, Delivery, Fields, Roster, SumMessage, Survivors, canonical
+from distlfm.federated.secure.messages import (
+    Call,
+    Consents,
+    Delivery,
+    Fields,
+    Roster,
+    SumMessage,
+    Survivors,
+    Vote,
+)
+from distlfm.federated.secure.noise import SumNoise
 from distlfm.federated.secure.records import bits_of, flatten, request_digest, within
 from distlfm.federated.secure.ring import encode
 from distlfm.federated.setup.identity import load_signing_key
 from distlfm.federated.site.ledger import BudgetSpent
 from distlfm.federated.site.policy import SitePolicy, check_examples, check_message, check_package, policy_of
+from distlfm.federated.site.worktime import Runs, WorkTime, working
 from distlfm.store.files import is_full
 
 RECORD, STAGE, BODY, VECTOR = "secagg", "stage", "body", "vector"
 KEYS, SHARES, MASK, CONSENT, UNMASK = "keys", "shares", "mask", "consent", "unmask"
-WEIGHT = "num-examples"
+WEIGHT, VOTE = "num-examples", "vote"
+SECONDS = "seconds"
+"""In a request's config: how long its sender waits for the work."""
+NOISE, PART, LOST = "noise", "part ", "lost"
+"""The record of an app's reply that says which noise is added, and what is in it."""
 
 
 def secure_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -76,6 +94,24 @@ def stage_of(message: Message) -> str:
     return stage if stage in (KEYS, SHARES, MASK, CONSENT, UNMASK) else ""
 
 
+def with_noise(reply: RecordDict, noise: SumNoise | None) -> RecordDict:
+    """Say in an app's reply which noise its numbers get in the sum."""
+    if noise is not None:
+        lost = {} if noise.lost is None else {LOST: noise.lost}
+        reply[NOISE] = ConfigRecord({**{f"{PART}{name}": one for name, one in noise.deviations.items()}, **lost})
+    return reply
+
+
+def noise_of(reply: Message) -> SumNoise | None:
+    """Return the noise that an app's reply asks for; the record itself never leaves the site."""
+    record = reply.content.config_records.get(NOISE)
+    if record is None:
+        return None
+    lost = record.get(LOST)
+    deviations = {name.removeprefix(PART): float(str(one)) for name, one in record.items() if name.startswith(PART)}
+    return SumNoise(deviations, None if lost is None else int(str(lost)))
+
+
 @dataclass(frozen=True)
 class Answering:
     """A site while it answers one message of a run."""
@@ -104,12 +140,32 @@ class Answering:
         if stage == MASK:
             state = self._begin(Delivery.from_bytes(body), purpose, request)
             message.content = request
-            with self._drafts.collect(self.run, state.cohort.session.hex()):
-                reply = call_next(message, context)
-            return self._masked(state, request, reply)
+            return self._masked(state, request, self._work(state, message, context, call_next))
         if stage == CONSENT:
             return self._consent(Survivors.from_bytes(body), purpose)
         return self._unmask(Consents.from_bytes(body), purpose, context.node_config.get("site"))
+
+    def _work(self, state: MemberState, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Let the app work, as long as the round waits for it, the run goes on, and the policy allows it."""
+        asked = next((one.get(SECONDS) for one in message.content.config_records.values() if SECONDS in one), None)
+        limit = self.policy.task.seconds
+        seconds = min(limit, asked) if isinstance(asked, float) and asked > 0 else limit
+        runs = Runs(self.policy.state)
+
+        def why_not() -> str:
+            if runs.has_ended(self.run):
+                return "The run has ended."
+            return "" if self.memory.state(self.run) == state else "Another sum of this run was begun meanwhile."
+
+        drafts = self._drafts.collect(self.run, state.cohort.session.hex())
+        with drafts, runs.working(self.run), working(WorkTime(seconds, why_not)):
+            try:
+                return call_next(message, context)
+            except Refused as refused:
+                if refused.reason is Reason.TASK:  # it may be because of what patients' records are
+                    with self.memory.locked():
+                        self.memory.use(self._limit, queries=1)
+                raise
 
     def _keys(self, call: Call, purpose: str) -> RecordDict:
         if (call.run, call.purpose) != (self.run, purpose):
@@ -125,6 +181,7 @@ class Answering:
             raise Refused(Reason.STAGE, "A roster for another purpose.")
         with self.memory.locked():
             state, boxes = member.share(self.policy.rules(), self.key, self.memory.state(self.run), roster)
+            self._needs_cover(frozenset(roster.sites), purpose)
             self.memory.keep(self.run, state)
             return self._leaving(SHARES, purpose, boxes, cohort=list(roster.sites), request=roster.request)
 
@@ -134,6 +191,7 @@ class Answering:
             state = member.receive(self.policy.rules(), self._state(purpose), delivery)
             if request_digest(request) != state.cohort.request:
                 raise Refused(Reason.REQUEST, "Its digest is not the one in the roster.")
+            state = state.model_copy(update={"covered": self._needs_cover(state.masking, purpose)})
             figures = purpose.partition(".")[0] != "train"
             self.memory.use(self._limit, queries=1 if figures else 0)
             self.memory.keep(self.run, state)
@@ -144,22 +202,47 @@ class Answering:
             raise Refused(Reason.FAILED, "The app answered with an error.")
         # With noise, the app has clipped before adding it; a norm that includes the noise is another one.
         clip = self.policy.clip if self.policy.noise_multiplier == 0 else None
-        parts, values = flatten(request, reply.content, WEIGHT, clip)
-        check_examples(self.policy, float(values[0]))
+        check_examples(self.policy, _patients(reply.content))
+        parts, values = flatten(request, reply.content, WEIGHT, clip, self.policy.weight)
+        if state.covered:
+            # The same at all sites of one federation, or nearly: what a site counts for must not tell who it is.
+            values = covered(
+                parts,
+                values,
+                weight=self.policy.weight(self.policy.min_examples),
+                bound=self.policy.figure_bound,
+                clip=self.policy.clip,
+                noise=self.policy.cover_noise,
+            )
         fields = Fields(session=state.cohort.session.hex(), parts=parts)
         count = len(state.masking)
-        values, changed = within(parts, values, count)
+        bound = math.inf if state.covered else self.policy.figure_bound
+        values, changed = within(parts, values, count, bound)
         if changed:
             self.audit.append("held back", self.run, purpose=state.cohort.purpose, parts=changed)
         words = encode(values, bits_of(fields), count)
+        noise = noise_of(reply)
+        if noise is not None:
+            words += noise.words(parts, count)
         after, hidden = member.masked(self.policy.rules(), state, words)
+        if noise is not None and noise.lost is not None:
+            after = after.model_copy(update={"spare": max(0, noise.lost - self.policy.colluders)})
+        vote = _vote_in(reply.content)
         with self.memory.locked():
             if self.memory.state(self.run) != state:
                 raise Refused(Reason.STAGE, "Another sum of this run was begun meanwhile.")
+            if vote is not None and self.memory.use_vote(self.policy.votes_a_day):
+                after = after.model_copy(update={"vote": vote})
             self.memory.keep(self.run, after)
             vector = Array(hidden)
             content = self._leaving(
-                MASK, state.cohort.purpose, fields, vector, request=state.cohort.request, sites=sorted(state.masking)
+                MASK,
+                state.cohort.purpose,
+                fields,
+                vector,
+                request=state.cohort.request,
+                sites=sorted(state.masking),
+                covered=state.covered,
             )
         content[VECTOR] = ArrayRecord({VECTOR: vector})
         return content
@@ -167,9 +250,15 @@ class Answering:
     def _consent(self, survivors: Survivors, purpose: str) -> RecordDict:
         with self.memory.locked():
             state, sent = member.consent(self.policy.rules(), self.key, self._state(purpose), survivors)
-            self.memory.check_answered(*_answered(state))
+            # From here on the sum may be opened, whether or not this site is asked to help.
+            history = self._history
+            if not state.covered and not history.is_open(state.survivors, self.policy.min_difference):
+                raise Refused(
+                    Reason.ROSTER, _like(state.survivors, history, "A site was lost after the others masked.")
+                )
+            self.memory.answer(history, state.survivors, covered=state.covered)
             self.memory.keep(self.run, state)
-            return self._leaving(CONSENT, purpose, sent, survivors=sorted(state.survivors))
+            return self._leaving(CONSENT, purpose, sent, survivors=sorted(state.survivors), vote=state.vote or "none")
 
     def _unmask(self, consents: Consents, purpose: str, site: object) -> RecordDict:
         """The shares, and keys for the next sum of the run. The state is gone before they leave.
@@ -179,18 +268,36 @@ class Answering:
         with self.memory.locked():
             state = self._state(purpose)
             sent = member.reveal(self.policy.rules(), self.key, state, consents)
-            self.memory.answer(*_answered(state))
+            votes = member.votes_in(consents, self.policy.peers)
             fresh = member.advertise(self.policy.rules(), self.key, self.run)
             self.memory.keep(self.run, fresh)
             kept = self._drafts.keep(self.run, consents.session, Path(site) / "model") if isinstance(site, str) else []
             content = sent.model_copy(update={"ahead": fresh.advert})
-            return self._leaving(UNMASK, purpose, content, seeds=sorted(sent.seeds), keys=sorted(sent.keys), kept=kept)
+            names = sorted(sent.seeds), sorted(sent.keys)
+            cast = [f"{name} {vote}" for name, vote in votes.items()]
+            return self._leaving(UNMASK, purpose, content, seeds=names[0], keys=names[1], kept=kept, votes=cast)
 
     def _state(self, purpose: str) -> MemberState:
         state = self.memory.state(self.run)
         if state.stage is Stage.ADVERTISED or state.cohort.purpose != purpose:
             raise Refused(Reason.STAGE, "No sum for this purpose is under way.")
         return state
+
+    @property
+    def _history(self) -> History:
+        return self.memory.history(self.policy.rules().everybody)
+
+    def _needs_cover(self, sites: frozenset[str], purpose: str) -> bool:
+        """Whether a sum over these sites has to have covering noise; refused if there is none for it."""
+        history = self._history
+        if history.is_open(sites, self.policy.min_difference):
+            return False
+        if purpose == "train" and self.policy.clip is None:
+            raise Refused(Reason.ROSTER, _like(sites, history, "Without a clip no noise covers an update."))
+        if history.covered >= self.policy.cover_answers:
+            why = f"This epoch's {self.policy.cover_answers} answers with covering noise are used up."
+            raise Refused(Reason.ROSTER, _like(sites, history, why))
+        return True
 
     @property
     def _drafts(self) -> Drafts:
@@ -201,7 +308,7 @@ class Answering:
         return Usage(queries=self.policy.queries_a_day, bytes=self.policy.bytes_a_day)
 
     def _leaving(
-        self, stage: str, purpose: str, sent: SumMessage, vector: Array | None = None, **facts: str | list[str]
+        self, stage: str, purpose: str, sent: SumMessage, vector: Array | None = None, **facts: str | bool | list[str]
     ) -> RecordDict:
         """Count and log what is about to leave."""
         body = sent.to_bytes()
@@ -213,8 +320,25 @@ class Answering:
         return RecordDict({RECORD: ConfigRecord({STAGE: stage, BODY: body})})
 
 
-def _answered(state: MemberState) -> tuple[str, str]:
-    """Digests of the question of a sum, its purpose and what was sent, and of the sites that are in it."""
-    contents = [state.cohort.purpose, state.cohort.request], sorted(state.survivors)
-    question, sites = (hashlib.sha256(canonical(content)).hexdigest() for content in contents)
-    return question, sites
+def _like(sites: frozenset[str], history: History, why: str) -> str:
+    """Say why a sum over these sites is refused, and what to do."""
+    return (
+        f"A sum over {', '.join(sorted(sites))} and those that were answered differ by too few sites; this epoch's are "
+        f"{', '.join(history.pinned)}. {why} Wait until all of them are there, or until more sites have changed; with "
+        "`clip` and without `train` in fixed_cohort a round goes on with noise."
+    )
+
+
+def _patients(reply: RecordDict) -> float:
+    """How many patients an answer is of; not a number if it does not say."""
+    for record in reply.metric_records.values():
+        value = record.get(WEIGHT)
+        if isinstance(value, int | float):
+            return float(value)
+    return math.nan
+
+
+def _vote_in(reply: RecordDict) -> Vote | None:
+    """The vote that the app has put beside its answer; it travels with the site's consent."""
+    vote = reply.config_records[VOTE].get(VOTE) if VOTE in reply.config_records else None
+    return "for" if vote == "for" else "against" if vote == "against" else None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -56,9 +56,16 @@ def _pieces(record: ArrayRecord | MetricRecord | ConfigRecord) -> Iterator[bytes
 
 
 def flatten(
-    request: RecordDict, reply: RecordDict, weight_name: str, clip: float | None
+    request: RecordDict,
+    reply: RecordDict,
+    weight_name: str,
+    clip: float | None,
+    weigh: Callable[[float], float] = float,
 ) -> tuple[tuple[Part, ...], FloatArray]:
-    """The parts of an answer and its numbers [N], each times the weight but for the weight itself."""
+    """The parts of an answer and its numbers [N], each times the weight but for the weight itself.
+
+    weigh: what a number of patients counts for.
+    """
     metrics = _only(reply.metric_records, "MetricRecord")
     arrays = _only(reply.array_records, "ArrayRecord") if reply.array_records else ArrayRecord()
     weight = metrics.get(weight_name)
@@ -87,7 +94,7 @@ def flatten(
         if any(kind == "array" for _, kind, _, _ in parts):
             raise Refused(Reason.REQUEST, "The policy clips updates, and the request lacks what they would start from.")
         _clip(moved, clip)
-    return tuple(parts), np.concatenate(values) * float(weight)
+    return tuple(parts), np.concatenate(values) * weigh(float(weight))
 
 
 def _clip(moved: list[FloatArray], clip: float) -> None:
@@ -99,18 +106,20 @@ def _clip(moved: list[FloatArray], clip: float) -> None:
             part *= clip / norm
 
 
-def within(parts: tuple[Part, ...], values: FloatArray, count: int) -> tuple[FloatArray, list[str]]:
+def within(
+    parts: tuple[Part, ...], values: FloatArray, count: int, bound: float = METRIC_BOUND
+) -> tuple[FloatArray, list[str]]:
     """Numbers [N] of an answer as a sum of `count` sites can hold them, and the names of parts that were changed.
 
-    A metric is cut to its bound. A difference with a number that is not finite or too large is none: the site moves
-    nothing. A whole array is cut, and what is not a number in it is zero.
+    A metric is cut to `bound`, or to `METRIC_BOUND` if that is less. A difference with a number that is not finite or
+    too large is none: the site moves nothing. A whole array is cut, and what is not a number in it is zero.
     """
     weight, found, start, changed = float(values[0]), values.copy(), 0, []
     for part in parts:
         name, kind, _, _ = part
-        here = slice(start, start + _size(part))
+        here = slice(start, start + size_of(part))
         start, limit = here.stop, largest(BITS[kind], count)
-        most = min(limit, METRIC_BOUND * weight) if kind == "metric" else limit
+        most = min(limit, min(bound, METRIC_BOUND) * weight) if kind == "metric" else limit
         unknown = most if kind == "metric" else 0.0
         found[here] = np.clip(np.nan_to_num(values[here], nan=unknown, posinf=most, neginf=-most), -most, most)
         if not np.array_equal(found[here], values[here]):
@@ -124,7 +133,7 @@ def bits_of(fields: Fields) -> Bits:
     """Fraction bits [N] of a vector's numbers."""
     return np.repeat(
         np.array([BITS[kind] for _, kind, _, _ in fields.parts], dtype=np.int64),
-        [_size(part) for part in fields.parts],
+        [size_of(part) for part in fields.parts],
     )
 
 
@@ -135,7 +144,7 @@ def fits(request: RecordDict, fields: Fields, size: int) -> bool:
     return (
         kinds.count("weight") == 1
         and fields.parts[0][1:] == ("weight", "float64", ())
-        and sum(map(_size, fields.parts)) == size
+        and sum(map(size_of, fields.parts)) == size
         and all(
             name in known and known[name].shape == shape
             for name, kind, _, shape in fields.parts
@@ -151,8 +160,8 @@ def mean_records(request: RecordDict, fields: Fields, total: FloatArray, num_sit
     known, start = _arrays(request), 1
     for part in fields.parts[1:]:
         name, kind, _, shape = part
-        mean = total[start : start + _size(part)] / weight
-        start += _size(part)
+        mean = total[start : start + size_of(part)] / weight
+        start += size_of(part)
         if kind == "metric":
             metrics[name] = float(mean[0]) if shape == () else [float(value) for value in mean]
         else:
@@ -182,7 +191,8 @@ def _reals(array: Array) -> FloatArray:
     return number.astype(np.float64).ravel()
 
 
-def _size(part: Part) -> int:
+def size_of(part: Part) -> int:
+    """Return how many numbers of the vector a part has."""
     _, _, dtype, shape = part
     return math.prod(shape) * (2 if np.dtype(dtype).kind == "c" else 1)
 

@@ -42,12 +42,33 @@ allowed:
 min_cohort: 3
 # Fewest patients used for an answer: those in the batches of a round's steps, those that choose for its figures.
 min_examples: 5
-# Kinds of message that all sites answer together or not at all, so that no two answers differ by one site.
+# The most that this site counts for, and whether sites count by patients, or all alike (equal) so that nobody learns
+# how many patients there are.
+most_examples: 1000
+weights: patients
+# The most that a figure of this site counts.
+figure_bound: 10.0
+# Kinds of message that all sites answer together or not at all. Without train, a round that loses a site goes on with
+# noise that covers what a site contributes (needs clip); else it waits for the site.
 fixed_cohort:
+  - train
   - evaluate
   - query
+# Fewest sites by which two sums may differ without that noise, its size (in units of clip or figure_bound), and the
+# most answers with it from one change of the sites to the next.
+min_difference: 3
+cover_noise: 4.0
+cover_answers: 10
 # Weights that a round may tune and leave here, by name or pattern such as second.estimate.*; none by default.
 local: []
+# What a round may ask at most: see docs/federation.md.
+task:
+  shared: ["*"]
+  optimisers: [sgd, adam]
+  lr: 0.5
+  steps: 1000
+  batch: 1024
+  seconds: 900.0
 # Longest update that leaves (its norm), and noise on it in units of that; null: as it is.
 clip: null
 noise_multiplier: 0.0
@@ -56,6 +77,8 @@ epsilon: null
 delta: 1.0e-5
 # Limits of a day (UTC). Figures of a model count as a question: a programme of five rounds asks for them six times.
 queries_a_day: 100
+# How often this site tells, signed, whether a round's model is better for its own patients that choose: one bit each.
+votes_a_day: 20
 bytes_a_day: 2000000000
 # Signing keys of all sites, written by `distlfm federated provision pin`. Keep this the last entry.
 peers: {{}}
@@ -77,6 +100,8 @@ name: {site}
 # Share of the patients that are never learned from, but measure the model, and of those that choose between models:
 #test: 0.3
 #choose: 0.2
+# Decides which these are, from each patient's name alone. Keep it secret, and as it is once patients take part:
+seed: {seed}
 # How the noise of differential privacy is made; the unit is a patient with all windows. epsilon and delta of
 # policy.yaml win over those here:
 #privacy: {{epsilon: 4.0, delta: 1.0e-5, noise: 3.85, sample: 0.5}}
@@ -170,7 +195,8 @@ def make_site(kit_file: Path, path: Path, operator: Path | None = None) -> Path:
         signing, node = identity.make_signing_key(home), identity.make_node_key(home)
         home.ca.write_text(kit.ca, encoding="ascii")
         config = NodeConfig(federation=kit.federation, name=check_name(kit.site), host=kit.host, port=kit.port)
-        texts = {home.policy: policy_text(kit.site, __version__), path / "site.yaml": SITE.format(site=kit.site)}
+        settings = SITE.format(site=kit.site, seed=secrets.randbits(53))
+        texts = {home.policy: policy_text(kit.site, __version__), path / "site.yaml": settings}
         for file, text in {home.config_file: dump(config), **texts}.items():
             if not file.exists():
                 file.write_text(text, encoding="utf-8")

@@ -13,8 +13,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from distlfm.config import dump, fingerprint
 from distlfm.errors import OtherWork, StorageError, UsageError
 from distlfm.federated.audit import AuditLog
@@ -173,84 +171,12 @@ def gain_words(figures: Mapping[str, Any]) -> str:
     return f"the federation has {100 * share:.0f} % of what pooling all data would gain"
 
 
-def lognormal(median: float, spread: float) -> dict[str, Any]:
-    """A prior as configs have it."""
-    return {"kind": "lognormal", "median": median, "spread": spread}
-
-
-FORCE_PRIORS = {"lengthscale": lognormal(40, 0.5), "variance": lognormal(0.3, 0.6)}
-NOISE = {"prior": lognormal(2.0, 0.5)}
-SCATTER = {"force": {"kernel": {"kind": "matern52"}, "priors": FORCE_PRIORS}, "likelihood": NOISE}
-
-
-def mechanism(level: float, spread: float) -> dict[str, Any]:
-    """Glucose that goes back to a level, mg/dL and minutes."""
-    base, initial = lognormal(level, spread), lognormal(level, 0.3)
-    priors = {"return_rate": lognormal(0.02, 0.3), "base_level": base, "initial": initial}
-    return {"kind": "glucose", "initial": "free", "priors": priors}
-
-
-FILES: dict[str, dict[str, Any]] = {
-    "generate.yaml": {
-        "verb": "generate",
-        "instances": 600,
-        "stop": 1440.0,
-        "points": 289,
-        "missing": 0.02,
-        "gaps": {"number": 1.0, "length": 40.0},
-        "mechanism": mechanism(120, 0.2),
-        **SCATTER,
-    },
-    "train.yaml": {
-        "verb": "train",
-        "operator": {"modes": 16, "points": 73, "width": 32, "layers": 3},
-        "augment": {"missing": 0.2},
-        "loop": {"epochs": 15, "batch": 64},
-    },
-    "fit.yaml": {
-        "verb": "fit",
-        "data": {"window": 1440},
-        "mechanism": mechanism(105, 0.15),
-        **SCATTER,
-    },
-    "federated.yaml": {
-        "verb": "federated",
-        "base": {"generate": "generate.yaml", "train": "train.yaml"},
-        "fit": "fit.yaml",
-        "windows": 1,
-        "patients": 8,
-        "sites": [
-            {
-                "name": name,
-                "dataset": name,
-                # Where the studies are not there: patients unlike the generated set, as real ones are.
-                "generate_with": [
-                    "instances=24",
-                    f"mechanism.priors.base_level.median={level}",
-                    f"mechanism.priors.return_rate.median={rate}",
-                    f"force.priors.variance.median={variance}",
-                    "force.priors.lengthscale.median=22",
-                    "likelihood.prior.median=4",
-                ],
-            }
-            for name, level, rate, variance in (
-                ("hall2018", 100, 0.035, 0.2),
-                ("azt1d", 145, 0.03, 0.6),
-                ("hupa", 150, 0.03, 0.9),
-                ("bigideas", 110, 0.035, 0.3),
-            )
-        ],
-        "programme": {"rounds": 6, "task": {"steps": 5, "batch": 16, "lr": 3.0e-4}},
-    },
-}
-
-
 def act(out: Path, reporter: Reporter) -> Showing:
     """Play it in a folder of its own, with all configs in it."""
     with storing("the configs of the federation", out):
         out.mkdir(parents=True, exist_ok=True)
-        for name, content in FILES.items():
-            put_quickly(out / name, yaml.safe_dump(content, sort_keys=False).encode())
+        for file in Path(__file__).with_name("demo").iterdir():
+            put_quickly(out / file.name, file.read_bytes())
     folder = out / "federation"
     figures = simulate(out / "federated.yaml", out=folder, reporter=reporter)
     base, common, pooled = (figures["everybody"][model]["loss"] for model in ("base", "federated", "pooled"))

@@ -27,8 +27,16 @@ from distlfm.verbs.train import train
 PATIENTS = 24
 """Number of patients of a generated site by default."""
 
-LIMITS: dict[str, Any] = {"min_examples": 1, "queries_a_day": 10**6, "bytes_a_day": 10**12}
-"""Limits of a simulation, which does not wait for the next day."""
+LIMITS: dict[str, Any] = {
+    "min_examples": 1,
+    "queries_a_day": 10**6,
+    "votes_a_day": 10**6,
+    "bytes_a_day": 10**12,
+    "most_examples": 10**6,
+    "figure_bound": 1e4,
+    "task": {"lr": 10.0, "steps": 10**6, "batch": 10**6, "seconds": 10**6, "drift": 10.0**6, "effective": 1.0},
+}
+"""Limits of a simulation, which does not wait for the next day, and whose coordinator is the one who runs the sites."""
 
 
 def base_operator(config: FederatedConfig, folder: Path, reporter: Reporter) -> Operator:
@@ -76,7 +84,7 @@ def pin_all(sites: Mapping[str, Site], min_cohort: int, privacy: PrivacyConfig |
     keys = {name: _key(SiteHome(site.folder)) for name, site in sites.items()}
     budget = {} if privacy is None else privacy.model_dump(include={"epsilon", "delta"})
     for name, site in sites.items():
-        policy = SitePolicy(site=name, peers=keys, min_cohort=min_cohort, **budget, **LIMITS)
+        policy = build(SitePolicy, {"site": name, "peers": keys, "min_cohort": min_cohort, **budget, **LIMITS})
         put_quickly(site.folder / POLICY, dump(policy).encode())
 
 

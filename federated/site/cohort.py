@@ -10,6 +10,7 @@ read.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from distlfm.federated.settings import SiteConfig
 from distlfm.federated.setup.homes import replace_secret
 from distlfm.store import STATUSES, Store, find_store, is_store
 from distlfm.store.files import storing
-from distlfm.store.layout import FAILED
+from distlfm.store.layout import FAILED, UNLEARNED
 
 FITS = "fits"
 GROUP = "/"
@@ -39,7 +40,8 @@ def patient_of(name: str) -> str:
 
 def prepared(folder: Path) -> dict[str, Any]:
     """fits: `done`, `begun`, `not yet`, or what is in the way; and once there are any: windows, how many of them have a
-    fit (`windows_fitted`) or could not be fitted (`windows_failed`), and of how many patients those with a fit are."""
+    fit (`windows_fitted`), have one that failed a check (`windows_unreliable`), from which nothing is learned, or could
+    not be fitted (`windows_failed`), and of how many patients those with a fit are."""
     try:
         config = load(SiteConfig, folder / "site.yaml")
         place = folder / (FITS if config.store is None else config.store)
@@ -52,16 +54,19 @@ def prepared(folder: Path) -> dict[str, Any]:
 
 def _fit_counts(store: Store) -> dict[str, Any]:
     marks = store.markers().values()
-    lost = [STATUSES[name] for name in FAILED]
+    lost, doubted = ([STATUSES[name] for name in names] for names in (UNLEARNED, set(UNLEARNED) - set(FAILED)))
     fitted: list[str] = []
+    unreliable = 0
     for mark in marks:
         names, statuses = (store.read(name, mark.first, mark.first + mark.count) for name in ("id", "status"))
         fitted += [patient_of(str(name)) for name, status in zip(names, statuses, strict=True) if status not in lost]
+        unreliable += int(np.isin(statuses, doubted).sum())
     return {
         "fits": "begun" if store.missing() else "done",
         "windows": store.spec.instances,
         "windows_fitted": len(fitted),
-        "windows_failed": sum(mark.count for mark in marks) - len(fitted),
+        "windows_unreliable": unreliable,
+        "windows_failed": sum(mark.count for mark in marks) - len(fitted) - unreliable,
         "patients_fitted": len(set(fitted)),
     }
 
@@ -107,13 +112,17 @@ class Cohort:
         return found
 
     @staticmethod
-    def draw(patients: Sequence[str], choose: float, test: float, seed: int) -> Cohort:
-        """Sort patients by a hash; the first ones measure, the next ones choose. At least one is learned from."""
-        ranked = sorted(patients, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest())
-        measure = _share(test, len(ranked), len(ranked) - 1)
-        decide = _share(choose, len(ranked), len(ranked) - measure - 1)
-        parts = ranked[measure + decide :], ranked[measure : measure + decide], ranked[:measure]
-        return Cohort(*(tuple(sorted(part)) for part in parts))
+    def draw(patients: Sequence[str], choose: float, test: float, seed: int | str) -> Cohort:
+        """Each patient's part follows from the patient's own name alone, by a hash with the seed as its key.
+
+        So whoever joins or leaves moves nobody else. The price is that shares are kept on average, and that a part may
+        have nobody: then what it is for is refused, as filling it from the others would depend on who else is there.
+        """
+        found: dict[str, list[str]] = {part: [] for part in PARTS}
+        for name in sorted(patients):
+            place = _place(name, seed)
+            found["test" if place < test else "choose" if place < test + choose else "train"].append(name)
+        return Cohort(*(tuple(found[part]) for part in PARTS))
 
     def rows(self, ids: Sequence[str], patients: Sequence[str]) -> Index:
         """Where the windows of these patients are among `ids`."""
@@ -121,9 +130,10 @@ class Cohort:
         return np.flatnonzero([patient_of(name) in chosen for name in ids])
 
 
-def _share(share: float, count: int, most: int) -> int:
-    """This share of `count`; at least one if any are wanted, and at most `most`."""
-    return min(most, max(1, round(share * count))) if share else 0
+def _place(name: str, seed: int | str) -> float:
+    """A number from 0 to 1 that belongs to a patient's name, and that nobody can foretell without the seed."""
+    digest = hmac.new(f"distlfm cohort {seed}".encode(), name.encode("utf-8", "surrogatepass"), hashlib.sha256).digest()
+    return int.from_bytes(digest[:7], "big") / 2**56
 
 
 def groups(ids: Sequence[str]) -> dict[str, list[int]]:

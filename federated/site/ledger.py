@@ -2,83 +2,24 @@
 
 A line is on the disk before the work that it pays for begins, so that a crash can only have paid too much.
 
-Privacy is counted as Rényi differential privacy of the sampled Gaussian mechanism. Each record is in a step with
-probability `rate`, independently; the sum has noise of `noise` times a record's largest contribution. Steps add up in
-each order (Mironov 2017; Mironov, Talwar and Zhang 2019), and the best order is turned into (ε, δ) as in Canonne,
-Kamath and Steinke (2020).
+What it adds up to is `accounting.py`'s.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, ValidationError
-from scipy.special import gammaln, logsumexp
 
 from distlfm.config import Config
-from distlfm.errors import UsageError, WorkError
+from distlfm.errors import WorkError
 from distlfm.federated.setup.homes import locked
+from distlfm.federated.site.accounting import Cost, epsilon
 from distlfm.store.files import append_whole, flush, storing
-
-ORDERS = (*range(2, 65), 72, 80, 96, 112, 128, 160, 192, 256, 384, 512)
-"""Whole numbers: the closed form of the sum below is exact for them."""
-
-
-@lru_cache(maxsize=1024)
-def _rdp(noise: float, rate: float) -> NDArray[np.float64]:
-    """Rényi divergence [orders] of one step."""
-    if not 0 < rate <= 1 or not noise > 0:
-        raise UsageError(
-            f"Noise {noise:g} with sampling rate {rate:g} is not a mechanism.", "Noise is above 0, rates are in (0, 1]."
-        )
-    if rate == 1:
-        return np.array([order / (2 * noise**2) for order in ORDERS])
-    found = []
-    for order in ORDERS:
-        k = np.arange(order + 1)
-        choose = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
-        terms = choose + k * math.log(rate) + (order - k) * math.log1p(-rate) + k * (k - 1) / (2 * noise**2)
-        found.append(float(logsumexp(terms)) / (order - 1))
-    return np.array(found)
-
-
-def rdp(noise: float, rate: float, steps: int) -> NDArray[np.float64]:
-    """Rényi divergence [orders] of `steps` steps."""
-    return _rdp(noise, rate) * steps
-
-
-def epsilon(divergence: NDArray[np.float64], delta: float) -> float:
-    """The ε that goes with δ; the best over the orders."""
-    if not divergence.any():
-        return 0.0
-    order = np.array(ORDERS, float)
-    found = divergence + np.log1p(-1 / order) - (math.log(delta) + np.log(order)) / (order - 1)
-    return float(max(0.0, found.min()))
-
-
-def noise_for(target: float, delta: float, rate: float, steps: int) -> float:
-    """The least noise with which `steps` steps spend at most `target`."""
-    low, high = 0.05, 0.1
-    while epsilon(rdp(high, rate, steps), delta) > target:
-        low, high = high, 2 * high
-        if high > 1e6:
-            raise UsageError(f"No noise keeps ε below {target:g}.", "Ask for a larger ε, or for fewer steps.")
-    for _ in range(30):
-        middle = (low + high) / 2
-        if epsilon(rdp(middle, rate, steps), delta) > target:
-            low = middle
-        else:
-            high = middle
-    return high
-
 
 START = "0" * 64
 FILE = "the privacy ledger"
@@ -152,11 +93,18 @@ class Ledger:
                 flush(self.path.parent)
             return total
 
+    @property
+    def head(self) -> str:
+        """The digest of the last line."""
+        return self.head_after(len(self._lines()))
+
+    def head_after(self, count: int) -> str:
+        """The digest of the ledger when it had `count` lines; empty if it has fewer."""
+        lines = self._lines()
+        return "" if count > len(lines) else _digest(lines[count - 1]) if count else START
+
     def _total(self, charges: list[Charge]) -> float:
-        divergence = np.zeros(len(ORDERS))
-        for one in charges:
-            divergence = divergence + rdp(one.noise, one.rate, one.steps)
-        return epsilon(divergence, self.delta)
+        return epsilon((Cost(one.noise, one.rate, one.steps) for one in charges), self.delta)
 
     def _lines(self) -> list[str]:
         """Whole lines. One without an end was being written when the site died, so its work had not begun."""

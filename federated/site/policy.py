@@ -8,16 +8,17 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from flwr.app import Context
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from distlfm.config import Config, load
 from distlfm.errors import UsageError
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.messages import SiteName
 from distlfm.federated.secure.rules import Rules
+from distlfm.federated.settings import SharedNoise
 from distlfm.version import __version__
 
 POLICY = "policy.yaml"
@@ -26,17 +27,46 @@ PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Category = Annotated[str, Field(pattern=r"^(train|evaluate|query)$")]
 
 
+class TaskLimits(Config):
+    """shared: patterns of the weights that a round may tune and that travel; none stays here unless `local` names it.
+    kinds, optimisers: that a round may use. lr, mu, steps, batch: largest ones; batch 0, all windows, is allowed.
+    seconds: longest work for one message. drift: how far a weight that came may be from the first operator's, in units
+    of the largest weight of its tensor, or of 0.1 if that is more. effective: fewest patients that an update may
+    come from in effect, counted by the length of their gradients; 1 leaves this unchecked, and so does noise.
+    weakest: least length of the patients' gradients, in units of that with the first operator's weights; its inverse is
+    the largest one.
+    """
+
+    shared: tuple[str, ...] = ("*",)
+    kinds: tuple[Literal["pairs", "physics"], ...] = ("pairs", "physics")
+    optimisers: tuple[Literal["sgd", "adam"], ...] = ("sgd", "adam")
+    lr: PositiveFloat = 0.5
+    mu: float = Field(default=100.0, ge=0)
+    steps: int = Field(default=1000, ge=1)
+    batch: int = Field(default=1024, ge=1)
+    seconds: PositiveFloat = 900.0
+    drift: PositiveFloat = 10.0
+    effective: float = Field(default=1.5, ge=1)
+    weakest: float = Field(default=1e-3, ge=0, lt=1)
+
+
 class SitePolicy(Config):
     """Relative paths start at the policy's folder.
 
     site: own name. signing_key: the site's Ed25519 key. state: folder of what the site remembers between messages.
     audit: the site's log. peers: public signing keys by site. package: the version of distlfm that is agreed on; any
     if null. allowed: message types, with `*` for any name. min_cohort: fewest sites at the start and at the end of a
-    sum. min_examples: fewest patients used for an answer. fixed_cohort: kinds of message that all pinned sites answer
-    together or not at all, so that no two answers differ by one site. local: patterns of weights that a task may tune
-    and leave at the site; none unless they are named here. clip: largest norm of an update.
-    noise_multiplier: noise on an update, in units of `clip`. epsilon, delta: privacy budget; none if null.
+    sum. min_examples: fewest patients used for an answer. most_examples: the most that this site counts for. weights:
+    whether a site counts by its patients, or as every other. figure_bound: most that a figure of this site counts.
+    fixed_cohort: kinds of message that all pinned sites answer together or not at all; of others a part of them may,
+    with covering noise. min_difference: fewest sites by which sums may differ without that noise; 1 allows all.
+    cover_noise: its standard deviation, in units of `clip` or `figure_bound`. cover_answers: the most with that noise
+    in an epoch. local: patterns of weights that a task may tune and leave at the site; none unless they are named here.
+    task: bounds on what a round asks. clip: largest norm of an update. noise_multiplier: noise on it, in units of
+    `clip`. colluders: sites that may help the server; noise that the sites bring together is enough without theirs.
+    epsilon, delta: privacy budget; none if null.
     queries_a_day, bytes_a_day: limits by UTC day; whatever tells figures is a query, so `evaluate` is one too.
+    votes_a_day: how often it tells, signed, if a round's model is better for its patients that choose.
     """
 
     site: SiteName
@@ -48,13 +78,22 @@ class SitePolicy(Config):
     allowed: tuple[str, ...] = ("train", "evaluate", "query.*")
     min_cohort: int = Field(default=3, ge=2)
     min_examples: int = Field(default=5, ge=1)
-    fixed_cohort: tuple[Category, ...] = ("evaluate", "query")
+    most_examples: int = Field(default=1000, ge=1)
+    weights: Literal["patients", "equal"] = "patients"
+    figure_bound: float = Field(default=10.0, gt=0)
+    fixed_cohort: tuple[Category, ...] = ("train", "evaluate", "query")
+    min_difference: int = Field(default=3, ge=1)
+    cover_noise: float = Field(default=4.0, gt=0)
+    cover_answers: int = Field(default=10, ge=0)
     local: tuple[str, ...] = ()
+    task: TaskLimits = TaskLimits()
     clip: float | None = Field(default=None, gt=0)
     noise_multiplier: float = Field(default=0.0, ge=0)
+    colluders: int = Field(default=1, ge=0)
     epsilon: float | None = Field(default=None, gt=0)
     delta: float = Field(default=1e-5, gt=0, lt=1)
     queries_a_day: int = Field(default=100, ge=0)
+    votes_a_day: int = Field(default=20, ge=0)
     bytes_a_day: int = Field(default=2_000_000_000, ge=0)
 
     @model_validator(mode="after")
@@ -64,6 +103,10 @@ class SitePolicy(Config):
         if self.noise_multiplier > 0 and self.clip is None:
             raise ValueError("noise_multiplier counts in units of clip: set clip too")
         return self
+
+    def weight(self, patients: float) -> float:
+        """Return what an answer of so many patients counts for."""
+        return min(patients, float(self.most_examples)) if self.weights == "patients" else 1.0
 
     def rules(self) -> Rules:
         """What the members of secure sums hold to."""
@@ -107,7 +150,17 @@ def check_local(policy: SitePolicy, names: Sequence[str]) -> None:
     """
     refused = [name for name in names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in policy.local)]
     if refused:
-        raise Refused(Reason.TASK, f"task.local has {', '.join(refused[:3])}, and the policy's `local` does not.")
+        raise Refused(
+            Reason.TASK,
+            f"task.local has {', '.join(refused[:3])}, and the policy's `local` does not. Leave task.local empty, or "
+            "agree on `local` with the site.",
+        )
+
+
+def check_noise(policy: SitePolicy, noise: SharedNoise | None) -> None:
+    """Refuse noise that is too little once the sites that may help the server take their part of it off."""
+    if noise is not None and noise.lost < policy.colluders:
+        raise Refused(Reason.TASK, f"noise.lost is {noise.lost}; the policy asks for {policy.colluders}.")
 
 
 def check_examples(policy: SitePolicy, count: float) -> None:

@@ -1,13 +1,14 @@
-"""Noise that hides a patient, with all of their windows: DP-SGD, figures, and whole updates.
+"""What hides a patient, with all of their windows: DP-SGD, updates of patients, figures, and whole updates.
 
 What is added covers every real number that leaves: Fourier weights are pairs of real numbers, both of which get theirs.
+Noise is whole numbers, on a grid that the values are put on first: `secure/discrete.py`.
 
 Shapes: `N` patients, `W` windows of the patient who has most, `D` tuned weights.
 """
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
@@ -18,17 +19,24 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from distlfm.errors import UsageError
-from distlfm.federated.settings import PrivacyConfig, RoundTask
+from distlfm.federated.secure.discrete import Random, chance, discrete_gaussian
+from distlfm.federated.secure.noise import MARGIN
+from distlfm.federated.settings import PrivacyConfig, RoundTask, SharedNoise
 from distlfm.federated.site.cohort import groups
 from distlfm.federated.site.tuning import Descent, Features, Objective, Tail, Weights, all_finite, hold_back
+from distlfm.federated.site.worktime import keep_time
 from distlfm.lfo import Batch, Operator
 
-Random = np.random.Generator
+GRAIN = 2.0**-30
+"""The grid of numbers that get noise before they leave, in units of the largest contribution."""
 
 
-def fresh_random() -> Random:
-    """A generator that nobody else can follow: noise that the asker could compute would hide nothing."""
-    return np.random.default_rng(secrets.randbits(256))
+def noised(sums: NDArray[np.float64], clip: float, noise: float, random: Random = os.urandom) -> NDArray[np.float64]:
+    """Return sums [D] with discrete noise of `noise` times `clip`, on a grid that does not depend on the sums."""
+    step = clip * GRAIN
+    drawn = discrete_gaussian(noise * MARGIN / GRAIN, sums.size, random).reshape(sums.shape)
+    found: NDArray[np.float64] = (np.rint(sums / step) + drawn) * step
+    return found
 
 
 def clipped(gradients: Tensor, clip: float) -> Tensor:
@@ -42,11 +50,10 @@ def clipped(gradients: Tensor, clip: float) -> Tensor:
     return rows * (clip / length.clamp_min(clip))
 
 
-def noisy_mean(gradients: Tensor, expected: float, privacy: PrivacyConfig, random: Random) -> Tensor:
+def noisy_mean(gradients: Tensor, expected: float, privacy: PrivacyConfig, random: Random = os.urandom) -> Tensor:
     """Clipped gradients [N, D] of the patients in a step, added up with noise, over their expected number: [D]."""
-    total = clipped(gradients, privacy.clip).sum(0)
-    noise = random.normal(0.0, privacy.noise * privacy.clip, size=total.shape)
-    return (total + torch.from_numpy(noise)) / expected
+    total = clipped(gradients, privacy.clip).sum(0).numpy()
+    return torch.from_numpy(noised(total, privacy.clip, privacy.noise, random)) / expected
 
 
 def tune_privately(
@@ -59,17 +66,17 @@ def tune_privately(
     """
     if task.adapter == "none":
         refuse_whole()
-    random = fresh_random()
     own = dict(operator.model.named_parameters())
     weights = {name: own[name].detach().clone().requires_grad_(True) for name in names}
     start = {name: weights[name].detach().clone() for name in near}
     gradients = PatientGradients(operator, batch, task)
     descent = Descent(list(weights.values()), task)
-    expected = privacy.sample * gradients.num_patients
+    expected = privacy.sample * (privacy.patients or gradients.num_patients)
     for _ in range(task.steps):
-        taken = np.flatnonzero(random.random(gradients.num_patients) < privacy.sample)
+        keep_time()
+        taken = np.flatnonzero(chance(privacy.sample, gradients.num_patients))
         each = gradients({name: one.detach() for name, one in weights.items()}, taken)
-        mean = noisy_mean(each, expected, privacy, random)
+        mean = noisy_mean(each, expected, privacy)
         parts = mean.float().split([one.numel() for one in weights.values()])
         for one, part in zip(weights.values(), parts, strict=True):
             one.grad = part.reshape(one.shape).clone()
@@ -108,6 +115,7 @@ class PatientGradients:
         one = {name: value[0] for name, value in self._seen.items()}, {n: v[0] for n, v in self._batch.items()}
         self._loss({}, *one, self._share[0])
         self._each: Callable[..., dict[str, Tensor]] = vmap(grad(self._loss), in_dims=(None, 0, 0, 0))
+        self._apart: Callable[..., dict[str, Tensor]] = vmap(grad(self._loss), in_dims=(0, 0, 0, 0))
 
     def __call__(self, weights: Mapping[str, Tensor], patients: NDArray[np.intp]) -> Tensor:
         """Of some patients, by number; none of them is an empty answer."""
@@ -119,6 +127,12 @@ class PatientGradients:
         found = self._each(dict(weights), seen, batch, self._share[at])
         return torch.cat([found[name].flatten(1) for name in weights], 1)
 
+    def apart(self, weights: Mapping[str, Tensor], patients: NDArray[np.intp]) -> dict[str, Tensor]:
+        """Gradients [N, ...] where each of the patients has weights [N, ...] of their own."""
+        at = torch.from_numpy(patients)
+        seen, batch = ({name: one[at] for name, one in part.items()} for part in (self._seen, self._batch))
+        return self._apart(dict(weights), seen, batch, self._share[at])
+
     def _loss(
         self, weights: Mapping[str, Tensor], seen: Mapping[str, Tensor], batch: Mapping[str, Tensor], share: Tensor
     ) -> Tensor:
@@ -127,23 +141,39 @@ class PatientGradients:
         return (self._objective(prediction, windows) * share).sum()
 
 
-def private_mean(figures: NDArray[np.float64], privacy: PrivacyConfig, random: Random | None = None) -> float:
-    """The mean of a figure over patients [N], each held within ± bound, with noise; how many they are is public."""
-    random = random or fresh_random()
+def private_mean(figures: NDArray[np.float64], privacy: PrivacyConfig, random: Random = os.urandom) -> float:
+    """The mean of a figure over patients [N], each held within ± bound, with noise."""
     held = np.clip(np.nan_to_num(figures), -privacy.bound, privacy.bound)
-    return float((held.sum() + random.normal(0.0, privacy.figures * privacy.bound)) / len(held))
+    total = noised(np.array([held.sum()]), privacy.bound, privacy.figures, random)
+    return float(total[0]) / (privacy.patients or len(held))
 
 
-def private_update(
-    before: NDArray[np.float64], after: NDArray[np.float64], clip: float, noise: float, random: Random | None = None
-) -> NDArray[np.float64]:
-    """The new weights [D], whose difference from the old ones is at most `clip` long and has noise in each number.
-
-    New weights that are not finite count as the old ones.
-    """
-    random = random or fresh_random()
+def shortened(before: NDArray[np.float64], after: NDArray[np.float64], clip: float) -> NDArray[np.float64]:
+    """The new weights [D], whose difference from the old ones is at most `clip` long; not finite, they are the old."""
     change = after - before if np.isfinite(after).all() else np.zeros_like(before)
     length = float(np.linalg.norm(change))
-    held = change * min(1.0, clip / length) if length > 0 else change
-    found: NDArray[np.float64] = before + held + random.normal(0.0, noise * clip, size=change.shape)
-    return found
+    held: NDArray[np.float64] = before + (change * min(1.0, clip / length) if length > 0 else change)
+    return held
+
+
+def summed_updates(
+    operator: Operator, names: Sequence[str], batch: Batch, task: RoundTask, noise: SharedNoise
+) -> NDArray[np.float64]:
+    """Return the sum [D] of the updates of the patients who take part in a round, each at most `noise.clip` long.
+
+    Each is made of the common weights and of the patient's own windows alone, by steps of gradient descent, all at
+    once; so a patient more or less changes the sum by `noise.clip` at most.
+    """
+    own = dict(operator.model.named_parameters())
+    gradients = PatientGradients(operator, batch, task)
+    taken = np.flatnonzero(chance(noise.sample, gradients.num_patients))
+    start = {name: own[name].detach().expand(len(taken), *own[name].shape) for name in names}
+    size = sum(own[name].numel() for name in names)
+    if not len(taken):
+        return np.zeros(size)
+    weights = start
+    for _ in range(task.steps):
+        found = gradients.apart(weights, taken)
+        weights = {name: one - task.lr * found[name] for name, one in weights.items()}
+    changes = torch.cat([(weights[name] - start[name]).flatten(1) for name in names], 1)
+    return np.asarray(clipped(changes, noise.clip).sum(0).numpy(), np.float64)

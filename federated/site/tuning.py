@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from distlfm.errors import WorkError
 from distlfm.federated.settings import RoundTask
 from distlfm.federated.site.cohort import groups
+from distlfm.federated.site.worktime import keep_time
 from distlfm.lfo import Batch, LossConfig, Operator, OperatorOutput
 from distlfm.lfo.heads import HeadOutput, Stage
 from distlfm.lfo.loss import force_q2, losses, reconstruction
@@ -196,6 +197,7 @@ def descend(
     size = min(task.batch or count, count)
     order = torch.empty(0, dtype=torch.long)
     for _ in range(task.steps):
+        keep_time()
         if len(order) < size:
             order = torch.cat([order, torch.randperm(count, generator=generator)])
         rows, order = order[:size], order[size:]

@@ -23,12 +23,23 @@ from torch import Tensor
 
 from distlfm.config import build, dump, load
 from distlfm.errors import UsageError
-from distlfm.federated.codec import Codec, Vector, chosen, weights_digest
+from distlfm.federated.codec import SHARED, Codec, Vector, chosen, weights_digest
+from distlfm.federated.refused import Reason, Refused
+from distlfm.federated.secure.noise import SumNoise
 from distlfm.federated.settings import PrivacyConfig, RoundTask, SiteConfig
+from distlfm.federated.site.cohort import FILE as COHORT
 from distlfm.federated.site.cohort import FITS, Cohort, Index, groups, patient_of
+from distlfm.federated.site.contract import Effect, effect_of
 from distlfm.federated.site.data import fit_config, fit_patients, records, site_store, unlabelled
 from distlfm.federated.site.ledger import Ledger
-from distlfm.federated.site.privacy import private_mean, private_update, refuse_whole, tune_privately
+from distlfm.federated.site.privacy import (
+    noised,
+    private_mean,
+    refuse_whole,
+    shortened,
+    summed_updates,
+    tune_privately,
+)
 from distlfm.federated.site.tuning import NotFinite, adapter_names, names_of, patient_figures, tune
 from distlfm.lfo import Batch, Examples, FourierOperator, Operator, load_checkpoint, save_checkpoint
 from distlfm.runtime.process import torch_threads
@@ -47,11 +58,14 @@ Part = Literal["train", "choose", "test"]
 class Trained:
     """What leaves a site after a round, before it is masked: the shared weights [D], and how many patients were used.
 
+    noise: what they get before the mask; None if they have it, or need none.
+
     `Site.evaluate` alone says how good a model is: with its own cohort, its own limits and its own price.
     """
 
     vector: Vector
     num_patients: int
+    noise: SumNoise | None = None
 
 
 def own_checkpoint(folder: Path) -> Path:
@@ -157,7 +171,10 @@ class Site:
         """The windows of the patients that are learned from, that choose between models, or that measure."""
         whole, rows = self._rows(kind, part)
         if not len(rows):
-            raise UsageError(f"The site {self.config.name} has no windows to {part}.", "Give it more patients.")
+            raise UsageError(
+                f"The site {self.config.name} has no patients to {part}.",
+                f"Give it more patients, or another seed and no {COHORT} before its first answer.",
+            )
         return whole.at(rows.tolist())
 
     def _rows(self, kind: str, part: Part) -> tuple[Batch, Index]:
@@ -181,6 +198,8 @@ class Site:
         operator, codec = self._placed(vector, task)
         batch, common = self.windows(task.kind), copy.deepcopy(operator)
         with torch_threads(self.config.threads):
+            if self.privacy is not None and self.privacy.mechanism == "shared":
+                return self._together(operator, codec, vector, batch, task, run)
             if self.privacy is None:
                 weights, used = self._tuned(operator, codec, self.stays_here(task), batch, task)
                 local = {name: weight for name, weight in weights.items() if name not in codec.names}
@@ -196,8 +215,15 @@ class Site:
     def most_used(self, task: RoundTask) -> int:
         """Return an upper bound on the patients that a task can use; DP-SGD draws from all, whatever the batch is."""
         count = self.count(task.kind, "train")
-        whole = task.batch == 0 or (self.privacy is not None and self.privacy.mechanism == "patients")
+        whole = task.batch == 0 or (self.privacy is not None and self.privacy.mechanism != "update")
         return count if whole else min(task.steps * task.batch, count)
+
+    def effect(self, vector: Vector, task: RoundTask) -> Effect:
+        """Measure how many patients would be behind an update from these weights, in effect."""
+        operator, codec = self._placed(vector, task)
+        random = torch.Generator().manual_seed(secrets.randbits(63))
+        with torch_threads(self.config.threads):
+            return effect_of(operator, self.base, codec.names, self.windows(task.kind), task, random)
 
     def stays_here(self, task: RoundTask) -> tuple[str, ...]:
         """Return the names of the weights that a task tunes and leaves at the site."""
@@ -249,7 +275,28 @@ class Site:
         self._charge_update(ledger, privacy.noise, run)
         _, used = self._tuned(operator, codec, (), batch, task)
         after = codec.encode(operator.model.state_dict())
-        return private_update(vector, after, privacy.clip, privacy.noise), used
+        held = shortened(vector, after, privacy.clip) - vector
+        return vector + noised(held, privacy.clip, privacy.noise), used
+
+    def _together(
+        self, operator: Operator, codec: Codec, vector: Vector, batch: Batch, task: RoundTask, run: str
+    ) -> Trained:
+        """The mean of the patients' updates, whose noise all sites bring together while they mask it."""
+        ledger, noise = self.ledger, task.noise
+        assert ledger is not None
+        if task.adapter == "none":
+            refuse_whole()
+        if noise is None:
+            raise Refused(Reason.TASK, "The site's mechanism is `shared`, and the task has no noise.")
+        ledger.charge("shared", noise=noise.multiplier, rate=noise.sample, steps=1, run=run)
+        count = self.weight(len(groups(batch.ids)))
+        total = summed_updates(operator, codec.names, batch, task, noise)
+        spread = SumNoise({SHARED: noise.multiplier * noise.clip}, noise.lost)
+        return Trained(vector + total / count, count, spread)
+
+    def weight(self, count: int) -> int:
+        """Return by how many patients the site counts in a sum; with a budget it may be a number that is stated."""
+        return count if self.privacy is None or self.privacy.patients is None else self.privacy.patients
 
     def count_update(self, noise: float, run: str = "") -> None:
         """Write down an update that the policy noises as a whole, before the work. There is no budget to stop at, but
@@ -259,10 +306,10 @@ class Site:
             assert self.ledger is not None, "without noise there is nothing to be counted"
             self._charge_update(self.ledger, noise, run)
 
-    def spent(self, delta: float) -> float | None:
-        """ε of all charges so far, budget or not; None where nothing was ever charged."""
+    def known_ledger(self, delta: float) -> Ledger | None:
+        """All charges so far, budget or not; None where nothing was ever charged."""
         path = self.folder / LEDGER
-        return Ledger(path, math.inf, delta).spent if path.exists() else None
+        return Ledger(path, math.inf, delta) if path.exists() else None
 
     def _charge_update(self, ledger: Ledger, noise: float, run: str) -> None:
         """noise: in units of the clip. Two updates within the same ball are at most two radii apart."""

@@ -38,6 +38,7 @@ SMALL = {
     "optimiser": {"rounds": 0, "iterations": 8},
     "variational": {"iterations": 3, "draws": 8, "num_inducing": 5, "samples": 2, "features": 16},
     "preestimate": {"draws": 8},
+    "reference": {"chains": 2, "warmup": 20, "draws": 8, "depth": 3},
     "joint": {"chains": 4, "warm": [2], "kept": 2, "extensions": 0},
 }
 
@@ -78,7 +79,7 @@ class Case:
     def __init__(self, name: str, fields: bool) -> None:
         self.name, self.fields = name, fields
         small = {key: value for key, value in SMALL.items() if not fields or key == "optimiser"}
-        if name != "variational" and not (fields and name == "preestimate"):
+        if name not in ("variational", "reference") and not (fields and name == "preestimate"):
             small["posterior"] = {"stages": [6, 8], "draws": 6}
         if fields:
             small["field"] = {"num_times": 4, "num_places": 4, "refinements": 0, "shown_times": 3, "shown_places": 4}

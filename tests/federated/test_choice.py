@@ -31,7 +31,9 @@ def test_a_round_that_does_harm_is_not_kept(tmp_path: Path) -> None:
     before = codec.encode(operator.model.state_dict())
     assert (state.done, state.kept_round, state.chosen) == (1, 0, True)
     assert np.array_equal(state.result, before)
-    assert not np.array_equal(state.vector, before)
+    assert np.array_equal(state.vector, before)  # all sites have voted against it
+    assert state.last is not None
+    assert state.last["loss"] > state.loss
     grid.wire.clear()
     again = run_rounds(SecureGrid(grid, min_sites=3), operator, codec, programme, tmp_path / "run")
     assert grid.wire == []  # what was chosen stays, and nobody is asked again

@@ -14,8 +14,8 @@ from distlfm.federated.codec import Codec, Vector
 from distlfm.federated.rounds import run_rounds
 from distlfm.federated.secure.grid import SecureGrid
 from distlfm.federated.settings import PrivacyConfig, ProgrammeConfig
-from distlfm.federated.site import privacy
-from distlfm.federated.site.ledger import Ledger, epsilon, rdp
+from distlfm.federated.site.accounting import Cost, epsilon
+from distlfm.federated.site.ledger import Ledger
 from distlfm.federated.site.policy import POLICY, load_policy
 from distlfm.federated.site.work import LEDGER, Site, codec_of
 from distlfm.lfo import Operator
@@ -27,13 +27,6 @@ CLIP = 0.01
 ONE_STEP = {"steps": 1, "lr": 0.05}
 COUNTS = (8, 12, 16, 24)
 ONE_ROUND = make_programme(rounds=1, task=ONE_STEP)
-
-
-@pytest.fixture
-def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same noise in every run of a test; each site's is its own."""
-    random = np.random.default_rng(7)
-    monkeypatch.setattr(privacy, "fresh_random", lambda: random)
 
 
 def harden(sites: dict[str, Site], noise: float) -> None:
@@ -75,13 +68,13 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
     return Known(operator, sites, counts, np.average(changes * CLIP / lengths, axis=0, weights=counts))
 
 
-def test_each_sites_update_is_shortened_before_it_is_summed(known: Known, tmp_path: Path, seeded: None) -> None:
+def test_each_sites_update_is_shortened_before_it_is_summed(known: Known, tmp_path: Path) -> None:
     harden(known.sites, noise=1e-6)
     _, change = run(known.operator, known.sites, ONE_ROUND, tmp_path / "run")
     assert np.abs(change - known.mean).max() < 1e-5 * CLIP
 
 
-def test_the_sums_noise_is_that_of_the_sites_weighted_as_they_are(known: Known, tmp_path: Path, seeded: None) -> None:
+def test_the_sums_noise_is_that_of_the_sites_weighted_as_they_are(known: Known, tmp_path: Path) -> None:
     assert len(set(known.counts)) == 4
     harden(known.sites, noise=3.0)
     codec, change = run(known.operator, known.sites, ONE_ROUND, tmp_path / "run")
@@ -108,13 +101,13 @@ def test_what_noised_updates_cost_is_written_down_and_counts_towards_a_later_bud
             for entry in verify(site.folder / "audit.jsonl").entries
             if entry["event"] == "privacy"
         ]
-        assert told == pytest.approx([epsilon(rdp(4.0, 1.0, rounds), 1e-5) for rounds in (1, 2)])
+        assert told == pytest.approx([epsilon([Cost(4.0, 1.0, rounds)], 1e-5) for rounds in (1, 2)])
         later = Site(site.folder, budget=(1.0, 1e-5)).ledger
         assert later is not None
-        assert later.spent == pytest.approx(epsilon(rdp(4.0, 1.0, 2), 1e-5))
+        assert later.spent == pytest.approx(epsilon([Cost(4.0, 1.0, 2)], 1e-5))
 
 
-def test_figures_beside_noised_updates_have_noise_and_are_counted_too(tmp_path: Path, seeded: None) -> None:
+def test_figures_beside_noised_updates_have_noise_and_are_counted_too(tmp_path: Path) -> None:
     operator, sites = make_federation(tmp_path)
     harden(sites, noise=8.0)
     programme = make_programme(rounds=1, evaluate=True, task=ONE_STEP)

@@ -46,7 +46,12 @@ def set_policy(sites: dict[str, Site], **changes: Any) -> None:
 
 
 def asked(
-    sites: dict[str, Site], model: FourierOperator, task: RoundTask, run: int, withhold: Sequence[str] = ()
+    sites: dict[str, Site],
+    model: FourierOperator,
+    task: RoundTask,
+    run: int,
+    withhold: Sequence[str] = (),
+    seconds: float = 60.0,
 ) -> tuple[list[Message], SecureGrid, np.ndarray]:
     """Send a training round to all sites; those in `withhold` never get the message that asks for the work."""
     lost = [list(sites).index(name) + 1 for name in withhold]
@@ -60,7 +65,7 @@ def asked(
     content = RecordDict(
         {
             "arrays": ArrayRecord({"shared": Array(vector)}),
-            "config": ConfigRecord({"task": task.model_dump_json(), "base": base}),
+            "config": ConfigRecord({"task": task.model_dump_json(), "base": base, "seconds": seconds}),
         }
     )
     grid = SecureGrid(LocalGrid(app, nodes_of(sites), run_id=run, on_request=hook))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,16 @@ import torch
 
 from distlfm.errors import UsageError
 from distlfm.federated.codec import Codec
-from distlfm.federated.settings import PrivacyConfig, RoundTask
+from distlfm.federated.settings import PrivacyConfig, RoundTask, SharedNoise
 from distlfm.federated.site.privacy import (
+    GRAIN,
     PatientGradients,
     clipped,
+    noised,
     noisy_mean,
     private_mean,
-    private_update,
+    shortened,
+    summed_updates,
     tune_privately,
 )
 from distlfm.federated.site.tuning import Adapter, Objective, Tail, adapter_names
@@ -100,15 +104,14 @@ def test_private_work_that_leads_nowhere_gives_the_weights_that_came(tmp_path: P
 
 
 @pytest.mark.parametrize("wild", [float("nan"), float("inf")])
-def test_an_update_that_is_no_number_leaves_as_noise_alone(wild: float) -> None:
+def test_an_update_that_is_no_number_leaves_as_none_at_all(wild: float) -> None:
     before, after = np.ones(10), np.ones(10)
     after[4] = wild
-    drawn = private_update(before, after, 0.5, 2.0, np.random.default_rng(3))
-    assert np.array_equal(drawn, private_update(before, before, 0.5, 2.0, np.random.default_rng(3)))
+    assert np.array_equal(shortened(before, after, 0.5), before)
 
 
 def test_the_noise_of_a_step_is_as_large_as_it_is_paid_for() -> None:
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(0).bytes
     drawn = torch.stack([noisy_mean(torch.zeros(3, 50), 6.0, PRIVACY, random) for _ in range(400)])
     assert float(drawn.std()) == pytest.approx(PRIVACY.noise * PRIVACY.clip / 6.0, rel=0.02)
 
@@ -117,10 +120,9 @@ def test_noise_covers_both_parts_of_the_fourier_weights(tmp_path: Path) -> None:
     model = make_operator(make_store(tmp_path / "store.zarr", 16)).model
     codec = Codec(model, ["layers.*.spectral.weight"])
     before = codec.encode(model.state_dict())
-    random = np.random.default_rng(0)
-    noised = codec.decode(private_update(before, before, clip=0.2, noise=3.0, random=random))
+    changed = codec.decode(before + noised(np.zeros_like(before), 0.2, 3.0, np.random.default_rng(0).bytes))
     own = dict(model.named_parameters())
-    for name, weight in noised.items():
+    for name, weight in changed.items():
         real, imaginary = (weight - own[name]).unbind(1)
         for part in (real, imaginary):
             assert bool((part != 0).all())
@@ -131,16 +133,15 @@ def test_noise_covers_both_parts_of_the_fourier_weights(tmp_path: Path) -> None:
 
 def test_an_update_is_shortened_and_an_empty_one_is_left_alone() -> None:
     before, after = np.zeros(10), np.full(10, 5.0)
-    quiet = np.random.default_rng(0)
-    assert np.linalg.norm(private_update(before, after, 0.5, 0.0, quiet)) == pytest.approx(0.5)
-    assert np.array_equal(private_update(before, before, 0.5, 0.0, quiet), before)
+    assert np.linalg.norm(shortened(before, after, 0.5)) == pytest.approx(0.5)
+    assert np.array_equal(shortened(before, before, 0.5), before)
 
 
 def test_a_figure_of_one_patient_is_bounded_and_noised() -> None:
     privacy = replace_bound(PRIVACY, bound=2.0, figures=1e-6)
     wild = np.array([1.0, 1.0, 1e9, np.nan])
-    assert private_mean(wild, privacy, np.random.default_rng(0)) == pytest.approx((1 + 1 + 2 + 0) / 4, abs=1e-4)
-    noisy = [private_mean(np.ones(4), PRIVACY, np.random.default_rng(seed)) for seed in range(300)]
+    assert private_mean(wild, privacy, np.random.default_rng(0).bytes) == pytest.approx((1 + 1 + 2 + 0) / 4, abs=1e-4)
+    noisy = [private_mean(np.ones(4), PRIVACY, np.random.default_rng(seed).bytes) for seed in range(300)]
     assert np.std(noisy) == pytest.approx(PRIVACY.figures * PRIVACY.bound / 4, rel=0.1)
 
 
@@ -177,8 +178,35 @@ def test_a_step_that_draws_nobody_is_noise_alone(tmp_path: Path) -> None:
     own = {name: one.clone() for name, one in operator.model.named_parameters() if name in names}
     empty = PatientGradients(operator, batch, RoundTask(adapter="shift"))(own, np.array([], dtype=np.intp))
     assert empty.shape == (0, sum(one.numel() for one in own.values()))
-    assert float(noisy_mean(empty, 2.0, PRIVACY, np.random.default_rng(1)).abs().sum()) > 0
+    assert float(noisy_mean(empty, 2.0, PRIVACY).abs().sum()) > 0
 
 
 def replace_bound(privacy: PrivacyConfig, **told: float) -> PrivacyConfig:
     return privacy.model_copy(update=told)
+
+
+def test_a_patient_more_changes_a_sum_of_updates_by_the_clip_at_most_and_no_other_patient(tmp_path: Path) -> None:
+    operator, batch = make_batch(tmp_path, WINDOWS)
+    names = adapter_names(operator.model, "head")
+    task = RoundTask(adapter="head", steps=3, lr=0.5)
+    noise = SharedNoise(multiplier=1.0, clip=0.2)
+    here = [i for i, name in enumerate(batch.ids) if not name.startswith("p1/")]
+    fewer = replace(batch.at(here), ids=tuple(batch.ids[i] for i in here))
+    [whole, without] = [summed_updates(operator, names, one, task, noise) for one in (batch, fewer)]
+    assert 0.1 < np.linalg.norm(whole - without) <= 0.2 * (1 + 1e-6)
+    alone = replace(batch.at([3]), ids=(batch.ids[3],))
+    assert batch.ids[3].startswith("p1/")
+    assert whole - without == pytest.approx(summed_updates(operator, names, alone, task, noise), abs=1e-6)
+
+
+def test_how_many_patients_a_site_has_need_not_be_told() -> None:
+    privacy = PRIVACY.model_copy(update={"figures": 1e-7, "patients": 10})
+    assert private_mean(np.ones(4), privacy) == pytest.approx(0.4, abs=1e-4)
+
+
+def test_noise_is_on_a_grid_that_the_values_are_put_on_first() -> None:
+    """Floating-point noise has gaps that tell what it was added to (Mironov 2012)."""
+    step = 0.5 * GRAIN
+    for value in (0.0, 0.1, 1 / 3):
+        found = noised(np.full(1000, value), 0.5, 2.0) / step
+        assert np.array_equal(found, np.rint(found))

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ def test_status_tells_of_sites_and_runs(federation: Federation, first: dict[str,
     assert {process["state"] for process in told["processes"].values()} == {"up"}
 
 
-def test_a_run_ends_right_when_a_site_is_killed_in_a_round_and_the_site_comes_back(federation: Federation) -> None:
+def test_a_round_waits_for_a_site_that_was_killed_in_it_and_comes_back(federation: Federation) -> None:
     """It is started again at once, and let in with its key when the link has noticed that it was gone."""
     known, logged = len(events(federation.sites["west"], "shares")), len(federation.drivers["west"].text)
     background = Background(federation, federation.programme(1), "site-killed")
@@ -160,7 +161,7 @@ def test_a_run_ends_right_when_a_site_is_killed_in_a_round_and_the_site_comes_ba
     federation.kill("west")
     federation.start("west")
     history = background.wait().content["history"]
-    assert [line["sites"] for line in history] == [3]
+    assert [line["sites"] for line in history] == [4]
     west = federation.drivers["west"]
     wait_until(lambda: "supernode is up" in west.text[logged:], why=lambda: west.text + federation.log_of("west"))
     assert federation.online() == set(SITES)
@@ -236,7 +237,7 @@ def test_a_new_site_is_let_in_and_shut_out_again_while_it_is_connected(federatio
 def test_a_hostile_link_cannot_bring_code_to_a_site(federation: Federation) -> None:
     """The same certificate and port, but no gate: the sites' own check is what is left."""
     assert federation.stop("link") == set()
-    home, port = federation.link, federation.link.config().port
+    home, port, stopped = federation.link, federation.link.config().port, time.time()
     around = environment(home, DISTLFM_LINK_HOME=str(home.path))
     server = [sys.executable, str(HOSTILE), str(home.path)]
     tasks = [sys.executable, "-m", "distlfm.federated.link.tasks", "link", str(home.path), f"127.0.0.1:{port}"]
@@ -245,7 +246,7 @@ def test_a_hostile_link_cannot_bring_code_to_a_site(federation: Federation) -> N
         for command in (server, tasks):
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null, env=around)
             stack.enter_context(process)  # its standard input closes at the end, and it ends with that
-        wait_until(lambda: federation.online() == set(SITES))
+        wait_until(lambda: federation.online(stopped) == set(SITES))
         programme = federation.programme(1, kind="query", question="cohort", deadline=60.0)
         run = start_foreign(federation.link, programme)
         with federation.control() as control:

@@ -34,6 +34,7 @@ from distlfm.federated.site.work import Site, codec_of, open_operator
 from distlfm.federated.strategy import TooFewSites, wait_for_sites
 from distlfm.lfo import Operator
 from distlfm.version import __version__
+from tests.support.secure_sites import stage_of
 from tests.support.site_toy import make_federation, make_grid, make_programme
 
 
@@ -159,21 +160,58 @@ def test_too_few_survivors_never_become_the_common_model(tmp_path: Path, lost: i
     assert not (tmp_path / "run" / "state.json").exists()
 
 
-def test_one_site_of_four_may_be_lost(tmp_path: Path) -> None:
+def test_a_run_that_loses_a_site_for_good_ends_and_says_what_to_do(tmp_path: Path) -> None:
+    """All sites train together or none does: sums over four and over three of them would show one site."""
     operator, sites = make_federation(tmp_path)
 
     def drop(reply: Message) -> Message | None:
         return None if reply.metadata.src_node_id == 2 else reply
 
+    programme = make_programme(rounds=1, lost=1)
+    grid = SecureGrid(make_grid(sites, on_reply=drop), min_sites=3)
+    with pytest.raises(TooFewSites, match="was lost 2 times") as caught:
+        run_rounds(grid, operator, codec_of(operator.model, programme.task), programme, tmp_path / "run")
+    assert "Start the missing sites" in caught.value.fix
+
+
+def test_a_round_waits_for_a_site_that_was_lost(tmp_path: Path) -> None:
+    operator, sites = make_federation(tmp_path)
+    lost: list[str] = []
+
+    def drop(reply: Message) -> Message | None:
+        if reply.metadata.src_node_id == 2 and stage_of(reply) == "mask" and not lost:
+            lost.append("once")
+            return None
+        return reply
+
     programme = make_programme(rounds=1)
+    grid = SecureGrid(make_grid(sites, on_reply=drop), min_sites=3)
+    found = run_rounds(grid, operator, codec_of(operator.model, programme.task), programme, tmp_path / "run")
+    assert [line["sites"] for line in found.history] == [4]
+    assert len([report for report in grid.reports if report.purpose == "train"]) == 3  # lost, whole, handed out
+
+
+def test_a_run_goes_on_with_covering_noise_where_the_policies_say_so(tmp_path: Path) -> None:
+    """Each of the three sites that are left adds noise of its own, and counts as much as the others."""
+    operator, sites = make_federation(tmp_path)
+    clip, noise = 0.05, 2.0
+    for site in sites.values():
+        path = site.folder / "policy.yaml"
+        changes = {"fixed_cohort": ["evaluate", "query"], "clip": clip, "cover_noise": noise, "min_examples": 1}
+        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
+
+    def drop(reply: Message) -> Message | None:
+        return None if reply.metadata.src_node_id == 2 else reply
+
+    programme = make_programme(rounds=2)
     grid = SecureGrid(make_grid(sites, on_reply=drop), min_sites=3)
     codec = codec_of(operator.model, programme.task)
     found = run_rounds(grid, operator, codec, programme, tmp_path / "run")
-    assert found.history[0]["sites"] == 3
-    left = [Site(site.folder) for name, site in sites.items() if name != "north"]
-    before = codec.encode(operator.model.state_dict())
-    expected = np.mean([site.train(before, programme.round_task(1)).vector for site in left], axis=0)
-    assert np.abs(found.vector - expected).max() <= 1e-6
+    assert [line["sites"] for line in found.history] == [3, 3]
+    moved = found.vector - codec.encode(operator.model.state_dict())
+    assert np.std(moved) == pytest.approx(noise * clip * np.sqrt(2 / 3), rel=0.05)
+    masked = [one["facts"] for one in verify(sites["east"].folder / "audit.jsonl").entries if one["event"] == "mask"]
+    assert [one["covered"] for one in masked] == [True] * 3
 
 
 def test_a_server_does_not_wait_for_ever(tmp_path: Path) -> None:

@@ -81,20 +81,6 @@ def test_an_enrolled_site_cannot_take_anothers_place_in_a_sum(tmp_path: Path, fo
         assert grid.reports[0].survivors == ("north", "south", "west")
 
 
-def test_one_request_is_not_summed_over_two_different_sets_of_sites(tmp_path: Path) -> None:
-    nodes = make_sites(tmp_path)
-
-    def lose(message: Message) -> Message | None:
-        return None if message.metadata.dst_node_id == 2 else message
-
-    assert len(ask(SecureGrid(local_grid(nodes)), request())) == 1
-    part = SecureGrid(local_grid(nodes, on_request=lose))
-    assert all(reply.has_error() for reply in ask(part, request()))
-    assert refusals(tmp_path) == ["REPEATED"]
-    assert ask(SecureGrid(local_grid(nodes)), request())[0].content["metrics"]["num-sites"] == 4.0
-    assert ask(SecureGrid(local_grid(nodes, on_request=lose)), request(round_=2))[0].has_content()
-
-
 def test_a_site_that_gets_other_weights_than_its_peers_refuses_them(tmp_path: Path) -> None:
     def tamper(message: Message) -> Message:
         if message.metadata.dst_node_id == 1 and stage_of(message) == "mask":

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distlfm.config import read_yaml
 from distlfm.errors import OtherWork, UsageError
 from distlfm.federated.settings import RoundTask, SiteConfig
-from distlfm.federated.simulation.run import NOISE, mechanism
+from distlfm.federated.simulation import run
 from distlfm.federated.site import data as site_data
 from distlfm.federated.site.data import fit_config, records
 from distlfm.federated.site.work import Site, codec_of, write_site
@@ -25,12 +26,14 @@ from distlfm.verbs.fit import FitRun
 from distlfm.verbs.generate import generate
 
 POINTS, WINDOW = 25, 240.0
+SHIPPED = read_yaml(Path(run.__file__).with_name("demo") / "generate.yaml")
+MECHANISM, NOISE = SHIPPED["mechanism"], SHIPPED["likelihood"]
 FORCE = {"priors": {"lengthscale": {"kind": "lognormal", "median": 40, "spread": 0.5}}}
 SMALL = OperatorConfig(layers=1, width=8, modes=4, head=8, pooled=4, regressions=0, slopes=(0.1,))
 
 
 def make_operator(folder: Path) -> Operator:
-    content: dict[str, Any] = {"instances": 24, "stop": WINDOW, "points": POINTS, "mechanism": mechanism(120, 0.2)}
+    content: dict[str, Any] = {"instances": 24, "stop": WINDOW, "points": POINTS, "mechanism": MECHANISM}
     content |= {"force": FORCE, "likelihood": NOISE, "run": {"dir": folder, "executor": "serial"}}
     store = generate(GenerateConfig.model_validate(content))
     examples = Examples([store])
@@ -56,7 +59,7 @@ def site_config(data: Path, **more: Any) -> SiteConfig:
     columns = {"instance": "patient", "time": "time_min", "values": "glucose_mg_dl"}
     content = {
         "data": {"path": str(data), "window": WINDOW, "columns": columns},
-        "mechanism": mechanism(120, 0.2),
+        "mechanism": MECHANISM,
         "force": FORCE,
         "likelihood": NOISE,
         "run": {"executor": "serial", "keep": "none"},
@@ -156,7 +159,7 @@ def test_an_operator_of_another_equation_is_refused_before_patients_are_fitted(t
 
 def test_pairs_in_another_unit_of_time_than_the_operators_are_refused(tmp_path: Path) -> None:
     operator = make_operator(tmp_path / "base.zarr")
-    content: dict[str, Any] = {"instances": 4, "stop": WINDOW / 60, "points": POINTS, "mechanism": mechanism(120, 0.2)}
+    content: dict[str, Any] = {"instances": 4, "stop": WINDOW / 60, "points": POINTS, "mechanism": MECHANISM}
     content |= {"force": FORCE, "likelihood": NOISE, "run": {"dir": tmp_path / "hours.zarr", "executor": "serial"}}
     generate(GenerateConfig.model_validate(content))
     site = write_site(tmp_path / "site", SiteConfig(name="north", store=tmp_path / "hours.zarr"), operator)

@@ -44,9 +44,11 @@ def test_tuning_makes_the_loss_of_the_patients_smaller(site: Site) -> None:
 
 def test_a_site_counts_for_as_many_patients_as_it_has_however_many_windows_they_have(site: Site) -> None:
     site._labelled = replace(site._labelled, ids=tuple(f"p{i // 2}/{i % 2}" for i in range(12)))
-    assert len(site.windows()) == 8
-    assert site.train(started(site, FEW), FEW).num_patients == 4
-    assert site.evaluate(started(site, FEW), FEW)[1] == site.count("pairs", "test") == 1
+    parts = [site.count("pairs", part) for part in ("train", "choose", "test")]
+    assert sum(parts) == 6
+    assert len(site.windows()) == 2 * parts[0]
+    assert site.train(started(site, FEW), FEW).num_patients == parts[0]
+    assert site.evaluate(started(site, FEW), FEW, part="train")[1] == parts[0]
 
 
 def test_tuning_that_explodes_changes_nothing_and_only_the_site_is_told(
@@ -95,10 +97,11 @@ def test_a_patient_is_learned_from_or_chooses_or_measures(site: Site) -> None:
 
 def test_windows_of_a_patient_stay_together() -> None:
     ids = [f"p{i}/{j}" for i in range(10) for j in range(3)]
-    cohort = Cohort.draw(sorted({name.split("/")[0] for name in ids}), 0.1, 0.3, 0)
-    rows = cohort.rows(ids, cohort.test)
+    cohort = Cohort.draw(sorted({name.split("/")[0] for name in ids}), 0.1, 0.3, 4)
     assert (len(cohort.train), len(cohort.choose), len(cohort.test)) == (6, 1, 3)
-    assert len(rows) == 9
+    rows = cohort.rows(ids, cohort.test)
+    assert {ids[row].split("/")[0] for row in rows} == set(cohort.test)
+    assert len(rows) == 3 * len(cohort.test)
 
 
 def test_a_patient_who_comes_later_changes_no_answer(tmp_path: Path) -> None:

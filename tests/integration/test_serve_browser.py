@@ -89,6 +89,18 @@ def test_a_wrong_token_shows_nothing(browser: webdriver.Chrome, server: Served) 
     page.says("found", "24 of 24 patients.")
 
 
+def test_the_link_opens_the_page_at_once_and_leaves_no_token_in_the_address(
+    browser: webdriver.Chrome, server: Served
+) -> None:
+    page = opened(browser, server.address)
+    browser.get(f"{server.address}#token={server.token}")
+    page.says("found", "24 of 24 patients.")
+    assert browser.current_url == server.address
+    browser.refresh()
+    page.says("found", "24 of 24 patients.")
+    assert browser.get_cookies() == []
+
+
 def test_a_unit_that_a_name_ends_in_is_not_shown_twice(page: Page) -> None:
     """As on the axes of pictures."""
     names = ["Conc. [mg/L]", "Conc. (mg/L) ", "Conc. [g/L]", "Conc."]

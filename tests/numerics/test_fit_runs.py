@@ -34,7 +34,18 @@ ROW_KEYS = {
     "output_coverage_68", "output_coverage_95", "parameter_mae", "parameter_mae_sum", "elbo", "seconds",
     "residual_structure",
 }  # fmt: skip
-KEYS = {"instances", "mean", "worst", "failures", "set_aside", "notices", "config_hash", "versions"}
+KEYS = {
+    "instances",
+    "mean",
+    "worst",
+    "statuses",
+    "failures",
+    "unreliable",
+    "set_aside",
+    "notices",
+    "config_hash",
+    "versions",
+}
 
 
 @needs_data

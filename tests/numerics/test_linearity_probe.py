@@ -18,7 +18,7 @@ from distlfm.solvers.linear import Linearity, extract, probe
 AFFINE_DIAGONAL = Linearity(affine=True, diagonal=True)
 AFFINE = Linearity(affine=True, diagonal=False)
 NEITHER = Linearity(affine=False, diagonal=False)
-TIMED = Linearity(affine=False, diagonal=False, timed=True)
+TIMED = Linearity(affine=False, diagonal=False, timed=True, changing=True)
 
 
 def probed(mechanism: Mechanism) -> Linearity:

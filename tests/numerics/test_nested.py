@@ -178,7 +178,7 @@ def test_draws_that_could_not_be_solved_are_told(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ({"method": "variational", "posterior": {"draws": 7}}, "posterior has no effect with method variational"),
+        ({"method": "variational", "posterior": {"draws": 7}}, "posterior.draws has no effect with method variational"),
         (
             {"method": "variational", "variational": {"learn_inducing": True, "gradient": "natural"}},
             "needs gradient adam",

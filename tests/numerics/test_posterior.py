@@ -169,6 +169,36 @@ def test_a_ridge_between_walls_is_sampled_along_its_whole_length() -> None:
     assert float(found.tail) < 0.7
 
 
+def test_unknowns_that_the_data_say_nothing_of_cost_no_draws() -> None:
+    """Twelve uniform unknowns: in natural values a proposal loses a third of its draws at each pair of walls."""
+    space = ParameterSpace([Parameter("a", tuple("abcdefghijklm"), Uniform(0.0, 1.0))])
+
+    def objective(z: Tensor, rows: Tensor) -> Tensor:
+        del rows
+        return 0.5 * ((space.unpack(z)["a"][:, 0] - 0.5) / 0.1).square() + 0.5 * z.square().sum(-1)
+
+    mode = torch.zeros(1, space.num_free, dtype=torch.float64)
+    found = infer(objective, mode, [0], PosteriorConfig(), Coordinates(space))
+    assert float(found.effective) > 0.4 * len(found.proposals)
+    assert float(found.tail) < 0.5
+
+
+def test_an_instance_of_heavy_weights_goes_on_and_its_neighbours_stay_as_they_are() -> None:
+    """A banana, which no Gaussian is, beside a Gaussian."""
+
+    def objective(z: Tensor, rows: Tensor) -> Tensor:
+        banana = 0.5 * z[:, 0].square() + 0.5 * ((z[:, 1] - 2 * z[:, 0].square()) / 0.3).square()
+        return torch.where(rows == 0, banana, 0.5 * z.square().sum(-1))
+
+    mode, options = torch.zeros(2, 2, dtype=torch.float64), PosteriorConfig(stages=(20, 30))
+    short, long = (infer(objective, mode, [0, 1], options, further=number) for number in (0, 3))
+    assert float(long.effective[0]) > 1.5 * float(short.effective[0])
+    assert torch.equal(short.draws[:, 1], long.draws[:, 1])
+    assert long.proposals.shape == short.proposals.shape
+    alone = infer(lambda z, rows: objective(z, 0 * rows), mode[:1], [0], options, further=3)
+    torch.testing.assert_close(alone.draws[:, 0], long.draws[:, 0])
+
+
 @pytest.mark.parametrize("shape", [0.2, 0.5, 0.9])
 def test_the_shape_of_a_pareto_tail_is_found(shape: float) -> None:
     uniform = torch.rand(4000, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

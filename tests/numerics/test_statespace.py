@@ -17,6 +17,8 @@ from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_mechanism
 from distlfm.runs.settings import SimulateConfig
 from distlfm.simulation.instances import simulate_from
+from distlfm.solvers import kalman
+from distlfm.solvers.kalman import plain
 from distlfm.solvers.linear import probe
 
 ROWS = torch.arange(3)
@@ -131,17 +133,53 @@ def test_series_are_filtered_from_so_many_times_on_whatever_the_number_of_output
         assert fit_instances(model, [instance], options)[0].method == method
 
 
-def test_steps_of_irregular_series_are_those_of_each_row_and_not_of_all_its_neighbours(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_steps_of_irregular_series_are_those_of_each_row_and_not_of_all_its_neighbours() -> None:
     model = model_of("glucose", "matern52", ["glucose"])
-    quick, counts = StateSpace(model, observations_of(model)), []
-    exponential = torch.linalg.matrix_exp
-    monkeypatch.setattr(
-        torch.linalg, "matrix_exp", lambda given: (counts.append(given[..., 0, 0].numel()), exponential(given))[1]
+    chain = StateSpace(model, observations_of(model)).chain(torch.zeros(3, model.space.num_free).double(), ROWS)
+    assert chain.lengths.shape == (3, 13)
+
+
+@pytest.mark.parametrize(("kind", "kernel", "outputs", "more"), CASES)
+def test_compiled_loops_and_plain_ones_agree(
+    kind: str, kernel: str, outputs: list[str], more: dict[str, object]
+) -> None:
+    model = model_of(kind, kernel, outputs, **more)
+    quick = StateSpace(model, observations_of(model))
+    z = 0.2 * torch.randn(3, model.space.num_free, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    z.requires_grad_(True)
+    chain = quick.chain(z, ROWS)
+    density, (expected, _) = chain.log_density(), plain.filtered(chain)
+    torch.testing.assert_close(density, expected, rtol=1e-10, atol=1e-8)
+    slopes = [torch.autograd.grad(one.sum(), z, retain_graph=True)[0] for one in (density, expected)]
+    torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-6, atol=1e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(chain.log_density(), expected, rtol=1e-10, atol=1e-8)
+        torch.testing.assert_close(chain.innovations(), plain.innovations(chain), rtol=1e-7, atol=1e-8)
+        wanted = torch.eye(quick.size, dtype=torch.float64).expand(3, -1, -1)
+        for found, other in zip(chain.smoothed(wanted), plain.smoothed(chain, wanted), strict=True):
+            torch.testing.assert_close(found, other, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_draws_of_a_filter_have_the_moments_of_its_bands(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(kalman, "loops", None)
+    model = model_of("transcription", "matern52", ["g0", "g1"])
+    quick = StateSpace(model, observations_of(model, 30))
+    z, rows, query = (
+        torch.zeros(4000, model.space.num_free).double(),
+        torch.zeros(4000).long(),
+        torch.tensor([1.3, 4.0, 9.0]),
     )
-    quick.log_marginal(torch.zeros(3, model.space.num_free, dtype=torch.float64), ROWS)
-    assert sum(counts) == 3 * 13
+    query = (quick.observations.times[0, 0] + query.double()).expand(4000, -1)
+    found = quick.draw(z, rows, query, torch.Generator().manual_seed(0))
+    moments = quick.posterior(z[:1], rows[:1], query[:1])
+    for drawn, mean, variance in zip(
+        found, (moments.force_mean, moments.output_mean), (moments.force_var, moments.output_var), strict=True
+    ):
+        sd = variance[0].sqrt()
+        assert (((drawn.mean(0) - mean[0]) / sd).abs() < 4 / 4000**0.5).all()
+        assert ((drawn.std(0) / sd - 1).abs() < 0.06).all()
 
 
 def test_glucose_without_priors_has_those_of_its_own_units() -> None:

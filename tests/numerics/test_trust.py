@@ -6,18 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from distlfm.config import build
 from distlfm.inference.archive import load_fit, save_fit
-from distlfm.inference.findings.trust import UNRELIABLE
 from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.model import ForceConfig, Model
-from distlfm.inference.result import FitResult
+from distlfm.inference.result import UNRELIABLE, FitResult
 from distlfm.instance import FloatArray, Instance
 from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_system
 from distlfm.runs.settings import SimulateConfig
 from distlfm.simulation.instances import simulate_from
+from distlfm.solvers import linear
+from tests.support.catalogue.linear import Pulsed, pulsed
 
 TIMES = np.linspace(0.0, 10.0, 41)
 FAST = InferenceConfig(grid_points=21)
@@ -74,6 +76,15 @@ def test_data_farther_from_the_curves_than_their_given_noise_are_said() -> None:
     result = fitted(alike, values, likelihood={"noise": "given"}, variance=0.02**2)
     assert result.status == UNRELIABLE
     assert "miss the data" in result.advice
+
+
+def test_an_equation_that_only_seemed_linear_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "reads_time", lambda *_: False)
+    made = pulsed(np.random.default_rng(0))
+    model = Model(Pulsed(), ForceConfig(), LikelihoodConfig())
+    (result,) = fit_instances(model, [made], FAST)
+    assert (result.method, result.status) == ("collapsed", UNRELIABLE)
+    assert "another one" in result.advice
 
 
 def test_few_draws_with_heavy_weights_are_said() -> None:

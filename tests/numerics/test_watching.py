@@ -19,7 +19,15 @@ from tests.support.fit_toy import make_instances, make_model, quick
 STAGES = {
     "collapsed": {"search step", "curvature", "proposal", "prediction"},
     "nested": {"search step", "curvature", "proposal", "draws of the force", "prediction"},
-    "variational": {"search step", "curvature", "variational step", "prediction"},
+    "variational": {
+        "search step",
+        "curvature",
+        "variational step",
+        "parabola",
+        "proposal",
+        "draws of the force",
+        "prediction",
+    },
     "preestimate": {"search step", "curvature", "prediction"},
 }
 

@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from flwr.common.constant import HEARTBEAT_PATIENCE
+from flwr.proto.control_pb2 import ListNodesRequest
+
 from distlfm.config import build
 from distlfm.errors import WorkError
 from distlfm.federated.audit import verify
@@ -156,12 +159,16 @@ class Federation:
                 self.start(role)
         wait_until(lambda: self.online() == set(SITES), why=lambda: self.log_of("link") + self.log_of("north"))
 
-    def online(self) -> set[str]:
+    def online(self, since: float = 0.0) -> set[str]:
+        """Sites whose last heartbeat has not run out, and came after `since`: a server that is started anew takes those
+        for online whose heartbeat came to the one before it, though they have yet to find it."""
         try:
             with self.control() as control:
-                return {node["site"] for node in control.nodes() if node["state"] == "online"}
+                nodes = control._ask("ListNodes", ListNodesRequest()).nodes_info
         except WorkError:
             return set()
+        heard = {node.name: node.online_until - HEARTBEAT_PATIENCE * node.heartbeat_interval for node in nodes}
+        return {node.name for node in nodes if node.status == "online" and heard[node.name] > since}
 
     def programme(self, rounds: int, **more: Any) -> ProgrammeConfig:
         task = {"steps": 1, "lr": 1e-3}

@@ -25,7 +25,11 @@ LOSSES = {"east": 0.8123456789, "north": 1.4567890123, "south": 0.2345678901, "w
 
 
 def make_sites(folder: Path, names: tuple[str, ...] = NAMES, **settings: Any) -> dict[int, dict[str, Any]]:
-    """Folders of sites that pin each other; node configs by node id, which is the place in `names` from one on."""
+    """Folders of sites that pin each other; node configs by node id, which is the place in `names` from one on.
+
+    settings: of the policies. Without others, sums may differ by single sites: tests of the protocol lose some.
+    """
+    settings = {"fixed_cohort": ["evaluate", "query"], "min_difference": 1, "figure_bound": 1e4, **settings}
     keys = {name: Ed25519PrivateKey.generate() for name in names}
     pins = {name: public_hex(key) for name, key in keys.items()}
     for name, key in keys.items():

@@ -13,6 +13,7 @@ from distlfm.federated.client_app import app
 from distlfm.federated.settings import PrivacyConfig, ProgrammeConfig, SiteConfig
 from distlfm.federated.simulation.grid import Hook, LocalGrid
 from distlfm.federated.simulation.sites import nodes_of, pin_all
+from distlfm.federated.site.cohort import Cohort
 from distlfm.federated.site.work import Site, write_site
 from distlfm.lfo import Batch, Calibration, Examples, FourierOperator, Operator, OperatorConfig
 from distlfm.lfo.inputs import set_normal
@@ -44,6 +45,17 @@ def make_batch(folder: Path, windows: Sequence[int], count: int = 16) -> tuple[O
     return operator, replace(batch, ids=tuple(ids))
 
 
+def even_seed(store: Path, choose: float, test: float) -> int:
+    """The first seed by which as many of a store's patients choose and measure as their shares say."""
+    names = [one.id for one in Store.open(store).instances(0, Store.open(store).spec.instances)]
+    wanted = [max(1, round(share * len(names))) if share else 0 for share in (choose, test)]
+    for seed in range(10_000):
+        found = Cohort.draw(names, choose, test, seed)
+        if [len(found.choose), len(found.test)] == wanted:
+            return seed
+    raise AssertionError("no seed divides them so")
+
+
 def make_federation(
     folder: Path,
     counts: Sequence[int] = (12, 12, 12, 12),
@@ -62,7 +74,13 @@ def make_federation(
         home.mkdir(parents=True)
         make_store(home / "pairs.zarr", count, seed=number if seeds is None else seeds[number])
         config = SiteConfig(
-            name=name, store=Path("pairs.zarr"), test=test, choose=choose, privacy=privacy, batch_seed=batch_seed
+            name=name,
+            store=Path("pairs.zarr"),
+            test=test,
+            choose=choose,
+            seed=even_seed(home / "pairs.zarr", choose, test),
+            privacy=privacy,
+            batch_seed=batch_seed,
         )
         sites[name] = write_site(home, config, operator)
     pin_all(sites, min_cohort, privacy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.house import code_lines, importers_of, modules_of
+from benchmarks.house import PROJECT, SINCE, code_lines, importers_of, modules_of
 
 SOURCE = '''"""A docstring
 of two lines."""
@@ -46,3 +46,9 @@ def test_a_module_is_imported_by_its_name_or_by_something_in_it() -> None:
         "distlfm/b.py": {"distlfm/a.py"},
         "launch/c.py": {"distlfm/a.py", "distlfm/b.py"},
     }
+
+
+def test_only_what_the_list_of_changes_says_is_new_is_counted_apart_from_version_0_1() -> None:
+    new, old = " ".join((PROJECT / "CHANGELOG.md").read_text().split()).split("## 0.1.0")
+    assert SINCE.keys() <= set(modules_of(PROJECT))
+    assert [words for words in SINCE.values() if words not in new or words in old] == []

@@ -24,7 +24,7 @@ from distlfm.runs.settings import ServeConfig
 from distlfm.serve.guard import HEADERS, Guard, check_exposure, open_token
 from distlfm.serve.server import PREFIX, open_port, page_address, scratch_folder, sweep
 from distlfm.serve.session import Session
-from distlfm.serve.sources import refuse_oversized
+from distlfm.serve.sizes import refuse_oversized
 from tests.support.query_factories import genes
 from tests.support.serve_client import drop, served
 
@@ -168,7 +168,7 @@ def test_loopback_needs_no_leave(host: str) -> None:
     [
         ({}, "not encrypted.*--expose-unencrypted"),
         ({"token_file": "token"}, "not encrypted.*--expose-unencrypted"),
-        ({"expose_unencrypted": True}, "nothing would keep them out.*--token-file"),
+        ({"expose_unencrypted": True, "no_token": True}, "nothing would keep them out.*--no-token"),
     ],
 )
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.7"])
@@ -177,6 +177,7 @@ def test_other_machines_come_in_only_where_risk_and_token_are_named(
 ) -> None:
     with pytest.raises(UsageError, match=told):
         check_exposure(config(host=host, **settings))
+    check_exposure(config(host=host, expose_unencrypted=True))
     check_exposure(config(host=host, expose_unencrypted=True, token_file="token"))
 
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from distlfm.runtime.process import SIGNALS, BrokenOff, Stop
+from tests.conftest import hear_interrupts
 
 
-@pytest.fixture(autouse=True)
-def ctrl_c_is_heard() -> Iterator[None]:
-    """A shell that runs the tests in the background ignores Ctrl-C for them, and what is ignored stays ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+def test_programs_of_tests_hear_ctrl_c_where_the_shell_has_the_tests_ignore_it() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        hear_interrupts()
+        program = "import signal; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+        subprocess.run([sys.executable, "-c", program], check=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def send(which: signal.Signals) -> None:

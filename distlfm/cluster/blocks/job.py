@@ -4,7 +4,7 @@ A job describes the work and opens workers; a worker does one block after anothe
 pool opens one worker in its own process, a Ray pool one in each actor. What goes wrong in a worker is plain data that
 crosses processes: no exception object has to be unpickled.
 
-Of a pool, blocks go in and events come out as they happen. It keeps no results. Blocks are done in any order, each
+Blocks go into a pool and events come out as they happen. It keeps no results. Blocks are done in any order, each
 exactly once; the iterator ends when all are done, or soon after a stop was asked for. What ends the whole run is raised
 from the iterator.
 """

@@ -56,7 +56,7 @@ class GroupRanks(Ranks):
 
 
 def device_of(place: Place, environment: Mapping[str, str] = os.environ) -> torch.device:
-    """A GPU of its own for each rank of a machine, if there are enough; else the CPU, and it is said why."""
+    """A GPU of its own for each rank of a machine, if there are enough; else the CPU, with a message that says why."""
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if seen >= place.local_world:
         return torch.device("cuda", place.local_rank)
@@ -75,7 +75,7 @@ def device_of(place: Place, environment: Mapping[str, str] = os.environ) -> torc
 def sees_its_own(place: Place, environment: Mapping[str, str]) -> bool:
     """Whether Slurm shows each rank of a step GPUs of its own, as `--gpus-per-task` does.
 
-    Of other launchers nothing tells: two ranks might be shown the same one, which NCCL refuses.
+    Other launchers do not say: two ranks might be shown the same one, which NCCL refuses.
     """
     if place.launcher != "srun":
         return False

@@ -1,6 +1,6 @@
 """Does a Ray cluster answer at an address, and are its nodes there?
 
-Asked in a process of its own, because Ray itself asks for minutes, and whoever asks is part of it until it ends. Run as
+This is a process of its own, because Ray itself asks for minutes, and whoever asks is part of it until it ends. Run as
 `python -m distlfm.cluster.ray.knock ADDRESS [NODES SECONDS]`: waits for NODES nodes, and prints one JSON line, with
 `nodes`, how many there are, if the cluster let us in.
 """

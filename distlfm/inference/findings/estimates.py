@@ -24,15 +24,15 @@ NOISE = ("noise", "relative_noise")
 """May be far below its prior: exact data have none."""
 
 
-def strain(names: Sequence[str], z: Tensor) -> str:
+def strain(names: Sequence[str], z: Tensor, limit: float = STRAINED) -> str:
     """A sentence on what ended far outside its prior, or nothing.
 
-    names: of the whitened unknowns. z: [n], their posterior mean, for one instance.
+    names: of the whitened unknowns. z: [n], their posterior mean, for one instance. limit: in deviations of the prior.
     """
     far = [
         (abs(value), name)
         for name, value in zip(names, z.tolist(), strict=True)
-        if abs(value) > STRAINED and not (value < 0 and name.partition("[")[0] in NOISE)
+        if abs(value) > limit and not (value < 0 and name.partition("[")[0] in NOISE)
     ]
     if not far:
         return ""

@@ -21,7 +21,7 @@ import numpy as np
 from distlfm.answer import Band
 from distlfm.inference.findings.estimates import Direction
 from distlfm.inference.findings.residuals import structure
-from distlfm.inference.result import FAILED, FitResult, Prediction
+from distlfm.inference.result import FAILED, UNRELIABLE, FitResult, Prediction
 from distlfm.instance import BoolArray, FloatArray
 
 Figures = dict[str, Any]
@@ -210,6 +210,7 @@ class Tally:
         self.troubled: list[Row] = []
         self.num_troubled = 0
         self.failures: list[dict[str, str]] = []
+        self.doubted: list[dict[str, str]] = []
         self.first: list[Row] = []
         self.kept: dict[str, Row] = {}
         self.open: dict[str, list[float]] = {}
@@ -239,8 +240,11 @@ class Tally:
             self.num_troubled += 1
             if len(self.troubled) < MAX_ROWS:
                 self.troubled.append(row)
+        told = {"id": str(row["id"]), "status": status, "reason": str(row.get("advice") or "")}
         if status in FAILED and len(self.failures) < MAX_FAILURES:
-            self.failures.append({"id": str(row["id"]), "status": status, "reason": str(row.get("advice") or "")})
+            self.failures.append(told)
+        if status == UNRELIABLE and len(self.doubted) < MAX_FAILURES:
+            self.doubted.append(told)
         if row.get("kept"):
             self.kept[str(row["id"])] = row
         for direction in directions_of(row):
@@ -264,7 +268,7 @@ class Tally:
 
     @property
     def unreliable(self) -> int:
-        return self.statuses["unreliable"]
+        return self.statuses[UNRELIABLE]
 
     @property
     def score(self) -> str:
@@ -293,7 +297,8 @@ class Tally:
     def to_summary(self) -> dict[str, Any]:
         """What summaries of fits and of queries say alike: scores, what failed, and what could not be read."""
         mean, worst = self.overall()
-        return {"mean": mean, "worst": worst, "failures": self.failures, "set_aside": self.set_aside}
+        told = {"statuses": dict(self.statuses), "failures": self.failures, "unreliable": self.doubted}
+        return {"mean": mean, "worst": worst, **told, "set_aside": self.set_aside}
 
     def overall(self) -> tuple[Figures, Figures]:
         """Mean and worst of every figure over instances; None where no instance has it."""

@@ -14,9 +14,17 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from distlfm.inference.findings.residuals import HELD_FAST, structure
-from distlfm.inference.optimise import Status
-from distlfm.inference.result import FitResult
+from distlfm.inference.findings.equation import not_linear
+from distlfm.inference.findings.estimates import strain
+from distlfm.inference.findings.innovations import innovations, surprises
+from distlfm.inference.findings.mirror import mirrored
+from distlfm.inference.findings.predictive import drawn, excess, missed, replicated, scores
+from distlfm.inference.findings.residuals import HELD_FAST, residuals, structure
+from distlfm.inference.findings.values import doubtful_values
+from distlfm.inference.findings.wander import wandering
+from distlfm.inference.marginal import Marginal
+from distlfm.inference.result import UNRELIABLE, FitResult
+from distlfm.inference.series.forward import SolvedPosterior
 from distlfm.instance import BoolArray, FloatArray
 
 HEAVIEST = 1.0
@@ -31,13 +39,14 @@ FAR = 5.0
 OFF = 5.0
 """Deviations of the noise by which a value that the equation holds fast may lie beside it."""
 
+EXCLUDED = 6.0
+"""Deviations of its prior beyond which an unknown is where no value of the prior ever is."""
+
 UNEVEN = 0.4
 """Moran's I of the residuals' sizes from which a series' bands are wrong. Noise whose deviation varies by 78 % of its
 mean has it: bands of 95 % for a constant one then still hold 93 %, and 0.6 stands for noise that has no scale."""
 
 LEAST_VALUES, MOST_DRAWS = 6, 256
-
-UNRELIABLE = Status.UNRELIABLE.name.lower()
 
 
 def checked(result: FitResult) -> FitResult:
@@ -52,14 +61,68 @@ def checked(result: FitResult) -> FitResult:
 
 
 def _doubts(result: FitResult) -> Iterator[str]:
+    yield from _of_draws(result)
+    posterior, row = result.posterior, torch.tensor([result.row])
+    model, unknowns = posterior.model, posterior.unknowns()
+    middle = (unknowns.weights.unsqueeze(-1) * unknowns.proposals).sum(0)[row]
+    if strain(model.space.free_names, middle[0], EXCLUDED):
+        yield (
+            "The data ask for what the priors exclude: the answer lies between both, and its bands know nothing of "
+            "that. Check units, and widen the priors."
+        )
+    yield from doubtful_values(result.instance)
+    if not _closed(result):
+        yield from _of_solved(result, row)
+    if isinstance(posterior, SolvedPosterior):
+        yield from mirrored(result)
+    if not model.likelihood.gaussian:
+        return
+    yield from _of_residuals(result)
+    if _closed(result) and not model.is_field:
+        yield from not_linear(result, middle)
+    if (white := innovations(result)) is not None:
+        yield from surprises(white, result)
+        yield from wandering(result)
+    misfit = result.misfit
+    if misfit is None or misfit.overstated or not misfit.flagged:
+        return
+    wanders = model.likelihood.drift is not None  # bands are wide by the drift, not by the white noise
+    if misfit.alike or misfit.in_space or (misfit.size_statistic > UNEVEN and not wanders):
+        yield misfit.sentence()
+
+
+def _closed(result: FitResult) -> bool:
+    """Whether the force is integrated out in closed form, and not solved for."""
+    return isinstance(getattr(result.posterior, "marginal", None), Marginal)
+
+
+def _of_solved(result: FitResult, row: torch.Tensor) -> Iterator[str]:
+    """What draws through the solver say."""
+    likelihood = result.posterior.model.likelihood
+    values, outputs, data = drawn(result.posterior, row)
+    size = len(result.instance.times)
+    made = None if likelihood.gaussian else replicated(likelihood, values, outputs)
+    if int(data.mask.sum()) >= LEAST_VALUES:
+        yield from missed(result, excess(likelihood, values, outputs, data, made))
+    if made is not None:
+        yield from surprises(scores(made, data)[None, :, :size], result, both_ways=False)
+    elif (left := residuals(result)) is not None:
+        white = np.full((len(result.output_names), size), np.nan)
+        white[left.output, np.searchsorted(result.instance.times, left.times)] = left.values
+        yield from surprises(white[None], result, both_ways=False)
+
+
+def _of_draws(result: FitResult) -> Iterator[str]:
     count = len(result.posterior.unknowns().weights)
-    closed = not result.posterior.model.is_field and result.posterior.model.integrable
-    if closed and (result.tail > HEAVIEST or result.effective_draws < min(FEWEST, count)):
+    if result.tail > HEAVIEST or result.effective_draws < min(FEWEST, count):
         yield (
             f"The draws of the parameters are worth {result.effective_draws:.0f} independent ones, and their weights "
             f"have a heavy tail (Pareto k {result.tail:.2f}): bands may be far too narrow. Give the parameters "
             "narrower priors, raise inference.posterior.stages, or set inference.restarts=4."
         )
+
+
+def _of_residuals(result: FitResult) -> Iterator[str]:
     noise, seen = _noise(result)
     fitted, observed = result.at_data.outputs, result.posterior.observations.values[result.row].numpy()
     observed = observed[:, : noise.shape[-1]]
@@ -70,6 +133,8 @@ def _doubts(result: FitResult) -> Iterator[str]:
             f"The equation holds an output fast that was observed {off[held].max():.0f} deviations of the noise beside "
             "it: the start or the boundary is wrong. Let the start be learned (mechanism.initial=free), or correct it."
         )
+    if not _closed(result):
+        return
     free = seen & ~held
     square = (off**2 + fitted.sd**2 / noise)[free]
     if len(square) >= LEAST_VALUES and square.mean() > 1 + FAR * math.sqrt(2 / len(square)):
@@ -78,12 +143,6 @@ def _doubts(result: FitResult) -> Iterator[str]:
             "the draws do not describe the data, or the noise that is given is too small. Set inference.restarts=4, or "
             "likelihood.noise=both where variances are given."
         )
-    misfit = result.misfit
-    if misfit is None or misfit.overstated or not misfit.flagged:
-        return
-    wanders = result.posterior.model.likelihood.drift is not None  # bands are wide by the drift, not by the white noise
-    if misfit.alike or misfit.in_space or (misfit.size_statistic > UNEVEN and not wanders):
-        yield misfit.sentence()
 
 
 def _noise(result: FitResult) -> tuple[FloatArray, BoolArray]:

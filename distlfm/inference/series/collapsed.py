@@ -21,6 +21,7 @@ from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import Optimum
 from distlfm.inference.result import FitResult, results_of
 from distlfm.inference.series import fourier
+from distlfm.inference.series.changing import ChangingGaussian, changing_quadrature
 from distlfm.inference.series.circles import ROUGH, roughness, settle
 from distlfm.inference.series.linear import MAX_NODES, MAX_SUBSTEPS, LinearGaussian, Quadrature, choose_quadrature
 from distlfm.instance import Instance
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 COARSE = (
     f"Between two observations the force may change faster than {MAX_SUBSTEPS} panels of the quadrature follow: the "
     "answer is rough. Use a longer lengthscale in force.priors, or inference.method=nested."
+)
+
+CHANGING = (
+    "The coefficients of the equation change in time in a way that no quadrature follows: too often or too fast, or "
+    "they jump at times that depend on unknowns."
 )
 
 CHECKED = 24
@@ -77,16 +83,28 @@ class LinearMethod(SeriesMethod):
 class Collapsed(LinearMethod):
     """By waves where the force is smooth, else by dense matrices with the quadrature that an instance's times need.
 
-    substeps, order: of the quadrature; zero where waves are tried first.
+    substeps, order, breaks: of the quadrature; zero where waves are tried first.
     """
 
     substeps: int = 0
     order: int = 0
+    breaks: tuple[float, ...] = ()
 
     @classmethod
     def suits(cls, model: Model, instance: Instance, options: InferenceConfig) -> Collapsed:
-        del options
+        if model.linearity.changing:
+            found = cls.through_time(model, instance, options)
+            if found is None:
+                raise UsageError(CHANGING, "Use inference.method=nested, or auto.")
+            return found
         return cls() if fourier.supports(model) else cls.dense(model, instance)
+
+    @classmethod
+    def through_time(cls, model: Model, instance: Instance, options: InferenceConfig) -> Collapsed | None:
+        """With coefficients that change in time; None where no quadrature follows them."""
+        data = collate([instance.blind()], model.mechanism.outputs)
+        found = changing_quadrature(model, data, options.until)
+        return None if found is None else cls(**asdict(found))
 
     @classmethod
     def dense(cls, model: Model, instance: Instance) -> Collapsed:
@@ -103,7 +121,8 @@ class Collapsed(LinearMethod):
         return cls(**asdict(found))
 
     def marginal(self, model: Model, observations: Observations) -> Marginal:
-        return LinearGaussian(model, observations, model.linearity, Quadrature(self.substeps, self.order))
+        kind = ChangingGaussian if model.linearity.changing else LinearGaussian
+        return kind(model, observations, model.linearity, Quadrature(self.substeps, self.order, tuple(self.breaks)))
 
     def fit(
         self, model: Model, instances: Sequence[Instance], options: InferenceConfig, seeds: Sequence[int]

@@ -24,6 +24,7 @@ from distlfm.inference.method import register_method
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.inference.series.collapsed import LinearMethod
+from distlfm.inference.series.linear import LinearGaussian, choose_quadrature
 from distlfm.mechanisms.priors import Values
 from distlfm.mechanisms.responses import Identity
 from distlfm.mechanisms.transcription import Transcription
@@ -65,6 +66,12 @@ class AnalyticMotif(GaussianMarginal):
             self.model.kernels[0].diagonal(hyper, query.unsqueeze(-1)).unsqueeze(1),
         )
         return self.observed_prior(values, times), prior
+
+    def draw(self, z: Tensor, rows: Tensor, query: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """By quadrature, whose force and outputs are drawn together."""
+        linearity = self.model.linearity
+        quadrature = choose_quadrature(self.model, self.observations.rows(rows), linearity)
+        return LinearGaussian(self.model, self.observations, linearity, quadrature).draw(z, rows, query, generator)
 
     def _offset(self, values: Values, times: Tensor, origin: Tensor | None = None) -> Tensor:
         since = (times - (times[..., :1] if origin is None else origin)).unsqueeze(-2)

@@ -26,6 +26,7 @@ from distlfm.inference.collapsed import enumerate_chunks
 from distlfm.inference.method import SeriesMethod
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
+from distlfm.inference.series.stiffness import stiff_words
 from distlfm.mechanisms.priors import Values
 from distlfm.runtime.reporting import stepped
 from distlfm.solvers.base import SolverConfig
@@ -82,10 +83,21 @@ class Forward:
         other.solver = self.solver.model_copy(update={"steps": steps})
         return other
 
+    def with_points(self, num_inducing: int) -> Forward:
+        """The same with another number of inducing points."""
+        return Forward(self.model, self.observations, self.solver, num_inducing)
+
     def with_inducing(self, inducing: Tensor) -> Forward:
         """The same with inducing points at other places, [B, M, d]."""
         other = copy.copy(self)
         other.inducing = inducing
+        return other
+
+    def of(self, rows: Tensor) -> Forward:
+        """That of the instances `rows` [A] alone, with as many solver steps."""
+        other = copy.copy(self)
+        other.observations, other.inducing = self.observations.rows(rows), self.inducing[rows]
+        other.domain = Domain(self.domain.lower[rows], self.domain.upper[rows])
         return other
 
     @torch.no_grad()
@@ -286,9 +298,13 @@ def doubts_of(posterior: SolvedPosterior, mode: Tensor) -> tuple[str, ...]:
     """What there is to say of each instance whose mode is [B, W]: steps that stayed too long, draws that failed."""
     forward = posterior.forward
     coarse, failed = too_coarse(forward, mode), 1 - posterior.solved().to(mode).mean(0)
+    stiff = stiff_words(forward, mode, torch.arange(len(mode)))
     found = []
     for b in range(len(mode)):
         words = []
+        if stiff[b] and (bool(coarse[b]) or float(failed[b]) > FAILED_SHARE):
+            found.append(stiff[b])
+            continue
         if bool(coarse[b]):
             words.append(
                 f"{forward.solver.steps} solver steps are too few, and no more were tried: the answer is off by more "

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from distlfm.gp.expression import Node, Scaled, Stationary
 from distlfm.gp.kernels import VARIANCE
+from distlfm.gp.linalg import safe_cholesky
 from distlfm.inference.marginal import CACHED, Marginal, Moments
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
@@ -102,7 +103,8 @@ def supports(model: Model) -> bool:
     smooth = all(
         isinstance(one, Scaled) and isinstance(one.part, Stationary) and one.part.shape == "rbf" for one in shapes
     )
-    if not (smooth and model.integrable and likelihood.options.relative is None and not likelihood.drift):
+    constant = model.integrable and model.linearity.affine
+    if not (smooth and constant and likelihood.options.relative is None and not likelihood.drift):
         return False
     if likelihood.takes_variances and likelihood.options.noise != "given":
         return False
@@ -130,6 +132,15 @@ class FourierGaussian(Marginal):
     @property
     def rows_at_once(self) -> int:
         return max(16, CACHED // (8 * 4 * self.size**2))
+
+    def log_joint(self, z: Tensor, rows: Tensor) -> Tensor:
+        order = self.basis.count[rows].argsort(stable=True)  # rows of few waves do not pay for those of many
+        found: Tensor = super().log_joint(z[order], rows[order])[order.argsort()]
+        return found
+
+    def _own_waves(self, rows: Tensor) -> Tensor:
+        """Frequencies [A, F] of the instances `rows`, no more than one of them needs."""
+        return self.frequency[rows, : int(self.basis.count[rows].max())]
 
     def row_bytes(self, num_query: int) -> int:
         return 8 * self.size * (4 * num_query * (1 + len(self.model.mechanism.outputs)) + 4 * self.size)
@@ -167,18 +178,19 @@ class FourierGaussian(Marginal):
     def _roots(self, values: Values, rows: Tensor) -> Tensor:
         """Deviations [A, L, F] of amplitudes."""
         found = []
-        frequency, spacing = self.frequency[rows], 2 * math.pi / self.basis.length[rows]
+        frequency, spacing = self._own_waves(rows), 2 * math.pi / self.basis.length[rows]
+        active = self.active[rows, : frequency.shape[-1]]
         for kernel, hyper in zip(self.model.kernels, self.model.hyper(values), strict=True):
             scale = hyper[_part(kernel.expression).lengthscale.name].reshape(len(rows))
             size = hyper[VARIANCE].reshape(len(rows)) * scale * spacing * math.sqrt(2 / math.pi)
             decay = torch.exp(-0.25 * (scale.unsqueeze(-1) * frequency).square())
-            found.append(size.sqrt().unsqueeze(-1) * decay * self.active[rows])
+            found.append(size.sqrt().unsqueeze(-1) * decay * active)
         roots = torch.stack(found, 1)
         # The constant has one amplitude in place of two, of half the variance.
         return torch.cat([roots[..., :1] * math.sqrt(0.5), roots[..., 1:]], -1)
 
     def _answer(self, system: LinearSystem, roots: Tensor, rows: Tensor) -> _Answer:
-        frequency = self.frequency[rows].unsqueeze(1)  # [A, 1, F]
+        frequency = self._own_waves(rows).unsqueeze(1)  # [A, 1, F]
         own = self._own(system)
         if self.linearity.diagonal:
             rates = torch.diagonal(system.A, dim1=-2, dim2=-1).unsqueeze(-1)  # [A, D, 1]
@@ -245,7 +257,8 @@ class FourierGaussian(Marginal):
         waves, each, forces = self.waves, self._precision(values, rows), len(self.model.kernels)
         real, imaginary, leaving = answer.real, answer.imaginary, answer.transient
 
-        cc, cs, ss = (one[rows].repeat(1, 1, forces, forces) for one in (waves.cc, waves.cs, waves.ss))
+        few = slice(roots.shape[-1])
+        cc, cs, ss = (one[rows, :, few, few].repeat(1, 1, forces, forces) for one in (waves.cc, waves.cs, waves.ss))
         if cc.shape[1] == 1:
             weighed = each.unsqueeze(-1)
             rr = ((real * weighed).mT @ real).unsqueeze(1)
@@ -265,15 +278,15 @@ class FourierGaussian(Marginal):
 
         fading = self._transients(system, self.since[rows])  # [A, P, J, T]
         weighted = fading * waves.weight[rows].unsqueeze(2)
-        cos, sin = (weighted @ one[rows].unsqueeze(1) for one in (waves.cos, waves.sin))  # [A, P, J, F]
+        cos, sin = (weighted @ one[rows, :, few].unsqueeze(1) for one in (waves.cos, waves.sin))  # [A, P, J, F]
         cos, sin = cos.repeat(1, 1, 1, forces), sin.repeat(1, 1, 1, forces)
         among = weighted @ fading.mT  # [A, P, J, J]
         met = _turn(real.unsqueeze(2), imaginary.unsqueeze(2), cos, sin) + 0.5 * among @ leaving
         joined = ((met * each[..., None, None]).flatten(1, 2)).mT @ leaving.flatten(1, 2)
-        precision = gram + joined + joined.mT + torch.eye(self.size, dtype=z.dtype)
+        precision = gram + joined + joined.mT + torch.eye(gram.shape[-1], dtype=z.dtype)
 
         offset = answer.rest - waves.middle[rows]
-        alone = waves.data[rows] - offset[..., None, None] * waves.ones[rows]  # [A, P, 2, F]
+        alone = waves.data[rows, ..., few] - offset[..., None, None] * waves.ones[rows, ..., few]  # [A, P, 2, F]
         fall = answer.fall
         alone = alone.repeat(1, 1, 1, forces) - torch.stack(
             [(fall.unsqueeze(-1) * one).sum(2) for one in (cos, sin)], 2
@@ -303,7 +316,7 @@ class FourierGaussian(Marginal):
     def _columns(self, system: LinearSystem, answer: _Answer, rows: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
         """Offset [A, P, Q] and columns [A, P, Q, M] of the outputs at times [A, Q]."""
         since = query - self.basis.origin[rows].unsqueeze(-1)
-        phase = since.unsqueeze(-1) * self.frequency[rows].unsqueeze(1)
+        phase = since.unsqueeze(-1) * self._own_waves(rows).unsqueeze(1)
         cos, sin = (one.repeat(1, 1, len(self.model.kernels)).unsqueeze(1) for one in (phase.cos(), phase.sin()))
         fading = self._transients(system, since)  # [A, P, J, Q]
         columns = (
@@ -314,7 +327,7 @@ class FourierGaussian(Marginal):
 
     def _waves_of(self, roots: Tensor, rows: Tensor, query: Tensor) -> Tensor:
         """Force of unit amplitudes, [A, L, Q, M]."""
-        phase = (query - self.basis.origin[rows].unsqueeze(-1)).unsqueeze(-1) * self.frequency[rows].unsqueeze(1)
+        phase = (query - self.basis.origin[rows].unsqueeze(-1)).unsqueeze(-1) * self._own_waves(rows).unsqueeze(1)
         num_forces, num_waves = roots.shape[1:]
         found = roots.new_zeros(len(rows), num_forces, query.shape[-1], 2, num_forces, num_waves)
         for i in range(num_forces):
@@ -348,6 +361,17 @@ class FourierGaussian(Marginal):
         output_mean, output_var = moments(columns)
         force_mean, force_var = moments(force)
         return Moments(force_mean, force_var, offset + output_mean, output_var)
+
+    def innovations(self, z: Tensor, rows: Tensor) -> Tensor:
+        data, values = self.observations.rows(rows), self.model.space.unpack(z)
+        system = extract(self.model.mechanism, values)
+        answer = self._answer(system, self._roots(values, rows), rows)
+        offset, columns = self._columns(system, answer, rows, data.times)
+        each = torch.where(data.mask, self.model.noise_variance(values, data), 1.0).flatten(-2)
+        columns, residual = (columns * data.mask.unsqueeze(-1)).flatten(1, 2), (data.values - offset) * data.mask
+        factor, _ = safe_cholesky(columns @ columns.mT + torch.diag_embed(each))
+        white: Tensor = torch.linalg.solve_triangular(factor, residual.flatten(1).unsqueeze(-1), upper=False)
+        return white.reshape(residual.shape)
 
     def draw(self, z: Tensor, rows: Tensor, query: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """One joint draw given z [A, n] at times `query` [A, Q]: forces [A, L, Q] and outputs [A, P, Q]."""

@@ -38,6 +38,9 @@ FOLLOW = 0.05
 PAIRS = 4
 """Antithetic pairs of draws of v that correct the Gaussian of one z."""
 
+CANDIDATES = 8
+"""Forces drawn for each z of the answer, of which one is taken by its weight."""
+
 TRAJECTORIES = 8192
 """Solved at once."""
 
@@ -102,7 +105,7 @@ class Layers:
         if size == 0:
             return still
         near = z.unsqueeze(1) + FOLLOW * torch.eye(size, dtype=z.dtype)
-        many = self._in_chunks(
+        many = self.in_chunks(
             lambda z, rows: still.given(z, rows).centre, near.flatten(0, 1), rows.repeat_interleave(size)
         )
         follow = (many.unflatten(0, near.shape[:2]) - centre.unsqueeze(1)) / FOLLOW
@@ -110,18 +113,19 @@ class Layers:
 
     def negative(self, z: Tensor, rows: Tensor) -> Tensor:
         """−log p(y, z) [A] at z [A, n], up to a constant, by Laplace's formula; ∞ where there is none."""
-        return self._in_chunks(self._negative, z, rows)
+        return self.in_chunks(self._negative, z, rows)
 
     def corrected(self, z: Tensor, rows: Tensor) -> Tensor:
         """The same, with the Gaussian weighted against the true density."""
-        return self._in_chunks(self._corrected, z, rows)
+        return self.in_chunks(self._corrected, z, rows)
 
-    def draw(self, z: Tensor, rows: Tensor, uniform: Tensor, noise: Tensor) -> Tensor:
+    def draw(self, z: Tensor, rows: Tensor, uniform: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """One v [A, V] for each z [A, n]: of the Gaussian's draws by the normal numbers `noise` [A, K, V], the one that
 
-        `uniform` [A] numbers choose by their weights.
+        `uniform` [A] numbers choose by their weights, whose logarithms [A, K] come second.
         """
-        return self._in_chunks(self._draw, z, rows, uniform, noise)
+        both = self.in_chunks(self._draw, z, rows, uniform, noise)
+        return both[:, : self.v.shape[-1]], both[:, self.v.shape[-1] :]
 
     @torch.no_grad()
     def given(self, z: Tensor, rows: Tensor, steps: int = STEPS) -> Given:
@@ -154,14 +158,15 @@ class Layers:
         v, weight = self._weigh(self.given(z, rows), z, rows, noise.transpose(0, 1))
         share = torch.softmax(weight.clamp_min(-1e300), 0).cumsum(0)
         chosen = (share < uniform).sum(0).clamp_max(len(v) - 1)
-        return v[chosen, torch.arange(len(z))]
+        return torch.cat([v[chosen, torch.arange(len(z))], weight.T], -1)
 
     def _weigh(self, given: Given, z: Tensor, rows: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """The Gaussian's draws v [K, A, V] by `noise`, and the logarithms [K, A] of true density over its own."""
         v = given.draw(noise)
         return v, self._joint(z, rows, v) + 0.5 * noise.square().sum(-1) + given.log_volume
 
-    def _in_chunks(self, function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+    def in_chunks(self, function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+        """A function of problems for arguments [A, ...], of few enough problems at a time."""
         size = max(1, TRAJECTORIES // (1 + self.v.shape[-1]))
         count = len(arguments[0])
         return torch.cat([function(*(one[i : i + size] for one in arguments)) for i in range(0, count, size)])
@@ -188,32 +193,50 @@ class Layers:
         moved = torch.cat([v.unsqueeze(0), v + DIFFERENCE * identity.unsqueeze(1)])
         values, outputs, ok = self._respond(z, rows, moved)
         jacobian = ((outputs[1:] - outputs[0]) / DIFFERENCE).flatten(-2).permute(1, 2, 0)
-        pull, bend, density = self._slopes(values, outputs[0], rows)
-        precision = self._curved(values, jacobian, bend, rows) + identity
+        pull, bend, density = slopes_of(self.forward, values, outputs[0], rows)
+        precision = curved(self.forward, values, jacobian, bend, rows) + identity
         fine = ok.all(0) & torch.isfinite(precision).flatten(1).all(-1) & torch.isfinite(density)
         factor, factored = safe_cholesky(torch.where(fine[:, None, None], precision, identity), jitter=0.0)
         slope = (jacobian.mT @ pull.unsqueeze(-1)).squeeze(-1) - v
         step = torch.cholesky_solve(torch.where(fine.unsqueeze(-1), slope, 0.0).unsqueeze(-1), factor).squeeze(-1)
         return step, factor, density - 0.5 * v.square().sum(-1), fine & factored
 
-    def _curved(self, values: Values, jacobian: Tensor, bend: Tensor, rows: Tensor) -> Tensor:
-        """Jᵀ H J [A, V, V] with the curvature H of the likelihood; without a drift it is diagonal, `bend` [A, P·T]."""
-        likelihood = self.forward.model.likelihood
-        if likelihood.drift is None:
-            return jacobian.mT @ (bend.unsqueeze(-1) * jacobian)
-        assert isinstance(likelihood, Gaussian)
-        data = self.forward.observations.rows(rows)
-        seen = jacobian.unflatten(-2, data.values.shape[-2:]) * data.mask.unsqueeze(-1)
-        white: Tensor = torch.linalg.solve_triangular(likelihood.noise_factor(values, data), seen, upper=False)
-        flat = white.flatten(-3, -2)
-        return flat.mT @ flat
 
-    def _slopes(self, values: Values, outputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """First derivative [A, P·T] of the log-likelihood by each output, minus the second, and its value [A]."""
-        data = self.forward.observations.rows(rows)
-        with torch.enable_grad():
-            free = outputs.detach().requires_grad_()
-            density = self.forward.model.likelihood.log_prob(values, free, data)
-            (pull,) = torch.autograd.grad(density.sum(), free, create_graph=True)
-            (bend,) = torch.autograd.grad(pull.sum(), free)
-        return pull.detach().flatten(-2), (-bend).clamp_min(0.0).flatten(-2), density.detach()
+def slopes_of(forward: Forward, values: Values, outputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """First derivative [A, P·T] of the log-likelihood by each output, minus the second, and its value [A]."""
+    data = forward.observations.rows(rows)
+    with torch.enable_grad():
+        free = outputs.detach().requires_grad_()
+        density = forward.model.likelihood.log_prob(values, free, data)
+        (pull,) = torch.autograd.grad(density.sum(), free, create_graph=True)
+        (bend,) = torch.autograd.grad(pull.sum(), free)
+    return pull.detach().flatten(-2), (-bend).clamp_min(0.0).flatten(-2), density.detach()
+
+
+def curved(forward: Forward, values: Values, jacobian: Tensor, bend: Tensor, rows: Tensor) -> Tensor:
+    """Jᵀ H J [A, W, W] of a Jacobian [A, P·T, W] with the curvature H of the likelihood, which is diagonal without a
+
+    drift: `bend` [A, P·T].
+    """
+    likelihood = forward.model.likelihood
+    if likelihood.drift is None:
+        return jacobian.mT @ (bend.unsqueeze(-1) * jacobian)
+    assert isinstance(likelihood, Gaussian)
+    data = forward.observations.rows(rows)
+    seen = jacobian.unflatten(-2, data.values.shape[-2:]) * data.mask.unsqueeze(-1)
+    white: Tensor = torch.linalg.solve_triangular(likelihood.noise_factor(values, data), seen, upper=False)
+    flat = white.flatten(-3, -2)
+    return flat.mT @ flat
+
+
+def with_forces(layers: Layers, z: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Draws z [S, B, n] with a force each, [S, B, W], and the logarithms [S, K, B] of weights they were taken by."""
+    count, num_instances = z.shape[:2]
+    streams = [torch.Generator().manual_seed(seed + 3) for seed in seeds]
+    uniform = torch.stack([torch.rand(count, generator=one, dtype=z.dtype) for one in streams], 1)
+    shape = (count, CANDIDATES, layers.v.shape[-1])
+    noise = torch.stack([torch.randn(shape, generator=one, dtype=z.dtype) for one in streams], 1)
+    rows = torch.arange(num_instances).repeat(count)
+    v, weight = layers.draw(z.flatten(0, 1), rows, uniform.flatten(), noise.flatten(0, 1))
+    whole = torch.cat([z, v.unflatten(0, (count, num_instances))], -1)
+    return whole, weight.unflatten(0, (count, num_instances)).transpose(1, 2)

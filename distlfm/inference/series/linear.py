@@ -141,10 +141,14 @@ TRIAL_TIMES = 64
 
 @dataclass(frozen=True)
 class Quadrature:
-    """How finely the time between two observations is cut: panels a gap, nodes a panel."""
+    """How finely the time between two observations is cut: panels a gap, nodes a panel.
+
+    breaks: further times at which a panel ends, as the coefficients of the equation jump there.
+    """
 
     substeps: int = 1
     order: int = MOST_NODES
+    breaks: tuple[float, ...] = ()
 
     def finer(self) -> Quadrature:
         if self.order < MOST_NODES:
@@ -275,7 +279,7 @@ class LinearGaussian(GaussianMarginal):
 
     def _query_grid(self, times: Tensor, query: Tensor) -> Panels:
         """The grid that query times share with observations."""
-        breaks = torch.sort(torch.cat([times, query, _beyond(times, query)], -1), -1).values
+        breaks = torch.sort(torch.cat([times, query, breaks_beyond(times, query)], -1), -1).values
         # Query times cut the panels further: where they do so everywhere, two nodes a panel are enough.
         dense = torch.diff(breaks, dim=-1).amax() <= 0.5 * torch.diff(times, dim=-1).amax()
         return panels(breaks, self.quadrature.substeps, self._order(dense=bool(dense)))
@@ -304,7 +308,7 @@ class LinearGaussian(GaussianMarginal):
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
-def _beyond(times: Tensor, query: Tensor) -> Tensor:
+def breaks_beyond(times: Tensor, query: Tensor) -> Tensor:
     """Breaks [B, K] after the last observation, no farther apart than observations are, up to the last query time."""
     last, end = times[:, -1:], torch.maximum(query[:, -1:], times[:, -1:])
     gap = torch.diff(times, dim=-1).amax(-1, keepdim=True).clamp_min(1e-300)

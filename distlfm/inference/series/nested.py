@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from distlfm.inference.base import Fit
-from distlfm.inference.collapsed import ONE_START, START_SPREAD, Starts
+from distlfm.inference.collapsed import ONE_START, Starts
 from distlfm.inference.curvature import root_of_inverse
 from distlfm.inference.method import register_method
 from distlfm.inference.model import Model
@@ -30,8 +30,8 @@ from distlfm.inference.series.forward import (
     doubts_of,
     too_coarse,
 )
-from distlfm.inference.series.layers import Layers
-from distlfm.inference.series.preestimate import PreestimateConfig, matched_start
+from distlfm.inference.series.layers import Layers, with_forces
+from distlfm.inference.series.preestimate import PreestimateConfig, first_guess
 from distlfm.runtime.reporting import during, stepped
 
 if TYPE_CHECKING:
@@ -42,9 +42,6 @@ NEAR = 0.1
 
 ROUNDS = 3
 """How often a search that has not arrived goes on, with the curvature where it is."""
-
-CANDIDATES = 8
-"""Forces drawn for each z of the answer, of which one is taken by its weight."""
 
 ROUGH = OptimiserConfig(iterations=12, gradient=0.5, change=1e-4, patience=2, max_step=2.0, max_halvings=6)
 FINE = OptimiserConfig(iterations=12, gradient=0.15, change=1e-5, patience=2, max_step=2.0, max_halvings=6)
@@ -78,7 +75,7 @@ def fit_nested(
     best: _Mode | None = None
     for attempt in range(starts.count):
         with during("start", attempt + 1, starts.count):
-            w = _start(forward, [seed + attempt for seed in seeds], preestimate, starts.random or attempt > 0)
+            w = first_guess(forward, [seed + attempt for seed in seeds], preestimate, starts.random or attempt > 0)
             found = _climb(Layers.at(forward, w, seeds))
         if best is not None:
             found = _merged(best, found, (found.value < best.value) & (found.status != Status.DIVERGED))
@@ -97,7 +94,8 @@ def fit_nested(
     layers = best.layers
     sampled = infer_from(layers.corrected, layers.z, best.root, seeds, options, Coordinates(forward.model.space))
     stepped("draws of the force")
-    posterior = SolvedPosterior("nested", forward, _with_forces(layers, sampled.draws, seeds), seeds, features)
+    whole, _ = with_forces(layers, sampled.draws, seeds)
+    posterior = SolvedPosterior("nested", forward, whole, seeds, features)
     return Fit(
         posterior=posterior,
         bound=-best.value,
@@ -107,20 +105,6 @@ def fit_nested(
         trace=-best.trace,
         doubts=doubts_of(posterior, layers.w),
         tail=sampled.tail,
-    )
-
-
-def _start(forward: Forward, seeds: Sequence[int], options: PreestimateConfig, random: bool) -> Tensor:
-    """[B, W]: the match where all states are observed, else the prior's middle, or a random place around it."""
-    if options.enabled:
-        match = matched_start(forward, seeds, options, Starts(random=random))
-        if match is not None:
-            return match.w
-    if not random:
-        return torch.zeros(len(seeds), forward.size, dtype=torch.float64)
-    streams = [torch.Generator().manual_seed(seed) for seed in seeds]
-    return START_SPREAD * torch.stack(
-        [torch.randn(forward.size, generator=one, dtype=torch.float64) for one in streams]
     )
 
 
@@ -243,18 +227,6 @@ class _Differences(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (slope,) = ctx.saved_tensors
         return grads[0].unsqueeze(-1) * slope, None, None
-
-
-def _with_forces(layers: Layers, z: Tensor, seeds: Sequence[int]) -> Tensor:
-    """Draws z [S, B, n] with a force each, [S, B, W]."""
-    count, num_instances = z.shape[:2]
-    streams = [torch.Generator().manual_seed(seed + 3) for seed in seeds]
-    uniform = torch.stack([torch.rand(count, generator=one, dtype=z.dtype) for one in streams], 1)
-    shape = (count, CANDIDATES, layers.v.shape[-1])
-    noise = torch.stack([torch.randn(shape, generator=one, dtype=z.dtype) for one in streams], 1)
-    rows = torch.arange(num_instances).repeat(count)
-    v = layers.draw(z.flatten(0, 1), rows, uniform.flatten(), noise.flatten(0, 1))
-    return torch.cat([z, v.unflatten(0, (count, num_instances))], -1)
 
 
 @register_method("nested")

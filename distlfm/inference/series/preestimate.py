@@ -19,7 +19,7 @@ from torch import Tensor
 from distlfm.config import Config
 from distlfm.errors import UsageError
 from distlfm.inference.base import Fit
-from distlfm.inference.collapsed import ONE_START, Starts, best_of_starts
+from distlfm.inference.collapsed import ONE_START, START_SPREAD, Starts, best_of_starts
 from distlfm.inference.curvature import hessian
 from distlfm.inference.method import register_method
 from distlfm.inference.model import Model
@@ -90,6 +90,20 @@ def matched_start(
     gain = reached - without - 0.5 * (best.z.square() - middle.square()).sum(-1)
     w = torch.where((gain > 0).unsqueeze(-1), best.z, middle)
     return Match(w, hessian(matching.objective, w, rows))
+
+
+def first_guess(forward: Forward, seeds: Sequence[int], options: PreestimateConfig, random: bool) -> Tensor:
+    """[B, W]: the match where all states are observed, else the prior's middle, or a random place around it."""
+    if options.enabled:
+        match = matched_start(forward, seeds, options, Starts(random=random))
+        if match is not None:
+            return match.w
+    if not random:
+        return torch.zeros(len(seeds), forward.size, dtype=torch.float64)
+    streams = [torch.Generator().manual_seed(seed) for seed in seeds]
+    return START_SPREAD * torch.stack(
+        [torch.randn(forward.size, generator=one, dtype=torch.float64) for one in streams]
+    )
 
 
 def fit_preestimate(

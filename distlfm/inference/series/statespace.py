@@ -2,8 +2,7 @@
 
 A Matérn force of half-integer smoothness is itself the output of a linear stochastic equation (Hartikainen & Särkkä
 2010). Joined with the mechanism it makes one stable linear system, `dx = M x dt + dw`, observed with noise; its
-stationary covariance Π gives the noise of any step as Π − Φ Π Φᵀ with Φ = e^{M Δ}. Smoothing is by the modified
-Bryson–Frazier recursion, which inverts nothing but numbers.
+stationary covariance Π gives the noise of any step as Π − Φ Π Φᵀ with Φ = e^{M Δ}.
 
 Shapes: `B` instances, `T` times, `Q` query times, `D` states of the mechanism, `L` forces, `n` states of the system.
 """
@@ -11,8 +10,8 @@ Shapes: `B` instances, `T` times, `Q` query times, `D` states of the mechanism, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from distlfm.inference.observations import Observations
 from distlfm.inference.series.collapsed import LinearMethod
 from distlfm.likelihoods.gaussian import DRIFT
 from distlfm.mechanisms.priors import Values
+from distlfm.solvers.kalman import Chain
 from distlfm.solvers.linear import LinearSystem, extract
 
 if TYPE_CHECKING:
@@ -53,20 +53,10 @@ class _Joint:
     """Where each force stands among the states."""
 
 
-class _Visit(NamedTuple):
-    """One time: the step [B, n, n] that leads there, mean [B, n] and covariance [B, n, n] before anything is observed,
-    and what each scalar update did.
-    """
-
-    step: Tensor | None
-    mean: Tensor
-    covariance: Tensor
-    updates: list[tuple[Tensor, Tensor, Tensor, Tensor]]
-
-
 def supports(model: Model) -> bool:
     """Whether a model is a stable linear system with Matérn forces and Gaussian noise."""
-    if not model.integrable or any(_shape_of(kernel.expression) is None for kernel in model.kernels):
+    constant = model.integrable and model.linearity.affine
+    if not constant or any(_shape_of(kernel.expression) is None for kernel in model.kernels):
         return False
     space = model.space
     draws = torch.randn(7, space.num_free, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -84,6 +74,7 @@ class StateSpace(Marginal):
     """Marginal likelihood and posterior by filtering and smoothing."""
 
     at_once = True
+    draws_together = True
 
     def __init__(self, model: Model, observations: Observations) -> None:
         super().__init__(model, observations)
@@ -101,54 +92,66 @@ class StateSpace(Marginal):
         return 8 * 4 * size**2 * (num_query + self.observations.times.shape[-1])
 
     def log_marginal(self, z: Tensor, rows: Tensor) -> Tensor:
-        data = self.observations.rows(rows)
-        values = self.model.space.unpack(z)
-        system = extract(self.model.mechanism, values)
-        residual = data.values - self._offset(system, data.times)
-        noise = self.model.noise_variance(values, data)
-        found, _ = self._filter(self._joint(system, values), data.times, residual, noise, data.mask, keep=False)
+        found = self.chain(z, rows).log_density()
         return torch.where(torch.isfinite(found), found, -torch.inf)
 
     def innovations(self, z: Tensor, rows: Tensor) -> Tensor:
+        return self.chain(z, rows).innovations()
+
+    def chain(self, z: Tensor, rows: Tensor) -> Chain:
+        """What was observed of the instances `rows` [A], given z [A, n]."""
         data = self.observations.rows(rows)
         values = self.model.space.unpack(z)
         system = extract(self.model.mechanism, values)
         residual, noise = data.values - self._offset(system, data.times), self.model.noise_variance(values, data)
-        _, visits = self._filter(self._joint(system, values), data.times, residual, noise, data.mask, keep=True)
-        found = torch.zeros_like(residual)
-        for t, visit in enumerate(visits):
-            for p, (_, _, error, precision) in enumerate(visit.updates):
-                found[:, p, t] = error * precision.sqrt()
-        return found
+        return self._chain(self._joint(system, values), data.times, residual, noise, data.mask)
 
     def posterior(self, z: Tensor, rows: Tensor, query: Tensor) -> Moments:
+        joint, chain, offset, back = self._with_queries(z, rows, query)
+        mean, variance = chain.smoothed(self._shown(joint))
+        mean, variance = (_at(one, back) for one in (mean, variance.clamp_min(0)))
+        num_forces = len(joint.forces)
+        return Moments(
+            mean[:, :num_forces], variance[:, :num_forces], _at(offset, back) + mean[:, num_forces:],
+            variance[:, num_forces:],
+        )  # fmt: skip
+
+    def draw(self, z: Tensor, rows: Tensor, query: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """One joint draw given z [A, n] at times `query` [A, Q]: forces [A, L, Q] and outputs [A, P, Q].
+
+        A path of the prior, corrected by what its own noisy observations miss of the real ones (Matheron's rule).
+        """
+        joint, chain, offset, back = self._with_queries(z, rows, query)
+        shown = self._shown(joint)
+        path = chain.drawn(generator).mT  # [A, n, T]
+        error = chain.noise.sqrt() * torch.randn(chain.noise.shape, generator=generator, dtype=z.dtype)
+        missed = chain.residual - joint.observed @ path - error
+        mean, _ = replace(chain, residual=missed).smoothed(shown)
+        found, num_forces = _at(shown @ path + mean, back), len(joint.forces)
+        return found[:, :num_forces], _at(offset, back) + found[:, num_forces:]
+
+    def _shown(self, joint: _Joint) -> Tensor:
+        """Forces, then outputs, as combinations [A, L + P, n] of the states."""
+        forces = torch.eye(self.size, dtype=joint.outputs.dtype)[list(joint.forces)]
+        return torch.cat([forces.expand(len(joint.outputs), -1, -1), joint.outputs], 1)
+
+    def _with_queries(self, z: Tensor, rows: Tensor, query: Tensor) -> tuple[_Joint, Chain, Tensor, Tensor]:
+        """Joint system and observations at all times, outputs [A, P, T] there while no force acts, and the query
+        times' places among them, [A, Q]: they take part as times at which nothing was observed.
+        """
         data = self.observations.rows(rows)
         values = self.model.space.unpack(z)
         system = extract(self.model.mechanism, values)
         noise = self.model.noise_variance(values, data).expand_as(data.values)
-        # Query times take part as times at which nothing was observed.
         times, order = torch.cat([data.times, query], -1).sort(dim=-1, stable=True)
         blank = query.new_zeros(*data.values.shape[:-1], query.shape[-1])
-        place = order.unsqueeze(-2).expand(*data.values.shape[:-1], -1)
-        seen = torch.cat([data.mask, blank.bool()], -1).gather(-1, place)
-        values_there = torch.cat([data.values, blank], -1).gather(-1, place)
-        noise_there = torch.cat([noise, blank + 1], -1).gather(-1, place)
-        offset = self._offset(system, times)
-        joint = self._joint(system, values)
-        _, visits = self._filter(joint, times, values_there - offset, noise_there, seen, keep=True)
-        mean, covariance = _smooth(visits)
-        back = torch.argsort(order, -1)[:, data.times.shape[-1] :]
-        mean = mean.gather(1, back.unsqueeze(-1).expand(-1, -1, mean.shape[-1]))
-        covariance = covariance.gather(1, back[..., None, None].expand(-1, -1, *covariance.shape[-2:]))
-        at = offset.gather(-1, back.unsqueeze(-2).expand(-1, offset.shape[-2], -1))
-        outputs = joint.outputs.unsqueeze(1)
-        forces = list(joint.forces)
-        return Moments(
-            mean[..., forces].mT,
-            torch.diagonal(covariance, dim1=-2, dim2=-1)[..., forces].mT.clamp_min(0),
-            at + (outputs @ mean.unsqueeze(-1)).squeeze(-1).mT,
-            ((outputs @ covariance) * outputs).sum(-1).mT.clamp_min(0),
+        seen, observed, noise = (
+            _at(torch.cat([one, empty], -1), order)
+            for one, empty in ((data.mask, blank.bool()), (data.values, blank), (noise, blank + 1))
         )
+        offset, joint = self._offset(system, times), self._joint(system, values)
+        back = torch.argsort(order, -1)[:, data.times.shape[-1] :]
+        return joint, self._chain(joint, times, observed - offset, noise, seen), offset, back
 
     def _offset(self, system: LinearSystem, times: Tensor) -> Tensor:
         """Outputs [B, P, T] while no force acts."""
@@ -167,128 +170,88 @@ class StateSpace(Marginal):
     def _joint(self, system: LinearSystem, values: Values) -> _Joint:
         num_states, size, batch = system.A.shape[-1], self.size, len(system.A)
         drift = system.A.new_zeros(batch, size, size)
-        diffusion = torch.zeros_like(drift)
         first = torch.zeros_like(drift)
         drift[:, :num_states, :num_states] = system.A
         forces, at = [], num_states
         for i, (shape, hyper) in enumerate(zip(self.shapes, self.model.hyper(values), strict=True)):
             part = slice(at, at + SMOOTHNESS[shape])
-            equation, intensity, covariance = _matern(shape, hyper["lengthscale"], hyper["variance"])
+            equation, covariance = _matern(shape, hyper["lengthscale"], hyper["variance"])
             drift[:, part, part] = equation
             drift[:, :num_states, at] = system.B[..., i]
-            diffusion[:, part.stop - 1, part.stop - 1] = intensity
             first[:, part, part] = covariance
             forces.append(at)
             at = part.stop
         padding = system.C.new_zeros(batch, system.C.shape[-2], size - num_states)
         outputs = torch.cat([system.C, padding], -1)
         observed = outputs.clone()
+        num_forced = at - num_states
         for p, shape in enumerate(self.errors):
             part = slice(at, at + SMOOTHNESS[shape])
             error, scale = (values[name][:, min(p, values[name].shape[-1] - 1)] for name in DRIFT)
-            equation, intensity, covariance = _matern(shape, scale, error.square())
+            equation, covariance = _matern(shape, scale, error.square())
             drift[:, part, part] = equation
-            diffusion[:, part.stop - 1, part.stop - 1] = intensity
             first[:, part, part] = covariance
             observed[:, p, at] = 1.0
             at = part.stop
-        return _Joint(drift, _stationary(drift, diffusion), first, outputs, observed, tuple(forces))
+        return _Joint(drift, _stationary(drift, first, num_states, num_forced), first, outputs, observed, tuple(forces))
 
-    def _filter(
-        self, joint: _Joint, times: Tensor, residual: Tensor, noise: Tensor, mask: Tensor, *, keep: bool
-    ) -> tuple[Tensor, list[_Visit]]:
-        """Run through times [B, T] with residuals, noise and mask [B, P, T].
-
-        Returns the log density [B], and the visits of all times if they are to be kept.
-        """
+    def _chain(self, joint: _Joint, times: Tensor, residual: Tensor, noise: Tensor, seen: Tensor) -> Chain:
+        """The joint system at times [B, T], with residuals, noise and mask [B, P, T]."""
         gaps = torch.diff(times, dim=-1)
-        # Few gaps differ in regular series: each is exponentiated once. In others each row has its own.
+        # Few gaps differ in regular series, and have one matrix each. In others each row has its own.
         lengths, which = torch.unique(gaps, return_inverse=True)
         if len(lengths) > gaps.shape[-1]:
             lengths, which = gaps, torch.arange(gaps.shape[-1]).expand_as(gaps)
-        steps = torch.linalg.matrix_exp(joint.drift.unsqueeze(1) * lengths[..., None, None])
-        stationary = joint.stationary.unsqueeze(1)
-        noises = stationary - steps @ stationary @ steps.mT
-        row = torch.arange(len(times))
-        observed = mask.any(0).any(0).tolist()
-        mean, covariance = joint.first.new_zeros(joint.first.shape[:-1]), joint.first
-        log_density = joint.first.new_zeros(len(times))
-        visits: list[_Visit] = []
-        step: Tensor | None = None
-        for t in range(times.shape[-1]):
-            if t:
-                step = steps[row, which[:, t - 1]]
-                mean = (step @ mean.unsqueeze(-1)).squeeze(-1)
-                covariance = step @ covariance @ step.mT + noises[row, which[:, t - 1]]
-            visit = _Visit(step, mean, covariance, [])
-            if keep:
-                visits.append(visit)
-            for p in range(residual.shape[-2] if observed[t] else 0):
-                seen = mask[:, p, t].to(mean.dtype)
-                direction = joint.observed[:, p]
-                cross = (covariance @ direction.unsqueeze(-1)).squeeze(-1)
-                spread = (direction * cross).sum(-1) + noise[:, p, t]
-                error = residual[:, p, t] - (direction * mean).sum(-1)
-                density = -0.5 * (error.square() / spread + torch.log(2 * math.pi * spread))
-                log_density = log_density + seen * density
-                precision = seen / spread
-                gain = cross * precision.unsqueeze(-1)
-                visit.updates.append((direction, gain, error, precision))
-                mean = mean + gain * error.unsqueeze(-1)
-                covariance = covariance - gain.unsqueeze(-1) * cross.unsqueeze(-2)
-        return log_density, visits
+        return Chain(
+            *(joint.drift, joint.stationary, lengths.expand(len(times), -1), which, joint.first),
+            *(joint.observed, residual, noise.expand_as(residual), seen),
+        )
 
 
-def _matern(shape: str, lengthscale: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Drift [B, k, k], intensity of the noise in the last state [B], stationary covariance [B, k, k]."""
+def _at(values: Tensor, places: Tensor) -> Tensor:
+    """Of values [A, P, T] those at places [A, Q], [A, P, Q]."""
+    return values.gather(-1, places.unsqueeze(1).expand(-1, values.shape[1], -1))
+
+
+def _matern(shape: str, lengthscale: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Drift and stationary covariance, [B, k, k].
+
+    States are the process and its derivatives in units of its rate, so that all numbers are of one size.
+    """
     size = SMOOTHNESS[shape]
     rate = math.sqrt(2 * size - 1) / lengthscale
-    drift = rate.new_zeros(len(rate), size, size)
-    covariance = torch.zeros_like(drift)
-    for i in range(size - 1):
-        drift[:, i, i + 1] = 1.0
-    for i in range(size):
-        drift[:, size - 1, i] = -math.comb(size, i) * rate ** (size - i)
-    covariance[:, 0, 0] = variance
-    if size == 1:
-        return drift, 2 * variance * rate, covariance
-    if size == 2:
-        covariance[:, 1, 1] = variance * rate**2
-        return drift, 4 * variance * rate**3, covariance
-    bend = variance * rate**2 / 3
-    covariance[:, 1, 1] = bend
-    covariance[:, 0, 2] = covariance[:, 2, 0] = -bend
-    covariance[:, 2, 2] = variance * rate**4
-    return drift, 16 / 3 * variance * rate**5, covariance
+    binomial = [-float(math.comb(size, i)) for i in range(size)]
+    equation = torch.diag(torch.ones(size - 1, dtype=rate.dtype), 1)
+    equation[-1] = torch.tensor(binomial, dtype=rate.dtype)
+    among = {1: [[1.0]], 2: [[1.0, 0.0], [0.0, 1.0]], 3: [[1.0, 0.0, -1 / 3], [0.0, 1 / 3, 0.0], [-1 / 3, 0.0, 1.0]]}
+    covariance = torch.tensor(among[size], dtype=rate.dtype)
+    return rate[:, None, None] * equation, variance[:, None, None] * covariance
 
 
-def _stationary(drift: Tensor, diffusion: Tensor) -> Tensor:
-    """Π with M Π + Π Mᵀ + diffusion = 0, [B, n, n]."""
-    size = drift.shape[-1]
-    identity = torch.eye(size, dtype=drift.dtype)
-    both = torch.einsum("bij,kl->bikjl", drift, identity) + torch.einsum("ij,bkl->bikjl", identity, drift)
-    flat = torch.linalg.solve(both.reshape(-1, size * size, size * size), -diffusion.flatten(-2))
-    covariance: Tensor = flat.unflatten(-1, (size, size))
-    return 0.5 * (covariance + covariance.mT)
+def _stationary(drift: Tensor, known: Tensor, num_states: int, num_forced: int) -> Tensor:
+    """Π with M Π + Π Mᵀ + diffusion = 0, [B, n, n], whose part of forces and errors is known.
+
+    The first states follow the `num_forced` that come next; the equations of their covariances are solved in turn.
+    """
+    own, other = slice(num_states), slice(num_states, num_states + num_forced)
+    A, across, forced = drift[:, own, own], drift[:, own, other], drift[:, other, other]
+    met = _sylvester(A, forced, across @ known[:, other, other])  # [B, D, K]
+    pushed = across @ met.mT
+    covariance = known.clone()
+    covariance[:, own, other], covariance[:, other, own] = met, met.mT
+    within = _sylvester(A, A, pushed + pushed.mT)
+    covariance[:, own, own] = 0.5 * (within + within.mT)
+    return covariance
 
 
-def _smooth(visits: list[_Visit]) -> tuple[Tensor, Tensor]:
-    """Means [B, T, n] and covariances [B, T, n, n] given all data."""
-    slope, curve = torch.zeros_like(visits[0].mean), torch.zeros_like(visits[0].covariance)
-    means, covariances = [], []
-    for step, mean, covariance, updates in reversed(visits):
-        for direction, gain, error, precision in reversed(updates):
-            # Undo one scalar update: C = I − gain · directionᵀ.
-            slope = slope - direction * ((gain * slope).sum(-1) + precision * error).unsqueeze(-1)
-            across = curve - direction.unsqueeze(-1) * (gain.unsqueeze(-2) @ curve)
-            curve = across - (across @ gain.unsqueeze(-1)) * direction.unsqueeze(-2)
-            curve = curve + precision[:, None, None] * direction.unsqueeze(-1) * direction.unsqueeze(-2)
-        means.append(mean - (covariance @ slope.unsqueeze(-1)).squeeze(-1))
-        covariances.append(covariance - covariance @ curve @ covariance)
-        if step is not None:
-            slope = (step.mT @ slope.unsqueeze(-1)).squeeze(-1)
-            curve = step.mT @ curve @ step
-    return torch.stack(means[::-1], 1), torch.stack(covariances[::-1], 1)
+def _sylvester(left: Tensor, right: Tensor, source: Tensor) -> Tensor:
+    """X [B, i, j] with left X + X rightᵀ + source = 0."""
+    rows, columns = left.shape[-1], right.shape[-1]
+    both = torch.einsum("bij,kl->bikjl", left, torch.eye(columns, dtype=left.dtype))
+    both = both + torch.einsum("ij,bkl->bikjl", torch.eye(rows, dtype=left.dtype), right)
+    flat = torch.linalg.solve(both.reshape(len(left), rows * columns, -1), -source.flatten(-2))
+    found: Tensor = flat.unflatten(-1, (rows, columns))
+    return found
 
 
 @register_method("filter")

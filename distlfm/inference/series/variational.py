@@ -1,14 +1,15 @@
-"""Fit through the solver: one Gaussian q over parameters and inducing values together, by maximising the ELBO.
+"""Fit through the solver by a variational q of parameters and inducing values, corrected by importance.
 
-First the mode of the joint density is found by L-BFGS, then q starts as Laplace's Gaussian there and is improved by
-stochastic gradients, either of a mean and a Cholesky factor (Adam) or natural ones.
-Shapes: `S` samples, `B` instances, `W` unknowns, `L` forces, `R` features.
+A Gaussian of both climbs the ELBO (`ascent.py`), a structured q starts there and is improved (`structured.py`), and
+draws of it are weighted against the true density, in stages that adapt. Several starts give several q, mixed by their
+evidence.
+Shapes: `S` draws, `B` instances, `W` unknowns, `K` starts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -17,23 +18,17 @@ from torch import Tensor
 
 from distlfm.config import Config
 from distlfm.gp.pathwise import instance_noise
-from distlfm.gp.variational import (
-    NaturalState,
-    WhitenedGaussian,
-    expectation_gradient,
-    gaussian_from_natural,
-    gaussian_from_unconstrained,
-    natural_from_gaussian,
-    natural_step,
-)
+from distlfm.gp.variational import WhitenedGaussian
 from distlfm.inference.base import Fit
-from distlfm.inference.collapsed import ONE_START, Starts, best_of_starts
-from distlfm.inference.curvature import find_modes, hessian, root_of_inverse
+from distlfm.inference.collapsed import ONE_START, Starts
 from distlfm.inference.method import register_method
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
-from distlfm.inference.optimise import OptimiserConfig, Status
-from distlfm.inference.series.evidence import FOUND, best_matched_mode
+from distlfm.inference.optimise import Status
+from distlfm.inference.posterior import Coordinates, PosteriorConfig, infer_from, pareto_shape, systematic
+from distlfm.inference.series.adam import climb_by_adam
+from distlfm.inference.series.ascent import Ascent, Pace, ascend
+from distlfm.inference.series.chord import Chord
 from distlfm.inference.series.forward import (
     MAX_DOUBLINGS,
     Forward,
@@ -42,220 +37,292 @@ from distlfm.inference.series.forward import (
     doubts_of,
     too_coarse,
 )
+from distlfm.inference.series.layers import with_forces
+from distlfm.inference.series.preestimate import PreestimateConfig, first_guess
+from distlfm.inference.series.structured import structure
 from distlfm.runtime.reporting import during, stepped
 from distlfm.solvers.base import SolverConfig
 
 if TYPE_CHECKING:
     from distlfm.inference.fit import InferenceConfig
 
-REACH = 0.4
-"""How far an inducing point may move when places are learned, in units of the mean gap between points."""
+WIDER = 1.2
+"""Deviations of the first proposals over those of q, whose tails are lighter than the posterior's."""
 
-FIRST_SHARE = 0.2
-"""q starts with this share of the deviations that Laplace's Gaussian has, and grows from there."""
+TWIN = 10.0
+"""A start with the sign of a force turned is tried where that loses less than this of the log-likelihood."""
 
-MAX_GRADIENT = 10.0
-"""Norm to which an instance's gradient is cut, so that one wild draw does not undo a hundred good ones."""
+HEAVY, FEW = 1.0, 10
+"""Pareto k̂ of the weights, and independent draws, at which an answer is not to be trusted."""
+
+COUNTS = 0.01
+"""A start whose share of the evidence is less than this has no say about the weights."""
+
+BOUND_DRAWS = 64
+"""Draws of q over which the ELBO is averaged, in pairs of opposite noise."""
 
 
 class VariationalConfig(Config):
     """num_inducing: points per force, by default from the data; `learn_inducing` moves them too (with `adam`).
-    samples: draws an iteration. draws: of the answer.
+    samples: draws an iteration. draws: of the answer, which are weighted in the stages of `inference.posterior`.
 
-    gradient: `adam` on a mean and a Cholesky factor, or `natural`. tolerance: an instance is done when its ELBO,
-    averaged over `window` iterations, gains less than this many of its own standard errors.
+    gradient: `natural` with the curvature of Gauss–Newton (iterations 60, window 4, and a learning rate of its own), or
+    `adam` on a mean and a Cholesky factor after it (300, 40, 0.03), which `learn_inducing` takes by itself.
+    tolerance: q is done when its ELBO, averaged over `window` iterations, gains less than this many standard errors.
     """
 
     num_inducing: int | None = Field(default=None, ge=2)
     learn_inducing: bool = False
     samples: int = Field(default=8, ge=1)
-    iterations: int = Field(default=300, ge=0)
-    learning_rate: float = 0.03
-    gradient: Literal["adam", "natural"] = "adam"
-    window: int = Field(default=40, ge=2)
+    iterations: int | None = Field(default=None, ge=0)
+    learning_rate: float | None = None
+    gradient: Literal["natural", "adam"] | None = None
+    window: int | None = Field(default=None, ge=2)
     tolerance: float = 1.0
     features: int = Field(default=128, ge=8)
     draws: int = Field(default=128, ge=2)
     solver: SolverConfig = SolverConfig()
 
+    @property
+    def by_adam(self) -> bool:
+        """Whether Adam goes on from where natural steps end."""
+        return self.learn_inducing if self.gradient is None else self.gradient == "adam"
+
+    @property
+    def pace(self) -> Pace:
+        """Of natural steps, which go before Adam's too."""
+        own = VariationalConfig() if self.by_adam else self
+        iterations = 60 if own.iterations is None else own.iterations
+        return Pace((self.samples + 1) // 2, iterations, own.window or 4, self.tolerance, own.learning_rate)
+
+    @property
+    def adams_pace(self) -> Pace:
+        """Of Adam's steps."""
+        iterations = 300 if self.iterations is None else self.iterations
+        return Pace((self.samples + 1) // 2, iterations, self.window or 40, self.tolerance, self.learning_rate or 0.03)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one start gives for B instances. w: [S, B, W] of equal weight; mass: [B], log evidence; rest as in `Fit`."""
+
+    w: Tensor
+    mode: Tensor
+    mass: Tensor
+    bound: Tensor
+    status: Tensor
+    iterations: Tensor
+    effective: Tensor
+    tail: Tensor
+    trace: Tensor
+
 
 def fit_variational(
     forward: Forward,
     seeds: Sequence[int],
-    optimiser: OptimiserConfig,
     options: VariationalConfig,
+    posterior: PosteriorConfig,
+    preestimate: PreestimateConfig,
     starts: Starts = ONE_START,
-    start: Tensor | None = None,
 ) -> Fit:
-    """Fit B instances at once. start: [B, W] where L-BFGS begins, by default the prior's middle."""
+    """Fit B instances at once. Each start finds a q of its own, and their answers are mixed by their evidence."""
+    climbs = []
+    for attempt in range(starts.count):
+        with during("start", attempt + 1, starts.count):
+            w = first_guess(forward, [seed + attempt for seed in seeds], preestimate, starts.random or attempt > 0)
+            found = ascend(forward, w, seeds, options.pace)
+            if options.by_adam:
+                learn = options.learn_inducing and attempt == 0
+                forward, found = climb_by_adam(forward, found, seeds, options.adams_pace, options.features, learn)
+            climbs.append(found)
+    forward, climbs = _fine_enough(forward, climbs, seeds, options)
+    posterior = posterior.model_copy(update={"draws": options.draws})
+    parts = [_corrected(forward, climb, seeds, options, posterior) for climb in climbs]
+    parts += [
+        _widened(_corrected(forward.of(rows), climb, [seeds[int(i)] for i in rows], options, posterior), rows, parts[0])
+        for one in climbs
+        for rows, climb in _twins(forward, one, seeds, options)
+    ]
+    whole = _mixed(parts, seeds)
+    answer = SolvedPosterior("variational", forward, whole.w, seeds, options.features)
+    doubts = [" ".join(filter(None, both)) for both in zip(doubts_of(answer, whole.mode), _doubts(whole), strict=True)]
+    return Fit(
+        posterior=answer,
+        bound=whole.bound,
+        status=whole.status,
+        iterations=whole.iterations,
+        effective=whole.effective,
+        trace=whole.trace,
+        tail=whole.tail,
+        doubts=tuple(doubts),
+    )
 
-    def objective(w: Tensor, rows: Tensor) -> Tensor:
-        return 0.5 * w.square().sum(-1) - forward.log_likelihood(w[None], rows)[0]
 
-    if start is None:
-        best = best_of_starts(objective, seeds, forward.size, optimiser, starts)
-    else:
-        best = find_modes(objective, start, optimiser)
-    rows = torch.arange(len(seeds))
+def _fine_enough(
+    forward: Forward, climbs: list[Ascent], seeds: Sequence[int], options: VariationalConfig
+) -> tuple[Forward, list[Ascent]]:
+    """With shorter solver steps where those of a start are too long; q of others stays where it is."""
     for doubling in range(MAX_DOUBLINGS):
-        if not bool(too_coarse(forward, best.z).any()):
+        coarse = [too_coarse(forward, one.q.mean[:, 0]) for one in climbs]
+        if not any(bool(one.any()) for one in coarse):
             break
         assert forward.solver.steps is not None
         forward = forward.with_steps(2 * forward.solver.steps)
         with during("shorter solver steps", doubling + 1, MAX_DOUBLINGS):
-            best = find_modes(objective, best.z, optimiser)
-    root = root_of_inverse(hessian(objective, best.z, rows))
-    # From inside: where the equation bends, Laplace's Gaussian reaches places whose likelihood is astronomically small.
-    laplace = WhitenedGaussian(best.z.unsqueeze(1), FIRST_SHARE * root.unsqueeze(1))
-    iterations = _Iterations(forward, best.status.clone(), seeds, options)
-    climb = _climb_natural if options.gradient == "natural" else _climb_adam
-    forward, q = climb(forward, laplace, iterations, options)
-    trace = iterations.trace()
-    noise = instance_noise([seed + 1 for seed in seeds], options.draws, 1, forward.size).transpose(0, 1).contiguous()
-    posterior = SolvedPosterior("variational", forward, q.sample_whitened(noise)[:, :, 0], seeds, options.features)
-    bound = trace[-options.window :].mean(0) if len(trace) else -best.value
-    drawn = torch.full_like(bound, options.draws)
-    doubts = doubts_of(posterior, best.z)
-    return Fit(posterior, bound, iterations.settled(), best.iterations, drawn, trace, doubts=doubts)
+            climbs = [_again(forward, one, rows, seeds, options) for one, rows in zip(climbs, coarse, strict=True)]
+    return forward, climbs
 
 
-def _elbo(forward: Forward, q: WhitenedGaussian, rows: Tensor, noise: Sequence[Tensor]) -> Tensor:
-    """One estimate of the bound of each instance [A]; draws whose solve failed are left out, all failed: −∞."""
-    density = forward.log_likelihood(q.sample_whitened(noise[0])[:, :, 0], rows, noise[1])
-    ok = torch.isfinite(density)
-    mean = torch.where(ok, density, torch.zeros_like(density)).sum(0) / ok.sum(0).clamp_min(1)
-    return torch.where(ok.any(0), mean - q.kl(), -torch.inf)
+def _again(forward: Forward, climb: Ascent, coarse: Tensor, seeds: Sequence[int], options: VariationalConfig) -> Ascent:
+    rows = torch.nonzero(coarse).squeeze(-1)
+    if len(rows) == 0:
+        return climb
+    some = [seeds[int(i)] for i in rows]
+    found = ascend(forward.of(rows), climb.q.mean[rows, 0], some, options.pace)
+    q = WhitenedGaussian(
+        climb.q.mean.index_copy(0, rows, found.q.mean), climb.q.scale.index_copy(0, rows, found.q.scale)
+    )
+    iterations = climb.iterations.index_add(0, rows, found.iterations)
+    return Ascent(q, climb.status.index_copy(0, rows, found.status), climb.trace, iterations)
 
 
-class _Iterations:
-    """The instances [A] that still run and fresh randomness for each, from its own stream, iteration by iteration.
-
-    An instance stops when its averaged bound no longer rises beyond its own noise. status: [B].
-    """
-
-    def __init__(self, forward: Forward, status: Tensor, seeds: Sequence[int], options: VariationalConfig) -> None:
-        self.status, self.options = status, options
-        self.stopped = status == Status.DIVERGED
-        self.bounds: list[Tensor] = []
-        self.streams = [torch.Generator().manual_seed(seed) for seed in seeds]
-        whitened = (options.samples, 1, forward.size)
-        features = (options.samples, len(forward.model.kernels), 2, options.features)
-        self.shapes = (whitened, features)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, list[Tensor]]]:
-        """The rows, and [S, A, 1, W] for q and [S, A, L, 2, R] for what the inducing values leave open."""
-        for iteration in range(self.options.iterations):
-            stepped("variational step", iteration + 1, self.options.iterations)
-            rows = torch.nonzero(~self.stopped).squeeze(-1)
-            if len(rows) == 0:
-                return
-            yield rows, [self._normal(rows, shape) for shape in self.shapes]
-
-    def _normal(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-        streams = [self.streams[int(i)] for i in rows]
-        return torch.stack([torch.randn(shape, generator=one, dtype=torch.float64) for one in streams], 1)
-
-    def record(self, rows: Tensor, elbo: Tensor) -> None:
-        """Take note of the bounds [A] of one iteration."""
-        latest = self.bounds[-1].clone() if self.bounds else torch.full(self.stopped.shape, -torch.inf).to(elbo)
-        latest[rows] = elbo.detach()
-        self.bounds.append(latest)
-        self.status[rows[~torch.isfinite(elbo)]] = int(Status.DIVERGED)
-        self.stopped[rows[~torch.isfinite(elbo)]] = True
-        window = self.options.window
-        if len(self.bounds) % window == 0 and len(self.bounds) >= 2 * window:
-            recent, before = torch.stack(self.bounds[-window:]), torch.stack(self.bounds[-2 * window : -window])
-            error = (recent.var(0) / window + before.var(0) / window).sqrt()
-            calm = (recent.mean(0) - before.mean(0)) < self.options.tolerance * error
-            done = calm & ~self.stopped
-            self.status[done] = int(Status.CONVERGED)
-            self.stopped |= done
-
-    def settled(self) -> Tensor:
-        """Status of all; one that was still rising when the iterations ran out says so."""
-        return torch.where(self.stopped, self.status, int(Status.MAX_ITERATIONS)) if self.bounds else self.status
-
-    def trace(self) -> Tensor:
-        """Bounds [iterations, B]."""
-        return torch.stack(self.bounds) if self.bounds else torch.zeros(0, len(self.status), dtype=torch.float64)
-
-
-def _climb_adam(
-    forward: Forward, q: WhitenedGaussian, iterations: _Iterations, options: VariationalConfig
-) -> tuple[Forward, WhitenedGaussian]:
-    # Steps are taken in units of Laplace's own deviations: w = mean + root · (I + change) · noise.
-    change = torch.zeros_like(q.scale, requires_grad=True)
-    shift = torch.zeros_like(q.mean, requires_grad=True)
-    moves = torch.zeros_like(forward.inducing, requires_grad=True)
-    learned = (shift, change, moves) if options.learn_inducing else (shift, change)
-    adam = torch.optim.Adam(learned, lr=options.learning_rate)
-    gap = (forward.domain.upper - forward.domain.lower).unsqueeze(1) / (forward.num_inducing - 1)
-
-    def placed() -> Forward:
-        return forward.with_inducing(forward.inducing + REACH * gap * torch.tanh(moves))
-
-    for rows, noise in iterations:
-        now = _moved(q, shift, change)
-        here = WhitenedGaussian(now.mean[rows], now.scale[rows])
-        elbo = _elbo(placed() if options.learn_inducing else forward, here, rows, noise)
-        adam.zero_grad()
-        (-elbo[torch.isfinite(elbo)].sum()).backward()
-        _cut(*learned)
-        still = iterations.stopped.clone()
-        kept = [tensor.detach()[still].clone() for tensor in learned]
-        adam.step()
-        with torch.no_grad():  # Adam's momentum must not carry on an instance that has stopped
-            for tensor, value in zip(learned, kept, strict=True):
-                tensor[still] = value
-        iterations.record(rows, elbo)
+def _twins(
+    forward: Forward, climb: Ascent, seeds: Sequence[int], options: VariationalConfig
+) -> Iterator[tuple[Tensor, Ascent]]:
+    """From q with the sign of a force turned, or of all: the instances [A] for which that is nearly as likely."""
+    mean, size = climb.q.mean[:, 0], forward.model.space.num_free
+    everyone, num_forces = torch.arange(len(mean)), len(forward.model.kernels)
+    turns = [-1 + 2 * (torch.arange(num_forces) != i).to(mean) for i in range(num_forces)]
+    if num_forces > 1:
+        turns.append(-torch.ones(num_forces).to(mean))
     with torch.no_grad():
-        return placed(), _moved(q, shift, change)
+        here = forward.log_likelihood(mean[None], everyone)[0]
+        for turn in turns:
+            sign = torch.cat([torch.ones(size).to(mean), turn.repeat_interleave(forward.num_inducing)])
+            there = forward.log_likelihood((sign * mean)[None], everyone)[0]
+            rows = torch.nonzero(torch.isfinite(here) & (there > here - TWIN)).squeeze(-1)
+            if len(rows):
+                some = [seeds[int(i)] for i in rows]
+                yield rows, ascend(forward.of(rows), (sign * mean)[rows], some, options.pace)
 
 
-def _cut(*tensors: Tensor) -> None:
-    """Bound each instance's gradient, over all tensors [B, ...] together."""
-    grads = [tensor.grad.nan_to_num_(0.0, 0.0, 0.0) for tensor in tensors if tensor.grad is not None]
-    norm = torch.stack([grad.flatten(1).square().sum(-1) for grad in grads]).sum(0).sqrt()
-    share = (MAX_GRADIENT / norm.clamp_min(MAX_GRADIENT)).nan_to_num(0.0)
-    for grad in grads:
-        grad.mul_(share.reshape(-1, *[1] * (grad.dim() - 1)))
+def _corrected(
+    forward: Forward, climb: Ascent, seeds: Sequence[int], options: VariationalConfig, posterior: PosteriorConfig
+) -> _Part:
+    """Draws by importance, from a structured q that begins at a climb's."""
+    found = structure(forward, climb.q.mean[:, 0], climb.q.scale[:, 0], seeds)
+    coordinates = Coordinates(forward.model.space)
+    wider = WIDER if posterior.method == "importance" else 1.0
+    sampled = infer_from(found.corrected, found.z, wider * found.root, seeds, posterior, coordinates)
+    stepped("draws of the force")
+    z = sampled.draws
+    if len(z) < options.draws:  # a point, or no parameters at all
+        z = z.expand(options.draws, -1, -1)
+    w, weight = with_forces(found, z, seeds)
+    # The weights of the force's draws are the other half of those of z, and may be heavy where these are not.
+    inner = (weight - torch.logsumexp(weight, 1, keepdim=True)).flatten(0, 1)
+    bound = _bound(forward, found, seeds, options.features)
+    return _Part(
+        w,
+        found.w,
+        bound if sampled.log_mass is None else sampled.log_mass,
+        bound,
+        climb.status,
+        climb.iterations,
+        torch.full_like(bound, options.draws) if sampled.log_mass is None else sampled.effective,
+        torch.maximum(sampled.tail, pareto_shape(inner)),
+        climb.trace,
+    )
 
 
-def _moved(q: WhitenedGaussian, shift: Tensor, change: Tensor) -> WhitenedGaussian:
-    relative = gaussian_from_unconstrained(shift, change)
-    mean = q.mean + (q.scale @ shift.unsqueeze(-1)).squeeze(-1)
-    return WhitenedGaussian(mean, q.scale @ relative.scale)
+@torch.no_grad()
+def _bound(forward: Forward, chord: Chord, seeds: Sequence[int], features: int) -> Tensor:
+    """The ELBO [B] of the structured q, what the inducing values leave open included."""
+    count, size = chord.z.shape
+    rows = torch.arange(count)
+    half = instance_noise([seed + 1 for seed in seeds], BOUND_DRAWS // 2, forward.size).transpose(0, 1)
+    shape = (BOUND_DRAWS // 2, len(forward.model.kernels), 2, features)
+    other = instance_noise([seed + 5 for seed in seeds], *shape).transpose(0, 1)
+    noise, rest = torch.cat([half, -half]), torch.cat([other, -other])
+    x, e = noise[..., :size], noise[..., size:]
+    z = chord.z + torch.einsum("bij,sbj->sbi", chord.root, x)
+    given = chord.given(z.flatten(0, 1), rows.repeat(BOUND_DRAWS))
+    v = given.draw(e.flatten(0, 1)[None])[0].unflatten(0, (BOUND_DRAWS, count))
+    w = torch.cat([z, v], -1)
+    volume = torch.log(torch.diagonal(chord.root, dim1=-2, dim2=-1)).sum(-1)
+    volume = volume + given.log_volume.unflatten(0, (BOUND_DRAWS, count))
+    density = forward.log_likelihood(w, rows, rest) + 0.5 * (noise.square().sum(-1) - w.square().sum(-1)) + volume
+    ok = torch.isfinite(density)
+    mean = torch.where(ok, density, 0.0).sum(0) / ok.sum(0).clamp_min(1)
+    return torch.where(ok.any(0), mean, -torch.inf)
 
 
-def _climb_natural(
-    forward: Forward, q: WhitenedGaussian, iterations: _Iterations, options: VariationalConfig
-) -> tuple[Forward, WhitenedGaussian]:
-    state = natural_from_gaussian(q)
-    for rows, noise in iterations:
+def _widened(part: _Part, rows: Tensor, whole: _Part) -> _Part:
+    """The part of the instances `rows` [A] as one of all, in which the others have no share."""
+    spread = {name: getattr(whole, name).clone() for name in vars(whole)}
+    for name in ("mode", "bound", "status", "iterations", "effective", "tail"):
+        spread[name][rows] = getattr(part, name)
+    spread["w"][:, rows] = part.w
+    spread["mass"] = torch.full_like(whole.mass, -torch.inf).index_copy(0, rows, part.mass)
+    length = max(len(part.trace), len(whole.trace))
+    spread["trace"] = _lengthened(whole.trace, length)
+    spread["trace"][:, rows] = _lengthened(part.trace, length)
+    return _Part(**spread)
 
-        def loss(here: WhitenedGaussian, rows: Tensor = rows, noise: Sequence[Tensor] = noise) -> Tensor:
-            elbo = _elbo(forward, here, rows, noise)
-            iterations.record(rows, elbo)
-            return torch.where(torch.isfinite(elbo), -elbo, torch.zeros_like(elbo))
 
-        part = NaturalState(state.first[rows], state.second[rows])
-        step = natural_step(part, expectation_gradient(part, loss), options.learning_rate)
-        first, second = state.first.clone(), state.second.clone()
-        first[rows], second[rows] = step.state.first, step.state.second
-        state = NaturalState(first, second)
-    return forward, gaussian_from_natural(state)
+def _lengthened(trace: Tensor, length: int) -> Tensor:
+    return torch.cat([trace, trace[-1:].expand(length - len(trace), -1)]) if len(trace) else trace
+
+
+def _mixed(parts: list[_Part], seeds: Sequence[int]) -> _Part:
+    """Draws of all parts, as many of each as is its share of the evidence; the rest is that of the largest part."""
+    if len(parts) == 1:
+        return parts[0]
+    mass = torch.stack([part.mass for part in parts])
+    lost = torch.stack([part.status == Status.DIVERGED for part in parts])
+    mass = torch.where(torch.isfinite(mass) & ~lost, mass, -torch.inf)
+    mass[0] = torch.where(torch.isfinite(mass).any(0), mass[0], 0.0)
+    share = torch.softmax(mass, 0)
+    count, best, everyone = len(parts[0].w), share.argmax(0), torch.arange(len(seeds))
+    streams = [torch.Generator().manual_seed(seed + 6) for seed in seeds]
+    offset = torch.stack([torch.rand((), generator=one, dtype=share.dtype) for one in streams])
+    chosen = systematic(share.repeat_interleave(count, 0) / count, offset, count)
+    length = max(len(part.trace) for part in parts)
+
+    def of_best(name: str) -> Tensor:
+        found: Tensor = torch.stack([getattr(part, name) for part in parts])[best, everyone]
+        return found
+
+    effective, tail = (torch.stack([getattr(part, name) for part in parts]) for name in ("effective", "tail"))
+    return _Part(
+        torch.cat([part.w for part in parts])[chosen, everyone],
+        of_best("mode"),
+        mass.logsumexp(0),
+        of_best("bound"),
+        of_best("status"),
+        of_best("iterations"),
+        1 / (share.square() / effective.clamp_min(1.0)).sum(0),
+        torch.where(share > COUNTS, tail, -torch.inf).amax(0),
+        torch.stack([_lengthened(part.trace, length) for part in parts])[best, :, everyone].T,
+    )
+
+
+def _doubts(whole: _Part) -> Iterator[str]:
+    for tail, effective in zip(whole.tail.tolist(), whole.effective.tolist(), strict=True):
+        yield (
+            f"The weights of q's draws have a heavy tail (Pareto k {tail:.2f}) and are worth {effective:.0f} "
+            "independent ones: bands may be far too narrow. Set inference.restarts=4, narrow the priors, "
+            "or raise inference.posterior.stages."
+            if tail > HEAVY or effective < FEW
+            else ""
+        )
 
 
 @register_method("variational")
 class Variational(SolvedMethod):
-    """Through the solver, by one Gaussian of force and parameters."""
+    """Through the solver, by a variational q of force and parameters, corrected by importance."""
 
     def infer(self, model: Model, observations: Observations, options: InferenceConfig, seeds: Sequence[int]) -> Fit:
         forward = self.forward(model, observations, options)
         starts = Starts(options.restarts, options.random_start)
-        if options.preestimate.enabled:
-            mode = best_matched_mode(forward, seeds, options.optimiser, options.preestimate, starts)
-            if mode is not None:
-                found = fit_variational(forward, seeds, FOUND, options.variational, starts, mode.z)
-                return replace(found, status=torch.maximum(found.status, mode.status), iterations=mode.iterations)
-        return fit_variational(forward, seeds, options.optimiser, options.variational, starts)
+        return fit_variational(forward, seeds, options.variational, options.posterior, options.preestimate, starts)

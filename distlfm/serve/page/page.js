@@ -10,6 +10,18 @@ let [about, sources, answer, fit, suggestion] = [null, [], null, null, null];
 
 class Refusal extends Error {}
 
+// The link that was printed has the token behind its #. It goes into this tab, and out of the address.
+function takeToken() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (!given) return false;
+  sessionStorage.setItem(KEY, given);
+  history.replaceState(null, "", location.pathname);
+  return true;
+}
+
+takeToken();
+window.addEventListener("hashchange", () => takeToken() && location.reload());
+
 // ---- asking ---------------------------------------------------------------------------------------------------------
 
 async function ask(path, options = {}) {

@@ -151,7 +151,7 @@ class Group:
         self._deferred.append(Request(verb, header, {}))
 
     def forget(self, key: str) -> None:
-        """Requests whose header has this `key` are not asked again after a `restart`. Safe anywhere, as `later` is."""
+        """Do not repeat requests whose header has this `key` after a `restart`. Safe anywhere, as `later` is."""
         self._forgotten.append(key)
 
     def _remembered(self) -> list[Request]:

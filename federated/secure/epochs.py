@@ -1,0 +1,92 @@
+"""Which sets of sites a site has answered with, and which further ones would show a few sites alone.
+
+An epoch has one roster: the sites that are pinned. Sums over it can be answered as often as the policy allows. The
+difference of a sum over it and one over another roster is about the sites by which they differ, whatever else a request
+says: a coordinator can change every field of it. So rosters are compared, not requests. A roster is *open* if no
+combination of the answered ones and itself is left with fewer than `k` sites; any other one is answered only with noise
+that covers what a site can contribute, and a limited number of times in an epoch.
+
+Joining or leaving opens a new epoch. What was answered before is remembered, so its sums need that noise until enough
+sites have changed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from pydantic import Field
+
+from distlfm.config import Config
+from distlfm.federated.secure.ring import FloatArray
+
+Sites = frozenset[str]
+MOST_ROSTERS = 200
+"""Rosters that are remembered; a site that has answered more different ones covers all others."""
+MOST_SUBSETS = 25_000
+
+
+class History(Config):
+    """What a site has answered with, over all runs and restarts.
+
+    number: of the epoch, from one on. pinned: its sites. rosters: those of exact sums, of all epochs. covered: sums
+    with covering noise in this epoch.
+    """
+
+    number: int = 0
+    pinned: tuple[str, ...] = ()
+    rosters: tuple[tuple[str, ...], ...] = ()
+    covered: int = Field(default=0, ge=0)
+
+    def entered(self, pinned: Sites) -> History:
+        """Return the history in the epoch of these sites: a new one if others were pinned before."""
+        names = tuple(sorted(pinned))
+        if names == self.pinned:
+            return self
+        return self.model_copy(update={"number": self.number + 1, "pinned": names, "covered": 0})
+
+    def is_open(self, sites: Sites, k: int) -> bool:
+        """Whether an exact sum over these sites tells nothing of fewer than `k` sites, now or with all pinned."""
+        known = [frozenset(one) for one in self.rosters]
+        if sites in known:
+            return True
+        if len(known) >= MOST_ROSTERS:
+            return False
+        pinned = frozenset(self.pinned)
+        kept = known if pinned in known or tells_of_few([*known, pinned], k) else [*known, pinned]
+        return not tells_of_few([*kept, sites], k)
+
+    def answered(self, sites: Sites, *, covered: bool) -> History:
+        """Return the history after one more sum."""
+        if covered:
+            return self.model_copy(update={"covered": self.covered + 1})
+        names = tuple(sorted(sites))
+        return self if names in self.rosters else self.model_copy(update={"rosters": (*self.rosters, names)})
+
+
+def tells_of_few(rosters: Iterable[Sites], k: int) -> bool:
+    """Whether some combination of sums over these rosters is one over fewer than `k` sites, but not over none.
+
+    Two rosters that differ by fewer sites are such a combination; three can be, though no two of them are.
+    """
+    known = list(dict.fromkeys(rosters))
+    if k <= 1:
+        return False
+    if any(len(one ^ other) < k for one, other in itertools.combinations(known, 2)) or any(
+        len(one) < k for one in known
+    ):
+        return True
+    names = sorted(frozenset().union(*known))
+    size = min(k - 1, len(names))
+    if math.comb(len(names), size) > MOST_SUBSETS:
+        size = 1 if len(names) > MOST_SUBSETS**0.5 else 2
+    table = np.array([[float(name in one) for name in names] for one in known])
+    rank = int(np.linalg.matrix_rank(table))
+    return any(_is_smaller(table, rank, subset) for subset in itertools.combinations(range(len(names)), size))
+
+
+def _is_smaller(table: FloatArray, rank: int, subset: Sequence[int]) -> bool:
+    """Whether the rank falls without some sites: then a combination has these sites alone."""
+    return int(np.linalg.matrix_rank(np.delete(table, subset, axis=1))) < rank
