@@ -142,7 +142,7 @@ def choice() -> str:
     ends = [
         Box("collapsed", "linear", 20, below),
         Box("filter", "linear, long, Matérn", 20 + step, below),
-        Box("joint", "nonlinear, or counts", 20 + 2 * step, below),
+        Box("nested", "nonlinear, or counts", 20 + 2 * step, below),
         Box("laplace", "nonlinear in space", 20 + 3 * step, below),
     ]
     half = (asked.top + BOX_HEIGHT + below) // 2
@@ -155,7 +155,7 @@ def choice() -> str:
         )
         for end in ends
     ]
-    title = "A linear equation leads to collapsed or filter; a nonlinear one to joint, or in space to laplace"
+    title = "A linear equation leads to collapsed or filter; a nonlinear one to nested, or in space to laplace"
     return framed(title, [*roads, *(box.draw() for box in (asked, *ends))], (3 * step + 192, below + BOX_HEIGHT + 20))
 
 

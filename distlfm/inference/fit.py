@@ -27,7 +27,7 @@ from distlfm.inference.posterior import PosteriorConfig
 from distlfm.inference.result import FitResult
 from distlfm.inference.series.collapsed import Collapsed
 from distlfm.inference.series.exact import Exact
-from distlfm.inference.series.joint.method import Joint, JointConfig, misfit
+from distlfm.inference.series.joint.method import Joint, JointConfig
 from distlfm.inference.series.nested import Nested
 from distlfm.inference.series.nuts import ReferenceConfig
 from distlfm.inference.series.preestimate import Preestimate, PreestimateConfig
@@ -48,8 +48,8 @@ class InferenceConfig(Config):
     """How a fit is done.
 
     method: `auto` probes the mechanism and takes `collapsed` where it is linear (`filter` for long series with a Matérn
-    kernel) and `joint` elsewhere, which goes through the solver and samples force and parameters together; `nested`,
-    where the force depends on the state or its kernel has no small basis, goes through it with the force summed out;
+    kernel) and `nested` elsewhere, which goes through the solver with the force summed out; `joint` samples force and
+    parameters together there, by chains that are quicker and do not mix everywhere;
     `variational` maximises the ELBO of a structured q and corrects it by importance, mixing its `restarts` by their
     evidence; `exact` is the analytic covariance of the single-input motif; `preestimate` is quick, and solves no
     equation. Solver, inducing points and features of `nested` are set in `variational`, and the steps of `joint` in
@@ -160,30 +160,24 @@ class _Auto(Method):
 @register_method("auto")
 class AutoSeries(_Auto):
     """Where the force can be integrated out, dense matrices for short series and a filter for long ones, if there is
-    one; the solver elsewhere, with fixed waves for the force where there are some.
+    one; the solver elsewhere.
     """
 
     @staticmethod
-    def solved(model: Model, options: InferenceConfig) -> type[Method]:
-        """The method that goes through the solver."""
-        return Joint if misfit(model, options) is None else Nested
-
-    @staticmethod
-    def choose(model: Model, num_times: int, options: InferenceConfig) -> type[Method]:
+    def choose(model: Model, num_times: int) -> type[Method]:
         if not model.integrable:
-            return AutoSeries.solved(model, options)
+            return Nested
         return Filter if num_times >= LONG and supports(model) else Collapsed
 
     @classmethod
     def suits(cls, model: Model, instance: Instance, options: InferenceConfig) -> Method:
         if model.integrable and model.linearity.changing:
-            found = Collapsed.through_time(model, instance, options)
-            return found or cls.solved(model, options).suits(model, instance, options)
-        return cls.choose(model, len(instance.times), options).suits(model, instance, options)
+            return Collapsed.through_time(model, instance, options) or Nested.suits(model, instance, options)
+        return cls.choose(model, len(instance.times)).suits(model, instance, options)
 
     @classmethod
     def bytes(cls, model: Model, num_times: int, options: InferenceConfig) -> int:
-        return cls.choose(model, num_times, options).bytes(model, num_times, options)
+        return cls.choose(model, num_times).bytes(model, num_times, options)
 
 
 @register_method("auto")

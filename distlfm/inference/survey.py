@@ -98,9 +98,8 @@ def _is_solved(model: Model, found: Survey, options: InferenceConfig) -> bool:
     method = method_of(model, options.method)
     if issubclass(method, AutoSeries):
         if model.linearity.changing:  # some instances may turn out to need the solver
-            method = method.solved(model, options)
-        else:
-            method = method.choose(model, found.samples, options)
+            return True
+        method = method.choose(model, found.samples)
     return issubclass(method, SolvedMethod)
 
 

@@ -124,7 +124,7 @@ def test_an_absurd_neighbour_is_flagged_and_changes_no_other() -> None:
 # ---- likelihoods -----------------------------------------------------------------------------------------------------
 
 
-METHODS = {"auto": "joint", "variational": "variational"}
+METHODS = {"auto": "nested", "variational": "variational"}
 
 
 @pytest.mark.parametrize("method", METHODS)
