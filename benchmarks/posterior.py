@@ -38,7 +38,7 @@ from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.method import SERIES
 from distlfm.inference.model import Model
 from distlfm.inference.result import FitResult
-from distlfm.inference.series.reference import AGREED
+from distlfm.inference.series.reference.method import AGREED
 from distlfm.instance import FloatArray, Instance
 from distlfm.mechanisms import Mechanism, Parameter, Values, register
 from distlfm.mechanisms.base import join_states

@@ -29,11 +29,11 @@ from distlfm.inference.series.collapsed import Collapsed
 from distlfm.inference.series.exact import Exact
 from distlfm.inference.series.joint.method import Joint, JointConfig
 from distlfm.inference.series.nested import Nested
-from distlfm.inference.series.nuts import ReferenceConfig
 from distlfm.inference.series.preestimate import Preestimate, PreestimateConfig
-from distlfm.inference.series.reference import Reference
+from distlfm.inference.series.reference.method import Reference
+from distlfm.inference.series.reference.nuts import ReferenceConfig
 from distlfm.inference.series.statespace import LONG, Filter, supports
-from distlfm.inference.series.variational import Variational, VariationalConfig
+from distlfm.inference.series.variational.method import Variational, VariationalConfig
 from distlfm.instance import Instance
 
 GRID_POINTS = 100

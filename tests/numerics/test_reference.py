@@ -18,8 +18,8 @@ from distlfm.fleets.fit_plan import batch_size
 from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.observations import collate
-from distlfm.inference.series.nuts import ReferenceConfig, sample
-from distlfm.inference.series.reference import AGREED, Reference
+from distlfm.inference.series.reference.method import AGREED, Reference
+from distlfm.inference.series.reference.nuts import ReferenceConfig, sample
 from distlfm.inference.survey import survey
 from distlfm.instance import Instance
 from distlfm.likelihoods import LikelihoodConfig

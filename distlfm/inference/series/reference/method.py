@@ -36,7 +36,7 @@ from distlfm.inference.series.forward import (
     too_coarse,
 )
 from distlfm.inference.series.linear import LinearGaussian
-from distlfm.inference.series.nuts import EXTRA, Chains, sample
+from distlfm.inference.series.reference.nuts import EXTRA, Chains, sample
 from distlfm.inference.series.statespace import LONG, Filter, supports
 from distlfm.instance import Instance
 from distlfm.optional import require

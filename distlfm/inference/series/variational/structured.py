@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from distlfm.inference.series.chord import Chord
 from distlfm.inference.series.forward import Forward
+from distlfm.inference.series.variational.chord import Chord
 from distlfm.runtime.reporting import stepped
 
 ROUNDS, ALTOGETHER = 10, 6000

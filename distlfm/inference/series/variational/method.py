@@ -26,9 +26,6 @@ from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.inference.optimise import Status
 from distlfm.inference.posterior import Coordinates, PosteriorConfig, infer_from, pareto_shape, systematic
-from distlfm.inference.series.adam import climb_by_adam
-from distlfm.inference.series.ascent import Ascent, Pace, ascend
-from distlfm.inference.series.chord import Chord
 from distlfm.inference.series.forward import (
     MAX_DOUBLINGS,
     Forward,
@@ -39,7 +36,10 @@ from distlfm.inference.series.forward import (
 )
 from distlfm.inference.series.layers import with_forces
 from distlfm.inference.series.preestimate import PreestimateConfig, first_guess
-from distlfm.inference.series.structured import structure
+from distlfm.inference.series.variational.adam import climb_by_adam
+from distlfm.inference.series.variational.ascent import Ascent, Pace, ascend
+from distlfm.inference.series.variational.chord import Chord
+from distlfm.inference.series.variational.structured import structure
 from distlfm.runtime.reporting import during, stepped
 from distlfm.solvers.base import SolverConfig
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from distlfm.gp.linalg import safe_cholesky
-from distlfm.inference.series.ascent import responses
 from distlfm.inference.series.forward import Forward
 from distlfm.inference.series.layers import Given, Layers, curved, slopes_of
+from distlfm.inference.series.variational.ascent import responses
 
 PART = 0.3
 """Of a step that led down, what is taken instead."""

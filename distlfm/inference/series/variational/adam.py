@@ -12,8 +12,8 @@ from torch import Tensor
 
 from distlfm.gp.variational import WhitenedGaussian, gaussian_from_unconstrained
 from distlfm.inference.optimise import Status
-from distlfm.inference.series.ascent import Ascent, Pace, calm, estimated
 from distlfm.inference.series.forward import Forward
+from distlfm.inference.series.variational.ascent import Ascent, Pace, calm, estimated
 from distlfm.runtime.reporting import stepped
 
 REACH = 0.4
