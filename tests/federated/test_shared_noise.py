@@ -23,6 +23,9 @@ from tests.support.site_toy import make_federation, make_grid, make_programme
 
 BUDGET = PrivacyConfig(epsilon=50.0, mechanism="shared")
 
+OPEN: dict[str, Any] = {"fixed_cohort": (), "min_difference": 1}
+"""Parts of a policy under which a sum may lose a site."""
+
 
 def programme(rounds: int = 1, multiplier: float = 1.0, **noise: Any) -> ProgrammeConfig:
     task = {"steps": 2, "adapter": "head", "lr": 0.05, "noise": {"multiplier": multiplier, "clip": 0.1, **noise}}
@@ -104,7 +107,7 @@ def test_a_sum_in_which_more_noise_is_missing_than_stated_is_not_opened(
     operator, sites = make_federation(tmp_path, privacy=BUDGET)
     for site in sites.values():
         policy = load_policy(site.folder / POLICY)
-        (site.folder / POLICY).write_text(dump(policy.model_copy(update={"colluders": 1, "fixed_cohort": ()})))
+        (site.folder / POLICY).write_text(dump(policy.model_copy(update={"colluders": 1, **OPEN})))
     asked = programme(lost=lost).model_copy(update={"lost": 0})
     codec = codec_of(operator.model, asked.task)
 

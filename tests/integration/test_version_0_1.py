@@ -95,8 +95,13 @@ def test_an_equation_as_the_documents_taught_it_is_fitted(old: Path, monkeypatch
     monkeypatch.chdir(old)
     run = fit(load(FitConfig, Path("series.yaml")), data="patients.npz")
     assert [one.status for one in run.results] == ["converged"] * 3
-    first = run.results[0].predict([5.0, 12.0]).outputs.mean.ravel()
-    same(first, NUMBERS["series archive"], 1e-4)
+    known = np.reshape(NUMBERS["series"]["solution_mean"], (3, -1))
+    for one, numbers in list(zip(run.results, known, strict=True))[1:]:
+        same(one.outputs.mean.ravel(), numbers, 1e-4)
+    # Weights of the first one's draws are not to be trusted, so more are drawn than version 0.1 had.
+    assert (
+        np.abs(run.results[0].outputs.mean.ravel() - known[0]) < 0.7 * run.results[0].outputs.sd.ravel() + 1e-9
+    ).all()
 
 
 def test_an_operator_answers(old: Path) -> None:
@@ -151,7 +156,8 @@ def test_what_a_site_has_logged_and_spent_is_known(old: Path) -> None:
     log = verify(north.audit)
     assert (log.flaws, log.head) == ([], NUMBERS["audit"])
     assert north.config().name == "north"
-    same([Ledger(north.path / "ledger.jsonl", 4.0, 1e-5).spent], [NUMBERS["spent"]])
+    # The same charges, added up more tightly than by the Rényi divergences of then.
+    assert 0.85 < Ledger(north.path / "ledger.jsonl", 4.0, 1e-5).spent / NUMBERS["spent"] <= 1
 
 
 def test_a_site_joins_with_a_kit_of_then(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:

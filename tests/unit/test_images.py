@@ -95,7 +95,7 @@ def test_the_clean_root_of_the_release_check_is_the_images_debian_and_runs_its_s
 def test_the_extra_of_the_images_is_everything_but_the_tools_of_developers() -> None:
     extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (full,), (everything,) = extras["full"], extras["all"]
-    tools = {"dev", "docs", "bench", "arviz"}
+    tools = {"dev", "docs", "bench", "arviz", "reference"}
     assert set(full.removeprefix("distlfm[").removesuffix("]").split(",")) == set(extras) - tools - {"full", "all"}
     assert everything == "distlfm[full,dev,docs]"
 

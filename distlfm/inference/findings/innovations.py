@@ -72,7 +72,8 @@ def surprises(white: FloatArray, result: FitResult, *, both_ways: bool = True) -
     white: [D, P, T], innovations; or residuals as white as can be had, not `both_ways`: a curve that follows its data
     leaves residuals that are unlike their neighbours, and the size of a single one says nothing.
     """
-    seen, names = result.instance.mask & np.isfinite(white).all(0), result.output_names
+    observed = result.posterior.observations.mask[result.row, :, : len(result.instance.times)].numpy()
+    seen, names = observed & np.isfinite(white).all(0), result.output_names
     chance = CHANCE / len(names)
     for p in np.flatnonzero(seen.sum(-1) >= LEAST_VALUES):
         own, of = white[:, p, seen[p]], f" of {names[p]!r}" if len(names) > 1 else ""
