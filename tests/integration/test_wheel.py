@@ -130,4 +130,4 @@ def test_metadata_names_the_licence_and_the_extras(clean: Path, tmp_path: Path) 
     )
     shown = run(clean / "bin" / "python", "-c", program, cwd=tmp_path).stdout.split()
     for_users = ["ray", "fem", "federated", "export", "train", "serve"]
-    assert shown == ["MIT", *for_users, "arviz", "bench", "dev", "docs", "full", "all"]
+    assert shown == ["MIT", *for_users, "arviz", "reference", "bench", "dev", "docs", "full", "all"]

@@ -28,7 +28,9 @@ from distlfm.solvers.changing import changing_response, jumps
 from distlfm.solvers.linear import panels
 from distlfm.solvers.ode import CLASSICAL, march
 
-QUICK = InferenceConfig.model_validate({"grid_points": 41, "posterior": {"stages": [10, 20], "draws": 32}})
+QUICK = InferenceConfig.model_validate(
+    {"method": "collapsed", "grid_points": 41, "posterior": {"stages": [10, 20], "draws": 32}}
+)
 
 
 class Tank(Mechanism):
@@ -105,7 +107,7 @@ def test_what_no_quadrature_follows_goes_through_the_solver(kind: type[Mechanism
     assert jumps_of(made(kind)) is None
     times = np.linspace(0.0, 40.0, 21)
     instance = Instance("one", ("x",), times, np.zeros((1, 21)), np.ones((1, 21), dtype=bool))
-    assert isinstance(AutoSeries.suits(model, instance, QUICK), Nested)
+    assert isinstance(AutoSeries.suits(model, instance, InferenceConfig()), Nested)
 
 
 def stepped(mechanism: Mechanism, values: Values, steps: int = 1000) -> Tensor:

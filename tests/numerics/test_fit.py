@@ -66,7 +66,7 @@ def test_a_batch_is_its_instances_one_by_one_in_any_order(fits: list[FitResult])
 @pytest.mark.slow
 def test_a_batch_through_the_solver_is_its_instances_one_by_one() -> None:
     """Few iterations: rounding differs with the size of a batch, and the path of an optimiser makes it grow."""
-    options = quick(method="variational", optimiser={"rounds": 0, "iterations": 8})
+    options = quick(method="variational", optimiser={"rounds": 0, "iterations": 8}, variational={"iterations": 3})
     model, instances = make_model(response={"kind": "softplus"}), make_instances(2)
     together = fit_instances(model, instances, options)
     for result in together:
