@@ -65,12 +65,12 @@ def test_a_batch_is_its_instances_one_by_one_in_any_order(fits: list[FitResult])
 
 @pytest.mark.slow
 def test_a_batch_through_the_solver_is_its_instances_one_by_one() -> None:
-    """Few iterations: rounding differs with the size of a batch, and the path of an optimiser makes it grow."""
-    options = quick(method="variational", optimiser={"rounds": 0, "iterations": 8}, variational={"iterations": 3})
+    """Rounding differs with the size of a batch, and the path of natural gradients makes it grow to some thousandths."""
+    options = quick(method="variational", optimiser={"rounds": 0, "iterations": 8})
     model, instances = make_model(response={"kind": "softplus"}), make_instances(2)
     together = fit_instances(model, instances, options)
     for result in together:
-        assert_same(fit_instances(model, [result.instance], options)[0], result, 1e-3)
+        assert_same(fit_instances(model, [result.instance], options)[0], result, 5e-3)
 
 
 @pytest.mark.parametrize("value", [1e12, 1e200], ids=["huge", "overflowing"])
