@@ -65,7 +65,7 @@ def test_a_batch_is_its_instances_one_by_one_in_any_order(fits: list[FitResult])
 
 @pytest.mark.slow
 def test_a_batch_through_the_solver_is_its_instances_one_by_one() -> None:
-    """Rounding differs with the size of a batch, and the path of natural gradients makes it grow to some thousandths."""
+    """Rounding differs with the size of a batch, and natural gradients make it grow to some thousandths."""
     options = quick(method="variational", optimiser={"rounds": 0, "iterations": 8})
     model, instances = make_model(response={"kind": "softplus"}), make_instances(2)
     together = fit_instances(model, instances, options)
