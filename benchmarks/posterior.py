@@ -194,6 +194,8 @@ def _lengths(method: str, quick: bool) -> dict[str, Any]:
         return {"reference": {"warmup": 150, "draws": 150}} if quick else {}
     if method == "variational":
         return {"variational": {"draws": DRAWS}}
+    if method == "joint":
+        return {"joint": {"kept": 32}}
     return {"posterior": {"draws": DRAWS}}
 
 
