@@ -1,7 +1,7 @@
 """What a fleet's settings follow from, gathered block by block, so that no more than a block is ever in memory.
 
-Solver steps and inducing points are those of the instance that needs most, and a field's mesh holds all positions: so
-cutting the fleet into other batches changes nothing.
+Inducing points are those of the instance that needs most, and a field's mesh holds all positions: so cutting the fleet
+into other batches changes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from distlfm.inference.model import Model
 from distlfm.inference.observations import collate
 from distlfm.inference.series.forward import SolvedMethod, choose_num_inducing
 from distlfm.instance import Instance
-from distlfm.solvers.ode import RULES, choose_steps
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Survey:
 
     gap: between two different times, the median of an instance, and of those the shortest. span: from first to last,
     the longest.
-    variance: whether any instance comes with its noise. steps, inducing: what an ODE that is solved needs most.
+    variance: whether any instance comes with its noise. inducing: points that an ODE that is solved needs most.
     extent: of fields.
     """
 
@@ -37,7 +36,6 @@ class Survey:
     variance: bool
     gap: float
     span: float
-    steps: int = 0
     inducing: int = 0
     extent: Extent | None = None
 
@@ -52,7 +50,6 @@ class Survey:
             variance=self.variance or other.variance,
             gap=min(self.gap, other.gap),
             span=max(self.span, other.span),
-            steps=max(self.steps, other.steps),
             inducing=max(self.inducing, other.inducing),
             extent=extents[0].joined(extents[1]) if len(extents) == 2 else None,
         )
@@ -80,21 +77,15 @@ def survey(model: Model, whole: Sequence[Instance], chosen: Sequence[Instance], 
     )
     if model.is_field:
         return replace(found, extent=extent_of(model, whole))
-    variational = options.variational
-    if not _is_solved(model, found, options) or (variational.num_inducing and variational.solver.steps):
+    if options.variational.num_inducing or not _is_solved(model, found, options):
         return found
     # One with an output that the mechanism does not know is refused alone, when it is fitted.
     each = [collate([one.blind()], one.outputs) for one in _unlike(chosen)]
-    adaptive = variational.solver.method not in RULES
-    return replace(
-        found,
-        steps=max(choose_steps(one.times, one.mask, adaptive=adaptive) for one in each),
-        inducing=max(choose_num_inducing(model, one) for one in each),
-    )
+    return replace(found, inducing=max(choose_num_inducing(model, one) for one in each))
 
 
 def _is_solved(model: Model, found: Survey, options: InferenceConfig) -> bool:
-    """Whether steps and inducing points are shared by a fleet; methods that choose for each instance need none."""
+    """Whether inducing points are shared by a fleet; methods that choose for each instance need none."""
     method = method_of(model, options.method)
     if issubclass(method, AutoSeries):
         if model.linearity.changing:  # some instances may turn out to need the solver
@@ -109,10 +100,7 @@ def settled(model: Model, found: Survey, options: InferenceConfig) -> InferenceC
         assert found.extent is not None
         settings = options.settled or settle_extent(model, found.extent, options.field)
         return options.model_copy(update={"settled": settings})
-    variational = options.variational
-    solver = variational.solver.model_copy(update={"steps": variational.solver.steps or found.steps or None})
-    points = variational.num_inducing or found.inducing or None
-    return options.changed("variational", solver=solver, num_inducing=points)
+    return options.changed("variational", num_inducing=options.variational.num_inducing or found.inducing or None)
 
 
 def settle_fleet(model: Model, instances: Sequence[Instance], options: InferenceConfig) -> InferenceConfig:

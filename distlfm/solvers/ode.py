@@ -153,10 +153,9 @@ def solve(mechanism: Mechanism, force: Force, values: Values, times: Tensor, con
     """States at `times` [B, T] of the mechanism driven by `force`, from the mechanism's start at `times[:, 0]`.
 
     values: each [B, K], or [S, B, K] where samples differ. times: not decreasing; padding repeats the last.
-    With `config.steps` unset, the number of steps is that of the instance that needs most: choose once for a whole
-    fleet (`choose_steps`) where an answer must not depend on how the fleet is cut into batches.
+    With `config.steps` unset, the number of steps is that of the instance that needs most (`choose_steps`).
     """
-    steps = config.steps or choose_steps(times, adaptive=config.method not in RULES)
+    steps = config.steps or int(choose_steps(times, adaptive=config.method not in RULES).max())
     problem = OdeProblem.of(mechanism, force, values, times)
     grid = _integrate(problem, steps, config)
     ok = _bounded(grid)
@@ -168,21 +167,21 @@ def solve(mechanism: Mechanism, force: Force, values: Values, times: Tensor, con
     return Trajectory(_interpolate(grid, problem.slopes(grid), problem.fractions(times)), ok)
 
 
-def choose_steps(times: Tensor, mask: Tensor | None = None, *, adaptive: bool = False) -> int:
-    """One number of steps for all instances: that of the one that needs most.
+def choose_steps(times: Tensor, mask: Tensor | None = None, *, adaptive: bool = False) -> Tensor:
+    """Number of steps of each instance, [B] of int.
 
-    An instance needs `STEPS_PER_GAP` for its median gap between observed times [B, T] (mask [B, T], or [B, P, T] for
-    several outputs), and as many for as many such gaps as its span holds; bounded by `MIN_STEPS` and `MAX_STEPS`.
+    It needs `STEPS_PER_GAP` for its median gap between observed times [B, T] (mask [B, T], or [B, P, T] for several
+    outputs), and as many for as many such gaps as its span holds; bounded by `MIN_STEPS` and `MAX_STEPS`.
     """
     if mask is not None and mask.dim() == 3:
         mask = mask.any(-2)
     refinement = ADAPTIVE_REFINEMENT if adaptive else 1
-    needed = MIN_STEPS
+    needed = torch.full((len(times),), MIN_STEPS)
     for b, row in enumerate(times.detach()):
         gaps = torch.diff(torch.unique(row if mask is None else row[mask[b]]))
         if len(gaps):
-            needed = max(needed, math.ceil(STEPS_PER_GAP * float((row[-1] - row[0]) / gaps.median())))
-    return min(needed, MAX_STEPS) * refinement
+            needed[b] = max(MIN_STEPS, math.ceil(STEPS_PER_GAP * float((row[-1] - row[0]) / gaps.median())))
+    return needed.clamp(max=MAX_STEPS) * refinement
 
 
 def check_step(mechanism: Mechanism, force: Force, values: Values, times: Tensor, config: SolverConfig) -> Tensor:
@@ -191,7 +190,7 @@ def check_step(mechanism: Mechanism, force: Force, values: Values, times: Tensor
     relative to the largest value of that output in that sample. Infinite for an instance of which all samples diverge;
     those that do so are otherwise left out. Where it is too large, double `config.steps` and check again.
     """
-    steps = config.steps or choose_steps(times, adaptive=config.method not in RULES)
+    steps = config.steps or int(choose_steps(times, adaptive=config.method not in RULES).max())
     rows = {name: value.unsqueeze(-2) for name, value in values.items()}
     with torch.no_grad():
         coarse, fine = (

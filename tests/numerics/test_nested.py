@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,42 @@ def test_a_cascade_starts_where_it_is_told(start: str) -> None:
     state = mechanism.initial_state(values)
     expected = {"steady": [0.0, 1.0, 1.0], "zero": [0.0, 0.0, 0.0], "free": [0.5, 0.5, 0.5]}[start]
     assert state.tolist() == [expected] * 3
+
+
+def test_each_instance_is_solved_with_steps_of_its_own() -> None:
+    model = make_model(response="softplus")
+    data = collate([one.blind() for one in make_instances(model, 3)], GENES)
+    forward = Forward(model, data, SolverConfig(), num_inducing=8).with_steps(torch.tensor([24, 9, 24]))
+    w = 0.5 * torch.randn(2, 3, forward.size, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    together, coarse = forward.run(w, torch.arange(3)), forward.step_error(w[0], torch.arange(3))
+    z, v = forward.split(w)
+    _, responses, _ = forward.respond(z[0], v, torch.arange(3))
+    for b in range(3):
+        one = forward.of(torch.tensor([b]))
+        alone = one.run(w[:, b : b + 1], torch.tensor([0]))
+        torch.testing.assert_close(together.outputs[:, b], alone.outputs[:, 0], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(together.force[:, b], alone.force[:, 0], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(coarse[b], one.step_error(w[0, b : b + 1], torch.tensor([0]))[0], rtol=1e-6, atol=0)
+        _, single, _ = one.respond(z[0, b : b + 1], v[:, b : b + 1], torch.tensor([0]))
+        torch.testing.assert_close(responses[:, b], single[:, 0], rtol=1e-12, atol=1e-12)
+    assert float(coarse[1]) > 10 * float(coarse[[0, 2]].max())
+
+
+@pytest.mark.slow
+def test_a_neighbour_that_needs_shorter_steps_does_not_shorten_those_of_others(tmp_path: Path) -> None:
+    model = make_model(response="softplus")
+    calm, quick = make_instances(model, 2)
+    # The same curve in a tenth of the time, and then nothing for long: even steps over the span miss it.
+    late = np.concatenate([0.1 * quick.times, [30.0]])
+    values, mask = (np.concatenate([one, one[:, -1:]], 1) for one in (quick.values, quick.mask))
+    quick = replace(quick, times=late, values=values, mask=mask, truth=None)
+    few = options(variational={"solver": {"steps": 16}, "num_inducing": 10})
+    (alone,) = fit_instances(model, [calm], few)
+    together = fit_instances(model, [calm, quick], few)
+    kept, shortened = (int(one.posterior.state()["steps"][one.row]) for one in together)
+    assert kept == int(alone.posterior.state()["steps"][0]) < shortened
+    save_fit(together[1], tmp_path / "fit.npz")
+    assert int(load_fit(tmp_path / "fit.npz").posterior.state()["steps"][0]) == shortened
 
 
 # ---- what the user is told -------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ unknowns, `P` outputs, `Q` query times.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,18 +74,22 @@ class Forward:
             first, last = times[:, :1], times[:, -1:]
             self.domain = Domain(first, last + (last - first))
             self.inducing = place_on_times(times, seen, num_inducing=self.num_inducing)
-        steps = solver.steps or choose_steps(observations.times, observations.mask, adaptive=solver.method not in RULES)
-        self.solver = solver.model_copy(update={"steps": steps})
+        self.solver = solver
+        if solver.steps is None:
+            adaptive = solver.method not in RULES
+            self.steps = choose_steps(observations.times, observations.mask, adaptive=adaptive)
+        else:
+            self.steps = torch.full((len(observations),), solver.steps)
 
-    def with_steps(self, steps: int) -> Forward:
-        """The same with another number of solver steps."""
+    def with_steps(self, steps: Tensor) -> Forward:
+        """The same with other numbers of solver steps, [B]."""
         other = copy.copy(self)
-        other.solver = self.solver.model_copy(update={"steps": steps})
+        other.steps = steps
         return other
 
     def with_points(self, num_inducing: int) -> Forward:
         """The same with another number of inducing points."""
-        return Forward(self.model, self.observations, self.solver, num_inducing)
+        return Forward(self.model, self.observations, self.solver, num_inducing).with_steps(self.steps)
 
     def with_inducing(self, inducing: Tensor) -> Forward:
         """The same with inducing points at other places, [B, M, d]."""
@@ -94,17 +98,27 @@ class Forward:
         return other
 
     def of(self, rows: Tensor) -> Forward:
-        """That of the instances `rows` [A] alone, with as many solver steps."""
+        """That of the instances `rows` [A] alone."""
         other = copy.copy(self)
         other.observations, other.inducing = self.observations.rows(rows), self.inducing[rows]
+        other.steps = self.steps[rows]
         other.domain = Domain(self.domain.lower[rows], self.domain.upper[rows])
         return other
 
     @torch.no_grad()
     def step_error(self, w: Tensor, rows: Tensor) -> Tensor:
         """How much halving the solver's steps changes the outputs at w [A, W], relative to their size, [A]."""
-        values, draw = self.forces(w, rows)
-        return check_step(self.model.mechanism, draw, values, self.observations.times[rows], self.solver)
+        found = w.new_empty(len(rows))
+        for some, settings in self._alike(self.steps[rows]):
+            values, draw = self.forces(w[some], rows[some])
+            found[some] = check_step(self.model.mechanism, draw, values, self.observations.times[rows[some]], settings)
+        return found
+
+    def _alike(self, steps: Tensor) -> Iterator[tuple[Tensor, SolverConfig]]:
+        """Which rows [A] take the same numbers of `steps` [A], with the solver's settings."""
+        for count in steps.unique():
+            some = torch.nonzero(steps == count).squeeze(-1)
+            yield some, self.solver.model_copy(update={"steps": int(count)})
 
     @property
     def size(self) -> int:
@@ -142,18 +156,24 @@ class Forward:
 
         Outputs are at the observed times, or at `times` [A, T].
         """
+        observed, steps = self.observations.times[rows], self.steps[rows]
+        if times is None:
+            times = observed
+        else:
+            span = (times[:, -1] - times[:, 0]) / (observed[:, -1] - observed[:, 0]).clamp_min(1e-300)
+            steps = (steps * span.clamp_min(1.0) + 0.999).long()
+        parts = [
+            (some, self._run(w[:, some], rows[some], None if noise is None else noise[:, some], times[some], settings))
+            for some, settings in self._alike(steps)
+        ]
+        return _together(parts)
+
+    def _run(self, w: Tensor, rows: Tensor, noise: Tensor | None, times: Tensor, settings: SolverConfig) -> Outcome:
         num_samples, num_rows = w.shape[:2]
-        every = rows.repeat(num_samples)
-        at = (self.observations.times[rows] if times is None else times).repeat(num_samples, 1)
+        at = times.repeat(num_samples, 1)
         last = None if self.state_driven else at[:, -1:]
-        values, draw = self.forces(w.flatten(0, 1), every, None if noise is None else noise.flatten(0, 1), last)
-        settings = self.solver
-        if times is not None:
-            observed = self.observations.times[every]
-            span = (at[:, -1] - at[:, 0]) / (observed[:, -1] - observed[:, 0]).clamp_min(1e-300)
-            longer = max(1.0, float(span.max()))
-            assert settings.steps is not None
-            settings = settings.model_copy(update={"steps": int(settings.steps * longer + 0.999)})
+        whole = None if noise is None else noise.flatten(0, 1)
+        values, draw = self.forces(w.flatten(0, 1), rows.repeat(num_samples), whole, last)
         mechanism, shape = self.model.mechanism, (num_samples, num_rows)
         found = solve(mechanism, draw, values, at, settings)
         states = found.states[0]
@@ -171,10 +191,17 @@ class Forward:
 
         v: [S, A, L, M], several forces for the same z, whose kernel is evaluated once for all of them.
         """
-        values, draw = self._drawn(z, v, rows)
-        found = solve(self.model.mechanism, draw, values, self.observations.times[rows], self.solver)
-        by_time = {name: value.unsqueeze(-2) for name, value in values.items()}
-        return values, self.model.mechanism.observe(found.states, by_time).mT, found.ok & draw.ok
+        found = []
+        for some, settings in self._alike(self.steps[rows]):
+            values, draw = self._drawn(z[some], v[:, some], rows[some])
+            states = solve(self.model.mechanism, draw, values, self.observations.times[rows[some]], settings)
+            by_time = {name: value.unsqueeze(-2) for name, value in values.items()}
+            found.append((some, self.model.mechanism.observe(states.states, by_time).mT, states.ok & draw.ok))
+        _, outputs, ok = found[0]
+        if len(found) > 1:
+            back = torch.argsort(torch.cat([some for some, _, _ in found]))
+            outputs, ok = (torch.cat([one[i] for one in found], 1)[:, back] for i in (1, 2))
+        return self.model.space.unpack(z), outputs, ok
 
     def log_likelihood(self, w: Tensor, rows: Tensor, noise: Tensor | None = None) -> Tensor:
         """log p(y | w) [S, A] of the instances `rows` at w [S, A, W]; −∞ where the solve failed."""
@@ -182,6 +209,17 @@ class Forward:
         data = self.observations.rows(rows)
         density = self.model.likelihood.log_prob(outcome.values, outcome.outputs, data)
         return torch.where(outcome.ok & torch.isfinite(density), density, -torch.inf)
+
+
+def _together(parts: list[tuple[Tensor, Outcome]]) -> Outcome:
+    """One outcome of several, each with its rows among all."""
+    if len(parts) == 1:
+        return parts[0][1]
+    back = torch.argsort(torch.cat([some for some, _ in parts]))
+    found = [one for _, one in parts]
+    values = {name: torch.cat([one.values[name] for one in found], 1)[:, back] for name in found[0].values}
+    whole = (torch.cat([getattr(one, name) for one in found], 1)[:, back] for name in ("outputs", "force", "ok"))
+    return Outcome(values, *whole)
 
 
 def choose_num_inducing(model: Model, observations: Observations) -> int:
@@ -265,6 +303,7 @@ class SolvedPosterior(Posterior):
         return {
             "w": self.w.movedim(0, 1),
             "seeds": torch.tensor(self.noise_seeds),
+            "steps": self.forward.steps,
             "inducing": self.forward.inducing,
         }
 
@@ -286,8 +325,7 @@ def too_coarse(forward: Forward, w: Tensor) -> Tensor:
     """Whether [B] the solver's steps are too long at the modes w [B, W]; shorter ones do not help what diverges."""
     rows = torch.arange(len(w))
     error = forward.step_error(w, rows)
-    assert forward.solver.steps is not None
-    finer = forward.with_steps(2 * forward.solver.steps)
+    finer = forward.with_steps(2 * forward.steps)
     change = (finer.log_likelihood(w[None], rows) - forward.log_likelihood(w[None], rows))[0].abs()
     long = (error > STEP_TOLERANCE) | (change > LIKELIHOOD_TOLERANCE)
     return long & torch.isfinite(error) & torch.isfinite(change)
@@ -307,7 +345,7 @@ def doubts_of(posterior: SolvedPosterior, mode: Tensor) -> tuple[str, ...]:
             continue
         if bool(coarse[b]):
             words.append(
-                f"{forward.solver.steps} solver steps are too few, and no more were tried: the answer is off by more "
+                f"{int(forward.steps[b])} solver steps are too few, and no more were tried: the answer is off by more "
                 "than the tolerance. Set inference.variational.solver.steps, or solver.method=dopri5."
             )
         if float(failed[b]) > FAILED_SHARE:
@@ -344,6 +382,6 @@ class SolvedMethod(SeriesMethod):
         cls, model: Model, observations: Observations, settings: dict[str, Any], state: dict[str, Tensor]
     ) -> Posterior:
         forward = Forward(model, observations, build(SolverConfig, settings["solver"]), settings["num_inducing"])
-        forward = forward.with_inducing(state["inducing"])
+        forward = forward.with_inducing(state["inducing"]).with_steps(state.get("steps", forward.steps))
         seeds = [int(seed) for seed in state["seeds"]]
         return SolvedPosterior(cls.name, forward, state["w"].movedim(1, 0), seeds, settings["features"])

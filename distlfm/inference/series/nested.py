@@ -85,8 +85,7 @@ def fit_nested(
         coarse = too_coarse(forward, best.layers.w)
         if not bool(coarse.any()):
             break
-        assert forward.solver.steps is not None
-        forward = forward.with_steps(2 * forward.solver.steps)
+        forward = forward.with_steps(torch.where(coarse, 2, 1) * forward.steps)
         with during("shorter solver steps", doubling + 1, MAX_DOUBLINGS):
             finer = _refine(replace(best.layers, forward=forward), best.root, best.iterations)
         # Those whose steps were short enough stay where they are: a neighbour must not move them.
@@ -132,7 +131,7 @@ def _refine(layers: Layers, root: Tensor, iterations: Tensor) -> _Mode:
 
 
 def _merged(one: _Mode, other: _Mode, wins: Tensor) -> _Mode:
-    """The other's mode of the instances where it wins [B], solved with the other's steps everywhere."""
+    """The other's mode of the instances where it wins [B], with the other's steps."""
 
     def pick(first: Tensor, second: Tensor) -> Tensor:
         return torch.where(wins.reshape(-1, *[1] * (first.dim() - 1)), second, first)

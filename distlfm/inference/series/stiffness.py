@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from distlfm.solvers.ode import choose_steps
+
 if TYPE_CHECKING:
     from distlfm.inference.series.forward import Forward
 
@@ -47,17 +49,18 @@ def fastest(forward: Forward, w: Tensor, rows: Tensor) -> Tensor:
 
 def stiff_words(forward: Forward, w: Tensor, rows: Tensor) -> list[str]:
     """What to do with each instance whose steps are too long for its fastest rate, empty for others."""
-    times, steps = forward.observations.times[rows], forward.solver.steps
-    assert steps is not None
-    found = []
-    for rate, span in zip(fastest(forward, w, rows).tolist(), (times[:, -1] - times[:, 0]).tolist(), strict=True):
+    times, found = forward.observations.times[rows], []
+    spans, numbers = (times[:, -1] - times[:, 0]).tolist(), forward.steps[rows].tolist()
+    # Steps that are fewer than the data ask for are too few for anything: that is no word about the equation.
+    asked = choose_steps(times, forward.observations.mask[rows]).tolist()
+    for rate, span, steps, usual in zip(fastest(forward, w, rows).tolist(), spans, numbers, asked, strict=True):
         needed = math.ceil(1.5 * rate * span / STABLE)
         found.append(
             f"The equation is stiff: it falls back to rest at a rate of {rate:.3g} per unit of time. Explicit steps "
             f"must be shorter than {STABLE / rate:.2g} for that, and {steps} were taken over {span:g}. Put the fast "
             f"state at its rest in the equation, set inference.variational.solver.steps={needed}, or give the rate a "
             "prior in the unit of the times."
-            if needed > steps
+            if needed > max(steps, usual)
             else ""
         )
     return found

@@ -148,10 +148,9 @@ class Reference(SeriesMethod):
             chains = sample(marginal.negative, model.space.num_free, lengths, seed)
             return _fit(CollapsedChains(marginal, chains.turns.unsqueeze(1), lengths.chains), chains)
         forward = SolvedMethod.forward(model, observations, options)
-        assert forward.solver.steps is not None
         if options.variational.solver.steps is None and forward.solver.method in RULES:
             # Half of what others begin with changes a likelihood by a hundredth, and what does not is found below.
-            forward = forward.with_steps(-(-forward.solver.steps // 2))
+            forward = forward.with_steps((forward.steps + 1) // 2)
         for number in range(MAX_DOUBLINGS + 1):
             with during("chains", number + 1, MAX_DOUBLINGS + 1):
                 chains = sample(_joint(forward), forward.size, lengths, seed, _noise(model))
@@ -210,8 +209,7 @@ def _finer(forward: Forward, chains: Chains, seed: int, features: int) -> Forwar
         found = other - plain
         return bool(found[torch.isfinite(found)].square().mean().sqrt() > NOTICED)
 
-    assert forward.solver.steps is not None
-    shorter = forward.with_steps(2 * forward.solver.steps)
+    shorter = forward.with_steps(2 * forward.steps)
     rough = changed(shorter.log_likelihood(w, here)) or bool(too_coarse(forward, chains.best))
     noise = make_base_noise([seed], TRIED, len(forward.model.kernels), features)
     if changed(forward.log_likelihood(w, here, noise)):

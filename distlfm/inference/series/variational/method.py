@@ -163,11 +163,10 @@ def _fine_enough(
 ) -> tuple[Forward, list[Ascent]]:
     """With shorter solver steps where those of a start are too long; q of others stays where it is."""
     for doubling in range(MAX_DOUBLINGS):
-        coarse = [too_coarse(forward, one.q.mean[:, 0]) for one in climbs]
-        if not any(bool(one.any()) for one in coarse):
+        coarse = torch.stack([too_coarse(forward, one.q.mean[:, 0]) for one in climbs])
+        if not bool(coarse.any()):
             break
-        assert forward.solver.steps is not None
-        forward = forward.with_steps(2 * forward.solver.steps)
+        forward = forward.with_steps(torch.where(coarse.any(0), 2, 1) * forward.steps)
         with during("shorter solver steps", doubling + 1, MAX_DOUBLINGS):
             climbs = [_again(forward, one, rows, seeds, options) for one, rows in zip(climbs, coarse, strict=True)]
     return forward, climbs
