@@ -67,6 +67,7 @@ SINCE = {
     "distlfm/serve/parquet_size.py": "a Parquet file in a process of its own",
     "distlfm/solvers/changing.py": "changing coefficients can be solved in closed form",
     "distlfm/solvers/kalman/loops.py": "compiled by numba",
+    "distlfm/verbs/estimate.py": "What a fleet costs is known before it runs",
     "federated/secure/cover.py": "covering noise",
     "federated/secure/discrete.py": "discrete Gaussian",
     "federated/secure/epochs.py": "Rosters are compared in epochs",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import subprocess
 import sys
 import tempfile
@@ -26,10 +25,10 @@ from distlfm.cluster.ray.hosts import Machines, ray_over
 from distlfm.cluster.ray.pool import RayPool
 from distlfm.cluster.ray.session import ray_session
 from distlfm.config import load
-from distlfm.fleets.fit_plan import open_folder, prepare
-from distlfm.runs.settings import FitConfig, GenerateConfig
+from distlfm.runs.settings import GenerateConfig
 from distlfm.runtime.process import Stop
 from distlfm.runtime.reporting import Silent
+from distlfm.verbs.estimate import CORES, EFFICIENCY, START_SECONDS, estimate
 from distlfm.verbs.generate import GenerateJob, generate, open_store
 
 STORE_DATA = ["data.dataset=null", "data.columns=null", "data.stride=1", "data.window=null", "data.fraction=1"]
@@ -42,13 +41,6 @@ KINDS: dict[str, tuple[str, str, list[str], int]] = {
 NODES, CPUS = (1, 2, 3, 4), 2
 BLOCKS, BLOCK, WAIT_SECONDS = 24, 16, 3.0
 GOAL = 0.85
-EFFICIENCY = 0.75
-"""What is reckoned with, of a cluster: less than on four virtual nodes (0.90 idle, 0.78 beside other work)."""
-
-START_SECONDS = 60.0
-CORES = 32
-"""Of a node of the table."""
-
 PROGRAM = "import sys; from benchmarks.scaling import drive; drive(*sys.argv[1:])"
 
 
@@ -74,23 +66,14 @@ def cost(kind: str, folder: Path, quick: bool) -> dict[str, float]:
     """Seconds of processor time an instance, of all processes that fit it; what is done once is no part of it."""
     drawn, fitted, sampling, block = KINDS[kind]
     count = 2 if quick else block
-    data, out = folder / f"{kind}.zarr", folder / kind
+    data = folder / f"{kind}.zarr"
     drawing = [*sampling, f"instances={count}", f"run.dir={data}", "run.executor=serial"]
     generate(f"configs/generate/{drawn}.yaml", drawing)
-    settings = [*STORE_DATA, f"data.path={data}", f"run.dir={out}", f"run.batch={count}", "run.keep=none"]
-    config = load(FitConfig, Path(f"configs/fit/{fitted}.yaml"), settings)
-    worker = prepare(open_folder(out, config), config, None, Silent())[1].job.open()
-    worker.attempt(0, [0])
-    before, since = _spent(), time.perf_counter()
-    worker.run(0, {})
-    wall = time.perf_counter() - since
-    worker.close()  # helper processes are counted when they have ended
-    return {"instances": count, "seconds": (_spent() - before) / count, "on the clock": wall / count}
-
-
-def _spent() -> float:
-    told = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in told)
+    settings = [*STORE_DATA, f"data.path={data}", f"run.batch={count}", "run.keep=none"]
+    since = time.perf_counter()
+    found = estimate(Path(f"configs/fit/{fitted}.yaml"), settings)
+    clock = (time.perf_counter() - since) / found.probed
+    return {"instances": found.batch, "seconds": found.seconds, "on the clock, with the start": clock}
 
 
 # ---- virtual nodes ---------------------------------------------------------------------------------------------------

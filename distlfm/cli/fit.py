@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from distlfm.cli.options import STATE, Overrides, Plugins, as_overrides, say
+from distlfm.cli.options import STATE, AsJson, Overrides, Plugins, as_overrides, say
 from distlfm.config import apply_overrides, build, dump, read_yaml
 from distlfm.errors import UsageError
 
@@ -93,6 +93,10 @@ def fit(
     part: Annotated[
         str | None, Option("--part", help="Work on this share of the blocks, such as 2/16; others do the rest.")
     ] = None,
+    estimate: Annotated[
+        bool, Option("--estimate", help="Fit a few instances, say what all will cost, and keep nothing.")
+    ] = False,
+    as_json: AsJson = False,
     plugin: Plugins = None,
 ) -> int:
     """Infer the latent forces of instances, with bands, parameters and a report.
@@ -106,14 +110,22 @@ def fit(
     - `distlfm fit configs/fit/p53.yaml --out runs/p53 inference.restarts=10`
 
     - `distlfm fit configs/fit/transcription.yaml --data STORE --out runs/fleet --workers 2`
+
+    - `distlfm fit configs/fit/transcription.yaml --data STORE --estimate`
     """
     from distlfm.cluster.blocks.ledger import share_of
+    from distlfm.verbs.estimate import tell_estimate
     from distlfm.verbs.fit import fit as run_fit
     from distlfm.verbs.fit import fit_part
 
     where = {"data.path": data, "run.dir": out, "mechanism.ranks": mpi_ranks, "plugins": plugin}
     settings = as_overrides({**where, **_workers(executor, workers, address)}, overrides)
     reporter = STATE.reporter
+    if as_json and not estimate:
+        raise UsageError("--json is for --estimate.", "The figures of a fit are in its summary.json.")
+    if estimate:
+        say(*tell_estimate(config, settings, as_json=as_json))
+        return 0
     if part is None:
         return tell(run_fit(config, overrides=settings, reporter=reporter), reporter)
     found = fit_part(config, share_of(part), settings, reporter)

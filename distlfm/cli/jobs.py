@@ -39,6 +39,9 @@ def submit(
     site: Annotated[Path | None, Option("--site", help="A file to source first; slurm/site.sh if it is there.")] = None,
     plugin: Plugins = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Print the script, and queue nothing.")] = False,
+    estimate: Annotated[
+        bool, Option("--estimate", help="Fit a few instances here, say what the job will cost, and queue nothing.")
+    ] = False,
 ) -> None:
     """Queue a verb as a Slurm job: fit, generate and tune on a Ray of its nodes, train by DDP.
 
@@ -51,7 +54,11 @@ def submit(
 
     - `distlfm submit train configs/train/transcription.yaml --out runs/operator --gpus 4 --time 60 --dependency 17`
     """
+    from distlfm.cluster.machine import usable_cpus
     from distlfm.cluster.slurm.script import Resources
+    from distlfm.runs.settings import FitConfig
+    from distlfm.verbs.estimate import estimate as probe
+    from distlfm.verbs.estimate import of_job
     from distlfm.verbs.submit import plan
     from distlfm.verbs.submit import submit as run_submit
 
@@ -77,6 +84,12 @@ def submit(
     job = plan(verb, config, settings, asked, mpi_ranks, site)
     if dry_run:
         typer.echo(job.script.text(), nl=False)
+        return
+    if estimate:
+        if not isinstance(job.config, FitConfig) or job.script.resources.tasks_per_node > 1:
+            raise UsageError("--estimate is for fits on one core each.", "Leave it out.")
+        cost = probe(job.config)
+        say(*cost.lines(usable_cpus()), *of_job(cost, job.script.resources))
         return
     note = run_submit(job)
     where = shlex.quote(str(out or job.run))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scaling import CORES, EFFICIENCY, START_SECONDS, sizes
+from benchmarks.scaling import sizes
+from distlfm.verbs.estimate import CORES, EFFICIENCY, START_SECONDS
 
 PROJECT = Path(__file__).resolve().parents[2]
 GUIDE = (PROJECT / "docs" / "cluster.md").read_text(encoding="utf-8")

@@ -136,6 +136,12 @@ class BatchScript:
             yield f"--{found['name']}={_quoted(option.partition('=')[2])}" if "=" in option else option
 
 
+def bytes_of(memory: str) -> int:
+    """An amount as Slurm writes it: megabytes, or with K, M, G or T behind it."""
+    unit = 1 << 10 * ("KMGT".find(memory[-1]) + 1 or 2)
+    return int(memory.rstrip("KMGT")) * unit
+
+
 def seconds_of(time: str) -> int:
     """A limit as Slurm writes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, …"""
     found = _TIME.fullmatch(time)

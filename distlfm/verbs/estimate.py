@@ -1,0 +1,222 @@
+"""What a fleet will cost, from a probe of a few of its instances: core hours, memory, and nodes.
+
+The probe goes the way of a fit, in a folder of its own that is removed: the data are read, some instances of blocks
+that lie evenly over the fleet are fitted in this process, and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from distlfm.cluster.blocks.job import Worker
+from distlfm.cluster.machine import usable_cpus
+from distlfm.cluster.slurm.script import Resources, bytes_of, seconds_of
+from distlfm.config import load
+from distlfm.errors import UsageError
+from distlfm.fleets.fit_plan import open_folder, prepare
+from distlfm.runs.settings import FitConfig
+from distlfm.runtime.process import torch_threads
+from distlfm.runtime.reporting import Reporter, Silent
+from distlfm.store import Store
+from distlfm.store.layout import variables
+
+EFFICIENCY = 0.75
+"""Share of all cores' time in which they fit: less than was measured on four virtual nodes (docs/cluster.md)."""
+
+START_SECONDS = 60.0
+"""For the start of Ray and the report."""
+
+CORES = 32
+"""Of a node, where none is named."""
+
+LIMIT_HOURS = 4.0
+"""In which a job should end, where no limit is named."""
+
+ENOUGH_SECONDS = 30.0
+"""Processor time that a probe may take, about."""
+
+PLACES = 3
+"""Blocks over the fleet of which instances are probed."""
+
+FIRST = 2
+"""Instances of the first and smallest of the probed batches."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What all fits of a fleet take. seconds: processor time of an instance; least, most: of probed batches.
+
+    probed: how many instances were fitted; batch: the most at once. worker_bytes: memory of a worker at its peak.
+    store_bytes: of all answers before they are compressed, without the posteriors that `run.keep` keeps.
+    """
+
+    instances: int
+    blocks: int
+    probed: int
+    batch: int
+    seconds: float
+    least: float
+    most: float
+    worker_bytes: int
+    store_bytes: int
+
+    @property
+    def core_hours(self) -> float:
+        """Of the cores on which the probe was made."""
+        return self.instances * self.seconds / 3600
+
+    def hours(self, nodes: int = 1, cores: int = CORES, *, start: float = START_SECONDS) -> float:
+        """On so many nodes of so many cores each. No more cores can work than there are blocks."""
+        busy = max(1, min(nodes * cores, self.blocks))
+        rounds = math.ceil(self.blocks / busy) * busy / self.blocks
+        share = EFFICIENCY if busy > 1 else 1.0
+        return (start + self.instances * self.seconds / busy * max(rounds, 1 / share)) / 3600
+
+    def nodes(self, hours: float = LIMIT_HOURS, cores: int = CORES) -> int | None:
+        """The fewest nodes on which it ends within `hours`, or None if its blocks are too few for that."""
+        most = max(1, math.ceil(self.blocks / cores))
+        return next((count for count in range(1, most + 1) if self.hours(count, cores) <= hours), None)
+
+    def lines(self, workers: int) -> list[str]:
+        """Return what a person wants to know, a line each. workers: how many this machine would use."""
+        workers = min(workers, self.blocks)
+        nodes = self.nodes()
+        asked = "more than four hours on any number of nodes: set a smaller run.batch" if nodes is None else ""
+        if nodes is not None:
+            asked = f"{nodes} node{'s' if nodes > 1 else ''}, {spoken(self.hours(nodes))}"
+        spread = f"{self.least:.2g} to {self.most:.2g} in its batches, of up to {self.batch}"
+        return [
+            f"probe: {self.probed} of {self.instances} instances fitted, none kept",
+            f"an instance: {self.seconds:.2g} s of a core like this one ({spread})",
+            f"the fleet: {self.core_hours:.2g} core hours in {self.blocks} block{'s' if self.blocks > 1 else ''}",
+            f"memory: {_gigabytes(self.worker_bytes)} a worker; store: at most {_gigabytes(self.store_bytes)}",
+            f"this machine: {spoken(self.hours(1, workers, start=0.0))} with {workers} "
+            f"worker{'s' if workers > 1 else ''}",
+            f"a cluster, {CORES} cores a node: {asked}",
+        ]
+
+
+def estimate(
+    config: FitConfig | Path | str,
+    overrides: Sequence[str] = (),
+    reporter: Reporter | None = None,
+    seconds: float = ENOUGH_SECONDS,
+) -> Estimate:
+    """Probe what a fit will cost. Nothing is written but in a temporary folder.
+
+    config, overrides: as for `fit`. seconds: processor time that it may take, about; two instances are always fitted.
+    Raises `UsageError` if config or data are wrong.
+    """
+    config = load(FitConfig, config, overrides)
+    if config.data.path is None and config.data.dataset is None:
+        raise UsageError("There are no data to probe.", "Set data.path, or data.dataset.")
+    with tempfile.TemporaryDirectory() as name, torch_threads(config.run.threads):
+        folder = Path(name) / "probe"
+        probed = config.located().changed("run", dir=folder)
+        _, fleet = prepare(open_folder(folder, probed), probed, None, reporter or Silent())
+        worker, store = fleet.job.open(), fleet.store
+        try:
+            batches = _probe(worker, store, seconds)
+        finally:
+            worker.close()
+        costs = [spent / count for count, spent in batches]
+        largest = max(count for count, _ in batches)
+        of_largest = [cost for cost, (count, _) in zip(costs, batches, strict=True) if count == largest]
+        return Estimate(
+            instances=store.spec.instances,
+            blocks=store.spec.num_blocks,
+            probed=sum(count for count, _ in batches),
+            batch=largest,
+            seconds=sum(of_largest) / len(of_largest),
+            least=min(costs),
+            most=max(costs),
+            worker_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            store_bytes=sum(8 * math.prod(one.shape) for one in variables(store.spec)),
+        )
+
+
+def _probe(worker: Worker, store: Store, seconds: float) -> list[tuple[int, float]]:
+    """How many instances were fitted at once, and the processor time that took, of growing batches."""
+    worker.attempt(0, [0])  # libraries are loaded and compiled once in a worker's life
+    last = store.spec.num_blocks - 1
+    places = sorted({round(last * part / (PLACES - 1)) for part in range(PLACES)})
+    found = [_fitted(worker, 0, min(FIRST, len(store.block_range(0))))]
+    size = int(seconds / PLACES / (found[0][1] / found[0][0]))
+    if size > FIRST:  # a batch of more is cheaper for each
+        found += [_fitted(worker, block, min(size, len(store.block_range(block)))) for block in places]
+    return found
+
+
+def _fitted(worker: Worker, block: int, count: int) -> tuple[int, float]:
+    since = _spent()
+    worker.attempt(block, range(count))
+    return count, _spent() - since
+
+
+def _spent() -> float:
+    """Processor time of this process and of all below it, of which some may have ended, in seconds."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it may end while we look
+            fields = entry.read_text().rpartition(") ")[2].split()
+            process = int(entry.parent.name)
+            parents[process], ticks[process] = int(fields[1]), sum(map(int, fields[11:15]))
+    ours = {os.getpid()}
+    while more := {process for process, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(ticks[process] for process in ours) / os.sysconf("SC_CLK_TCK")
+
+
+def tell_estimate(config: Path, overrides: Sequence[str] = (), *, as_json: bool = False) -> list[str]:
+    """Return the lines that `distlfm fit --estimate` prints."""
+    settled = load(FitConfig, config, overrides)
+    found, run = estimate(settled), settled.run
+    if as_json:
+        nodes = found.nodes()
+        more = {"core_hours": found.core_hours, "nodes": nodes, "hours": None if nodes is None else found.hours(nodes)}
+        return [json.dumps({**asdict(found), **more})]
+    return found.lines(1 if run.executor == "serial" else run.workers or usable_cpus())
+
+
+def of_job(found: Estimate, asked: Resources) -> list[str]:
+    """Return what is to be said of the job that would do a fleet's fits: how long it takes, and what it lacks."""
+    tasks, at_once = (int(part) if part else 0 for part in f"{asked.array}%".split("%")[:2])
+    nodes, cores = (at_once or tasks, asked.cpus) if asked.array else (asked.nodes, asked.cpus)
+    hours, limit = found.hours(nodes, cores), seconds_of(asked.time) / 3600
+    what = f"{nodes} task{'s' if nodes > 1 else ''}" if asked.array else f"{nodes} node{'s' if nodes > 1 else ''}"
+    lines = [
+        f"this job: {spoken(hours)} on {what} of {cores} core{'s' if cores > 1 else ''}; its limit is {asked.time}"
+    ]
+    if hours > limit:
+        lines.append(
+            "its time ends before the work does, and it would be queued again: "
+            f"give --time {math.ceil(1.2 * 60 * hours)}, or ask for more cores if there are blocks for them"
+        )
+    share = asked.memory or asked.memory_per_cpu
+    given = bytes_of(share) / (cores if asked.memory else 1)
+    if found.worker_bytes > given:
+        lines.append(
+            f"a worker needs {_gigabytes(found.worker_bytes)} and would have {_gigabytes(given)}: "
+            f"give --memory {math.ceil(1.2 * cores * found.worker_bytes / 1e9)}G"
+        )
+    return lines
+
+
+def spoken(hours: float) -> str:
+    """A time as people say it."""
+    if hours < 1 / 60:
+        return f"about {max(1, round(3600 * hours))} s"
+    return f"about {60 * hours:.0f} min" if hours < 2 else f"about {hours:.1f} h"
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{math.ceil(size / 1e6)} MB"
