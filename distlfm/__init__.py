@@ -70,9 +70,9 @@ if TYPE_CHECKING:
     from distlfm.study.parts import Poisson as Poisson
     from distlfm.study.parts import Product as Product
     from distlfm.study.parts import Sum as Sum
-    from distlfm.verbs.evaluate import evaluate as evaluate
     from distlfm.verbs.estimate import Estimate as Estimate
     from distlfm.verbs.estimate import estimate as estimate
+    from distlfm.verbs.evaluate import evaluate as evaluate
     from distlfm.verbs.fit import FitRun as FitRun
     from distlfm.verbs.fit import fit as fit
     from distlfm.verbs.generate import generate as generate

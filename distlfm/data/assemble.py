@@ -13,14 +13,20 @@ from pathlib import Path
 
 import numpy as np
 
-from distlfm.data.base import ColumnMap, ReadReport, Table, infer_columns
+from distlfm.data.base import ColumnMap, Numbers, ReadReport, Table, infer_columns
 from distlfm.data.doubts import PartlyObserved
 from distlfm.data.rows import IntArray, Merged, Rows, distinct_points, merge
-from distlfm.errors import DataError, Problem, refused
+from distlfm.errors import DataError, Doubt, Problem, refused
 from distlfm.instance import MIN_TIMES, FloatArray, Instance, Truth
 
 MAX_BACKWARD_FRACTION = 0.25
 """Times that step back more often than this are more than a slight disorder: most likely another column is the time."""
+
+FEWEST_ROWS = 3
+"""Rows that a series has on average, if a column that nobody named is to tell series apart."""
+
+LEFT_OVER = 0.1
+"""Part of the disorder of all rows that may be left within such series."""
 
 UNOBSERVED_VARIANCE = 1.0
 """Stands where nothing was observed, so that dividing by a variance is safe before the mask is applied."""
@@ -49,13 +55,66 @@ def assemble_rows(table: Table, columns: ColumnMap, default_id: str) -> ReadRepo
     for label in rows.ids:
         try:
             rows.raise_fault(label)
+            mixed = _several_in_one(table, rows, label) if columns.instance is None else []
             instance, notices = _Series(rows, label).build()
         except DataError as error:
             report.set_aside.append(replace(error.problem, file=table.file, instance=label))
         else:
             report.instances.append(instance)
-            report.notices += [replace(notice, file=table.file, instance=label) for notice in notices]
+            report.notices += [replace(one, file=table.file, instance=label) for one in (*mixed, *notices)]
     return report
+
+
+def _several_in_one(table: Table, rows: Rows, label: str) -> list[Problem]:
+    """Refuse rows that are out of order, if a column that nobody named cuts them into series that are in order.
+
+    Where points that are there twice are to be averaged, it is only said what was.
+    """
+    columns, index = rows.columns, rows.members[label]
+    disorder = _disorder(rows, index)
+    used = {name for _, name in columns.roles()} | {*columns.where}
+    for name in table.names if disorder else ():
+        labels = np.array(table.labels(name))[index] if name not in used else np.array([])
+        kinds = [one for one in dict.fromkeys(labels.tolist()) if one]
+        if not 2 <= len(kinds) <= len(index) / FEWEST_ROWS or not _tells_apart(table.numbers(name)):
+            continue
+        if sum(_disorder(rows, index[labels == kind]) for kind in kinds) > LEFT_OVER * disorder:
+            continue
+        blocks = 1 + int((labels[1:] != labels[:-1]).sum())
+        if blocks > len(kinds) and disorder < MAX_BACKWARD_FRACTION * len(index):  # it may be chance
+            continue
+        shown = f"{', '.join(map(repr, kinds[:3]))}{', …' if len(kinds) > 3 else ''}"
+        if columns.duplicates == "average":
+            what = f"Rows of {len(kinds)} values of {name!r} ({shown}) were put into one series and averaged."
+            return [Doubt(what, f"If they are series of their own, set columns.instance={name}.", column=name)]
+        raise refused(
+            f"The rows look like {len(kinds)} series in one: times are in order within each value of {name!r} "
+            f"({shown}), and not in the whole.",
+            f"Set columns.instance={name}, or columns.output={name} if it names what was measured. If all is one "
+            "series, leave that column out of the table.",
+            column=name,
+        )
+    return []
+
+
+def _tells_apart(numbers: Numbers) -> bool:
+    """Whether a column may hold names: text, or whole numbers."""
+    values = numbers.values[np.isfinite(numbers.values)]
+    return not numbers.mostly_numeric or bool((values == np.round(values)).all())
+
+
+def _disorder(rows: Rows, index: IntArray) -> int:
+    """How many of these rows have a point that an earlier one has, or step back in time."""
+    names = (rows.columns.time, *rows.columns.positions)
+    outputs = rows.output_codes[index] if rows.columns.output is not None else np.zeros(len(index), np.int64)
+    points = np.stack([outputs, *(rows.numbers[name].values[index] for name in names)])
+    distinct, _ = distinct_points(points)
+    repeated = len(index) - distinct.shape[1]
+    if rows.columns.positions:
+        return repeated
+    order = np.argsort(outputs, kind="stable")
+    back = (np.diff(points[1][order]) < 0) & (np.diff(outputs[order]) == 0)
+    return repeated + int(back.sum())
 
 
 class _Series:

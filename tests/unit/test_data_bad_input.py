@@ -201,3 +201,44 @@ def test_parquet_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None
     path = tmp_path / "f.parquet"
     pq.write_table(pa.table([pa.array([0.0]), pa.array([0.0])], names=["t", "t"]), path)
     assert "Two columns are named 't'" in refused(path, path.read_bytes()).what
+
+
+# ---- several series in one -------------------------------------------------------------------------------------------
+
+WARDS = "hour,who,ward,level\n" + "".join(f"{t},{who},w,{t + len(who)}\n" for t in range(4) for who in ("ann", "bo"))
+
+
+@pytest.mark.parametrize("stacked", [True, False], ids=["one after another", "interleaved"])
+@pytest.mark.parametrize("names", [("ann", "bo"), ("1", "2")], ids=["text", "numbers"])
+def test_series_that_nobody_told_apart_are_not_made_one(tmp_path: Path, stacked: bool, names: tuple[str, str]) -> None:
+    header, *rows = WARDS.replace("ann", names[0]).replace("bo", names[1]).splitlines()
+    rows = sorted(rows, key=lambda row: row.split(",")[1]) if stacked else rows
+    path = tmp_path / "wards.csv"
+    path.write_text("\n".join([header, *rows]) + "\n")
+    with pytest.raises(DataError) as caught:
+        read(path, ColumnMap(time="hour", values="level"))
+    problem = caught.value.problem
+    assert problem.column == "who"
+    assert f"2 series in one: times are in order within each value of 'who' ('{names[0]}', '{names[1]}')" in str(
+        problem
+    )
+    assert "Set columns.instance=who" in str(problem)
+    assert len(read(path, ColumnMap(time="hour", values="level", instance="who"))) == 2
+
+
+def test_series_that_are_averaged_on_demand_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "wards.csv"
+    path.write_text(WARDS)
+    report = read(path, ColumnMap(time="hour", values="level", duplicates="average"))
+    assert report[0].values.tolist() == [[2.5, 3.5, 4.5, 5.5]]
+    assert any("Rows of 2 values of 'who' ('ann', 'bo') were put into one series" in str(one) for one in report.notices)
+
+
+def test_a_column_that_explains_no_disorder_is_no_series(tmp_path: Path) -> None:
+    """One series, two of whose rows were swapped, with a remark in each row."""
+    rows = [f"{t},{'fed' if t % 3 else 'fasting'},{t}\n" for t in (0, 1, 2, 4, 3, 5, 6, 7, 8)]
+    path = tmp_path / "one.csv"
+    path.write_text("hour,remark,level\n" + "".join(rows))
+    report = read(path, ColumnMap(time="hour", values="level"))
+    assert report[0].times.tolist() == list(range(9))
+    assert any("Times were sorted" in str(one) for one in report.notices)
