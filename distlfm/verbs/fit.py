@@ -183,7 +183,7 @@ def conclude(config: FitConfig, plan: FitPlan, fleet: Fleet, reporter: Reporter)
         run.tally.add(row)
         if row.get("kept"):
             results.paths.append(directory / row["kept"])
-    write_summary(directory, run.rows(), run.overall)
+    write_summary(directory, _with_parameters(fleet.store), run.overall)
     kept = _Kept({name: directory / row["kept"] for name, row in run.tally.kept.items()})
     while True:
         try:
@@ -194,6 +194,23 @@ def conclude(config: FitConfig, plan: FitPlan, fleet: Fleet, reporter: Reporter)
             del kept[lost.name]
     plan.tidy()
     return run
+
+
+MOST_WITH_PARAMETERS = 10_000
+"""Instances up to which summary.json has their parameters; those of a larger fleet are in the store alone."""
+
+
+def _with_parameters(store: Store) -> Iterator[Figures]:
+    """The rows of a run, with mean and deviation of each parameter."""
+    if store.spec.instances > MOST_WITH_PARAMETERS:
+        yield from store.rows()
+        return
+    for block in range(store.spec.num_blocks):
+        where = store.block_range(block)
+        means, variances = (store.read(name, where.start, where.stop) for name in ("params_mean", "params_var"))
+        for row, mean, variance in zip(store.rows([block]), means.tolist(), variances.tolist(), strict=True):
+            pairs = zip(store.spec.parameters, mean, variance, strict=True)
+            yield {**row, "parameters": {name: {"mean": one, "sd": other**0.5} for name, one, other in pairs}}
 
 
 class _Lost(Exception):

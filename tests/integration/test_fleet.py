@@ -178,3 +178,7 @@ def test_the_summary_of_a_fleet_is_that_of_its_rows(run: FitRun, folder: Path) -
     assert [row["id"] for row in summary["instances"]] == [row["id"] for row in Store.open(folder / "run").rows()]
     assert summary["mean"]["latent_q2"] == pytest.approx(np.mean([row["latent_q2"] for row in summary["instances"]]))
     assert summary["worst"]["latent_q2"] == min(row["latent_q2"] for row in summary["instances"])
+    rows = {row["id"]: row for row in summary["instances"]}
+    for result in run:
+        told = {name: (one["mean"], one["sd"]) for name, one in rows[result.id]["parameters"].items()}
+        assert told == {one.name: pytest.approx((one.mean, one.sd)) for one in result.estimates}
