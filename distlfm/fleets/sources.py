@@ -37,7 +37,7 @@ def windows(instances: Iterable[Instance], length: float) -> Iterator[Instance]:
             if not instance.mask[:, here].any():
                 continue
             part = instance.kept(here)
-            metadata = {**part.metadata, "window_start": f"{part.times[0]:g}"}
+            metadata = {**part.metadata, "window_start": f"{part.times[0]:.17g}"}
             yield replace(
                 part, id=f"{part.id}/{piece}", times=part.times - part.times[0], truth=None, metadata=metadata
             )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from distlfm.fleets.sources import scaled, windows
+from distlfm.inference.findings.scores import row_of
 from distlfm.instance import Instance, Truth
+from tests.support.result_factories import make_result
 
 
 def series(times: list[float], values: np.ndarray, **more: object) -> Instance:
@@ -22,6 +26,15 @@ def test_windows_hold_every_point_once_and_count_time_from_their_start() -> None
     assert np.concatenate([piece.values[0] for piece in pieces]).tolist() == list(range(20))
     assert all(piece.times[0] == 0 and piece.times[-1] < 10 for piece in pieces)
     assert [piece.metadata["window_start"] for piece in pieces] == ["3", "13", "23", "33"]
+    late = next(windows([series([1234567.25 + t for t in times], np.arange(20))], 10.0))
+    assert float(late.metadata["window_start"]) == 1234570.25
+
+
+def test_the_row_of_a_window_says_when_it_began() -> None:
+    result = make_result()
+    cut = replace(result, instance=replace(result.instance, metadata={"window_start": "1234570.25"}))
+    assert row_of(cut)["window_start"] == 1234570.25
+    assert "window_start" not in row_of(result)
 
 
 def test_a_window_with_few_points_is_left_out() -> None:

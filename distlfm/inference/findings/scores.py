@@ -179,7 +179,9 @@ def row_of(result: FitResult) -> Figures:
 def words_of(result: FitResult) -> Figures:
     """The part of a row that is not a score."""
     open_ones = [{"spread": one.spread, "parts": [list(part) for part in one.parts]} for one in result.undetermined]
-    return {"method": result.method, "advice": result.advice, "undetermined": open_ones}
+    start = result.instance.metadata.get("window_start")
+    cut = {} if start is None else {"window_start": float(start)}
+    return {"method": result.method, "advice": result.advice, "undetermined": open_ones, **cut}
 
 
 def failed_row(name: str, reason: str) -> Figures:
