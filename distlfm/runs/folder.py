@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from distlfm.config import Config, dump, fingerprint, read_yaml
+from distlfm.config import Config, build, digest, dump, fingerprint, read_yaml
 from distlfm.errors import OtherWork, UsageError
 from distlfm.inference.findings.scores import Row, Tally, figures_of
 from distlfm.inference.method import FIELDS, SERIES
@@ -141,8 +141,9 @@ def same_settings(store: Store, config: FitConfig | GenerateConfig, block: int |
             f"{path} was merged from other stores, and what it lacks is theirs.",
             "Resume those, and merge again; or choose another --out directory.",
         )
-    refuse_changed(path, kept.get("config", {}), known["config"])
-    if kept.get("config_hash") != known["config_hash"]:
+    begun, digested = _read_anew(kept.get("config", {}), kept.get("config_hash"), type(config))
+    refuse_changed(path, begun, known["config"])
+    if digested != known["config_hash"]:
         raise OtherWork(f"{path} was begun with another config (its hash is {kept.get('config_hash')}).", ELSEWHERE)
     method = config.inference.method if isinstance(config, FitConfig) else ""
     for what, name in (("equation", known["mechanism"]), ("likelihood", config.likelihood.kind), ("method", method)):
@@ -156,6 +157,19 @@ def same_settings(store: Store, config: FitConfig | GenerateConfig, block: int |
             f"{path} was begun in blocks of {store.spec.block} instances, not {block}.",
             "Leave run.batch out, or choose another --out directory.",
         )
+
+
+def _read_anew(
+    kept: Mapping[str, Any], digested: str | None, kind: type[FitConfig | GenerateConfig]
+) -> tuple[Mapping[str, Any], str | None]:
+    """A store's config and its hash as they would be kept today: keys that were not known then have their defaults."""
+    if digested != digest(json.dumps(kept, sort_keys=True)):
+        return kept, digested
+    try:
+        now = build(kind, dict(kept)).work()
+    except UsageError:
+        return kept, digested
+    return now.model_dump(mode="json"), fingerprint(now)
 
 
 def refuse_changed(run: Path, earlier: Mapping[str, Any], given: Mapping[str, Any]) -> None:
