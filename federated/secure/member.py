@@ -232,6 +232,9 @@ def reveal(rules: Rules, key: Ed25519PrivateKey, state: MemberState, consents: C
             raise Refused(Reason.CONSENT, f"{site} has not signed the list that this site signed.")
     if len(consents.signatures) < max(roster.threshold, rules.min_cohort):
         raise Refused(Reason.CONSENT, f"{len(consents.signatures)} signatures.")
+    cast = consents.ballots.get(rules.site)
+    if state.vote is not None and rules.site in consents.signatures and (cast is None or cast.vote != state.vote):
+        raise Refused(Reason.CONSENT, "This site's own vote is not among the votes.")
     return Reveal(
         session=consents.session,
         seeds={site: state.shares[site][0] for site in sorted(state.survivors)},
