@@ -187,6 +187,30 @@ def status(folder: Folder, insecure: Insecure = False, as_json: AsJson = False) 
     return 0 if summary["state"] == "running" else 1
 
 
+@app.command("drill")
+def drill(
+    out: Annotated[Path | None, Option("--out", help="Where summary.json and report.html go.")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Attack a federation made for it on this machine, and report what it withstood. Exit code 1 if it did not.
+
+    Example: `distlfm federated drill --out runs/drill`
+    """
+    from distlfm.federated.drill.run import drill as attack
+
+    facts, reporter = attack(out, _reporter(as_json)), _reporter(as_json)
+    if as_json:
+        _tell(facts, as_json)
+    else:
+        yes = {True: "yes", False: "NO", None: "–"}
+        rows = [[one["attack"], one["answer"], yes[one["refused"]], yes[one["opened"]]] for one in facts["attacks"]]
+        reporter.table("attacks", ("attack", "what was answered", "refused", "succeeds at opened sites"), rows)
+        say(f"the drill is {'green' if facts['ok'] else 'RED'}, after {facts['seconds']:g} s")
+        if out is not None:
+            say(f"report: {out / 'report.html'}")
+    return 0 if facts["ok"] else 1
+
+
 @app.command("simulate")
 def simulate(
     config: Annotated[Path, Argument(help="A config file, such as configs/federated/glucose.yaml.")],
