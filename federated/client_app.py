@@ -43,6 +43,7 @@ def train(message: Message, context: Context) -> Message:
     The site makes its own copy of the weights at a run's end, and all that leaves is that it was there.
     """
     from distlfm.federated.site.contract import check_effect, in_words
+    from distlfm.federated.site.votes import check_handed
 
     policy, site, run = policy_of(context), site_of(context), str(context.run_id)
     task = task_of(message, policy, site)
@@ -50,6 +51,8 @@ def train(message: Message, context: Context) -> Message:
     most, size = site.most_used(task), len(vector)
     AuditLog(policy.audit).append("task", run, asked=in_words(task, size, site.stays_here(task), most))
     if message.content.config_records[CONFIG].get(FINAL, False):
+        measured = check_handed(site.folder / "model", run, vector)
+        AuditLog(policy.audit).append("model", run, measured_here=measured)
         count = site.count(task.kind, "train")
         check_examples(policy, count)
         site.personalise(vector, task, draft_folder())
@@ -69,7 +72,7 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Figures of the model that came, for the patients that choose."""
-    return evaluated(message, context, "choose", vote=policy_of(context).votes_a_day > 0)
+    return evaluated(message, context, "choose", chooses=True)
 
 
 @app.query("model")
@@ -88,8 +91,8 @@ def question_cohort(message: Message, context: Context) -> Message:
     return answer(message, figures, site.weight(count))
 
 
-def evaluated(message: Message, context: Context, part: Part, *, vote: bool = False) -> Message:
-    """Figures of the model that came, on patients that nobody tunes on, and a vote on it if it is asked for one.
+def evaluated(message: Message, context: Context, part: Part, *, chooses: bool = False) -> Message:
+    """Figures of the model that came, on patients that nobody tunes on, and a vote on it where models are chosen.
 
     A site with a budget abstains: its vote would be an answer without noise.
     """
@@ -104,8 +107,9 @@ def evaluated(message: Message, context: Context, part: Part, *, vote: bool = Fa
     figures, count = site.evaluate(vector, task, run, part)
     log_spent(policy, site, context)
     reply = answer(message, figures, site.weight(count))
-    if vote and site.ledger is None:
-        loss = figures[names_of(task.kind)[0]]
+    if chooses:
+        votes = policy.votes_a_day > 0 and site.ledger is None
+        loss = figures[names_of(task.kind)[0]] if votes else None
         cast = vote_on(site.folder / "model", draft_folder(), run, vector, loss, str(against))
         if cast is not None:
             reply.content[VOTE] = ConfigRecord({VOTE: cast})

@@ -21,6 +21,7 @@ from distlfm.runtime.reporting import Reporter, reporter_for
 if TYPE_CHECKING:
     from distlfm.federated.link.control import Connection
     from distlfm.federated.settings import ProgrammeConfig
+    from distlfm.federated.setup.homes import Logs
 
 app = group("Tune and ask a common operator over several sites. Patients' data stay at their site.")
 app.add_typer(provision.app, name="provision")
@@ -46,16 +47,31 @@ Server = Annotated[str | None, Option("--server", help="HOST:PORT of a link else
 Ca = Annotated[Path | None, Option("--ca", help="The federation's ca.pem.")]
 Token = Annotated[Path | None, Option("--token", help="File with an admin token; admin.token of --link.")]
 
+LogLines = Annotated[
+    str | None,
+    Option(
+        "--logs", help="`json`: each line as JSON, with the audit log's; `syslog`: these go there; `plain`: neither."
+    ),
+]
+
+
+def _logs(given: str | None) -> Logs | None:
+    kinds: tuple[Logs, ...] = ("plain", "json", "syslog")
+    known = [kind for kind in kinds if kind == given]
+    if given is not None and not known:
+        raise UsageError(f"There is no kind of logs {given!r}.", f"Kinds are {', '.join(kinds)}.")
+    return known[0] if known else None
+
 
 @app.command("link")
-def link(folder: Folder, insecure: Insecure = False) -> None:
+def link(folder: Folder, insecure: Insecure = False, logs: LogLines = None) -> None:
     """Serve as coordinator until Ctrl-C; what ends by itself is started again.
 
     Example: `distlfm federated link federation/link`
     """
     from distlfm.federated.link.service import serve_link
 
-    serve_link(folder, STATE.reporter, insecure=insecure)
+    serve_link(folder, STATE.reporter, insecure=insecure, logs=_logs(logs))
 
 
 @app.command("prepare")
@@ -75,14 +91,14 @@ def prepare(folder: Folder) -> int:
 
 
 @app.command("site")
-def site(folder: Folder, insecure: Insecure = False) -> None:
+def site(folder: Folder, insecure: Insecure = False, logs: LogLines = None) -> None:
     """Serve as a site until Ctrl-C, within the policy in its folder; a link that is away is waited for.
 
     Example: `distlfm federated site federation/sites/north`
     """
     from distlfm.federated.link.service import serve_site
 
-    serve_site(folder, STATE.reporter, insecure=insecure)
+    serve_site(folder, STATE.reporter, insecure=insecure, logs=_logs(logs))
 
 
 @app.command("run")
@@ -169,6 +185,30 @@ def status(folder: Folder, insecure: Insecure = False, as_json: AsJson = False) 
     summary = look(folder, insecure=insecure)
     _tell(summary, as_json)
     return 0 if summary["state"] == "running" else 1
+
+
+@app.command("drill")
+def drill(
+    out: Annotated[Path | None, Option("--out", help="Where summary.json and report.html go.")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Attack a federation made for it on this machine, and report what it withstood. Exit code 1 if it did not.
+
+    Example: `distlfm federated drill --out runs/drill`
+    """
+    from distlfm.federated.drill.run import drill as attack
+
+    facts, reporter = attack(out, _reporter(as_json)), _reporter(as_json)
+    if as_json:
+        _tell(facts, as_json)
+    else:
+        yes = {True: "yes", False: "NO", None: "–"}
+        rows = [[one["attack"], one["answer"], yes[one["refused"]], yes[one["opened"]]] for one in facts["attacks"]]
+        reporter.table("attacks", ("attack", "what was answered", "refused", "succeeds at opened sites"), rows)
+        say(f"the drill is {'green' if facts['ok'] else 'RED'}, after {facts['seconds']:g} s")
+        if out is not None:
+            say(f"report: {out / 'report.html'}")
+    return 0 if facts["ok"] else 1
 
 
 @app.command("simulate")

@@ -163,22 +163,35 @@ def renew(folder: LinkFolder) -> None:
 @app.command("token")
 def token(
     folder: LinkFolder,
-    holder: Annotated[str, Argument(help="Who may start runs.")],
+    holder: Annotated[str | None, Argument(help="Who it is for. Without one, all tokens are listed.")] = None,
+    role: Annotated[
+        str, Option("--role", help="`run`: start rounds; `query`: ask questions; `read`: look at sites, runs, logs.")
+    ] = "run",
+    days: Annotated[int, Option("--days", min=1, max=3650, help="How many days it is of use.")] = 180,
     drop: Annotated[bool, Option("--drop", help="Revoke this holder's token.")] = False,
 ) -> None:
-    """At the coordinator: make an admin token for somebody, or drop it.
+    """At the coordinator: make a token for somebody, with a role and an end; drop it; or list all.
 
-    Example: `distlfm federated provision token link anna`
+    Example: `distlfm federated provision token link anna --role query --days 90`
     """
-    from distlfm.federated.link.authn import add_token, drop_token
+    from distlfm.federated.link.authn import ROLES, add_token, drop_token, read_tokens
     from distlfm.federated.setup.homes import LinkHome
 
-    LinkHome(folder).config()  # a token elsewhere would open nothing
+    home = LinkHome(folder)
+    home.config()  # a token elsewhere would open nothing
+    if holder is None:
+        for name, held in read_tokens(home.tokens).items():
+            last = "has no end" if held.until is None else f"{'ended' if held.has_ended() else 'ends'} on {held.until}"
+            say(f"{name}: {held.role} ({ROLES[held.role]}), {last}")
+        return
     if drop:
         drop_token(folder, holder)
         say(f"the token of {holder} opens nothing any more")
         return
-    say(f"token of {holder}: {add_token(folder, holder)} (hand it over, and delete it here)")
+    known = [one for one in ROLES if one == role]
+    if not known:
+        raise UsageError(f"There is no role {role!r}.", f"Roles are {', '.join(ROLES)}.")
+    say(f"token of {holder}: {add_token(folder, holder, known[0], days)} (hand it over, and delete it here)")
 
 
 @app.command("local")

@@ -136,6 +136,27 @@ def rounds_page(path: Path, facts: Mapping[str, Any], provenance: Provenance) ->
     return write_page(path, "A run of a federation", [section], provenance)
 
 
+def drill_page(path: Path, facts: Mapping[str, Any], provenance: Provenance) -> Path:
+    """Write the page of a drill. facts: `attacks`, what each brought, `ok`, and `seconds`."""
+    attacks: Sequence[Mapping[str, Any]] = facts["attacks"]
+    text = (
+        f"{len(attacks)} attacks were carried out against a federation of real processes on this machine, with "
+        "generated patients: first at sites as they are set up, which have to refuse, then at sites that were opened on "
+        "purpose, where the attack has to succeed, or else its refusal would show nothing. – is an attack for which nothing can "
+        "be opened."
+    )
+    failed = [one["attack"] for one in attacks if not one["refused"] or one["opened"] is False]
+    trouble = f"The drill is red: {', '.join(failed)}." if failed else ""
+    yes: Mapping[Any, str] = {True: "yes", False: "no", None: "–"}
+    rows = [
+        [one["attack"], one["asked"], one["answer"], yes[one["refused"]], yes[one["opened"]], one["gained"] or "–"]
+        for one in attacks
+    ]
+    columns = ("attack", "what was asked", "what was answered", "refused", "succeeds when opened", "what it gains then")
+    section = Section("What was asked, and what was answered", text, (), [Table("Attacks.", columns, rows)], trouble)
+    return write_page(path, "A drill of a federation", [section], provenance)
+
+
 def _named(figure: str) -> str:
     return NAMES.get(figure, figure.replace("_", " "))
 

@@ -24,7 +24,15 @@ version = release = distlfm.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "docstrings", "notebooks", "reference_of_keys", "reference_of_verbs"]
 root_doc = "docs/contents"
-include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**", "docker/*.md", "slurm/*.md"]
+include_patterns = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "docs/**",
+    "docker/*.md",
+    "slurm/*.md",
+]
 exclude_patterns = [".*", "build", "runs", "**/__pycache__"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 

@@ -103,10 +103,10 @@ class Control(AbstractContextManager["Control"]):
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def start_run(self, programme: dict[str, Any], name: str) -> int:
-        """Start a run of our own bundle. Gives its id."""
+    def start_run(self, programme: dict[str, Any], name: str, content: bytes | None = None) -> int:
+        """Start a run of our own bundle. Gives its id. content: another bundle, which the link refuses."""
         settings: UserConfig = {"programme": json.dumps(programme), "run-name": name}
-        content = bundle.build()
+        content = content or bundle.build()
         request = StartRunRequest(
             fab=Fab(hash_str=hashlib.sha256(content).hexdigest(), content=content),
             override_config=user_config_to_proto(settings),
@@ -173,11 +173,15 @@ class Control(AbstractContextManager["Control"]):
             if code == httpx.codes.UNAUTHORIZED:
                 raise TokenError(f"The link at {where} does not take this token.", f"{VALID} {HOW_TO_GET}") from None
             if code in (502, 503, 504):
-                if _detail(error.response) == DISK_FULL:
+                if _said(error.response, "detail") == DISK_FULL:
                     fix = "Free space there; then the same command goes on."
                     raise LinkDown(f"The link at {where} does nothing now: {DISK_FULL}.", fix) from None
                 raise LinkDown(f"The link at {where} is not ready.", "Try again in a moment.") from None
-            raise WorkError(f"The link at {where} refused: {_detail(error.response)}.") from None
+            cause, fix = (
+                f"The link at {where} refused: {_said(error.response, 'detail')}.",
+                _said(error.response, "fix"),
+            )
+            raise (TokenError(cause, f"{fix}.") if fix else WorkError(cause)) from None
         except httpx.TransportError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise WorkError(
@@ -202,9 +206,13 @@ def _run(run: Any) -> dict[str, str]:
     }
 
 
-def _detail(response: httpx.Response) -> str:
+def _said(response: httpx.Response, what: str) -> str:
+    """What the link says with a refusal: `detail` is the cause, `fix` is there where somebody's token is the reason."""
     content = None
     with suppress(ValueError):
         content = json.loads(response.text)
-    notice = content.get("detail") or content.get("message") if isinstance(content, dict) else None
-    return str(notice or f"code {response.status_code}").rstrip(".")
+    notice = content.get(what) if isinstance(content, dict) else None
+    if what == "detail":
+        notice = notice or (content.get("message") if isinstance(content, dict) else None)
+        notice = notice or f"code {response.status_code}"
+    return str(notice or "").rstrip(".")

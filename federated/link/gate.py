@@ -10,10 +10,11 @@ from __future__ import annotations
 import ipaddress
 import json
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.proto.control_pb2 import StartRunRequest
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -22,14 +23,20 @@ from distlfm.federated.link import bundle
 from distlfm.federated.setup.homes import NAME
 from distlfm.store.files import ROOM, no_room
 
-CONTROL = ("start-run", "stop-run", "list-runs", "list-nodes", "stream-logs")
+START = "start-run"
+LOOKING = frozenset({"list-runs", "list-nodes", "stream-logs"})
+"""What only looks; all else of the control interface needs a role for it."""
+CONTROL = (START, "stop-run", *sorted(LOOKING))
 CARRYING = ("push-messages", "pull-messages", "push-object", "pull-object", "confirm-message-received")
 FLEET = (*CARRYING, "activate-node", "deactivate-node", "send-node-heartbeat", "get-run", "get-fab")
 TASKS = ("acquire-task", "send-task-heartbeat", "pull-task-input", "push-task-output")
 RUNTIME = (*CARRYING, *TASKS, "push-logs", "get-nodes")
 LOCAL = frozenset(f"/v1/runtime/{name}" for name in RUNTIME)
 ALLOWED = LOCAL.union((f"/v1/control/{name}" for name in CONTROL), (f"/v1/fleet/{name}" for name in FLEET))
-START_RUN, OWN_TASKS = "/v1/control/start-run", "/v1/runtime/"
+CONTROLS, OWN_TASKS = "/v1/control/", "/v1/runtime/"
+START_RUN = f"{CONTROLS}{START}"
+UNKNOWN, DENIED = 401, 403
+"""Codes for whoever has no token of the link, and for one whose token is not for this."""
 BROKEN, LATER = 500, 503
 """The second of these two codes lets sites and admins come again."""
 SCARCE = 33_554_432
@@ -47,12 +54,28 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
+class Denied(NamedTuple):
+    """Why somebody's request is not let in, and what to do."""
+
+    code: int
+    why: str
+    fix: str
+
+
+def _anybody(token: str | None, what: str, kind: str | None) -> Denied | None:
+    """Let in whoever asks: what is behind this gate has no control interface."""
+    del token, what, kind
+    return None
+
+
 @dataclass(frozen=True)
 class Gate:
     """Wraps the link's web application. refused: called with the path and the reason, for the audit log.
 
     own: addresses of this machine, besides loopback, from which its processes may come. full: why this many more bytes
     cannot be kept, or nothing; then all are asked to come again later, as everything that is done here is kept first.
+    may: why the holder of a token may not do something. It is called with the token, the request's name, and the kind
+    of the programme, which is None before it was read.
     """
 
     inner: Application
@@ -60,6 +83,7 @@ class Gate:
     refused: Callable[[str, str], None]
     own: frozenset[str] = frozenset()
     full: Callable[[int], str] = lambda _: ""
+    may: Callable[[str | None, str, str | None], Denied | None] = _anybody
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection, as ASGI hands it over."""
@@ -69,6 +93,8 @@ class Gate:
             await self._refuse(scope, send, "this request is not served")
         elif scope["path"].startswith(OWN_TASKS) and not is_near(scope.get("client"), self.own):
             await self._refuse(scope, send, "tasks are for processes of this machine")
+        elif scope["path"].startswith(CONTROLS) and (denied := self._denied(scope, None)):
+            await self._deny(send, denied)
         elif scope["path"] == START_RUN:
             await self._start_run(scope, receive, send)
         elif reason := self.full(0):
@@ -106,6 +132,9 @@ class Gate:
         if reason := foreign_start(body):
             await self._refuse(scope, send, reason)
             return
+        if denied := self._denied(scope, programme_kind(body)):
+            await self._deny(send, denied)
+            return
         if reason := self.full(2 * len(body)):  # a run that could not be logged must not begin
             await _answer(send, LATER, reason)
             return
@@ -116,14 +145,21 @@ class Gate:
 
         await self.inner(scope, again, self._excused(send))
 
+    def _denied(self, scope: Scope, kind: str | None) -> Denied | None:
+        return self.may(bearer(scope.get("headers", ())), scope["path"].removeprefix(CONTROLS), kind)
+
+    async def _deny(self, send: Send, denied: Denied) -> None:
+        self.refused("control", denied.why)
+        await _answer(send, denied.code, denied.why, fix=denied.fix)
+
     async def _refuse(self, scope: Scope, send: Send, reason: str) -> None:
         self.refused(str(scope.get("path", "")), reason)
         if scope["type"] == "http":
             await _answer(send, 403, reason)
 
 
-async def _answer(send: Send, status: int, reason: str) -> None:
-    body = json.dumps({"detail": reason}).encode()
+async def _answer(send: Send, status: int, reason: str, **more: str) -> None:
+    body = json.dumps({"detail": reason, **more}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
@@ -154,6 +190,24 @@ def is_near(client: tuple[str, int] | None, own: frozenset[str]) -> bool:
         return False
     mapped = getattr(found, "ipv4_mapped", None) or found
     return mapped.is_loopback or str(mapped) in own
+
+
+def bearer(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """Return the token of a request, if it has exactly one; Flower reads no other header."""
+    given = [value for name, value in headers if name.lower() == b"authorization"]
+    scheme, _, token = given[0].decode("latin-1").partition(" ") if len(given) == 1 else ("", "", "")
+    return token.strip() if scheme.lower() == "bearer" else None
+
+
+def programme_kind(body: bytes) -> str:
+    """Return the kind of programme that a request to start a run has; empty if it says none.
+
+    The request was read before, and its programme is read here as the ServerApp will read it.
+    """
+    content = None
+    with suppress(ValueError):
+        content = json.loads(StartRunRequest.FromString(body).override_config["programme"].string)
+    return str(content.get("kind", "")) if isinstance(content, dict) else ""
 
 
 def foreign_start(body: bytes) -> str:

@@ -109,11 +109,15 @@ class _Child:
 
 @dataclass
 class Supervisor:
-    """Keeps programs running until a stop is asked for. `status.json` says how each of them is."""
+    """Keeps programs running until a stop is asked for. `status.json` says how each of them is.
+
+    look: what else is done at each look, such as to pass on the audit log.
+    """
 
     home: Home
     programs: Sequence[Program]
     reporter: Reporter
+    look: Callable[[], None] = lambda: None
     _children: list[_Child] = field(default_factory=list)
     _told: str = ""
     _full: str = ""
@@ -128,10 +132,12 @@ class Supervisor:
                 for child in self._children:
                     self._look(child)
                 self._tell("running")
+                self.look()
                 time.sleep(LOOK_SECONDS)
         finally:
             self._end()
             self._tell("stopped")
+            self.look()
 
     def _look_at_disk(self) -> None:
         """Say that the disk is full, and that it is no longer: neither logs nor `status.json` can tell that."""

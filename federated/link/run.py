@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from distlfm.config import Config, digest, dump
 from distlfm.errors import UsageError, WorkError
 from distlfm.federated.audit import AuditLog
+from distlfm.federated.link.authn import TokenError
 from distlfm.federated.link.control import Connection, Control
 from distlfm.federated.setup.homes import SiteHome, check_name
 from distlfm.report.federation import rounds_page
@@ -80,7 +81,10 @@ def run_programme(programme: Config, name: str, connection: Connection, reporter
         try:
             state = control.follow(run, line)
         except KeyboardInterrupt:
-            control.stop_run(run)
+            try:
+                control.stop_run(run)
+            except TokenError as error:  # one that only asks; then the question ends by itself
+                reporter.say(f"run {run} goes on: {error}")
             raise
     if state["outcome"] != "completed":
         raise WorkError(

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from distlfm.config import load
 from distlfm.errors import UsageError, WorkError
+from distlfm.federated.link.logs import reporter_of
 from distlfm.federated.link.processes import Program, Supervisor, environment, is_listening
 from distlfm.federated.settings import SiteConfig
 from distlfm.federated.setup import homes
-from distlfm.federated.setup.homes import Home, LinkConfig, LinkHome, NodeConfig, SiteHome, joined, near_address
+from distlfm.federated.setup.homes import Home, LinkConfig, LinkHome, Logs, NodeConfig, SiteHome, joined, near_address
 from distlfm.federated.setup.identity import WARN_DAYS, certificate_end
 from distlfm.federated.site.cohort import FITS
 from distlfm.federated.site.policy import load_policy
@@ -36,10 +37,16 @@ PLAIN_TEXT = (
 )
 
 
-def serve_link(folder: Path, reporter: Reporter | None = None, *, insecure: bool = False) -> None:
-    """Serve as coordinator until a signal asks for the end. insecure: without TLS and node keys, on loopback only."""
-    home, reporter = LinkHome(folder.resolve()), reporter or Silent()
+def serve_link(
+    folder: Path, reporter: Reporter | None = None, *, insecure: bool = False, logs: Logs | None = None
+) -> None:
+    """Serve as coordinator until a signal asks for the end. insecure: without TLS and node keys, on loopback only.
+
+    logs: in place of what link.yaml says.
+    """
+    home = LinkHome(folder.resolve())
     config = home.config()
+    reporter, look = reporter_of(logs or config.logs, "link", config.federation, home.audit, reporter or Silent())
     _check_role(home, config.bind, (home.tokens, *(() if insecure else (home.key,))), reporter, insecure=insecure)
     homes.check_readable(home.certificate, home.roster)
     if not insecure:
@@ -51,13 +58,19 @@ def serve_link(folder: Path, reporter: Reporter | None = None, *, insecure: bool
             )
         scheme = "http" if insecure else "https"
         reporter.say(f"link of {config.federation}: {scheme}://{joined(config.host, config.port)}, log in {home.state}")
-        Supervisor(home, programs(home, config, insecure=insecure), reporter).run(stop)
+        Supervisor(home, programs(home, config, insecure=insecure), reporter, look).run(stop)
 
 
-def serve_site(folder: Path, reporter: Reporter | None = None, *, insecure: bool = False) -> None:
-    """Serve as a site until a signal asks for the end. insecure: without TLS and node keys, on loopback only."""
-    home, reporter = SiteHome(folder.resolve()), reporter or Silent()
+def serve_site(
+    folder: Path, reporter: Reporter | None = None, *, insecure: bool = False, logs: Logs | None = None
+) -> None:
+    """Serve as a site until a signal asks for the end. insecure: without TLS and node keys, on loopback only.
+
+    logs: in place of what node.yaml says.
+    """
+    home = SiteHome(folder.resolve())
     config, policy = home.config(), load_policy(home.policy)
+    reporter, look = reporter_of(logs or config.logs, "site", config.name, home.audit, reporter or Silent())
     if len({*policy.peers, policy.site}) < policy.min_cohort:
         raise UsageError(
             f"The policy pins {len(policy.peers)} sites and wants {policy.min_cohort} in a sum.",
@@ -74,7 +87,7 @@ def serve_site(folder: Path, reporter: Reporter | None = None, *, insecure: bool
         if not insecure:
             check_link(config, home.ca, reporter)
         reporter.say(f"site {config.name} of {config.federation}, link {config.address}, log in {home.state}")
-        Supervisor(home, site_programs(home, config, insecure=insecure), reporter).run(stop)
+        Supervisor(home, site_programs(home, config, insecure=insecure), reporter, look).run(stop)
 
 
 def _check_role(home: Home, host: str, keys: tuple[Path, ...], reporter: Reporter, *, insecure: bool) -> None:

@@ -29,7 +29,7 @@ from flwr.superlink.config_loader import SuperLinkLifespanConfig
 from flwr.superlink.main import create_app
 
 from distlfm.federated.audit import AuditLog, RefusalLog
-from distlfm.federated.link.authn import TokenPlugin, digests_now
+from distlfm.federated.link.authn import Rights, TokenPlugin, digests_now, tokens_now
 from distlfm.federated.link.gate import ALLOWED, SERVER, Disk, Gate
 from distlfm.federated.link.processes import START, end_with_supervisor
 from distlfm.federated.setup.enrolment import FOLLOW_SECONDS, follow, read_roster
@@ -128,8 +128,9 @@ def main(folder: str, *flags: str) -> None:
         end_orphans(state, audit)
     if not insecure:
         threading.Thread(target=_follow, args=(home, state, audit), daemon=True).start()
+    rights = Rights(lambda: tokens_now(home.tokens))
     allowed = ALLOWED | KEYLESS if insecure else ALLOWED
-    gate = Gate(app, allowed, refusals, addresses_of(config.host), Disk(home.path))
+    gate = Gate(app, allowed, refusals, addresses_of(config.host), Disk(home.path), rights)
     audit.append("link started", "", port=config.port, insecure=insecure)
     server = uvicorn.Config(
         gate,

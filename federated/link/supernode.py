@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,12 +131,11 @@ def _work(home: SiteHome, connection: tuple[Any, ...], states: NodeStateFactory,
         "name": home.config().name,
         "policy": str(home.policy.resolve()),
     }
-    runs, looked = Runs(home.state), time.monotonic()
+    runs = Runs(home.state)
     runs.clear()
+    # Flower's loop waits for a reply, so whether its run still goes on is looked at beside it.
+    threading.Thread(target=_follow_runs, args=(runs, get_run), daemon=True).start()
     while True:
-        if time.monotonic() - looked > RUN_SECONDS:
-            looked = time.monotonic()
-            stop_ended(runs, get_run)
         run = loop._pull_and_store_message(
             state=state,
             object_store=store,
@@ -151,6 +151,14 @@ def _work(home: SiteHome, connection: tuple[Any, ...], states: NodeStateFactory,
             time.sleep(POLL_SECONDS)
         else:
             loop._push_messages(state=state, object_store=store, send=send, push_object=push_object)
+
+
+def _follow_runs(runs: Runs, get_run: Callable[[int], Run]) -> None:
+    """Look again and again; a link that is away is asked again later."""
+    while True:
+        time.sleep(RUN_SECONDS)
+        with suppress(Exception):
+            stop_ended(runs, get_run)
 
 
 def stop_ended(runs: Runs, get_run: Callable[[int], Run]) -> None:

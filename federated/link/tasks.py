@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -33,13 +34,14 @@ WARM = {
     "site": ["flwr.supernode.runtime.run_clientapp", "distlfm.federated.client_app", "distlfm.federated.site.work"],
 }
 END_SECONDS = 3.0
+Work = Callable[[str, ExecutionSpec], None]
 
 
 class ForkingExecutor:
     """Flower's contract of an executor, for tasks of one kind."""
 
-    def __init__(self, role: str) -> None:
-        self._role = role
+    def __init__(self, role: str, work: Work | None = None) -> None:
+        self._role, self._work = role, work or perform
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(WARM[role])
         forkserver.ensure_running()
@@ -53,7 +55,7 @@ class ForkingExecutor:
         """Start the process of a task."""
         if spec.task_type != KINDS[self._role]:
             return LaunchResult.failed(f"Tasks of kind {spec.task_type} are not run here.")
-        process = self._context.Process(target=perform, args=(self._role, spec))
+        process = self._context.Process(target=self._work, args=(self._role, spec))
         process.start()
         self._running.append(process)
         return LaunchResult.accepted()
@@ -105,14 +107,14 @@ def _split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def main(role: str, folder: str, address: str, *flags: str) -> None:
-    """Take and run tasks until the supervisor ends."""
+def main(role: str, folder: str, address: str, *flags: str, work: Work | None = None) -> None:
+    """Take and run tasks until the supervisor ends. work: what a task's process does, in place of `perform`."""
     os.umask(0o077)
     end_with_supervisor()
     home = Home(Path(folder))
     insecure = "--insecure" in flags
     flower.retry_soon()
-    executor = ForkingExecutor(role)
+    executor = ForkingExecutor(role, work)
     flower.run_tasks_with(executor)
     while not is_listening(*_split(address)):
         time.sleep(0.1)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from distlfm.errors import WorkError
-from distlfm.federated.secure.keys import derive, is_signed, mask, public_of
-from distlfm.federated.secure.member import COMMITMENT, SELF_MASK, pair_mask
+from distlfm.federated.secure.keys import add_mask, derive, is_signed, public_of
+from distlfm.federated.secure.member import COMMITMENT, SELF_MASK, pair_key
 from distlfm.federated.secure.messages import Advert, Boxes, Consent, Consents, Delivery, Reveal, Roster, Survivors
 from distlfm.federated.secure.ring import Words
 from distlfm.federated.secure.rules import threshold_of
@@ -111,7 +111,7 @@ class Gatherer:
             seed = _join(site, {point: sent.seeds[site] for point, sent in helpers})
             if derive(seed, self._session, COMMITMENT).hex() != self._commitments[site]:
                 raise SumFailed(f"The shares of {site}'s seed do not fit together.", "Repeat the round.")
-            total -= mask(derive(seed, self._session, SELF_MASK), len(total))
+            add_mask(total, derive(seed, self._session, SELF_MASK), take_away=True)
         for site in dropped:
             secret = _join(site, {point: sent.keys[site] for point, sent in helpers}).hex()
             if public_of(secret) != self.roster.of(site).mask_key:
@@ -122,11 +122,8 @@ class Gatherer:
     def _take_off(self, total: Words, dropped: str, secret: str) -> None:
         """Remove the masks that the survivors share with a site that is not in the sum."""
         for site in self.survivors:
-            pair = pair_mask(secret, self.roster.of(site).mask_key, self._session, (site, dropped), len(total))
-            if site < dropped:
-                total -= pair
-            else:
-                total += pair
+            pair = pair_key(secret, self.roster.of(site).mask_key, self._session, (site, dropped))
+            add_mask(total, pair, take_away=site < dropped)
 
     def _enough(self, did: str, count: int, needed: int) -> None:
         if count < needed:

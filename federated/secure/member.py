@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.keys import (
     BadKey,
+    add_mask,
     agree,
     derive,
     is_signed,
-    mask,
     new_secret,
     public_hex,
     public_of,
@@ -171,19 +171,17 @@ def masked(rules: Rules, state: MemberState, words: Words) -> tuple[MemberState,
     """Words [N] under the site's own mask and one mask with each other site; the secrets of the masks are forgotten."""
     _at(state, Stage.MASKING)
     roster, session = state.cohort, state.cohort.session
-    total = words + mask(derive(bytes.fromhex(state.seed), session, SELF_MASK), len(words))
+    total = words.copy()
+    add_mask(total, derive(bytes.fromhex(state.seed), session, SELF_MASK))
     for site in state.masking - {rules.site}:
-        pair = pair_mask(state.mask_secret, roster.of(site).mask_key, session, (rules.site, site), len(words))
-        if rules.site < site:
-            total += pair
-        else:
-            total -= pair
+        pair = pair_key(state.mask_secret, roster.of(site).mask_key, session, (rules.site, site))
+        add_mask(total, pair, take_away=rules.site > site)
     return state.model_copy(update={"stage": Stage.MASKED, "mask_secret": "", "seed": ""}), total
 
 
-def pair_mask(secret: str, public: str, session: bytes, pair: tuple[str, str], count: int) -> Words:
-    """The mask [N] that two sites share: the first by name adds it, the other takes it away."""
-    return mask(_agree(secret, public, session, f"{PAIR_MASK} {' '.join(sorted(pair))}"), count)
+def pair_key(secret: str, public: str, session: bytes, pair: tuple[str, str]) -> bytes:
+    """Return the key of the mask that two sites share: the first by name adds it, the other takes it away."""
+    return _agree(secret, public, session, f"{PAIR_MASK} {' '.join(sorted(pair))}")
 
 
 def consent(
@@ -232,6 +230,9 @@ def reveal(rules: Rules, key: Ed25519PrivateKey, state: MemberState, consents: C
             raise Refused(Reason.CONSENT, f"{site} has not signed the list that this site signed.")
     if len(consents.signatures) < max(roster.threshold, rules.min_cohort):
         raise Refused(Reason.CONSENT, f"{len(consents.signatures)} signatures.")
+    cast = consents.ballots.get(rules.site)
+    if state.vote is not None and rules.site in consents.signatures and (cast is None or cast.vote != state.vote):
+        raise Refused(Reason.CONSENT, "This site's own vote is not among the votes.")
     return Reveal(
         session=consents.session,
         seeds={site: state.shares[site][0] for site in sorted(state.survivors)},

@@ -43,6 +43,7 @@ from distlfm.federated.secure.ring import encode
 from distlfm.federated.setup.identity import load_signing_key
 from distlfm.federated.site.ledger import BudgetSpent
 from distlfm.federated.site.policy import SitePolicy, check_examples, check_message, check_package, policy_of
+from distlfm.federated.site.votes import VOTES, settle
 from distlfm.federated.site.worktime import Runs, WorkTime, working
 from distlfm.store.files import is_full
 
@@ -271,7 +272,12 @@ class Answering:
             votes = member.votes_in(consents, self.policy.peers)
             fresh = member.advertise(self.policy.rules(), self.key, self.run)
             self.memory.keep(self.run, fresh)
-            kept = self._drafts.keep(self.run, consents.session, Path(site) / "model") if isinstance(site, str) else []
+            kept = []
+            if isinstance(site, str):
+                models = Path(site) / "model"
+                kept = self._drafts.keep(self.run, consents.session, models)
+                if VOTES in kept:
+                    settle(models, self.run, votes)
             content = sent.model_copy(update={"ahead": fresh.advert})
             names = sorted(sent.seeds), sorted(sent.keys)
             cast = [f"{name} {vote}" for name, vote in votes.items()]

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -84,6 +84,10 @@ Host = Annotated[str, AfterValidator(check_host)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
+Logs = Literal["plain", "json", "syslog"]
+"""Where a role says what it does: sentences, lines of JSON on standard output, or these in the system's log."""
+
+
 class LinkConfig(Config):
     """link.yaml: where the coordinator listens, and under which names it is known."""
 
@@ -94,6 +98,7 @@ class LinkConfig(Config):
     """Name or address under which the sites reach it; the server's certificate holds it."""
     port: Port = 8443
     sites: tuple[str, ...] = ()
+    logs: Logs = "plain"
 
 
 class NodeConfig(Config):
@@ -107,6 +112,7 @@ class NodeConfig(Config):
     """Port on 127.0.0.1 between the site's own processes; 0 takes a free one."""
     heartbeat: float = Field(10.0, ge=10.0, le=1800.0)
     """Seconds. A site that was silent for twice as long counts as lost."""
+    logs: Logs = "plain"
 
     @property
     def address(self) -> str:

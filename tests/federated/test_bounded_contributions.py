@@ -14,7 +14,9 @@ from flwr.clientapp import ClientApp
 from distlfm.federated import client_app
 from distlfm.federated.audit import AuditLog, verify
 from distlfm.federated.codec import Vector
-from distlfm.federated.rounds import RunState, run_rounds
+from distlfm.federated.refused import Reason
+from distlfm.federated.rounds import RunState, _Course, run_rounds
+from distlfm.federated.secure.gatherer import Gatherer
 from distlfm.federated.secure.grid import SecureGrid
 from distlfm.federated.secure.keys import public_hex, sign
 from distlfm.federated.secure.member import votes_in
@@ -103,6 +105,43 @@ def test_a_round_that_loses_the_vote_is_not_kept_whatever_one_sites_figures_say(
         one["facts"]["votes"] for one in verify(sites["east"].folder / "audit.jsonl").entries if "votes" in one["facts"]
     ]
     assert ["west for"] in [[vote for vote in votes if vote.startswith("west")] for votes in log]
+    handed = [one for one in verify(sites["east"].folder / "audit.jsonl").entries if one["event"] == "model"]
+    assert [one["facts"] for one in handed] == [{"measured_here": True}]
+
+
+def test_a_model_that_lost_the_vote_is_not_taken_over_whoever_hands_it_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator helps the attacker: it hands out the model that the sites voted against."""
+    monkeypatch.setattr(RunState, "result", property(lambda state: shown[-1]))
+    shown: list[Vector] = []
+    honest = _Course._measure
+
+    def measure(course: _Course, *given: Any) -> Any:
+        shown.append(course.state.vector)
+        return honest(course, *given)
+
+    monkeypatch.setattr(_Course, "_measure", measure)
+    state, before, _, grid, sites = attacked(tmp_path, patients=900.0, length=12.0)
+    assert not np.array_equal(shown[-1], before)
+    assert not state.handed
+    assert list(grid.reports[-1].dropped.values()).count(Reason.TASK.value) >= 3
+    for name in ("east", "north", "south"):
+        refused = [
+            one["facts"] for one in verify(sites[name].folder / "audit.jsonl").entries if one["event"] == "refused"
+        ]
+        assert [one["reason"] for one in refused] == ["TASK"]
+        assert "lost the vote" in refused[0]["detail"]
+        assert "Ask the coordinator" in refused[0]["detail"]
+
+
+def test_a_site_whose_own_vote_is_hidden_does_not_open_the_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Gatherer.agree
+    monkeypatch.setattr(Gatherer, "agree", lambda *given: honest(*given).model_copy(update={"ballots": {}}))
+    state, before, _, grid, _ = attacked(tmp_path, patients=900.0, length=12.0)
+    assert state.last is None
+    assert np.array_equal(state.result, before)
+    assert Reason.CONSENT.value in {why for report in grid.reports for why in report.dropped.values()}
 
 
 def test_without_votes_the_attackers_figures_choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import pytest
@@ -35,7 +35,14 @@ class Inside:
 
 
 def knock(
-    path: str, *parts: bytes, method: str = "POST", kind: str = "http", client: str | None = "127.0.0.1", end: str = ""
+    path: str,
+    *parts: bytes,
+    method: str = "POST",
+    kind: str = "http",
+    client: str | None = "127.0.0.1",
+    end: str = "",
+    headers: Sequence[tuple[bytes, bytes]] = (),
+    **more: Any,
 ) -> tuple[int, Inside, list[tuple[str, str]]]:
     """Status, what came in, and what was noted as refused. end: another end than that of a whole request."""
     inside, refused, sent = Inside(), [], []
@@ -49,8 +56,9 @@ def knock(
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    gate = Gate(inside, ALLOWED, lambda what, why: refused.append((what, why)), addresses_of("10.0.0.3"))
+    gate = Gate(inside, ALLOWED, lambda what, why: refused.append((what, why)), addresses_of("10.0.0.3"), **more)
     scope = {"type": kind, "path": path, "method": method, "client": None if client is None else (client, 50000)}
+    scope["headers"] = list(headers)
     asyncio.run(gate(scope, receive, send))
     return (sent[0]["status"] if sent else 0), inside, refused
 

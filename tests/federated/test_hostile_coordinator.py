@@ -7,7 +7,6 @@ zero, and weights made to measure turn the sum into the victim's record.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from distlfm.federated.audit import verify
 from distlfm.federated.client_app import app
 from distlfm.federated.codec import weights_digest
+from distlfm.federated.drill.weights import LAYER, SILENT, deadening, made_to_measure, nearest_error, recovered
 from distlfm.federated.refused import Reason
 from distlfm.federated.secure.grid import SecureGrid
 from distlfm.federated.secure.mod import RECORD, STAGE
@@ -32,11 +32,7 @@ from distlfm.lfo import FourierOperator, Operator, save_checkpoint
 from tests.support.site_toy import make_federation
 
 VICTIM = "south"
-LAYER = "first.project.modulate.bias"
-SHARED = ("first.project.inner.*", "first.project.outer.*", "first.project.modulate.weight")
-OUTPUTS = 2
-GAIN = 1e3
-"""Of a hidden unit on the time channel: it is on after its threshold and off before."""
+POINTS = 33
 
 
 def set_policy(sites: dict[str, Site], **changes: Any) -> None:
@@ -73,68 +69,6 @@ def asked(
     return list(replies), grid, vector
 
 
-def with_head(operator: Operator, inner: np.ndarray, bias: np.ndarray, outer: np.ndarray, last: float) -> Any:
-    """A copy of the network whose first head is the coordinator's."""
-    model = copy.deepcopy(operator.model)
-    head = model.first.project
-    with torch.no_grad():
-        head.inner.weight.copy_(torch.tensor(inner))
-        head.inner.bias.copy_(torch.tensor(bias))
-        head.outer.weight.copy_(torch.tensor(outer))
-        head.outer.bias.copy_(torch.tensor([last, 0.0]))
-        head.modulate.weight.zero_()
-    return model
-
-
-def deadening(operator: Operator) -> tuple[Any, RoundTask]:
-    """Weights and a task that drive the layer which stays at a site to −10⁵ in one step."""
-    hidden, width = operator.model.first.project.inner.weight.shape
-    outer = np.stack([np.ones(hidden), np.zeros(hidden)])
-    model = with_head(operator, np.zeros((hidden, width)), np.zeros(hidden), outer, 1e3)
-    task = RoundTask(steps=1, batch=0, optimiser="adam", lr=1e5, clip=None, shared=SHARED, local=(LAYER,))
-    return model, task
-
-
-def made_to_measure(operator: Operator, local: tuple[str, ...], batch: int) -> tuple[Any, RoundTask]:
-    """Weights whose hidden units switch on one after another in time, so that neighbours differ by one point."""
-    hidden, width = operator.model.first.project.inner.weight.shape
-    times = operator.model.channels(torch.zeros(1, OUTPUTS, 33), torch.ones(1, OUTPUTS, 33))[0][0, :, -1].numpy()
-    inner = np.zeros((hidden, width))
-    inner[:, -1] = GAIN
-    outer = np.stack([np.full(hidden, 1e-3), np.zeros(hidden)])
-    model = with_head(operator, inner, -GAIN * ((times[1:] + times[:-1]) / 2)[:hidden], outer, 5.0)
-    shared = SHARED if local else (*SHARED, LAYER)
-    return model, RoundTask(steps=1, batch=batch, optimiser="sgd", lr=1e-2, clip=None, shared=shared, local=local)
-
-
-def recovered(operator: Operator, task: RoundTask, moved: np.ndarray) -> np.ndarray:
-    """The network's input channels at single points [T, C], from the difference of the opened mean to what was sent."""
-    codec, parts, start = codec_of(operator.model, task), {}, 0
-    for name, size in zip(codec.names, codec.sizes, strict=True):
-        parts[name] = moved[start : start + size].reshape(codec.shapes[name])
-        start += size
-    inner = parts["first.project.inner.weight"]
-    hidden, width = inner.shape
-    gain = 1 + operator.model.first.project.modulate.bias[:hidden].detach().double().numpy()
-    slopes = inner / gain[:, None]
-    channels = operator.model.channels(torch.zeros(1, OUTPUTS, 33), torch.ones(1, OUTPUTS, 33))[0].shape[-1]
-    ones = slopes[:, width - channels + OUTPUTS]  # the mask's channel is one everywhere
-    with np.errstate(all="ignore"):
-        points = (slopes[:-1] - slopes[1:]) / (ones[:-1] - ones[1:])[:, None]
-    return np.nan_to_num(points[:, -channels:])
-
-
-def nearest_error(operator: Operator, site: Site, points: np.ndarray) -> float:
-    """The largest error of the recovered series against the window of the site that it is most like."""
-    batch = site.windows("pairs")
-    errors = []
-    for row in range(len(batch)):
-        channels = operator.model.channels(batch.values[row : row + 1], batch.mask[row : row + 1])[0]
-        truth = channels[0, 1 : 1 + len(points), :OUTPUTS].numpy()
-        errors.append(float(np.abs(points[:, :OUTPUTS] - truth).max()))
-    return min(errors)
-
-
 @pytest.fixture
 def federation(tmp_path: Path) -> tuple[Operator, dict[str, Site]]:
     """Four sites that answer all together or not at all, with the policy that is written for a new site."""
@@ -169,11 +103,11 @@ def test_work_for_a_sum_that_is_abandoned_leaves_nothing_at_the_sites(
     for site in sites.values():
         assert not (site.folder / LOCAL).exists()
         assert not (site.folder / OWN).exists()
-    model, task = made_to_measure(operator, (LAYER,), batch=0)
+    model, task = made_to_measure(operator, (LAYER,), batch=0, points=POINTS)
     replies, _, sent = asked(sites, model, task, run=12)
     opened = next(reply for reply in replies if not reply.has_error())
     moved = opened.content["arrays"]["shared"].numpy() - sent
-    assert nearest_error(operator, sites[VICTIM], recovered(operator, task, moved)) > 0.05
+    assert nearest_error(operator, sites[VICTIM], recovered(operator, task, moved, POINTS)) > 0.05
     assert (sites[VICTIM].folder / LOCAL).exists(), "an opened sum is kept"
 
 
@@ -184,12 +118,12 @@ def test_the_attack_would_read_a_record_at_sites_that_let_it(federation: tuple[O
     model, task = deadening(operator)
     for name, site in sites.items():
         if name != VICTIM:
-            dead = torch.full_like(site.base.model.get_parameter(LAYER), -1e5)
+            dead = torch.full_like(site.base.model.get_parameter(LAYER), SILENT)
             save_checkpoint(site.folder / LOCAL, {"weights": {LAYER: dead}}, LOCAL_KIND)
-    model, task = made_to_measure(operator, (LAYER,), batch=1)
+    model, task = made_to_measure(operator, (LAYER,), batch=1, points=POINTS)
     replies, _, sent = asked(sites, model, task, run=12)
     moved = next(one for one in replies if not one.has_error()).content["arrays"]["shared"].numpy() - sent
-    assert nearest_error(operator, sites[VICTIM], recovered(operator, task, moved)) < 1e-4
+    assert nearest_error(operator, sites[VICTIM], recovered(operator, task, moved, POINTS)) < 1e-4
 
 
 @pytest.mark.parametrize(("batch", "steps", "answered"), [(1, 1, False), (2, 2, False), (1, 8, True), (0, 1, True)])

@@ -14,7 +14,7 @@ from cryptography import x509
 from distlfm.cli import main
 from distlfm.errors import UsageError
 from distlfm.federated.link import service as link_program
-from distlfm.federated.link.authn import add_token, drop_token, read_digests, read_token, token_digest
+from distlfm.federated.link.authn import add_token, drop_token, read_token, read_tokens, token_digest
 from distlfm.federated.secure.keys import public_hex
 from distlfm.federated.setup import identity as certificates
 from distlfm.federated.setup.enrolment import enrol, missing, peers_fingerprint, pin, read_roster, revoke
@@ -291,10 +291,10 @@ def test_the_link_keeps_digests_of_tokens_and_forgets_a_dropped_one(tmp_path: Pa
     make_link(tmp_path, CONFIG)
     home = LinkHome(tmp_path)
     token = read_token(add_token(tmp_path, "anna"))
-    assert read_digests(home.tokens)["anna"] == token_digest(token)
+    assert read_tokens(home.tokens)["anna"].digest == token_digest(token)
     assert token not in home.tokens.read_text() + home.audit.read_text()
     drop_token(tmp_path, "anna")
-    assert list(read_digests(home.tokens)) == ["admin"]
+    assert list(read_tokens(home.tokens)) == ["admin"]
 
 
 def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:

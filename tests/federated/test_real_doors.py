@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import httpx
@@ -23,6 +25,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from distlfm.errors import UsageError, WorkError
+from distlfm.federated.link.authn import TokenError, add_token, read_token, read_tokens
 from distlfm.federated.link.control import Control, connection_of
 from distlfm.federated.link.gate import RUNTIME
 from distlfm.federated.link.service import check_link
@@ -110,6 +113,27 @@ def test_no_bundle_with_code_is_started_even_for_an_admin(link: LinkHome) -> Non
     with Control(connection_of(link.path)) as control:
         assert control.runs() == []
     assert "files that ours has not" in events(link, "refused")[-1]["facts"]["why"]
+
+
+def test_a_reader_looks_and_starts_nothing_and_a_token_that_has_ended_says_so(link: LinkHome) -> None:
+    reader = read_token(add_token(link.path, "reader", "read", 3))
+    with Control(replace(connection_of(link.path), token=reader)) as control:
+        assert len(control.nodes()) == len(SITES)
+        for kind in ("rounds", "query"):
+            with pytest.raises(TokenError, match="has the role 'read'") as caught:
+                control.start_run({"kind": kind}, "thief")
+            assert "provision token LINK_FOLDER reader --role run" in caught.value.fix
+        ended = {
+            name: one.model_copy(update={"until": date(2020, 1, 1)}) for name, one in read_tokens(link.tokens).items()
+        }
+        kept = link.tokens.read_bytes()
+        link.tokens.write_text(json.dumps({name: one.model_dump(mode="json") for name, one in ended.items()}))
+        try:
+            with pytest.raises(TokenError, match="the token of reader has ended: its last day was 2020-01-01"):
+                control.nodes()
+        finally:
+            link.tokens.write_bytes(kept)
+        assert len(control.nodes()) == len(SITES)
 
 
 def test_no_run_is_started_under_a_name_that_is_a_path_even_for_an_admin(link: LinkHome) -> None:

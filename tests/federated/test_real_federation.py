@@ -16,12 +16,16 @@ from typing import Any
 import httpx
 import pytest
 import torch
+import yaml
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.runtime import RuntimeHttpClient
 
+from distlfm.errors import WorkError
 from distlfm.federated.link.processes import environment
+from distlfm.federated.link.status import status
 from distlfm.federated.setup.enrolment import revoke
 from distlfm.federated.site.work import open_operator
+from distlfm.federated.site.worktime import Runs
 from tests.support.federation_guide import documented, shown
 from tests.support.fleet_runs import all_gone, driving
 from tests.support.foreign_bundle import start_foreign
@@ -151,6 +155,30 @@ def test_status_tells_of_sites_and_runs(federation: Federation, first: dict[str,
     assert {name: told["sites"][name] for name in SITES} == dict.fromkeys(SITES, "online")
     assert {str(run["run"]): run["outcome"] for run in told["runs"]}[str(first["result"].run)] == "completed"
     assert {process["state"] for process in told["processes"].values()} == {"up"}
+
+
+def test_work_for_a_run_that_was_stopped_ends_at_the_sites(federation: Federation) -> None:
+    """The policies would allow it and the deadline is far: the process that is connected to the link marks the run."""
+    policies = {home.policy: home.policy.read_text() for home in federation.sites.values()}
+    states = [Runs(home.state) for home in federation.sites.values()]
+    try:
+        for path, text in policies.items():
+            path.write_text(yaml.safe_dump(yaml.safe_load(text) | {"task": {"steps": 10**9}}))
+        background = Background(federation, federation.programme(1, deadline=400.0, task={"steps": 10**9}), "stopped")
+        wait_until(lambda: all(one.under_way() for one in states), why=lambda: federation.log_of("north"))
+        [run] = states[0].under_way()
+        assert status(federation.sites["north"].path)["working_for"] == [run]
+        with federation.control() as control:
+            control.stop_run(int(run))
+        wait_until(lambda: not any(one.under_way() for one in states), 60.0)
+    finally:
+        for path, text in policies.items():
+            path.write_text(text)
+    with pytest.raises(WorkError, match="stopped"):
+        background.wait()
+    for home in federation.sites.values():
+        refused = [entry["facts"] for entry in events(home, "refused") if entry["run"] == run]
+        assert [one["detail"] for one in refused] == ["The run has ended."]
 
 
 def test_a_round_waits_for_a_site_that_was_killed_in_it_and_comes_back(federation: Federation) -> None:

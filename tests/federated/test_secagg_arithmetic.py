@@ -7,11 +7,13 @@ import os
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from distlfm.federated.secure.keys import BadKey, agree, mask, new_secret, public_of, seal, unseal
+from distlfm.federated.secure.keys import PIECE, BadKey, add_mask, agree, mask, new_secret, public_of, seal, unseal
 from distlfm.federated.secure.ring import OutOfRange, decode, encode, limit_of
 from distlfm.federated.secure.rules import threshold_of
 from distlfm.federated.secure.shamir import PRIME, join, split
@@ -132,6 +134,17 @@ def test_a_mask_is_the_key_stream_of_rfc_8439() -> None:
     """Test vector 1 of appendix A.1: key, nonce and counter of zeros."""
     expected = bytes.fromhex("76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7")
     assert mask(bytes(32), 4).tobytes() == expected
+
+
+@pytest.mark.parametrize("count", [1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 7])
+def test_a_mask_that_is_made_in_pieces_is_the_whole_key_stream_and_comes_off_again(count: int) -> None:
+    key, words = bytes(range(32)), np.arange(count, dtype=np.uint64)
+    whole = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * count))
+    assert mask(key, count).tobytes() == whole
+    total = words.copy()
+    add_mask(total, key)
+    add_mask(total, key, take_away=True)
+    assert np.array_equal(total, words)
 
 
 def test_two_owners_agree_and_a_third_does_not() -> None:

@@ -14,7 +14,7 @@ from scipy import stats
 
 from distlfm.federated.secure import member
 from distlfm.federated.secure.keys import derive, mask
-from distlfm.federated.secure.member import SELF_MASK, pair_mask
+from distlfm.federated.secure.member import SELF_MASK, pair_key
 from distlfm.federated.secure.messages import Reveal
 from distlfm.federated.secure.ring import Words, encode
 from distlfm.federated.secure.shamir import join
@@ -79,7 +79,7 @@ def test_a_search_finds_nothing_with_the_revealed_secret_of_a_dropped_site() -> 
     seed = _joined(exchange, reveals, "east", "seeds")
     secret = _joined(exchange, reveals, "north", "keys").hex()
     left = exchange.vectors["east"] - mask(derive(seed, roster.session, SELF_MASK), 4000)
-    left -= pair_mask(secret, roster.of("east").mask_key, roster.session, ("east", "north"), 4000)
+    left -= mask(pair_key(secret, roster.of("east").mask_key, roster.session, ("east", "north")), 4000)
     assert not _is_small(left[:LOOK])
     assert _search(left, roster.session) is None
     assert not np.any(left == _update("east"))
@@ -98,7 +98,7 @@ def test_a_vector_that_comes_too_late_stays_hidden_although_its_pair_masks_are_k
     roster = exchange.gatherer.roster
     secret = _joined(exchange, reveals, "north", "keys").hex()
     for name in ("east", "south", "west"):
-        pair = pair_mask(secret, roster.of(name).mask_key, roster.session, ("north", name), 4000)
+        pair = mask(pair_key(secret, roster.of(name).mask_key, roster.session, ("north", name)), 4000)
         late = late - pair if name > "north" else late + pair
     only_seed = late - _update("north")
     assert _search(late, roster.session) is None

@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.run import Run, RunNotRunningException
 
 from distlfm.federated.audit import verify
+from distlfm.federated.drill.weights import SHARED, with_head
 from distlfm.federated.link.supernode import stop_ended
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.grid import SecureGrid
@@ -25,7 +26,7 @@ from distlfm.federated.site import worktime
 from distlfm.federated.site.work import OWN, Site, codec_of
 from distlfm.federated.site.worktime import Runs, WorkTime, keep_time, working
 from distlfm.lfo import Operator
-from tests.federated.test_hostile_coordinator import OUTPUTS, SHARED, asked, set_policy, with_head
+from tests.federated.test_hostile_coordinator import asked, set_policy
 from tests.support.secure_sites import ask, make_sites, name_of, request, stage_of
 from tests.support.site_toy import make_federation
 
@@ -88,8 +89,8 @@ def switched(operator: Operator, site: Site, gain: float, between: tuple[int, in
     batch = site.windows("pairs")
     channels = operator.model.channels(batch.values, batch.mask)[0]
     hidden, width = operator.model.first.project.inner.weight.shape
-    place = channels.shape[-1] - 3 * OUTPUTS
-    level = channels[:, 0, 3 * OUTPUTS].sort(descending=True).values
+    place = channels.shape[-1] - 3 * len(operator.schema.outputs)
+    level = channels[:, 0, 3 * len(operator.schema.outputs)].sort(descending=True).values
     threshold = float(level[list(between)].mean())
     inner = np.zeros((hidden, width))
     inner[:, -place] = gain

@@ -87,7 +87,7 @@ def test_the_build_ends_well_without_a_warning_and_says_where_the_pages_are(
 
 
 def test_every_document_is_a_page(pages: dict[str, Page]) -> None:
-    documents = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    documents = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
     documents += [path for folder in ("docs", "docker", "slurm") for path in (PROJECT / folder).rglob("*.md")]
     assert {str(path.relative_to(PROJECT).with_suffix(".html")) for path in documents} - set(pages) == set()
     assert "index.html" in pages

@@ -30,7 +30,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(sys.executable).parent
 DOCUMENTS = sorted(
     [
-        *(PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        *(PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
         *(path for folder in ("docs", "docker", "slurm") for path in (PROJECT / folder).rglob("*.md")),
     ]
 )
