@@ -165,12 +165,14 @@ class AutoSeries(_Auto):
 
     @staticmethod
     def choose(model: Model, num_times: int) -> type[Method]:
-        if not model.integrable or model.linearity.changing:
+        if not model.integrable:
             return Nested
         return Filter if num_times >= LONG and supports(model) else Collapsed
 
     @classmethod
     def suits(cls, model: Model, instance: Instance, options: InferenceConfig) -> Method:
+        if model.integrable and model.linearity.changing:
+            return Collapsed.through_time(model, instance, options) or Nested.suits(model, instance, options)
         return cls.choose(model, len(instance.times)).suits(model, instance, options)
 
     @classmethod

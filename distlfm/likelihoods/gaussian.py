@@ -13,7 +13,7 @@ from torch import Tensor
 from distlfm.errors import UsageError
 from distlfm.instance import NUMBER, TIME, VALUE, FloatArray
 from distlfm.likelihoods.base import Likelihood, Numbers, Observed, register_likelihood
-from distlfm.likelihoods.drift import correlation
+from distlfm.likelihoods.drift import correlation, wander
 from distlfm.mechanisms.priors import Parameter, Values
 
 DRIFT = ("drift", "drift_time")
@@ -114,10 +114,7 @@ class Gaussian(Likelihood):
         if self.drift is None:
             return seen
         size, scale = (np.broadcast_to(values[name], len(outputs)) for name in DRIFT)
-        alike = correlation(self.drift.kind, torch.from_numpy(times), torch.from_numpy(scale.copy())).numpy()
-        factor = np.linalg.cholesky(alike + 1e-10 * np.eye(len(times)))
-        wander: FloatArray = np.einsum("pij,pj->pi", factor, generator.standard_normal(outputs.shape))
-        return seen + size[:, None] * wander
+        return seen + size[:, None] * wander(self.drift.kind, times, scale, generator)
 
     def words(self, parameters: Sequence[str]) -> list[str]:
         parts = ["variances as given with the data"] if self.takes_variances else []

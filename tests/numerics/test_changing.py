@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
 from distlfm.inference.archive import load_fit, save_fit
@@ -15,11 +16,13 @@ from distlfm.inference.collapsed import CollapsedPosterior
 from distlfm.inference.findings.rerun import solver_gap
 from distlfm.inference.fit import AutoSeries, InferenceConfig, fit_instances
 from distlfm.inference.model import ForceConfig, Model
-from distlfm.inference.result import FitResult
-from distlfm.inference.series.changing import ChangingGaussian
+from distlfm.inference.observations import collate
+from distlfm.inference.result import UNRELIABLE, FitResult
+from distlfm.inference.series.changing import ChangingGaussian, changing_quadrature
+from distlfm.inference.series.collapsed import Collapsed
 from distlfm.inference.series.linear import Quadrature
 from distlfm.inference.series.nested import Nested
-from distlfm.instance import Instance
+from distlfm.instance import FloatArray, Instance
 from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import Mechanism, MechanismConfig, Parameter, Values, register
 from distlfm.mechanisms.priors import LogNormal, ParameterSpace
@@ -28,9 +31,7 @@ from distlfm.solvers.changing import changing_response, jumps
 from distlfm.solvers.linear import panels
 from distlfm.solvers.ode import CLASSICAL, march
 
-QUICK = InferenceConfig.model_validate(
-    {"method": "collapsed", "grid_points": 41, "posterior": {"stages": [10, 20], "draws": 32}}
-)
+QUICK = InferenceConfig.model_validate({"grid_points": 41, "posterior": {"stages": [10, 20], "draws": 32}})
 
 
 class Tank(Mechanism):
@@ -107,7 +108,7 @@ def test_what_no_quadrature_follows_goes_through_the_solver(kind: type[Mechanism
     assert jumps_of(made(kind)) is None
     times = np.linspace(0.0, 40.0, 21)
     instance = Instance("one", ("x",), times, np.zeros((1, 21)), np.ones((1, 21), dtype=bool))
-    assert isinstance(AutoSeries.suits(model, instance, InferenceConfig()), Nested)
+    assert isinstance(AutoSeries.suits(model, instance, QUICK), Nested)
 
 
 def stepped(mechanism: Mechanism, values: Values, steps: int = 1000) -> Tensor:
@@ -177,3 +178,60 @@ def test_a_curve_that_is_not_the_equations_is_noticed(pulsed: tuple[FitResult, I
     blind = ChangingGaussian(posterior.model, posterior.observations, posterior.model.linearity, Quadrature(1, 1))
     unknowns = posterior.unknowns()
     assert solver_gap(replace(result, posterior=CollapsedPosterior("collapsed", blind, posterior.draws, unknowns))) > 1
+
+
+class Pumped(Tank):
+    """The record of a pump, one rate for each hour."""
+
+    record = torch.tensor([0.0, 2.0, 2.0, 0.0, 0.0, 5.0, 0.0, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+
+    def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
+        return f + self.record[t.floor().long().clamp(0, 10)].unsqueeze(-1) - values["rate"] * y
+
+
+def by_hand(times: FloatArray, rate: float, variance: float, lengthscale: float) -> tuple[FloatArray, FloatArray]:
+    """Mean [T] and covariance [T, T] of the pumped tank at times, by twenty nodes between any of times and hours."""
+    breaks = np.union1d(times, np.arange(11.0))
+    points, weights = np.polynomial.legendre.leggauss(20)
+    half = 0.5 * np.diff(breaks)[:, None]
+    nodes = (breaks[:-1, None] + half * (1 + points)).ravel()
+    left = np.where(nodes < times[:, None], np.exp(-rate * (times[:, None] - nodes)), 0.0) * (half * weights).ravel()
+    apart = (nodes[:, None] - nodes) / lengthscale
+    return left @ Pumped.record.numpy()[nodes.astype(int)], left @ (variance * np.exp(-0.5 * apart**2)) @ left.T
+
+
+def test_the_density_of_a_pumps_record_is_that_of_an_independent_integral() -> None:
+    model, times, noise = model_of(made(Pumped)), np.linspace(0.0, 10.0, 13), 0.05
+    values = np.random.default_rng(0).normal(3.0, 1.0, (1, 13))
+    data = collate([Instance("one", ("x",), times, values, np.ones((1, 13), dtype=bool))], ("x",))
+    found = changing_quadrature(model, data, None)
+    assert found is not None
+    assert found.breaks == pytest.approx([1, 3, 5, 6, 7, 8], abs=1e-9)
+    z = torch.tensor([[0.8, -0.5, 0.3, 0.0]], dtype=torch.float64)
+    unknowns = {name: float(one) for name, one in model.space.unpack(z).items()}
+    rest = (unknowns["rate"], unknowns["force.variance"], unknowns["force.lengthscale"])
+    mean, covariance = by_hand(times, *rest)
+    expected = stats.multivariate_normal(mean, covariance + noise**2 * np.eye(13)).logpdf(values[0])
+    assert unknowns["noise"] == pytest.approx(noise)
+    for substeps, near in ((found.substeps, 1e-3), (4, 1e-6)):
+        marginal = ChangingGaussian(model, data, model.linearity, replace(found, substeps=substeps))
+        offset, between = marginal.observed_prior(model.space.unpack(z), data.times)
+        np.testing.assert_allclose(offset[0], mean, atol=1e-6)
+        np.testing.assert_allclose(between[0], covariance, atol=1e-6 if substeps == 4 else 1e-3)
+        assert float(marginal.log_marginal(z, torch.tensor([0]))) == pytest.approx(expected, abs=near * abs(expected))
+        answer = marginal.posterior(z, torch.tensor([0]), data.times)
+        gain = covariance @ np.linalg.inv(covariance + noise**2 * np.eye(13))
+        np.testing.assert_allclose(answer.output_mean[0, 0], mean + gain @ (values[0] - mean), atol=near * 10)
+
+
+def test_a_closed_form_that_misses_jumps_is_unreliable(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, times = model_of(made(Pumped)), np.linspace(0.0, 10.0, 13).tolist()
+    (instance,) = simulate(model, num_instances=1, times=times, truth_times=times, seed=0)
+    right = fit_instances(model, [instance.blind()], QUICK)[0]
+    assert (right.method, right.status) == ("collapsed", "converged")
+    assert solver_gap(right) < 1e-2
+    blind = Collapsed(**asdict(Quadrature(1, 2)))
+    monkeypatch.setattr(Collapsed, "through_time", lambda *_: blind)
+    wrong = fit_instances(model, [instance.blind()], QUICK)[0]
+    assert wrong.status == UNRELIABLE
+    assert "beside that of a solver" in wrong.advice

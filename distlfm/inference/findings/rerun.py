@@ -1,29 +1,34 @@
 """Whether the curve of a closed form is the one that its equation has, where coefficients change.
 
-The equation is run once more with the force that was inferred, by steps that know nothing of where coefficients jump.
+The equation is run once more with the force that was inferred, by a solver that finds jumps of coefficients by itself.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from scipy.integrate import solve_ivp
 from scipy.interpolate import CubicSpline
 from torch import Tensor
 
 from distlfm.inference.collapsed import CollapsedPosterior
 from distlfm.inference.result import FitResult
 from distlfm.inference.series.changing import ChangingGaussian
+from distlfm.instance import FloatArray
 from distlfm.mechanisms.priors import Values
-from distlfm.solvers.ode import CLASSICAL, march
 
 STEPS, FORCE_TIMES = 512, 257
-"""Steps of the coarser of two runs, and times at which the force between them is taken from the fit."""
+"""Steps of the solver at least, and times at which the force between them is taken from the fit."""
+
+EXACT = 1e-8, 1e-4
+"""Tolerances of its steps: relative, and in deviations of the noise."""
 
 
 @torch.no_grad()
 def solver_gap(result: FitResult) -> float:
     """How far the curve of a closed form is from its equation's own, at the worst datum, in deviations of the noise.
 
-    Zero where coefficients do not change. What halving the steps changes is not counted.
+    Zero where coefficients do not change.
     """
     posterior = result.posterior
     if not isinstance(posterior, CollapsedPosterior) or not posterior.model.linearity.changing:
@@ -41,24 +46,26 @@ def _apart(posterior: CollapsedPosterior, result: FitResult) -> float:
     force = CubicSpline(even.numpy(), mean.numpy(), axis=1)
     closed = marginal.curve(z, row, lambda t: torch.from_numpy(force(t[0].numpy())).unsqueeze(0))[0, :, : len(observed)]
     values = model.space.unpack(z)
-    coarse, fine = (_run(posterior, values, force, observed, steps) for steps in (STEPS, 2 * STEPS))
-    data = posterior.observations.rows(row)
-    noise = model.noise_variance(values, data)[0, :, : len(observed)].sqrt()
-    off = ((closed - fine).abs() - (fine - coarse).abs()) / noise.clamp_min(1e-300)
-    return float(off.clamp_min(0).nan_to_num(torch.inf).amax())
+    noise = model.noise_variance(values, posterior.observations.rows(row))[0, :, : len(observed)].sqrt()
+    solved = _solved(posterior, values, force, observed, EXACT[1] * float(noise.min()))
+    off = (closed - solved).abs() / noise.clamp_min(1e-300)
+    return float(off.nan_to_num(torch.inf).amax())
 
 
-def _run(posterior: CollapsedPosterior, values: Values, force: CubicSpline, observed: Tensor, steps: int) -> Tensor:
-    """Outputs [P, T] at the observed times."""
-    mechanism = posterior.model.mechanism
-    first, span = observed[0], observed[-1] - observed[0]
-    table = torch.from_numpy(force((first + span * torch.linspace(0, 1, 2 * steps + 1, dtype=torch.float64)).numpy()))
+def _solved(
+    posterior: CollapsedPosterior, values: Values, force: CubicSpline, observed: Tensor, least: float
+) -> Tensor:
+    """Outputs [P, T] at the observed times; NaN after one that the solver does not reach."""
+    mechanism, times = posterior.model.mechanism, observed.numpy()
 
-    def slope(tau: float, y: Tensor) -> Tensor:
-        now = table[:, round(2 * steps * tau)].unsqueeze(0)
-        return span * mechanism.vector_field((first + span * tau).unsqueeze(0), y, now, values)
+    def slope(t: float, y: FloatArray) -> FloatArray:
+        now, state = torch.from_numpy(force(t)).unsqueeze(0), torch.from_numpy(y).unsqueeze(0)
+        rate = mechanism.vector_field(observed.new_tensor([t]), state, now, values)[0]
+        return np.asarray(rate.expand(len(y)).numpy())
 
-    states = march(slope, mechanism.initial_state(values), steps, CLASSICAL)[0]
-    grid = (first + span * torch.linspace(0, 1, steps + 1, dtype=torch.float64)).numpy()
-    at = torch.from_numpy(CubicSpline(grid, states.numpy(), axis=0)(observed.numpy()))
-    return mechanism.observe(at, {name: value.expand(len(at), -1) for name, value in values.items()}).T
+    start, span = mechanism.initial_state(values)[0].numpy(), (times[0], times[-1])
+    longest = (times[-1] - times[0]) / STEPS
+    found = solve_ivp(slope, span, start, "LSODA", times, max_step=longest, rtol=EXACT[0], atol=max(least, 1e-300))
+    at = torch.full((len(times), len(start)), torch.nan, dtype=torch.float64)
+    at[: len(found.t)] = torch.from_numpy(found.y).mT
+    return mechanism.observe(at, {name: value.expand(len(at), -1) for name, value in values.items()}).mT

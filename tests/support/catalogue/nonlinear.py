@@ -13,7 +13,9 @@ from distlfm.instance import FloatArray, Instance
 from distlfm.mechanisms import Mechanism, MechanismConfig, Parameter, Values
 from distlfm.mechanisms.priors import LogNormal
 from tests.support.catalogue.case import Case, observed
-from tests.support.catalogue.linear import FEW, inflow
+from tests.support.catalogue.linear import inflow
+
+FEW = np.linspace(0.0, 10.0, 13)
 
 SMOOTH = {"priors": {"lengthscale": {"kind": "lognormal", "median": 2.0, "spread": 0.3}}}
 
