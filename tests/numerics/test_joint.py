@@ -18,7 +18,8 @@ from distlfm.inference.series.joint.density import Density
 from distlfm.inference.series.joint.fit import fit_joint
 from distlfm.inference.series.joint.grid import Grid
 from distlfm.inference.series.joint.method import misfit
-from distlfm.inference.series.joint.modes import climb
+from distlfm.inference.series.joint.metric import Metric, held
+from distlfm.inference.series.joint.modes import Modes, climb
 from distlfm.inference.series.joint.sampler import SamplerConfig
 from distlfm.inference.series.joint.waves import Circle, FreeWaves
 from distlfm.inference.series.linear import LinearGaussian, Quadrature
@@ -174,3 +175,24 @@ def test_what_has_no_waves_in_time_goes_to_nested() -> None:
         with pytest.raises(UsageError, match="does not suit this model"):
             fit_instances(model, make_instances(rough, 1), InferenceConfig(method="joint"))
     assert misfit(make_model(**CASES["softplus"]), options) is None
+
+
+def test_coordinates_of_a_chain_follow_its_kernel() -> None:
+    """Curvature found with one kernel gives that of amplitudes and rates with another, where outputs are linear."""
+    model = linear_model()
+    density = density_of(model, make_instances(model, 1))
+    n = density.num_free
+    here = torch.zeros(1, 1, density.size, dtype=torch.float64)
+    there = here.clone()
+    there[..., torch.nonzero(held(density)).squeeze(-1)] = 0.8
+    modes = Modes(here, torch.eye(density.size).double().expand(1, 1, -1, -1), *torch.zeros(3, 1, 1).double())
+    metric = Metric.of(density, here, modes)
+    factor = metric.factor(*metric.waves(there[..., :n]))
+    found = density.linearised(there)
+    columns = density.weighted(found.values, found.outputs, found.jacobian)
+    columns[..., :n] *= ~(held(density) | density.noise)
+    exact = columns.mT @ columns + torch.eye(density.size, dtype=torch.float64)
+    x = torch.randn(3, 1, density.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    turned = factor.back((exact @ factor.away(x)[..., None]).squeeze(-1))
+    active = density.active.expand_as(x)
+    torch.testing.assert_close(turned[active], x[active], rtol=1e-5, atol=1e-6)

@@ -41,8 +41,9 @@ SHORTEST, LONGEST, MOST_WAVES = 20.0, 1.5, 64
 COARSE, MAX_DOUBLINGS = 0.1, 3
 """Largest change of the log likelihood at the mode that halving the steps may bring, and how often they are halved."""
 
-FEW = 60.0
-"""Effective draws below which an answer is not to be trusted."""
+FEW, BARELY = 60.0, 1.5
+"""Effective draws below which an answer is not to be trusted, and those of the worst parameter for each chain: chains
+that never left where they began give one."""
 
 
 def fit_joint(
@@ -80,7 +81,7 @@ def fit_joint(
         iterations=modes.iterations.gather(0, best.indices[None])[0],
         effective=sampled.effective,
         trace=best.values[None],
-        doubts=_doubts(density, modes, sampled),
+        doubts=_doubts(density, modes, sampled, options.chains),
     )
 
 
@@ -163,7 +164,7 @@ def _change(density: Density, modes: Modes) -> Tensor:
     return (finer.log_density(w) - density.log_density(w))[0].abs().nan_to_num(torch.inf)
 
 
-def _doubts(density: Density, modes: Modes, sampled: Sampled) -> tuple[str, ...]:
+def _doubts(density: Density, modes: Modes, sampled: Sampled, chains: int) -> tuple[str, ...]:
     coarse, found = _change(density, modes), []
     for b in range(len(density.data)):
         words = []
@@ -172,9 +173,10 @@ def _doubts(density: Density, modes: Modes, sampled: Sampled) -> tuple[str, ...]
                 f"{int(density.grid.steps[b])} solver steps are too few, and no more were tried: the answer is off by "
                 "more than the tolerance. Set inference.variational.solver.steps, or inference.method=nested."
             )
-        if float(sampled.effective[b]) < FEW:
+        if float(sampled.effective[b]) < FEW or float(sampled.worst[b]) < BARELY * chains:
+            worth = min(float(sampled.effective[b]), float(sampled.worst[b]))
             words.append(
-                f"The chains have not mixed: their draws are worth {float(sampled.effective[b]):.0f} independent ones. "
+                f"The chains have not mixed: their draws are worth {worth:.0f} independent ones. "
                 "Narrow the priors, or raise inference.joint.kept."
             )
         found.append(" ".join(words))

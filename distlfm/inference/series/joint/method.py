@@ -32,8 +32,8 @@ class JointConfig(Config):
     """
 
     chains: int = Field(default=32, ge=4)
-    warm: tuple[PositiveInt, ...] = (6, 8, 10, 10)
-    kept: int = Field(default=24, ge=2)
+    warm: tuple[PositiveInt, ...] = (6, 6)
+    kept: int = Field(default=16, ge=2)
     extensions: int = Field(default=3, ge=0)
     effective: float = Field(default=100.0, gt=0)
 
@@ -64,8 +64,9 @@ class Joint(SeriesMethod):
 
     @classmethod
     def bytes(cls, model: Model, num_times: int, options: InferenceConfig) -> int:
-        steps, states = max(64, 4 * num_times), model.mechanism.num_states
-        return 8 * steps * (60 * states * options.joint.chains + 200 * (states + len(model.kernels)))
+        steps, states, chains = max(64, 4 * num_times), model.mechanism.num_states, options.joint.chains
+        trajectories = steps * (60 * states * chains + 200 * (states + len(model.kernels)))
+        return 8 * (trajectories + 6 * chains * (60 * len(model.kernels)) ** 2)
 
     def infer(self, model: Model, observations: Observations, options: InferenceConfig, seeds: Any) -> Fit:
         own = options.joint

@@ -1,8 +1,9 @@
 """Many short chains of Hamiltonian Monte Carlo an instance, in coordinates in which its posterior is nearly round.
 
-Chains begin at draws from the Gaussians of the modes. Step sizes and coordinates are adapted in rounds of warm-up, from
-all chains of an instance together; the draws that count are made with both held fast, so that they are valid under the
-exact density. Chains run on where they have not mixed, each instance by itself.
+Chains begin at draws from the Gaussians of the modes. A transition moves the kernels' parameters with what they ask of
+the force, and then all else along a trajectory with the kernels held. Step sizes and coordinates are adapted in rounds
+of warm-up, from all chains of an instance together; the draws that count are made with both held fast, so that they are
+valid under the exact density. Chains run on where they have not mixed, each instance by itself.
 
 Shapes: `C` chains, `A` instances, `W` unknowns, `S` draws, `K` modes.
 """
@@ -18,8 +19,8 @@ from torch import Tensor
 
 from distlfm.gp.linalg import safe_cholesky
 from distlfm.inference.series.joint.density import Density
+from distlfm.inference.series.joint.metric import Factor, Metric, held
 from distlfm.inference.series.joint.modes import Modes
-from distlfm.inference.series.joint.waves import Circle
 from distlfm.runtime.reporting import stepped
 
 LENGTHS = (0.9, 1.9)
@@ -28,15 +29,22 @@ LENGTHS = (0.9, 1.9)
 ACCEPTED = 0.7
 """Share of proposals that are accepted, which step sizes are adapted to."""
 
-FIRST_STEP, SHORTEST_STEP, LONGEST_STEP = 0.25, 0.005, 0.9
+FIRST_STEP, LOG_STEPS = 0.5, (math.log(0.005), math.log(1.2))
 BELOW, NEARER = 10.0, 7
 """Chains begin no further below their mode than one for each unknown and this; how often their way there is halved."""
 
 MOST_LEAPS = 20
 """Steps of one trajectory; where they are very short, more of the shorter trajectories are needed."""
 
-KERNEL_MOVES, KERNEL_STEPS = 8, (0.03, 0.6)
-"""Moves of the kernels' parameters after each trajectory, and how long they are, in deviations of their priors."""
+KERNEL_MOVES, KERNELS_ACCEPTED = 4, 0.35
+"""Moves of the kernels' parameters before each trajectory, and the share of them that their size is adapted to."""
+
+FIRST_SPREAD, LEAST_SPREAD, KERNEL_SIZES, LOG_SCALES = 0.5, 1e-4, 0.6, (math.log(0.05), math.log(3.0))
+"""Deviations of the first of these moves, the variance that is added to that of the chains, the logarithm of how much
+single moves are longer or shorter, and the range of their size in deviations of the chains."""
+
+STUCK = 2.0
+"""Effective draws of the worst parameter, for each chain, below which chains have not forgotten where they began."""
 
 JITTER = 0.2
 """Step sizes of single trajectories lie within this share of the adapted one."""
@@ -53,26 +61,35 @@ class SamplerConfig:
     """
 
     chains: int = 32
-    warm: tuple[int, ...] = (6, 8, 10, 10)
-    kept: int = 24
+    warm: tuple[int, ...] = (6, 6)
+    kept: int = 16
     extensions: int = 3
     enough: float = 100.0
 
 
 @dataclass
 class _Chains:
-    """w, gradient: [C, A, W]; value: [C, A]; root: [A, W, W]; log_step: [A]."""
+    """w, gradient: [C, A, W]; value: [C, A]; log_step: [A], of trajectories.
+
+    spread: [A, k, k], root of the covariance of the kernels' parameters; log_scale: [A], of their moves in units of it.
+    """
 
     w: Tensor
     value: Tensor
     gradient: Tensor
-    root: Tensor
     log_step: Tensor
+    spread: Tensor
+    log_scale: Tensor
+
+    def rows(self, index: Tensor) -> _Chains:
+        """Of the instances at `index`."""
+        w, value, gradient = (one[:, index] for one in (self.w, self.value, self.gradient))
+        return _Chains(w, value, gradient, self.log_step[index], self.spread[index], self.log_scale[index])
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """draws: [S, A, W]; effective: [A], independent draws that they are worth; worst: [A], those of the worst unknown.
+    """draws: [S, A, W]; effective: [A], independent draws that they are worth; worst: [A], of the worst parameter.
 
     accepted: [A]; step: [A].
     """
@@ -124,28 +141,24 @@ def sample(density: Density, modes: Modes, streams: Streams, options: SamplerCon
     """Sample all A instances."""
     everyone = torch.arange(len(density.data))
     chains = _begin(density, modes, streams, everyone, options)
+    metric = Metric.of(density, modes.w[modes.evidence.argmax(0), everyone][None], modes)
     for number, count in enumerate(options.warm):
         stepped("warm-up", number + 1, len(options.warm))
-        seen = _run(density, chains, streams, everyone, count, adapt=True)[0]
+        seen, _ = _run(metric, chains, streams, everyone, count, adapt=True)
         _rescue(chains, streams, everyone, density.active)
-        chains.root = _adapted(seen[count // 2 :], chains.root, density.active)
-    draws, accepted = _run(density, chains, streams, everyone, options.kept, adapt=False)
+        chains.spread = _spread_of(seen[count // 2 :][..., metric.kernels], chains.spread)
+        metric = Metric.of(density, chains.w, modes)
+    draws, accepted = _run(metric, chains, streams, everyone, options.kept, adapt=False)
     effective, worst = mixing(draws, density.num_free)
     kept = list(draws.unbind(2))
     for extension in range(options.extensions):
-        rows = torch.nonzero(effective < options.enough).squeeze(-1)
+        rows = torch.nonzero((effective < options.enough) | (worst < STUCK * options.chains)).squeeze(-1)
         if len(rows) == 0:
             break
         stepped("longer chains", extension + 1, options.extensions)
-        part = _Chains(
-            chains.w[:, rows],
-            chains.value[:, rows],
-            chains.gradient[:, rows],
-            chains.root[rows],
-            chains.log_step[rows],
-        )
+        part = chains.rows(rows)
         longest = max(len(kept[i]) for i in rows.tolist())
-        more, _ = _run(density.rows(rows), part, streams, rows, longest, adapt=False)
+        more, _ = _run(metric.rows(rows), part, streams, rows, longest, adapt=False)
         for place, i in enumerate(rows.tolist()):
             kept[i] = torch.cat([kept[i], more[:, :, place]])
             found = mixing(kept[i].unsqueeze(2), density.num_free)
@@ -188,61 +201,65 @@ def _begin(density: Density, modes: Modes, streams: Streams, rows: Tensor, optio
             break
         part = torch.where(short, 0.5 * part, part)
     w = middle + part.unsqueeze(-1) * away
-    best = weight.argmax(0)
     value, gradient = density.with_gradient(w)
-    step = torch.full((len(rows),), math.log(FIRST_STEP), dtype=w.dtype)
-    return _Chains(w, value, gradient, modes.root[best, rows], step)
+    kernels = torch.nonzero(held(density)).squeeze(-1)
+    spread = FIRST_SPREAD * torch.eye(len(kernels), dtype=w.dtype).expand(len(rows), -1, -1)
+    step, scale = torch.full((len(rows),), math.log(FIRST_STEP), dtype=w.dtype), torch.zeros(len(rows), dtype=w.dtype)
+    return _Chains(w, value, gradient, step, spread, scale)
 
 
 def _run(
-    density: Density, chains: _Chains, streams: Streams, rows: Tensor, count: int, *, adapt: bool
+    metric: Metric, chains: _Chains, streams: Streams, rows: Tensor, count: int, *, adapt: bool
 ) -> tuple[Tensor, Tensor]:
     """`count` transitions of all chains, which are changed; returns where they were, [count, C, A, W], and the share
 
     of accepted proposals [A]. rows: the instances' numbers in `streams`.
     """
-    seen, accepted = [], []
+    density, seen, accepted = metric.density, [], []
     num_chains = len(chains.w)
+    moves = KERNEL_MOVES if len(metric.kernels) else 0
+    place = metric.waves(chains.w[..., : density.num_free])
     for number in range(count):
-        momentum = streams.normal(rows, num_chains)
-        drawn = streams.uniform(rows, 2 * num_chains + 1)
-        jitter = 1 + JITTER * (2 * drawn[:num_chains] - 1)
-        length = LENGTHS[0] + (LENGTHS[1] - LENGTHS[0]) * drawn[-1]
-        share = _transition(density, chains, momentum, jitter, drawn[num_chains:-1], length)
+        noise = streams.normal(rows, (moves + 1) * num_chains).unflatten(0, (moves + 1, num_chains))
+        drawn = streams.uniform(rows, 2 * moves + 3, num_chains)
+        for move in range(moves):
+            place, share = _move_kernels(metric, chains, place, noise[move], drawn[2 * move], drawn[2 * move + 1])
+            if adapt:
+                chains.log_scale = (chains.log_scale + share - KERNELS_ACCEPTED).clamp(*LOG_SCALES)
+        if moves:
+            chains.value, chains.gradient = density.with_gradient(chains.w)
+        jitter = 1 + JITTER * (2 * drawn[-3] - 1)
+        length = LENGTHS[0] + (LENGTHS[1] - LENGTHS[0]) * drawn[-2, 0]
+        share = _transition(metric, chains, metric.factor(*place), noise[-1], jitter, drawn[-1], length)
         accepted.append(share)
         if adapt:
-            chains.log_step = (chains.log_step + 0.8 * (share - ACCEPTED)).clamp(
-                math.log(SHORTEST_STEP), math.log(LONGEST_STEP)
-            )
-        _interweave(density, chains, streams, rows)
+            chains.log_step = (chains.log_step + 0.8 * (share - ACCEPTED)).clamp(*LOG_STEPS)
         seen.append(chains.w.clone())
         stepped("transition", number + 1, count)
     return torch.stack(seen), torch.stack(accepted).mean(0)
 
 
 def _transition(
-    density: Density, chains: _Chains, momentum: Tensor, jitter: Tensor, uniform: Tensor, length: Tensor
+    metric: Metric, chains: _Chains, factor: Factor, momentum: Tensor, jitter: Tensor, uniform: Tensor, length: Tensor
 ) -> Tensor:
-    """One trajectory of each chain; returns the mean probability [A] of being accepted."""
+    """One trajectory of each chain with its kernel held; returns the mean probability [A] of being accepted."""
     step = chains.log_step.exp()
     count = (length / step).ceil().clamp(1, MOST_LEAPS).long()
     size = (step * jitter).unsqueeze(-1)
-    root = chains.root
-
-    def across(x: Tensor, matrix: Tensor) -> Tensor:
-        """x [C, A, W] times the matrix of each instance."""
-        return (x.transpose(0, 1) @ matrix).transpose(0, 1)
-
+    momentum[..., metric.kernels] = 0.0
     w, gradient, value = chains.w.clone(), chains.gradient.clone(), chains.value.clone()
-    p = momentum + 0.5 * size * across(gradient, root)
+    gradient[..., metric.kernels] = 0.0
+    p = momentum + 0.5 * size * factor.back(gradient)
     for leap in range(int(count.max())):
         rows = torch.nonzero(count > leap).squeeze(-1)
-        part = density.rows(rows)
-        w[:, rows] += across(size[:, rows] * p[:, rows], root[rows].mT)
-        value[:, rows], gradient[:, rows] = part.with_gradient(w[:, rows])
+        part, own = (metric, factor) if len(rows) == len(count) else (metric.rows(rows), factor.rows(rows))
+        w[:, rows] += own.away(size[:, rows] * p[:, rows])
+        value[:, rows], slope = part.density.with_gradient(w[:, rows])
+        gradient[:, rows] = slope
+        slope[..., metric.kernels] = 0.0
         # The last kick of a trajectory is half a kick.
         kick = torch.where(count[rows] - 1 > leap, 1.0, 0.5)[None, :, None]
-        p[:, rows] += kick * size[:, rows] * across(gradient[:, rows], root[rows])
+        p[:, rows] += kick * size[:, rows] * own.back(slope)
     change = value - chains.value - 0.5 * (p.square().sum(-1) - momentum.square().sum(-1))
     chance = torch.where(torch.isfinite(change), change.clamp_max(0.0).exp(), 0.0)
     taken = uniform < chance
@@ -252,40 +269,30 @@ def _transition(
     return chance.mean(0)
 
 
-def _interweave(density: Density, chains: _Chains, streams: Streams, rows: Tensor) -> None:
-    """Move the kernels' parameters of all chains while their forces stay as they are (Yu & Meng 2011).
+def _move_kernels(
+    metric: Metric, chains: _Chains, place: tuple[Tensor, Tensor], noise: Tensor, size: Tensor, uniform: Tensor
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Move the kernels' parameters of all chains, and with them their forces as far as data leave those open.
 
-    Where data hold the force fast, its amplitudes let the parameters move little; its values do. No solve is needed.
+    place: what `Metric.waves` gave for where they are. Returns that of where they are then, and the mean probability
+    [A] of being accepted.
     """
-    waves, kinds = density.waves, [one.kind for one in density.model.space.parameters for _ in one.free]
-    places = [i for i, kind in enumerate(kinds) if kind == "kernel"]
-    if not places or not isinstance(waves, Circle):
-        return
-    count = len(chains.w)
-    drawn = streams.uniform(rows, KERNEL_MOVES, 2, count)
-    noise = streams.normal(rows, KERNEL_MOVES * count).unflatten(0, (KERNEL_MOVES, count))
-    z, amplitudes = (one.clone() for one in density.split(chains.w))
-    counted = density.waves.active.unsqueeze(1)
-
-    def log_roots(at: Tensor) -> Tensor:
-        return torch.where(counted, waves.log_roots(density.model.space.unpack(at)), 0.0)
-
-    here = log_roots(z)
-    for (size, chance), direction in zip(drawn, noise, strict=True):
-        length = KERNEL_STEPS[0] * (KERNEL_STEPS[1] / KERNEL_STEPS[0]) ** size
-        moved = z.clone()
-        moved[..., places] += length.unsqueeze(-1) * direction[..., places]
-        there = log_roots(moved)
-        scaled = amplitudes * (here - there).exp()
-        before = 0.5 * (z.square().sum(-1) + amplitudes.square().sum((-2, -1))) + here.sum((-2, -1))
-        after = 0.5 * (moved.square().sum(-1) + scaled.square().sum((-2, -1))) + there.sum((-2, -1))
-        taken = chance.log() < before - after
-        z = torch.where(taken.unsqueeze(-1), moved, z)
-        amplitudes, here = (
-            torch.where(taken[..., None, None], new, old) for new, old in ((scaled, amplitudes), (there, here))
-        )
-    chains.w = torch.cat([z, amplitudes.flatten(-2)], -1)
-    chains.value, chains.gradient = density.with_gradient(chains.w)
+    n = metric.density.num_free
+    z, amplitudes = chains.w[..., :n].clone(), chains.w[..., n:, None]
+    scale = (chains.log_scale + KERNEL_SIZES * (2 * size - 1)).exp().unsqueeze(-1)
+    z[..., metric.kernels] += scale * (chains.spread @ noise[..., metric.kernels, None]).squeeze(-1)
+    there = metric.waves(z)
+    moved = torch.linalg.solve_triangular(there[0].mT, place[0].mT @ amplitudes, upper=True).squeeze(-1)
+    w = torch.cat([z, moved], -1)
+    value = metric.density.log_density(w)
+    before, after = (torch.diagonal(one[0], dim1=-2, dim2=-1).log().sum(-1) for one in (place, there))
+    change = value - chains.value + before - after
+    chance = torch.where(torch.isfinite(change), change.clamp_max(0.0).exp(), 0.0)
+    taken = uniform < chance
+    chains.w = torch.where(taken.unsqueeze(-1), w, chains.w)
+    chains.value = torch.where(taken, value, chains.value)
+    factor = torch.where(taken[..., None, None], there[0], place[0])
+    return (factor, torch.where(taken.unsqueeze(-1), there[1], place[1])), chance.mean(0)
 
 
 def _rescue(chains: _Chains, streams: Streams, rows: Tensor, active: Tensor) -> None:
@@ -303,26 +310,24 @@ def _rescue(chains: _Chains, streams: Streams, rows: Tensor, active: Tensor) -> 
     chains.value = torch.where(lost, chains.value.gather(0, source), chains.value)
 
 
-def _adapted(seen: Tensor, before: Tensor, active: Tensor) -> Tensor:
-    """Root [A, W, W] of the covariance of draws [S, C, A, W], drawn towards that before."""
-    flat = seen.flatten(0, 1).transpose(0, 1)  # [A, S·C, W]
+def _spread_of(seen: Tensor, before: Tensor) -> Tensor:
+    """Root [A, k, k] of the covariance of kernels' parameters [S, C, A, k]."""
+    flat = seen.flatten(0, 1).transpose(0, 1)  # [A, S·C, k]
     centred = flat - flat.mean(1, keepdim=True)
-    covariance = centred.mT @ centred / centred.shape[1]
-    trust = (centred.shape[1] / (centred.shape[1] + 3.0 * active.sum(-1)))[:, None, None]
-    factor, ok = safe_cholesky(trust * covariance + (1 - trust) * before @ before.mT)
+    factor, ok = safe_cholesky(centred.mT @ centred / centred.shape[1] + LEAST_SPREAD * torch.eye(seen.shape[-1]))
     return torch.where(ok[:, None, None], factor, before)
 
 
 def mixing(draws: Tensor, num_free: int) -> tuple[Tensor, Tensor]:
-    """Effective draws [A] of draws [S, C, A, W], and those of the unknown that mixes worst.
+    """Effective draws [A] of draws [S, C, A, W], and those of the parameter that mixes worst.
 
     Chains are independent, so the scatter of their means says how much one chain's draws are worth (Gelman & Rubin). It
     is averaged over the n parameters, as that of one unknown says little with few chains.
     """
+    draws = draws[..., : max(1, num_free)]
     length, count = draws.shape[:2]
     total = draws.flatten(0, 1).var(0)
     between = draws.mean(0).var(0)
     share = torch.where(total > 1e-300, between / total.clamp_min(1e-300), 0.0)
     most = float(length * count)
-    mean = share[:, : max(1, num_free)].mean(-1)
-    return (count / mean.clamp_min(1e-9)).clamp_max(most), (count / share.amax(-1).clamp_min(1e-9)).clamp_max(most)
+    return tuple((count / one.clamp_min(1e-9)).clamp_max(most) for one in (share.mean(-1), share.amax(-1)))  # type: ignore[return-value]

@@ -75,6 +75,10 @@ class Circle(Waves):
     def rows(self, index: Tensor) -> Circle:
         return Circle(self.model, self.origin[index], self.length[index], self.count[index], self.size)
 
+    def log_sizes(self, values: Values) -> Tensor:
+        """`log_roots`, but zero for those that do not count."""
+        return torch.where(self.active.unsqueeze(1), self.log_roots(values), 0.0)
+
     def roots(self, values: Values) -> Tensor:
         """Deviations [C, A, L, M] of amplitudes."""
         return self.log_roots(values).exp()
