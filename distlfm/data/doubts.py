@@ -2,6 +2,7 @@
 
 `Clocks`: times that are dates in disguise, numbers that a clock counts from a far-off day in a unit that nobody chose.
 `StandIns`: numbers that are often written where nothing was observed, such as -9999, which a fit would take for values.
+`Gaps`: hours without a value in series that are even elsewhere.
 `PartlyObserved` and `InstanceChecks`: what shows when instances are compared, such as other units or other outputs.
 """
 
@@ -191,6 +192,55 @@ def _stand_in(file: str, output: str | None, number: float, found: _FoundStandIn
         f"and it was read as a {kind}."
     )
     return Doubt(what, fix, file, column=output, instance=found.first if single else None)
+
+
+EVEN_SHARE, EVEN = 0.9, 1.5
+"""A series is even if this share of its steps is no longer than this many times the usual one."""
+
+GAP = 4.0
+"""A step that is longer than this many usual ones of an even series is a gap."""
+
+FEWEST_STEPS = 10
+"""With fewer it is not known what is usual."""
+
+
+class Gaps:
+    """Looks for times at which nothing was observed in series that are even elsewhere."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._gaps = 0
+        self._longest = (0.0, 0.0, 0.0, "")
+
+    def add(self, instance: Instance) -> None:
+        """Take note of one more."""
+        if instance.positions is not None:
+            return
+        times = np.unique(instance.times[instance.mask.any(axis=0)])
+        steps = np.diff(times)
+        if len(steps) < FEWEST_STEPS or np.mean(steps <= EVEN * np.median(steps)) < EVEN_SHARE:
+            return
+        usual = float(np.median(steps))
+        gaps = np.flatnonzero(steps > GAP * usual)
+        self._count += bool(len(gaps))
+        self._gaps += len(gaps)
+        for at in gaps.tolist():
+            self._longest = max(self._longest, (float(steps[at]), float(times[at]), usual, instance.id))
+
+    def notices(self, file: str) -> list[Problem]:
+        """One for all gaps."""
+        if not self._gaps:
+            return []
+        length, start, usual, name = self._longest
+        which = f"{self._gaps} gap{'s' if self._gaps > 1 else ''}"
+        where = f" in {self._count} instances, the longest of {name!r}" if self._count > 1 else ""
+        longest = ", the longest" if self._count == 1 and self._gaps > 1 else ""
+        what = (
+            f"Nothing was observed in {which}{where}{longest} from {start:.7g} to {start + length:.7g}, where values "
+            f"otherwise come every {usual:.4g}."
+        )
+        fix = "Within a gap the force follows from its prior, and its band says how little is known."
+        return [Problem(what, fix, file, instance=name if self._count == 1 else None)]
 
 
 UNIT_RATIO = 300.0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from distlfm.data.assemble import assemble_rows
 from distlfm.data.base import FORMATS, ColumnMap, ReadReport, Table, Unreadable, format_of, infer_columns, stem_of
-from distlfm.data.doubts import Clocks, InstanceChecks, PartlyObserved, StandIns
+from distlfm.data.doubts import Clocks, Gaps, InstanceChecks, PartlyObserved, StandIns
 from distlfm.errors import DataError, DistlfmWarning, Problem, refused
 from distlfm.instance import Instance
 
@@ -185,7 +185,7 @@ def usable(report: ReadReport) -> ReadReport:
 
 def compared(reports: Iterable[ReadReport], file: str) -> Iterator[ReadReport]:
     """The same, then one with notices of what shows only when all instances are looked at."""
-    watchers = (InstanceChecks(), StandIns(), Clocks())
+    watchers = (InstanceChecks(), StandIns(), Clocks(), Gaps())
     for report in reports:
         for instance in report.instances:
             for watcher in watchers:
