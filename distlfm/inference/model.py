@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import TypeVar
 
 from gpytorch.kernels import Kernel
 from torch import Tensor
@@ -65,11 +66,26 @@ class ForceConfig(Config):
     `lengthscale[x]` are those in time and along x, where one prior does not suit both.
 
     fixed: known values, a number for all dimensions or one for each by its name, `{lengthscale: {t: 1.0, x: 0.2}}`.
+
+    Of several forces each may have its own: `intake.lengthscale` is that of the force `intake`, and goes before
+    `lengthscale`, which is for all.
     """
 
     kernel: KernelConfig = KernelConfig()
     priors: Mapping[str, Prior] = {}
     fixed: Mapping[str, Known] = {}
+
+
+Given = TypeVar("Given")
+
+
+def _of_force(force: str, forces: Sequence[str], given: Mapping[str, Given]) -> dict[str, Given]:
+    """What is given for one force: its own, and that of all where it has none; by the kernel's names alone."""
+    shared = {name: one for name, one in given.items() if not name.startswith(tuple(f"{other}." for other in forces))}
+    own = {name.removeprefix(f"{force}."): one for name, one in given.items() if name.startswith(f"{force}.")}
+    # A prior of a whole parameter of one force replaces what all forces have for its elements.
+    shared = {name: one for name, one in shared.items() if name.partition("[")[0] not in own}
+    return shared | own
 
 
 class Model:
@@ -124,22 +140,26 @@ class Model:
     def _kernel_parameters(self, force: ForceConfig) -> list[Parameter]:
         known, sizes = self.kernels[0].parameter_names, self.kernels[0].shapes
         elements = [f"{name}[{label}]" for name in known if sizes[name] for label in self._dimensions(sizes[name][0])]
+        forces = self.system.force_names
         for named, names in ((force.priors, (*known, *elements)), (force.fixed, known)):
+            own = [f"{one}.{name}" for one in forces for name in names]
             for name in named:
-                if name not in names:
-                    raise UsageError(f"The kernel has no parameter {name!r}.", nearest(name, names))
+                if name not in (*names, *own):
+                    raise UsageError(f"The kernel has no parameter {name!r}.", nearest(name, [*names, *own]))
         found = []
-        for force_name, kernel in zip(self.system.force_names, self.kernels, strict=True):
+        for force_name, kernel in zip(forces, self.kernels, strict=True):
+            priors = _of_force(force_name, forces, force.priors)
+            known_values = _of_force(force_name, forces, force.fixed)
             for name in known:
                 size = kernel.shapes[name]
                 labels = self._dimensions(size[0]) if size else (name,)
-                given = force.fixed.get(name, {})
+                given = known_values.get(name, {})
                 fixed = given if isinstance(given, Mapping) else dict.fromkeys(labels, given)
-                prior = force.priors.get(name, self.system.force_priors.get(name, DEFAULT_KERNEL_PRIOR))
+                prior = priors.get(name, self.system.force_priors.get(name, DEFAULT_KERNEL_PRIOR))
                 of = kernel_dimension(kernel, name, labels, self.system.force_dimension, self.system.input_dimensions)
                 meaning = KERNEL_MEANINGS.get(name, "")
-                own = {label: force.priors[key] for label in labels if (key := f"{name}[{label}]") in force.priors}
-                found.append(Parameter(f"{force_name}.{name}", labels, prior, "kernel", True, fixed, of, meaning, own))
+                each = {label: priors[key] for label in labels if (key := f"{name}[{label}]") in priors}
+                found.append(Parameter(f"{force_name}.{name}", labels, prior, "kernel", True, fixed, of, meaning, each))
         return found
 
     def _dimensions(self, count: int) -> tuple[str, ...]:

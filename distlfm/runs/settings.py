@@ -144,6 +144,8 @@ class FitConfig(ModelConfig):
             example = build_system(self.mechanism, () if built.outputs else tuple(known) or ("output",))
             model = Model(example, self.force, self.likelihood)
         except UsageError:  # names or numbers of outputs matter to it
+            if built.outputs:
+                raise
             return self
         check_inference(model, self.inference)
         return self

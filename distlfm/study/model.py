@@ -21,7 +21,7 @@ from distlfm.mechanisms.build import source_of, written_class
 from distlfm.runs.settings import FitConfig, SimulateConfig
 from distlfm.runtime.reporting import Reporter
 from distlfm.simulation.instances import simulate_from
-from distlfm.study.parts import Kernel, Likelihood
+from distlfm.study.parts import Kernel, Likelihood, of_forces
 from distlfm.verbs.fit import FitRun, fit
 
 Data = Instance | Sequence[Instance] | ReadReport | Path | str
@@ -31,7 +31,8 @@ class Model:
     """An equation with the priors of everything that is unknown in it.
 
     mechanism: an equation, such as `Transcription(["p21", "mdm2"])`; without names, the data's outputs are taken.
-    force: the kernel of the latent force, such as `RBF(lengthscale=LogNormal(2.0, 0.3))`.
+    force: the kernel of the latent force, such as `RBF(lengthscale=LogNormal(2.0, 0.3))`; of several forces each may
+    have its own, by their names.
     likelihood: how data scatter, `Gaussian()` by default.
     inference: how a fit is done, by the keys of the section `inference` of a config, such as `{"restarts": 3}`.
 
@@ -43,7 +44,7 @@ class Model:
     def __init__(
         self,
         mechanism: System | Mapping[str, Any],
-        force: Kernel | ForceConfig | Mapping[str, Any] | None = None,
+        force: Kernel | Mapping[str, Kernel] | ForceConfig | Mapping[str, Any] | None = None,
         likelihood: Likelihood | LikelihoodConfig | Mapping[str, Any] | None = None,
         inference: InferenceConfig | Mapping[str, Any] | None = None,
     ) -> None:
@@ -51,7 +52,7 @@ class Model:
         if isinstance(mechanism, System) and (plugins := _plugins(type(mechanism))):
             content["plugins"] = plugins
         sections: dict[str, Any] = {
-            "force": force.to_config() if isinstance(force, Kernel) else force,
+            "force": _force(force),
             "likelihood": likelihood.to_config() if isinstance(likelihood, Likelihood) else likelihood,
             "inference": inference,
         }
@@ -183,6 +184,14 @@ def _plugins(system: type[System]) -> list[str]:
     if "." in owner.__module__ or file.suffix != ".py" or (beside.is_file() and beside.samefile(file)):
         return [owner.__module__]
     return [str(file)]
+
+
+def _force(given: Kernel | Mapping[str, Any] | ForceConfig | None) -> ForceConfig | Mapping[str, Any] | None:
+    if isinstance(given, Kernel):
+        return given.to_config()
+    if isinstance(given, Mapping) and given and all(isinstance(one, Kernel) for one in given.values()):
+        return of_forces(given)
+    return given
 
 
 def _brief(model: BaseModel) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 A kernel has the priors of its parameters, `RBF(lengthscale=LogNormal(2.0, 0.3))`. A parameter is given as a prior or,
 where it is known, as a number. For a field, a mapping gives each dimension its own:
-`lengthscale={"t": LogNormal(1.0), "x": 0.2}`. What is left out has the equation's default prior.
+`lengthscale={"t": LogNormal(1.0), "x": 0.2}`. What is left out has the equation's default prior. Of several forces each
+may have a kernel of its own: `Model(equation, force={"meal": RBF(...), "insulin": RBF(...)})`.
 """
 
 from __future__ import annotations
@@ -69,6 +70,22 @@ class Kernel(ABC):
         shown = {**self.own, VARIANCE: self.variance}
         named = (f"{name}={given!r}" for name, given in shown.items() if given is not None)
         return f"{type(self).__name__}({', '.join([*map(repr, self.parts), *named])})"
+
+
+def of_forces(kernels: Mapping[str, Kernel]) -> ForceConfig:
+    """Return the section `force` of a config in which each force has a kernel's priors of its own."""
+    first, *others = kernels.values()
+    if any(one.kernel() != first.kernel() for one in others):
+        raise UsageError(
+            f"The forces {', '.join(kernels)} have kernels of different kinds.",
+            "Give all the same kind; their priors may differ.",
+        )
+    content: dict[str, Any] = {"kernel": first.kernel(), "priors": {}, "fixed": {}}
+    for force, kernel in kernels.items():
+        section = kernel.to_config()
+        for part in ("priors", "fixed"):
+            content[part] |= {f"{force}.{name}": one for name, one in getattr(section, part).items()}
+    return build(ForceConfig, {key: value for key, value in content.items() if value}, source="force")
 
 
 def _parted(kernel: str, name: str, given: Given) -> tuple[Any, dict[str, Prior]]:

@@ -1,4 +1,4 @@
-"""A field's force may have a prior of its own for its lengthscale in time, and one for each direction."""
+"""A field's force may have a prior of its own for each direction, and each of several forces its own priors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from distlfm.errors import UsageError
 from distlfm.inference.field.settings import _short_lengths
 from distlfm.inference.model import ForceConfig, Model
 from distlfm.likelihoods import LikelihoodConfig
-from distlfm.mechanisms import build_system
+from distlfm.mechanisms import Mechanism, Parameter, build_system, register
+from distlfm.mechanisms.base import zero_state
+from distlfm.mechanisms.priors import LogNormal, Values
+from distlfm.study.parts import RBF, Matern32, of_forces
 
 MINUTES = {"kind": "lognormal", "median": 10.0, "spread": 0.5}
 METRES = {"kind": "lognormal", "median": 0.1, "spread": 0.2}
@@ -59,3 +62,56 @@ def test_an_element_that_is_not_there_is_told_with_the_nearest() -> None:
 def test_it_can_be_given_on_the_command_line() -> None:
     given = apply_overrides({"priors": {"lengthscale[x]": METRES}}, ["priors.lengthscale[x].median=0.2"])
     assert build(ForceConfig, given).priors["lengthscale[x]"].median == 0.2
+
+
+# ---- several forces --------------------------------------------------------------------------------------------------
+
+
+@register("fed_by_two")
+class Fed(Mechanism):
+    """A level that two forces drive."""
+
+    force_names = ("meal", "insulin")
+
+    def parameters(self) -> list[Parameter]:
+        return [Parameter("decay", ("decay",), LogNormal(median=0.5, spread=0.2), positive=True)]
+
+    def vector_field(self, t: torch.Tensor, y: torch.Tensor, f: torch.Tensor, values: Values) -> torch.Tensor:
+        return f[..., :1] - f[..., 1:] - values["decay"] * y
+
+    def initial_state(self, values: Values) -> torch.Tensor:
+        return zero_state(values, 1)
+
+    def observe(self, y: torch.Tensor, values: Values) -> torch.Tensor:
+        return y
+
+
+def two_forces(**force: object) -> dict[str, list[float]]:
+    """The middle of what is assumed of both forces."""
+    found = Model(Fed(outputs=["level"]), build(ForceConfig, force), LikelihoodConfig())
+    middle = found.space.unpack(torch.zeros(found.space.num_free, dtype=torch.float64))
+    return {name: value.tolist() for name, value in middle.items() if "." in name}
+
+
+def test_each_of_several_forces_may_have_a_prior_and_known_values_of_its_own() -> None:
+    own = two_forces(priors={"lengthscale": METRES, "insulin.lengthscale": MINUTES}, fixed={"meal.variance": 3.0})
+    assert own == {
+        "meal.lengthscale": pytest.approx([0.1]),
+        "insulin.lengthscale": pytest.approx([10.0]),
+        "meal.variance": pytest.approx([3.0]),
+        "insulin.variance": pytest.approx([1.0]),
+    }
+    with pytest.raises(UsageError, match=r"no parameter 'insuln.lengthscale'. Did you mean 'insulin.lengthscale'"):
+        two_forces(priors={"insuln.lengthscale": MINUTES})
+
+
+def test_in_python_each_force_has_its_kernel() -> None:
+    kernels = {"meal": RBF(LogNormal(0.5, 0.3)), "insulin": RBF(LogNormal(4.0, 0.3), variance=2.0)}
+    section = of_forces(kernels)
+    assert {name: one.median for name, one in section.priors.items()} == {
+        "meal.lengthscale": 0.5,
+        "insulin.lengthscale": 4.0,
+    }
+    assert section.fixed == {"insulin.variance": 2.0}
+    with pytest.raises(UsageError, match="meal, insulin have kernels of different kinds"):
+        of_forces({"meal": RBF(), "insulin": Matern32()})
