@@ -18,13 +18,16 @@ from distlfm.inference.collapsed import ONE_START, Starts
 from distlfm.inference.curvature import hessian, root_of_inverse
 from distlfm.inference.optimise import OptimiserConfig, Optimum, Status, minimise
 from distlfm.inference.series.forward import Forward
-from distlfm.inference.series.preestimate import FURTHEST, Matching, PreestimateConfig, matched_start
+from distlfm.inference.series.preestimate import Matching, PreestimateConfig, matched_start
 
 NOISE_ROUNDS = 2
 """How often the noise is set anew."""
 
 LONGEST = 4.0
 """The longest step of a search, in posterior standard deviations."""
+
+FURTHEST = 3.0
+"""The noise is within this many standard deviations of its prior's middle."""
 
 ROUGH = 0.3
 """Until then a search ends when the mode is about this near, in posterior standard deviations."""

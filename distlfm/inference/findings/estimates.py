@@ -104,7 +104,7 @@ def estimates(posterior: Posterior) -> list[tuple[Estimate, ...]]:
             name = f"{parameter.name}[{label}]" if label else parameter.name
             for b, row in enumerate(found):
                 numbers = [float(column[b]) for column in (mean, sd, *limits, shrinkage)]
-                row.append(Estimate(name, parameter.kind, *numbers, parameter.name, label))
+                row.append(Estimate(name, parameter.kind, *numbers, parameter=parameter.name, label=label))
     return [tuple(row) for row in found]
 
 

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 ACCURACY = 0.05
 """Error of a curve that its noise does not explain, as a part of the size of its slopes, or of its values."""
 
-FURTHEST = 3.0
-"""The noise that a fit starts with is within this many standard deviations of its prior's middle."""
-
 START = OptimiserConfig(iterations=40, rounds=1, gradient=1e-2, change=1e-4, distance=0.3)
 """A start need not be exact."""
 

@@ -105,7 +105,7 @@ class Chain:
         moves.wandered(*self._tabled()[:2], *parts, found)
         return _rows(found, len(self.drift))
 
-    def _tabled(self) -> tuple[Array, ...]:
+    def _tabled(self) -> tuple[NDArray[Any], ...]:
         """Φ and Q of each gap, [G, U, n, n, LANES], and the pattern of Φ."""
         drift, stationary, lengths = map(_lanes, (self.drift, self.stationary, self.lengths))
         shape = (len(drift), lengths.shape[1], *drift.shape[1:])
@@ -118,10 +118,10 @@ class Chain:
         return [*map(_lanes, parts)]
 
 
-def _pattern(steps: Array) -> tuple[Array, Array]:
+def _pattern(steps: Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Count the entries in each row of Φ that are not zero in all gaps and lanes, [G, n]; their columns, [G, n, n]."""
     used = (steps != 0).any((1, -1))
-    return used.sum(-1), np.argsort(~used, axis=-1, kind="stable")
+    return used.sum(-1, dtype=np.int64), np.argsort(~used, axis=-1, kind="stable").astype(np.int64, copy=False)
 
 
 def _lanes(values: Tensor) -> Array:
