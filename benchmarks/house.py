@@ -67,6 +67,8 @@ SINCE = {
     "distlfm/serve/parquet_size.py": "a Parquet file in a process of its own",
     "distlfm/solvers/changing.py": "changing coefficients can be solved in closed form",
     "distlfm/solvers/kalman/loops.py": "compiled by numba",
+    "distlfm/solvers/kalman/moves.py": "compiled by numba",
+    "distlfm/solvers/kalman/smoothing.py": "compiled by numba",
     "distlfm/verbs/estimate.py": "What a fleet costs is known before it runs",
     "federated/secure/cover.py": "covering noise",
     "federated/secure/discrete.py": "discrete Gaussian",
@@ -79,7 +81,7 @@ SINCE = {
 }
 """Modules of capabilities that version 0.1 has not and that were added after its rooms were laid out, with words that
 the list of changes has for each. A module that replaces or splits what 0.1 has is not among them, even if it does more:
-`adam`, `ascent`, `accounting` and `sizes`, the package of the filter without its compiled loops. Lines that such a
+`adam`, `ascent`, `accounting` and `sizes`, the package of the filter without its compiled files. Lines that such a
 capability needs elsewhere count as lines of what 0.1 has too, and so does the front door in Python. Numbers of modules
 and of lines are held to their goals without these; all of them are printed beside.
 """

@@ -26,7 +26,7 @@ from distlfm.inference.result import FitResult
 from distlfm.runs.settings import FitConfig
 from distlfm.solvers.fem.group.client import PartitionedSolver
 from distlfm.solvers.fem.group.owner import Group
-from distlfm.solvers.field.engine import TimeGrid, solve
+from distlfm.solvers.field.engine import Inputs, TimeGrid, solve
 from distlfm.solvers.field.meshed import Meshed, meshed
 from distlfm.solvers.field.sparse import to_csr
 from distlfm.verbs.fit import fit
@@ -94,7 +94,7 @@ def gradients(seeds: range) -> tuple[Figures, Any]:
     figures: Figures = {}
     for kind in ("dense", "sparse", "petsc"):
         engine = opened(spec, kind).engine
-        _, saved = engine.forward(theta, initial, force, grid, observe, driven=True, keep=True)
+        _, saved = engine.forward(Inputs(theta, initial, force), grid, observe, driven=True, keep=True)
         found = engine.adjoint(saved, weights)
         pairs = ((found.theta[0], "theta"), (found.initial[0, 0], "initial"), (found.force[0, 0], "force"))
         worst = max(_relative(one.numpy(), np.asarray(oracle[name])) for one, name in pairs)

@@ -13,6 +13,7 @@ import torch
 from scipy.integrate import solve_ivp
 from torch import Tensor
 
+from benchmarks.evidence import matched_mode
 from benchmarks.goals import at_least
 from distlfm.config import build, load
 from distlfm.fleets.fit_job import model_of
@@ -21,7 +22,6 @@ from distlfm.inference.curvature import find_modes
 from distlfm.inference.findings.scores import figures
 from distlfm.inference.fit import fit_instances, seed_of
 from distlfm.inference.observations import collate
-from distlfm.inference.series.evidence import matched_mode
 from distlfm.inference.series.forward import Forward
 from distlfm.inference.series.preestimate import PreestimateConfig
 from distlfm.instance import FloatArray, Instance, Truth

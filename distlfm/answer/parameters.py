@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 from distlfm.config import nearest
 from distlfm.errors import UsageError
@@ -17,25 +18,21 @@ COLUMNS = ("mean", "sd", "lower68", "upper68", "lower95", "upper95")
 MAX_ROWS = 40
 
 
-class Estimated(Protocol):
-    """One parameter in natural units: its mean, standard deviation and central intervals of 68 and 95 %."""
+@dataclass(frozen=True)
+class Estimated:
+    """One parameter in natural units: its mean, standard deviation and central intervals of 68 and 95 %.
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def mean(self) -> float: ...
-    @property
-    def sd(self) -> float: ...
-    @property
-    def lower68(self) -> float: ...
-    @property
-    def upper68(self) -> float: ...
-    @property
-    def lower95(self) -> float: ...
-    @property
-    def upper95(self) -> float: ...
+    mean: of an operator, the median where the parameter is learned by its logarithm.
+    """
+
+    name: str
+    kind: str
+    mean: float
+    sd: float
+    lower68: float
+    upper68: float
+    lower95: float
+    upper95: float
 
 
 class Parameters(dict[str, Estimated]):

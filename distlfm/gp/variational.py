@@ -8,7 +8,6 @@ Shapes: `S` samples, `B` instances, `L` forces, `M` inducing points.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,12 +48,6 @@ def gaussian_from_unconstrained(mean: Tensor, raw_scale: Tensor) -> WhitenedGaus
     return WhitenedGaussian(mean, raw_scale.tril(-1) + torch.diag_embed(raw_scale.diagonal(dim1=-2, dim2=-1).exp()))
 
 
-def gaussian_from_moments(mean: Tensor, covariance: Tensor) -> tuple[WhitenedGaussian, Tensor]:
-    """Gaussian of mean [B, L, M] and covariance [B, L, M, M], and [B] whether the covariance has a factor."""
-    factor, ok = safe_cholesky(covariance, jitter=0.0)
-    return WhitenedGaussian(mean, factor), ok.all(-1)
-
-
 class NaturalState(NamedTuple):
     """θ₁ = Σ⁻¹ m [B, L, M] and θ₂ = −½ Σ⁻¹ [B, L, M, M] of q(v)."""
 
@@ -76,33 +69,12 @@ class NaturalStep(NamedTuple):
     ok: Tensor
 
 
-def natural_from_gaussian(gaussian: WhitenedGaussian) -> NaturalState:
-    """Natural parameters of a Gaussian."""
-    precision = torch.cholesky_inverse(gaussian.scale)
-    return NaturalState((precision @ gaussian.mean[..., None])[..., 0], -0.5 * precision)
-
-
 def gaussian_from_natural(state: NaturalState) -> WhitenedGaussian:
     """The Gaussian with these natural parameters; every state that a step returns has one."""
     factor = _precision_factor(state).factor
     covariance = torch.cholesky_inverse(factor)
     mean = torch.cholesky_solve(state.first[..., None], factor)[..., 0]
     return WhitenedGaussian(mean, safe_cholesky(covariance, jitter=0.0).factor)
-
-
-def expectation_gradient(state: NaturalState, loss: Callable[[WhitenedGaussian], Tensor]) -> ExpectationGradient:
-    """Gradient of `loss` [B], each entry of which depends on its own instance only, at `state`.
-
-    By the chain rule from the moments: dL/dη₂ = dL/dΣ and dL/dη₁ = dL/dm − 2 (dL/dΣ) m (Hensman et al. 2013).
-    """
-    with torch.enable_grad():
-        gaussian = gaussian_from_natural(state)
-        mean = gaussian.mean.detach().requires_grad_()
-        covariance = gaussian.covariance.detach().requires_grad_()
-        value = loss(gaussian_from_moments(mean, covariance)[0]).sum()
-        by_mean, by_covariance = torch.autograd.grad(value, (mean, covariance), materialize_grads=True)
-    by_covariance = 0.5 * (by_covariance + by_covariance.mT)
-    return ExpectationGradient(by_mean - 2 * (by_covariance @ mean.detach()[..., None])[..., 0], by_covariance)
 
 
 def natural_step(state: NaturalState, gradient: ExpectationGradient, learning_rate: float | Tensor) -> NaturalStep:

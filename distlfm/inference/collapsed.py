@@ -97,19 +97,6 @@ def restore(method: str, marginal: Marginal, state: dict[str, Tensor]) -> Collap
     return CollapsedPosterior(method, marginal, state["draws"].movedim(1, 0), unknowns)
 
 
-def fit_collapsed(
-    method: str,
-    marginal: Marginal,
-    seeds: Sequence[int],
-    optimiser: OptimiserConfig,
-    posterior: PosteriorConfig,
-    starts: Starts = ONE_START,
-) -> Fit:
-    """Fit B instances at once. Of several starts the one with the highest joint density is kept."""
-    best = best_of_starts(marginal.negative, seeds, marginal.model.space.num_free, optimiser, starts)
-    return fit_at(method, marginal, best, seeds, posterior)
-
-
 def fit_at(method: str, marginal: Marginal, best: Optimum, seeds: Sequence[int], options: PosteriorConfig) -> Fit:
     """The posterior around the modes of a marginal's instances."""
     model = marginal.model

@@ -1,6 +1,6 @@
 """The Latent Force Operator: a Fourier network that answers a new instance in milliseconds, with its uncertainty."""
 
-from distlfm.lfo.answer import OperatorAnswer, OperatorEstimate
+from distlfm.lfo.answer import OperatorAnswer
 from distlfm.lfo.calibrate import Calibration, calibrate, coverage
 from distlfm.lfo.checkpoint import load_checkpoint, save_checkpoint
 from distlfm.lfo.dataset import Batch, Examples
@@ -34,7 +34,6 @@ __all__ = [
     "Operator",
     "OperatorAnswer",
     "OperatorConfig",
-    "OperatorEstimate",
     "OperatorOutput",
     "OperatorSchema",
     "OptimiserConfig",

@@ -8,30 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
 from distlfm.answer import Answer, Band
-from distlfm.answer.base import NUM_DRAWS
 from distlfm.answer.parameters import COLUMNS, Estimated
 from distlfm.errors import UsageError
 from distlfm.instance import FloatArray, Instance
 from distlfm.lfo.grid import joined_points, lattice
-
-
-class OperatorEstimate(NamedTuple):
-    """A parameter: its mean (median where it is learned by its logarithm), sd, and central intervals."""
-
-    name: str
-    kind: str
-    mean: float
-    sd: float
-    lower68: float
-    upper68: float
-    lower95: float
-    upper95: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,15 +79,8 @@ class OperatorAnswer(Answer):
     def advice(self) -> str:
         return self.warning or ""
 
-    def draws(
-        self,
-        count: int = NUM_DRAWS,
-        times: Sequence[float] | FloatArray | None = None,
-        positions: FloatArray | None = None,
-        seed: int = 0,
-    ) -> NoReturn:
+    def draws(self, *_: object, **__: object) -> NoReturn:
         """Refuse: the bands of an operator hold for each time alone, and joint draws cannot be made of them."""
-        del count, times, positions, seed
         raise UsageError(
             "An operator knows the band of the force at each time, and not how times and parameters vary together: it "
             "has no joint draws.",

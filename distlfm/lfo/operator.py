@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distlfm.answer.parameters import Estimated
 from distlfm.errors import DistlfmError, UsageError
 from distlfm.instance import FloatArray, Instance
-from distlfm.lfo.answer import OperatorAnswer, OperatorEstimate
+from distlfm.lfo.answer import OperatorAnswer
 from distlfm.lfo.calibrate import LEVELS, Calibration
 from distlfm.lfo.checkpoint import load_checkpoint, save_checkpoint
 from distlfm.lfo.grid import ON_GRID, grid_points, joined_points, own_shape, to_grid
@@ -220,7 +221,7 @@ class Operator:
             )
         return answers
 
-    def _estimates(self, found: OperatorOutput) -> list[tuple[OperatorEstimate, ...]]:
+    def _estimates(self, found: OperatorOutput) -> list[tuple[Estimated, ...]]:
         """The parameters of each instance; intervals are made where parameters are learned, then brought back."""
         sd = (0.5 * found.params_logvar).exp()
         # Of the mean, one standard deviation to both sides, and both ends of both intervals: [7, B, K].
@@ -230,7 +231,7 @@ class Operator:
         columns = [column.tolist() for column in columns]
         names = list(zip(self.schema.parameters, self.schema.parameter_kinds, strict=True))
         return [
-            tuple(OperatorEstimate(*name, *(column[row][k] for column in columns)) for k, name in enumerate(names))
+            tuple(Estimated(*name, *(column[row][k] for column in columns)) for k, name in enumerate(names))
             for row in range(len(found.params))
         ]
 
@@ -279,7 +280,7 @@ class Operator:
 
 @table
 def _ends(width68: tuple[float, ...], width95: tuple[float, ...]) -> Tensor:
-    """Where the sides of `OperatorEstimate` are, in standard deviations, [7, 1, K]."""
+    """Where the sides of `Estimated` are, in standard deviations, [7, 1, K]."""
     w68, w95 = torch.tensor(width68), torch.tensor(width95)
     one = torch.ones_like(w68)
     return torch.stack([0 * one, -one, one, -w68, w68, -w95, w95]).unsqueeze(1)

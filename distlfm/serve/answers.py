@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 from distlfm.answer.parameters import COLUMNS, Estimated
 from distlfm.instance import FloatArray, Instance
 from distlfm.lfo import OperatorAnswer, OperatorSchema
-from distlfm.lfo.answer import OperatorEstimate
 from distlfm.queries.asking import Tables
 from distlfm.queries.figures import true_elements
 from distlfm.report.operator_plots import plot_answer, plot_beside
@@ -135,7 +134,7 @@ def restored(content: Mapping[str, Any], kinds: Mapping[str, str], like: Operato
         name: np.array([content["forces"][force][name] for force in forces], float) for name in COLUMNS
     }
     parameters = tuple(
-        OperatorEstimate(name, kinds[name], *(np.nan if row[column] is None else row[column] for column in COLUMNS))
+        Estimated(name, kinds[name], *(np.nan if row[column] is None else row[column] for column in COLUMNS))
         for name, row in content["parameters"].items()
     )
     return replace(like, forces=forces, axes=axes, **curves, estimates=parameters, novelty=0.0, warning=None)

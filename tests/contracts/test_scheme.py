@@ -28,7 +28,7 @@ from distlfm.runs.settings import FitConfig, SimulateConfig
 from distlfm.simulation.instances import simulate_from
 from distlfm.solvers.fem.spec import AssembledSystem, split
 from distlfm.solvers.field.dense import ByEngine, DenseEngine, Modal, OneByOne
-from distlfm.solvers.field.engine import Engine, TimeGrid, solve
+from distlfm.solvers.field.engine import Engine, Inputs, TimeGrid, solve
 from distlfm.solvers.field.meshed import Meshed, meshed
 from distlfm.solvers.field.scheme import SCHEMES, Scheme, scheme_named
 from distlfm.solvers.field.sparse import ReducedEngine, SparseEngine
@@ -109,7 +109,7 @@ def test_what_steps_take_of_values_has_its_adjoint(scheme: Scheme, leading: int)
 def test_the_linear_part_and_its_adjoint_are_transposes(name: str, leading: int, scheme: Scheme) -> None:
     engine, grid = engines()[name], TimeGrid(0.0, 0.07, 6, scheme)
     theta, initial, force = inputs(leading)
-    observed, saved = engine.forward(theta, initial, force, grid, OBSERVE, driven=False, keep=True)
+    observed, saved = engine.forward(Inputs(theta, initial, force), grid, OBSERVE, driven=False, keep=True)
     weights = normal(*observed.shape, seed=4)
     found = engine.adjoint(saved, weights)
     forward, backward = (observed * weights).sum(), (initial * found.initial).sum() + (force * found.force).sum()

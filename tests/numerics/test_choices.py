@@ -10,6 +10,7 @@ import pytest
 import torch
 from gpytorch.kernels import RQKernel
 
+from benchmarks.evidence import best_matched_mode
 from distlfm.config import build
 from distlfm.errors import UsageError
 from distlfm.inference.archive import load_fit, save_fit
@@ -19,7 +20,6 @@ from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.model import Model
 from distlfm.inference.observations import collate
 from distlfm.inference.optimise import OptimiserConfig
-from distlfm.inference.series.evidence import best_matched_mode
 from distlfm.inference.series.forward import Forward
 from distlfm.inference.series.preestimate import PreestimateConfig
 from distlfm.instance import Instance

@@ -2,23 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
+from distlfm.gp.linalg import safe_cholesky
 from distlfm.gp.variational import (
     ExpectationGradient,
     NaturalState,
     WhitenedGaussian,
-    expectation_gradient,
-    gaussian_from_moments,
     gaussian_from_natural,
     gaussian_from_unconstrained,
-    natural_from_gaussian,
     natural_step,
 )
+
+
+def gaussian_from_moments(mean: Tensor, covariance: Tensor) -> tuple[WhitenedGaussian, Tensor]:
+    """Gaussian of mean [B, L, M] and covariance [B, L, M, M], and [B] whether the covariance has a factor."""
+    factor, ok = safe_cholesky(covariance, jitter=0.0)
+    return WhitenedGaussian(mean, factor), ok.all(-1)
+
+
+def natural_from_gaussian(gaussian: WhitenedGaussian) -> NaturalState:
+    """Natural parameters of a Gaussian."""
+    precision = torch.cholesky_inverse(gaussian.scale)
+    return NaturalState((precision @ gaussian.mean[..., None])[..., 0], -0.5 * precision)
+
+
+def expectation_gradient(state: NaturalState, loss: Callable[[WhitenedGaussian], Tensor]) -> ExpectationGradient:
+    """Gradient of `loss` [B], each entry of which depends on its own instance only, at `state`.
+
+    By the chain rule from the moments: dL/dη₂ = dL/dΣ and dL/dη₁ = dL/dm − 2 (dL/dΣ) m (Hensman et al. 2013).
+    """
+    with torch.enable_grad():
+        gaussian = gaussian_from_natural(state)
+        mean = gaussian.mean.detach().requires_grad_()
+        covariance = gaussian.covariance.detach().requires_grad_()
+        value = loss(gaussian_from_moments(mean, covariance)[0]).sum()
+        by_mean, by_covariance = torch.autograd.grad(value, (mean, covariance), materialize_grads=True)
+    by_covariance = 0.5 * (by_covariance + by_covariance.mT)
+    return ExpectationGradient(by_mean - 2 * (by_covariance @ mean.detach()[..., None])[..., 0], by_covariance)
 
 
 def random_gaussian(*shape: int, seed: int = 0) -> WhitenedGaussian:

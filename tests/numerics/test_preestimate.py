@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.evidence import matched_mode
 from distlfm.config import build
 from distlfm.errors import UsageError
 from distlfm.inference.archive import load_fit, save_fit
@@ -18,7 +19,6 @@ from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.observations import Observations, collate
 from distlfm.inference.optimise import OptimiserConfig, Status
-from distlfm.inference.series.evidence import matched_mode
 from distlfm.inference.series.forward import Forward
 from distlfm.inference.series.interpolant import by_processes, by_splines, natural_splines, noise_level
 from distlfm.inference.series.preestimate import PreestimateConfig, all_observed, fit_preestimate, matched_start
@@ -188,8 +188,8 @@ def test_the_match_explains_the_data_better_than_the_middle_of_the_prior(name: s
     assert match is not None
     rows = torch.arange(3)
     with torch.no_grad():
-        reached, middle = forward.log_likelihood(torch.stack([match.w, torch.zeros_like(match.w)]), rows)
-    assert (reached - 0.5 * match.w.square().sum(-1) > middle + 10).all()
+        reached, middle = forward.log_likelihood(torch.stack([match, torch.zeros_like(match)]), rows)
+    assert (reached - 0.5 * match.square().sum(-1) > middle + 10).all()
 
 
 def test_the_mode_is_one_and_the_noise_does_not_vanish() -> None:

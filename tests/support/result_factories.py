@@ -134,7 +134,10 @@ def _estimates(model: Model, known: Mapping[str, FloatArray], rng: np.random.Gen
             limits = [scale * float(np.exp(middle + k * sd)) for k in (-1, 1, -1.96, 1.96)]
             mean = scale * float(np.exp(middle))
             shown = label if len(parameter.labels) > 1 else ""
-            found.append(Estimate(parameter.name, shown, parameter.kind, mean, sd * mean, *limits, 0.7))
+            name = f"{parameter.name}[{shown}]" if shown else parameter.name
+            found.append(
+                Estimate(name, parameter.kind, mean, sd * mean, *limits, 0.7, parameter=parameter.name, label=shown)
+            )
     return found
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from distlfm.answer.parameters import Estimated
 from distlfm.instance import Truth
-from distlfm.lfo import OperatorEstimate
 from distlfm.queries.figures import LEVELS, CoverageCounts, at_truth, parameter_errors, true_elements
 from distlfm.store import Store
 from tests.support.query_factories import fresh_genes, genes, operator_of
@@ -52,7 +52,7 @@ def test_parameters_intervals_are_judged_where_they_are_learned() -> None:
     }
     told = {side: normal.physical(z + shift)[0].tolist() for side, shift in sides.items()}
     given = [
-        OperatorEstimate(name=name, kind="mechanism", sd=1.0, **{side: values[k] for side, values in told.items()})
+        Estimated(name=name, kind="mechanism", sd=1.0, **{side: values[k] for side, values in told.items()})
         for k, name in enumerate(names)
     ]
     for _ in range(400):

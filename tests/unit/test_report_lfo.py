@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from distlfm.answer.parameters import Estimated
 from distlfm.inference.findings.scores import Tally
 from distlfm.instance import Instance, Truth
-from distlfm.lfo import GridDim, OperatorAnswer, OperatorEstimate, OperatorSchema
+from distlfm.lfo import GridDim, OperatorAnswer, OperatorSchema
 from distlfm.report.operator_curves import plot_calibration, plot_learning, plot_resolutions, plot_scores
 from distlfm.report.operator_page import Example, query_page
 from distlfm.report.operator_plots import plot_answer, plot_beside, save_figure, true_map
@@ -34,7 +35,7 @@ def made(num_dims: int, truth: bool = True) -> tuple[Instance, OperatorAnswer, O
     mean, sd = random.normal(size=(1, *shape)), np.full((1, *shape), 0.3)
     bands = {"lower68": mean - sd, "upper68": mean + sd, "lower95": mean - 2 * sd, "upper95": mean + 2 * sd}
     numbers = {"mean": 1.0, "sd": 0.1, "lower68": 0.9, "upper68": 1.1, "lower95": 0.8, "upper95": 1.2}
-    parameters = (OperatorEstimate("decay[u]", "mechanism", **numbers), OperatorEstimate("noise", "noise", **numbers))
+    parameters = (Estimated("decay[u]", "mechanism", **numbers), Estimated("noise", "noise", **numbers))
     schema = OperatorSchema(
         mechanism={"kind": "transcription"},
         outputs=("u",),

@@ -40,7 +40,7 @@ from distlfm.inference.field.points import (
 )
 from distlfm.inference.model import Model
 from distlfm.mechanisms.priors import Values
-from distlfm.solvers.field.engine import Engine, TimeGrid, solve
+from distlfm.solvers.field.engine import Engine, Inputs, TimeGrid, solve
 from distlfm.solvers.field.meshed import Discretised
 from distlfm.solvers.field.sparse import ReducedEngine, SparseEngine, find_shapes
 
@@ -76,7 +76,8 @@ def moves_both_ways(model: Model, engine: Engine, nodes: Tensor, grid: TimeGrid)
     last[:, :, -1] = torch.eye(len(near), dtype=torch.float64)
     for some in theta.split(max(1, CHUNK // none[0].numel())):
         count = len(some)
-        _, saved = engine.forward(some, none[:count, :, 0], none[:count], grid, observe, driven=False, keep=True)
+        given = Inputs(some, none[:count, :, 0], none[:count])
+        _, saved = engine.forward(given, grid, observe, driven=False, keep=True)
         answers = engine.adjoint(saved, last[:count]).force.flatten(2)
         up, down = answers.clamp_min(0.0).sum(-1), -answers.clamp_max(0.0).sum(-1)
         if bool((torch.minimum(up, down) > OPPOSED * torch.maximum(up, down)).any()):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from distlfm.answer.parameters import Estimated
 from distlfm.inference.base import Posterior
 from distlfm.likelihoods.base import key_of
 
@@ -61,23 +62,15 @@ UNDETERMINED = 0.7
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """One parameter in natural units. `shrinkage` is 0 where the data say nothing and 1 where they say all."""
+class Estimate(Estimated):
+    """One parameter of a fit. `shrinkage` is 0 where the data say nothing and 1 where they say all.
 
+    label: which element of the parameter it is; empty if it has one alone.
+    """
+
+    shrinkage: float
     parameter: str
     label: str
-    kind: str
-    mean: float
-    sd: float
-    lower68: float
-    upper68: float
-    lower95: float
-    upper95: float
-    shrinkage: float
-
-    @property
-    def name(self) -> str:
-        return self.parameter if not self.label else f"{self.parameter}[{self.label}]"
 
 
 @dataclass(frozen=True)
@@ -108,9 +101,12 @@ def estimates(posterior: Posterior) -> list[tuple[Estimate, ...]]:
             limits = [weighted_quantile(draws, unknowns.weights, q) for q in (0.16, 0.84, 0.025, 0.975)]
             shrinkage = 1 - spread[:, part.start + position].clamp_max(1.0)
             label = parameter.labels[i] if len(parameter.labels) > 1 else ""
+            name = f"{parameter.name}[{label}]" if label else parameter.name
             for b, row in enumerate(found):
-                numbers = [float(column[b]) for column in (mean, sd, *limits, shrinkage)]
-                row.append(Estimate(parameter.name, label, parameter.kind, *numbers))
+                low68, high68, low95, high95, left = (float(column[b]) for column in (*limits, shrinkage))
+                centre, width = float(mean[b]), float(sd[b])
+                whole = (name, parameter.kind, centre, width, low68, high68, low95, high95)
+                row.append(Estimate(*whole, left, parameter.name, label))
     return [tuple(row) for row in found]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from distlfm.errors import UsageError
 from distlfm.inference.base import Fit, Posterior
-from distlfm.inference.collapsed import CollapsedPosterior, Starts, best_of_starts, fit_at, fit_collapsed, restore
+from distlfm.inference.collapsed import CollapsedPosterior, Starts, best_of_starts, fit_at, restore
 from distlfm.inference.curvature import find_modes
 from distlfm.inference.marginal import Marginal
 from distlfm.inference.method import SeriesMethod, grids, register_method
@@ -67,9 +67,11 @@ class LinearMethod(SeriesMethod):
         return 8 * 8 * (num_observed**2 + nodes**2 + nodes * num_observed) * options.restarts
 
     def infer(self, model: Model, observations: Observations, options: InferenceConfig, seeds: Sequence[int]) -> Fit:
+        """Fit B instances at once. Of several starts the one with the highest joint density is kept."""
         starts = Starts(options.restarts, options.random_start)
         marginal = self.marginal(model, observations)
-        return fit_collapsed(self.name, marginal, seeds, options.optimiser, options.posterior, starts)
+        best = best_of_starts(marginal.negative, seeds, model.space.num_free, options.optimiser, starts)
+        return fit_at(self.name, marginal, best, seeds, options.posterior)
 
     @classmethod
     def restore(

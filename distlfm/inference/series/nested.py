@@ -15,23 +15,21 @@ import torch
 from torch import Tensor
 
 from distlfm.inference.base import Fit
-from distlfm.inference.collapsed import ONE_START, Starts
 from distlfm.inference.curvature import root_of_inverse
 from distlfm.inference.method import register_method
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.inference.optimise import Objective, OptimiserConfig, Optimum, Status, minimise
-from distlfm.inference.posterior import Coordinates, PosteriorConfig, infer_from
+from distlfm.inference.posterior import Coordinates, infer_from
 from distlfm.inference.series.forward import (
     MAX_DOUBLINGS,
-    Forward,
     SolvedMethod,
     SolvedPosterior,
     doubts_of,
     too_coarse,
 )
 from distlfm.inference.series.layers import Layers, with_forces
-from distlfm.inference.series.preestimate import PreestimateConfig, first_guess
+from distlfm.inference.series.preestimate import first_guess
 from distlfm.runtime.reporting import during, stepped
 
 if TYPE_CHECKING:
@@ -58,53 +56,6 @@ class _Mode:
     status: Tensor
     iterations: Tensor
     trace: Tensor
-
-
-def fit_nested(
-    forward: Forward,
-    seeds: Sequence[int],
-    options: PosteriorConfig,
-    features: int,
-    preestimate: PreestimateConfig,
-    starts: Starts = ONE_START,
-) -> Fit:
-    """Fit B instances. Of several starts the one with the highest density of the parameters is kept.
-
-    features: of what the inducing values leave open.
-    """
-    best: _Mode | None = None
-    for attempt in range(starts.count):
-        with during("start", attempt + 1, starts.count):
-            w = first_guess(forward, [seed + attempt for seed in seeds], preestimate, starts.random or attempt > 0)
-            found = _climb(Layers.at(forward, w, seeds))
-        if best is not None:
-            found = _merged(best, found, (found.value < best.value) & (found.status != Status.DIVERGED))
-        best = found
-    assert best is not None
-    for doubling in range(MAX_DOUBLINGS):
-        coarse = too_coarse(forward, best.layers.w)
-        if not bool(coarse.any()):
-            break
-        forward = forward.with_steps(torch.where(coarse, 2, 1) * forward.steps)
-        with during("shorter solver steps", doubling + 1, MAX_DOUBLINGS):
-            finer = _refine(replace(best.layers, forward=forward), best.root, best.iterations)
-        # Those whose steps were short enough stay where they are: a neighbour must not move them.
-        best = _merged(best, finer, coarse)
-    layers = best.layers
-    sampled = infer_from(layers.corrected, layers.z, best.root, seeds, options, Coordinates(forward.model.space))
-    stepped("draws of the force")
-    whole, _ = with_forces(layers, sampled.draws, seeds)
-    posterior = SolvedPosterior("nested", forward, whole, seeds, features)
-    return Fit(
-        posterior=posterior,
-        bound=-best.value,
-        status=best.status,
-        iterations=best.iterations,
-        effective=sampled.effective,
-        trace=-best.trace,
-        doubts=doubts_of(posterior, layers.w),
-        tail=sampled.tail,
-    )
 
 
 def _climb(layers: Layers) -> _Mode:
@@ -233,6 +184,40 @@ class Nested(SolvedMethod):
     """Through the solver, with the force summed out."""
 
     def infer(self, model: Model, observations: Observations, options: InferenceConfig, seeds: Sequence[int]) -> Fit:
-        forward, features = self.forward(model, observations, options), options.variational.features
-        starts = Starts(options.restarts, options.random_start)
-        return fit_nested(forward, seeds, options.posterior, features, options.preestimate, starts)
+        """Fit B instances. Of several starts the one with the highest density of the parameters is kept."""
+        forward = self.forward(model, observations, options)
+        best: _Mode | None = None
+        for attempt in range(options.restarts):
+            with during("start", attempt + 1, options.restarts):
+                random = options.random_start or attempt > 0
+                w = first_guess(forward, [seed + attempt for seed in seeds], options.preestimate, random)
+                found = _climb(Layers.at(forward, w, seeds))
+            if best is not None:
+                found = _merged(best, found, (found.value < best.value) & (found.status != Status.DIVERGED))
+            best = found
+        assert best is not None
+        for doubling in range(MAX_DOUBLINGS):
+            coarse = too_coarse(forward, best.layers.w)
+            if not bool(coarse.any()):
+                break
+            forward = forward.with_steps(torch.where(coarse, 2, 1) * forward.steps)
+            with during("shorter solver steps", doubling + 1, MAX_DOUBLINGS):
+                finer = _refine(replace(best.layers, forward=forward), best.root, best.iterations)
+            # Those whose steps were short enough stay where they are: a neighbour must not move them.
+            best = _merged(best, finer, coarse)
+        layers = best.layers
+        straight = Coordinates(model.space)
+        sampled = infer_from(layers.corrected, layers.z, best.root, seeds, options.posterior, straight)
+        stepped("draws of the force")
+        whole, _ = with_forces(layers, sampled.draws, seeds)
+        posterior = SolvedPosterior(self.name, forward, whole, seeds, options.variational.features)
+        return Fit(
+            posterior=posterior,
+            bound=-best.value,
+            status=best.status,
+            iterations=best.iterations,
+            effective=sampled.effective,
+            trace=-best.trace,
+            doubts=doubts_of(posterior, layers.w),
+            tail=sampled.tail,
+        )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -20,7 +19,6 @@ from distlfm.config import Config
 from distlfm.errors import UsageError
 from distlfm.inference.base import Fit
 from distlfm.inference.collapsed import ONE_START, START_SPREAD, Starts, best_of_starts
-from distlfm.inference.curvature import hessian
 from distlfm.inference.method import register_method
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
@@ -35,9 +33,6 @@ if TYPE_CHECKING:
 
 ACCURACY = 0.05
 """Error of a curve that its noise does not explain, as a part of the size of its slopes, or of its values."""
-
-FURTHEST = 3.0
-"""The noise that a fit starts with is within this many standard deviations of its prior's middle."""
 
 START = OptimiserConfig(iterations=40, rounds=1, gradient=1e-2, change=1e-4, distance=0.3)
 """A start need not be exact."""
@@ -60,21 +55,12 @@ class PreestimateConfig(Config):
     features: int = Field(default=64, ge=1)
 
 
-@dataclass(frozen=True)
-class Match:
-    """w: [B, W], the best match, or the prior's middle where that explains the data better.
-
-    curvature: [B, W, W] of the matching objective; root_of_inverse of it are units in which a search is quick.
-    """
-
-    w: Tensor
-    curvature: Tensor
-
-
 def matched_start(
     forward: Forward, seeds: Sequence[int], options: PreestimateConfig, starts: Starts = ONE_START
-) -> Match | None:
-    """Where a search through the solver begins; None if the mechanism has states that are not observed."""
+) -> Tensor | None:
+    """Where a search through the solver begins: [B, W], the best match, or the prior's middle where that explains the
+    data better; None if the mechanism has states that are not observed.
+    """
     if not all_observed(forward.model):
         return None
     with during("matching slopes"):
@@ -88,8 +74,7 @@ def matched_start(
     with torch.no_grad():
         reached, without = forward.log_likelihood(torch.stack([best.z, middle]), rows)
     gain = reached - without - 0.5 * (best.z.square() - middle.square()).sum(-1)
-    w = torch.where((gain > 0).unsqueeze(-1), best.z, middle)
-    return Match(w, hessian(matching.objective, w, rows))
+    return torch.where((gain > 0).unsqueeze(-1), best.z, middle)
 
 
 def first_guess(forward: Forward, seeds: Sequence[int], options: PreestimateConfig, random: bool) -> Tensor:
@@ -97,7 +82,7 @@ def first_guess(forward: Forward, seeds: Sequence[int], options: PreestimateConf
     if options.enabled:
         match = matched_start(forward, seeds, options, Starts(random=random))
         if match is not None:
-            return match.w
+            return match
     if not random:
         return torch.zeros(len(seeds), forward.size, dtype=torch.float64)
     streams = [torch.Generator().manual_seed(seed) for seed in seeds]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from distlfm.solvers.fem.spec import AssembledSystem
-from distlfm.solvers.field.engine import Engine, Sensitivities, TimeGrid, solve
+from distlfm.solvers.field.engine import Engine, Inputs, TimeGrid, solve
 from distlfm.solvers.field.scheme import Step, sweep, sweep_back
 
 
@@ -55,16 +55,9 @@ class DenseEngine(Engine):
         return tuple(torch.einsum("ak,k...->a...", with_one, part) for part in (self.stiffness, self.load, self.source))
 
     def forward(
-        self,
-        theta: Tensor,
-        initial: Tensor,
-        force: Tensor,
-        grid: TimeGrid,
-        observe: Tensor,
-        *,
-        driven: bool,
-        keep: bool,
+        self, given: Inputs, grid: TimeGrid, observe: Tensor, *, driven: bool, keep: bool
     ) -> tuple[Tensor, _Saved]:
+        theta, initial, force = given
         scheme, (stiffness, load, source) = grid.scheme, self.at(theta)
         inverse = torch.linalg.inv(scheme.left(self.mass, stiffness, grid.dt))
         right = scheme.right(self.mass, stiffness, grid.dt)
@@ -86,7 +79,7 @@ class DenseEngine(Engine):
         states = moving if keep else moving.new_zeros(0)
         return observed.permute(0, 3, 1, 2), _Saved(back, load, states, mixed, force.shape[2], grid, looked, driven)
 
-    def adjoint(self, saved: _Saved, weights: Tensor) -> Sensitivities:
+    def adjoint(self, saved: _Saved, weights: Tensor) -> Inputs:
         grid, dt = saved.grid, saved.grid.dt
         pulled = saved.observe.mT @ weights.permute(0, 2, 3, 1)
         loads = pulled[:, :, self.free]
@@ -100,7 +93,7 @@ class DenseEngine(Engine):
         theta = self._theta_gradient(saved, moved)
         pushed = (dt * saved.load.mT.unsqueeze(1) @ moved[:, : saved.mixed.shape[2]]).permute(0, 3, 1, 2)
         force = pushed.new_zeros(*pushed.shape[:2], saved.leading, pushed.shape[-1])
-        return Sensitivities(theta, initial.mT, grid.scheme.mix_transposed(pushed, force))
+        return Inputs(theta, initial.mT, grid.scheme.mix_transposed(pushed, force))
 
     def _theta_gradient(self, saved: _Saved, moved: Tensor) -> Tensor:
         """[A, k]: each coefficient's matrices against one sum of outer products over steps and right-hand sides."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,9 +35,8 @@ class TimeGrid:
         return self.start + self.dt * torch.arange(self.steps + 1, dtype=torch.float64)
 
 
-@dataclass(frozen=True)
-class Sensitivities:
-    """Gradients of a weighted sum of what was observed. theta: [A, k]; initial: [A, S, J]; force: [A, S, K, J]."""
+class Inputs(NamedTuple):
+    """What trajectories are made of, or the gradients by it. theta: [A, k]; initial: [A, S, J]; force: [A, S, K, J]."""
 
     theta: Tensor
     initial: Tensor
@@ -54,24 +53,16 @@ class Engine(ABC):
 
     @abstractmethod
     def forward(
-        self,
-        theta: Tensor,
-        initial: Tensor,
-        force: Tensor,
-        grid: TimeGrid,
-        observe: Tensor,
-        *,
-        driven: bool,
-        keep: bool,
+        self, given: Inputs, grid: TimeGrid, observe: Tensor, *, driven: bool, keep: bool
     ) -> tuple[Tensor, Any]:
         """Observed states [A, S, N + 1, O], and whatever `adjoint` needs.
 
-        theta: [A, k]; initial: [A, S, J]; force: [A, S, K, J]. `driven=False` leaves out the source c and takes zero at
-        Dirichlet nodes: the part that is linear in force and initial state. `keep=False`: no adjoint will be asked for.
+        `driven=False` leaves out the source c and takes zero at Dirichlet nodes: the part that is linear in force and
+        initial state. `keep=False`: no adjoint will be asked for.
         """
 
     @abstractmethod
-    def adjoint(self, saved: Any, weights: Tensor) -> Sensitivities:
+    def adjoint(self, saved: Any, weights: Tensor) -> Inputs:
         """The gradients of Σ weights · observed; weights: [A, S, N + 1, O]."""
 
 
@@ -88,15 +79,14 @@ class _Trajectory(torch.autograd.Function):
         driven: bool,
     ) -> Tensor:
         keep = any(ctx.needs_input_grad)
-        observed, saved = engine.forward(theta, initial, force, grid, observe, driven=driven, keep=keep)
+        observed, saved = engine.forward(Inputs(theta, initial, force), grid, observe, driven=driven, keep=keep)
         ctx.engine, ctx.saved = engine, saved
         return observed
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
-        found = ctx.engine.adjoint(ctx.saved, weights)
-        return found.theta, found.initial, found.force, None, None, None, None
+        return *ctx.engine.adjoint(ctx.saved, weights), None, None, None, None
 
 
 def solve(

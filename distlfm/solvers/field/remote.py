@@ -14,7 +14,7 @@ from distlfm.errors import DistlfmError, UsageError
 from distlfm.solvers.fem.group.client import PartitionedSolver, RunId
 from distlfm.solvers.fem.group.owner import Group
 from distlfm.solvers.fem.spec import pack_csr
-from distlfm.solvers.field.engine import Engine, Sensitivities, TimeGrid
+from distlfm.solvers.field.engine import Engine, Inputs, TimeGrid
 from distlfm.solvers.field.sparse import to_csr
 
 
@@ -36,34 +36,27 @@ class PetscEngine(Engine):
         self.solver, self.names, self.num_nodes = solver, names, solver.num_nodes
 
     def forward(
-        self,
-        theta: Tensor,
-        initial: Tensor,
-        force: Tensor,
-        grid: TimeGrid,
-        observe: Tensor,
-        *,
-        driven: bool,
-        keep: bool,
+        self, given: Inputs, grid: TimeGrid, observe: Tensor, *, driven: bool, keep: bool
     ) -> tuple[Tensor, GroupHandle]:
+        theta, initial, force = given
         looked, found = to_csr(observe), []
         runs: list[RunId] = []
         held = GroupHandle(lambda: self.solver.drop(*runs), runs)  # also those before one that fails
         for a, values in enumerate(theta.tolist()):
-            given = dict(zip(self.names, values, strict=True))
+            named = dict(zip(self.names, values, strict=True))
             start, pushed = initial[a].numpy(), force[a].numpy()
             observed, run = self.solver.forward(
-                given, start, pushed, grid.dt, grid.steps, looked, driven=driven, keep_states=keep, scheme=grid.scheme
+                named, start, pushed, grid.dt, grid.steps, looked, driven=driven, keep_states=keep, scheme=grid.scheme
             )
             found.append(observed)
             runs.append(run)
         return torch.from_numpy(np.stack(found)), held
 
-    def adjoint(self, saved: GroupHandle, weights: Tensor) -> Sensitivities:
+    def adjoint(self, saved: GroupHandle, weights: Tensor) -> Inputs:
         found = [self.solver.adjoint(run, weight.numpy()) for run, weight in zip(saved.name, weights, strict=True)]
         theta = np.array([[one.theta[name] for name in self.names] for one in found])
         initial, force = np.stack([one.initial for one in found]), np.stack([one.force for one in found])
-        return Sensitivities(*map(torch.from_numpy, (theta, initial, force)))
+        return Inputs(*map(torch.from_numpy, (theta, initial, force)))
 
 
 class TapedEngine(Engine):
@@ -76,19 +69,11 @@ class TapedEngine(Engine):
         self.group, self.key, self.names, self.num_nodes, self.problem = group, key, names, num_nodes, problem
 
     def forward(
-        self,
-        theta: Tensor,
-        initial: Tensor,
-        force: Tensor,
-        grid: TimeGrid,
-        observe: Tensor,
-        *,
-        driven: bool,
-        keep: bool,
+        self, given: Inputs, grid: TimeGrid, observe: Tensor, *, driven: bool, keep: bool
     ) -> tuple[Tensor, GroupHandle]:
         if not driven:
             raise UsageError("A recorded trajectory has no part that is linear in the force.", "Use driven=True.")
-        arrays = {"theta": theta.numpy(), "initial": initial.numpy(), "force": force.numpy()}
+        arrays = {name: values.numpy() for name, values in given._asdict().items()}
         arrays |= pack_csr("observe", to_csr(observe))
         steps = {"dt": grid.dt, "num_steps": grid.steps, "scheme": vars(grid.scheme)}
         header = {"key": self.key, "keep": keep, **steps}
@@ -102,11 +87,10 @@ class TapedEngine(Engine):
 
         return torch.from_numpy(np.array(reply.arrays["observed"])), GroupHandle(drop, (run, generation))
 
-    def adjoint(self, saved: GroupHandle, weights: Tensor) -> Sensitivities:
+    def adjoint(self, saved: GroupHandle, weights: Tensor) -> Inputs:
         run, generation = saved.name
         self.group.check(generation)
         header = {"key": self.key, "run": run}
         clean = torch.nan_to_num(weights).contiguous().numpy()
         arrays = self.group.call("taped_adjoint", header, {"weights": clean})[0].arrays
-        parts = (torch.from_numpy(np.array(arrays[name])) for name in ("theta", "initial", "force"))
-        return Sensitivities(*parts)
+        return Inputs(*(torch.from_numpy(np.array(arrays[name])) for name in Inputs._fields))

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from distlfm.solvers.fem.spec import AssembledSystem, Csr, FloatArray
 from distlfm.solvers.field.dense import DenseEngine
-from distlfm.solvers.field.engine import Engine, Sensitivities, TimeGrid
+from distlfm.solvers.field.engine import Engine, Inputs, TimeGrid
 from distlfm.solvers.field.scheme import Scheme, Step, sweep, sweep_back
 
 KEPT = 8
@@ -89,16 +89,9 @@ class SparseEngine(Engine):
         return found
 
     def forward(
-        self,
-        theta: Tensor,
-        initial: Tensor,
-        force: Tensor,
-        grid: TimeGrid,
-        observe: Tensor,
-        *,
-        driven: bool,
-        keep: bool,
+        self, given: Inputs, grid: TimeGrid, observe: Tensor, *, driven: bool, keep: bool
     ) -> tuple[Tensor, _Saved]:
+        theta, initial, force = given
         system, looked = self.system, to_csr(observe)
         starts, forces = initial.detach().numpy(), force.detach().numpy()
         mixed = grid.scheme.mix(forces, grid.steps)
@@ -117,9 +110,9 @@ class SparseEngine(Engine):
             observed.append(np.stack([looked @ one for one in states]).transpose(2, 0, 1))
         return torch.from_numpy(np.stack(observed)), _Saved(factors, kept, mixed, force.shape, grid, looked, driven)
 
-    def adjoint(self, saved: _Saved, weights: Tensor) -> Sensitivities:
+    def adjoint(self, saved: _Saved, weights: Tensor) -> Inputs:
         found = [self._adjoint(saved, a, weight.numpy()) for a, weight in enumerate(weights)]
-        return Sensitivities(*(torch.from_numpy(np.stack(parts)) for parts in zip(*found, strict=True)))
+        return Inputs(*(torch.from_numpy(np.stack(parts)) for parts in zip(*found, strict=True)))
 
     def _adjoint(self, saved: _Saved, a: int, weights: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """The gradients of one value by theta [k], initial state [S, J] and force [S, K, J]; weights: [S, N + 1, O]."""
@@ -186,29 +179,21 @@ class ReducedEngine(Engine):
         self.onto = torch.from_numpy(np.linalg.solve(shapes.T @ mass, mass.T))
 
     def forward(
-        self,
-        theta: Tensor,
-        initial: Tensor,
-        force: Tensor,
-        grid: TimeGrid,
-        observe: Tensor,
-        *,
-        driven: bool,
-        keep: bool,
+        self, given: Inputs, grid: TimeGrid, observe: Tensor, *, driven: bool, keep: bool
     ) -> tuple[Tensor, Any]:
-        start = initial[..., self.free] @ self.onto.mT
+        start = given.initial[..., self.free] @ self.onto.mT
         seen = observe.to_dense()
         looked = seen[:, self.free] @ self.shapes
-        observed, saved = self.dense.forward(theta, start, force, grid, looked, driven=driven, keep=keep)
+        observed, saved = self.dense.forward(given._replace(initial=start), grid, looked, driven=driven, keep=keep)
         if driven and len(self.held):
             observed = observed + seen[:, self.held] @ self.held_values
         return observed, saved
 
-    def adjoint(self, saved: Any, weights: Tensor) -> Sensitivities:
+    def adjoint(self, saved: Any, weights: Tensor) -> Inputs:
         found = self.dense.adjoint(saved, weights)
         initial = found.initial.new_zeros(*found.initial.shape[:2], self.num_nodes)
         initial[..., self.free] = found.initial @ self.onto
-        return Sensitivities(found.theta, initial, found.force)
+        return Inputs(found.theta, initial, found.force)
 
 
 def find_shapes(full: SparseEngine, theta: Tensor, initial: Tensor, force: Tensor, grid: TimeGrid) -> FloatArray:
@@ -223,11 +208,12 @@ def find_shapes(full: SparseEngine, theta: Tensor, initial: Tensor, force: Tenso
     kept = []
     for a in range(len(theta)):
         one = theta[a : a + 1]
-        found, _ = full.forward(one, initial[a : a + 1], force[a : a + 1], grid, everywhere, driven=False, keep=False)
+        sample = Inputs(one, initial[a : a + 1], force[a : a + 1])
+        found, _ = full.forward(sample, grid, everywhere, driven=False, keep=False)
         columns = found[0].flatten(0, 1).numpy()[:, free].T
         sketch = columns @ stream.standard_normal((columns.shape[1], SKETCH))
         none = torch.zeros(1, 1, full.num_nodes, dtype=torch.float64)
-        driven, _ = full.forward(one, none, none.unsqueeze(2), grid, everywhere, driven=True, keep=False)
+        driven, _ = full.forward(Inputs(one, none, none.unsqueeze(2)), grid, everywhere, driven=True, keep=False)
         # A weak part of the solution must not drown in a strong one: each is scaled to its own size.
         apart = driven[0, 0].numpy()[:, free].T
         kept += [sketch / max(np.abs(sketch).max(), 1e-300), apart / max(np.abs(apart).max(), 1e-300)]

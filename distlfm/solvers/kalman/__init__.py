@@ -22,7 +22,7 @@ from torch import Tensor
 from distlfm.solvers.kalman import plain
 
 try:
-    from distlfm.solvers.kalman import loops
+    from distlfm.solvers.kalman import loops, moves, smoothing
 except ImportError:  # a platform that numba has no build for
     loops = None  # type: ignore[assignment]
 
@@ -63,7 +63,7 @@ class Chain:
             return plain.filtered(self)[0]
         wanted = (self.drift, self.stationary, self.first, self.observed, self.residual, self.noise)
         if not (torch.is_grad_enabled() and any(one.requires_grad for one in wanted)):
-            return _rows(loops.filtered(*self._packed(), np.empty((0, 0, 0, LANES))), len(self.drift))
+            return _rows(loops.filtered(*self._tabled(), *self._packed(), np.empty((0, 0, 0, LANES))), len(self.drift))
         others = (self.first, self.observed, self.residual, self.noise, self.which, self.seen)
         found: Tensor = _Density.apply(*self.moves(), *others)  # type: ignore[no-untyped-call]
         return found
@@ -73,9 +73,8 @@ class Chain:
         """Return what each number adds to those before it, in its deviations, [R, P, T]; zero where nothing is seen."""
         if loops is None:
             return plain.innovations(self)
-        packed = self._packed()
-        white = np.zeros_like(packed[6])
-        loops.filtered(*packed, white)
+        white = np.zeros_like(_lanes(self.residual))
+        loops.filtered(*self._tabled(), *self._packed(), white)
         return _rows(white, len(self.drift))
 
     @torch.no_grad()
@@ -83,10 +82,15 @@ class Chain:
         """Return means and variances [R, K, T] of combinations `wanted` [R, K, n] of the states, given all data."""
         if loops is None:
             return plain.smoothed(self, wanted)
-        packed, directions = self._packed(), _lanes(wanted)
-        shape = (len(directions), directions.shape[1], self.residual.shape[-1], LANES)
-        mean, variance = np.empty(shape), np.empty(shape)
-        loops.smoothed(*packed, directions, mean, variance)
+        (outputs, times), size, directions = self.residual.shape[1:], self.drift.shape[-1], _lanes(wanted)
+        mean, variance = np.empty((2, len(directions), directions.shape[1], times, LANES))
+        before = [np.empty((times, outputs + 1, *shape, LANES)) for shape in ((size,), (size, size))]
+        met = [*before, *(np.empty((times, outputs, rows, LANES)) for rows in (size, 3))]
+        # One group after another, as much is kept of each.
+        for g, group in enumerate(zip(*self._tabled(), *self._packed(), strict=True)):
+            loops.visited(*group, np.zeros(LANES), *met)
+            steps, _, counts, columns, which, _, observed, _, _, seen = group
+            smoothing.smoothed(steps, counts, columns, which, observed, seen, directions[g], *met, mean[g], variance[g])
         return _rows(mean, len(self.drift)), _rows(variance, len(self.drift))
 
     @torch.no_grad()
@@ -96,14 +100,28 @@ class Chain:
         normal = torch.randn(shape, generator=generator, dtype=torch.float64)
         if loops is None:
             return plain.wandered(self, normal)
-        parts = [*map(_lanes, (self.drift, self.stationary, self.lengths, self.which, self.first, normal))]
+        parts = [*map(_lanes, (self.which, self.first, normal))]
         found = np.empty_like(parts[-1])
-        loops.wandered(*parts, found)
+        moves.wandered(*self._tabled()[:2], *parts, found)
         return _rows(found, len(self.drift))
 
+    def _tabled(self) -> tuple[NDArray[Any], ...]:
+        """Φ and Q of each gap, [G, U, n, n, LANES], and the pattern of Φ."""
+        drift, stationary, lengths = map(_lanes, (self.drift, self.stationary, self.lengths))
+        shape = (len(drift), lengths.shape[1], *drift.shape[1:])
+        steps, noises = np.empty(shape), np.empty(shape)
+        moves.tabled(drift, stationary, lengths, *_pattern(drift[:, None]), steps, noises)
+        return steps, noises, *_pattern(steps)
+
     def _packed(self) -> list[Array]:
-        parts = (self.drift, self.stationary, self.lengths, self.which, self.first, self.observed, self.residual)
-        return [*map(_lanes, parts), _lanes(self.noise), _lanes(self.seen.double())]
+        parts = (self.which, self.first, self.observed, self.residual, self.noise, self.seen.double())
+        return [*map(_lanes, parts)]
+
+
+def _pattern(steps: Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Count the entries in each row of Φ that are not zero in all gaps and lanes, [G, n]; their columns, [G, n, n]."""
+    used = (steps != 0).any((1, -1))
+    return used.sum(-1, dtype=np.int64), np.argsort(~used, axis=-1, kind="stable").astype(np.int64, copy=False)
 
 
 def _lanes(values: Tensor) -> Array:
@@ -127,7 +145,7 @@ class _Density(torch.autograd.Function):
         steps, noises, first, observed, residual, noise, which, seen = given
         packed = [*map(_lanes, (steps, noises, which, first, observed, residual, noise, seen.double()))]
         slopes = [np.zeros_like(packed[i]) for i in (0, 1, 3, 4, 5, 6)]
-        density = loops.with_slopes(*packed, *slopes)
+        density = loops.with_slopes(*packed[:2], *_pattern(packed[0]), *packed[2:], *slopes)
         ctx.save_for_backward(*(_rows(one, len(steps)) for one in slopes))
         return _rows(density, len(steps))
 

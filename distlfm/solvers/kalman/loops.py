@@ -15,12 +15,6 @@ from numba import njit
 LANES = 8
 LOG_CIRCLE = math.log(2 * math.pi)
 
-ROUNDING = 1e-13
-"""Share of a variance that is taken for a rounding error."""
-
-SHORT, TERMS, FARTHEST = 0.5, 14, 1e12
-"""Size of a matrix whose exponential is a series of `TERMS` terms, and what is too large for any."""
-
 _compiled: Any = njit(cache=True, error_model="numpy", fastmath={"contract"}, nogil=True)
 
 
@@ -32,91 +26,6 @@ def _square(size):  # type: ignore[no-untyped-def]
 @_compiled
 def _vector(size):  # type: ignore[no-untyped-def]
     return np.empty((size, LANES))
-
-
-@_compiled
-def _entries(steps):  # type: ignore[no-untyped-def]
-    """How many entries of each row of Φ are not zero in all gaps and lanes, [n], and their columns, [n, n]."""
-    size = steps.shape[1]
-    counts, columns = np.zeros(size, np.int64), np.zeros((size, size), np.int64)
-    for i in range(size):
-        for j in range(size):
-            used = False
-            for u in range(steps.shape[0]):
-                for w in range(LANES):
-                    used = used or steps[u, i, j, w] != 0.0
-            if used:
-                columns[i, counts[i]] = j
-                counts[i] += 1
-    return counts, columns
-
-
-@_compiled
-def _tabled(drift, stationary, lengths, steps, noises):  # type: ignore[no-untyped-def]
-    """Φ = e^{M Δ} and Q = Π − Φ Π Φᵀ of all gaps [U, LANES], by scaling, a Taylor series and squaring."""
-    size = drift.shape[0]
-    scaled, power, other = _square(size), _square(size), _square(size)
-    largest, halvings = np.zeros(LANES), np.zeros(LANES, np.int64)
-    for j in range(size):
-        total = np.zeros(LANES)
-        for i in range(size):
-            for w in range(LANES):
-                total[w] += abs(drift[i, j, w])
-        for w in range(LANES):
-            largest[w] = max(largest[w], total[w])
-    counts, columns = _entries(drift.reshape((1, size, size, LANES)))
-    for u in range(lengths.shape[0]):
-        most = 0
-        for w in range(LANES):
-            # An odd gap or rate stays what it is, and gives a density that is not finite.
-            far = largest[w] * lengths[u, w] / SHORT
-            halvings[w] = math.ceil(math.log2(far)) if 1.0 < far < FARTHEST else 0
-            most = max(most, halvings[w])
-        for i in range(size):
-            for j in range(size):
-                for w in range(LANES):
-                    scaled[i, j, w] = drift[i, j, w] * (lengths[u, w] / 2.0 ** halvings[w])
-                    power[i, j, w] = 1.0 if i == j else 0.0
-        for order in range(TERMS, 0, -1):
-            for i in range(size):
-                for j in range(size):
-                    for w in range(LANES):
-                        other[i, j, w] = 0.0
-                    for a in range(counts[i]):
-                        k = columns[i, a]
-                        for w in range(LANES):
-                            other[i, j, w] += scaled[i, k, w] * power[k, j, w]
-            for i in range(size):
-                for j in range(size):
-                    for w in range(LANES):
-                        power[i, j, w] = other[i, j, w] / order + (1.0 if i == j else 0.0)
-        for number in range(most):
-            for i in range(size):
-                for j in range(size):
-                    for w in range(LANES):
-                        other[i, j, w] = 0.0
-                    for k in range(size):
-                        for w in range(LANES):
-                            other[i, j, w] += power[i, k, w] * power[k, j, w]
-            for i in range(size):
-                for j in range(size):
-                    for w in range(LANES):
-                        power[i, j, w] = other[i, j, w] if number < halvings[w] else power[i, j, w]
-        for i in range(size):
-            for j in range(size):
-                for w in range(LANES):
-                    steps[u, i, j, w] = power[i, j, w]
-                    other[i, j, w] = 0.0
-                for k in range(size):
-                    for w in range(LANES):
-                        other[i, j, w] += power[i, k, w] * stationary[k, j, w]
-        for i in range(size):
-            for j in range(size):
-                for w in range(LANES):
-                    noises[u, i, j, w] = stationary[i, j, w]
-                for k in range(size):
-                    for w in range(LANES):
-                        noises[u, i, j, w] -= other[i, k, w] * power[j, k, w]
 
 
 @_compiled
@@ -217,65 +126,80 @@ def _any_seen(seen):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def filtered(drift, stationary, lengths, which, first, observed, residual, noise, seen, white):  # type: ignore[no-untyped-def]
-    """Log density [G, LANES]; innovations go to `white` [G, P, T, LANES], if it is not empty."""
-    size, outputs, times = drift.shape[1], residual.shape[1], residual.shape[2]
-    density = np.zeros((len(drift), LANES))
+def visited(  # type: ignore[no-untyped-def]
+    steps, noises, counts, columns, which, first, observed, residual, noise, seen,
+    density, means, covariances, gains, told,
+):  # fmt: skip
+    """Go through all times of one group, add to its log density, and keep what was met in what is not empty.
+
+    means and covariances: before each number of a time and behind the last one, [T, P + 1, n, LANES] and
+    [T, P + 1, n, n, LANES]. gains and told: those of `_updated`, [T, P, n, LANES] and [T, P, 3, LANES].
+    """
+    size, outputs, times = steps.shape[1], residual.shape[0], residual.shape[1]
     step, added, pushed = _square(size), _square(size), _square(size)
-    gain, cross, fresh, told = _vector(size), _vector(size), _vector(size), _vector(3)
-    steps = np.empty((lengths.shape[1], size, size, LANES))
-    noises = np.empty_like(steps)
-    for g in range(len(drift)):
-        _tabled(drift[g], stationary[g], lengths[g], steps, noises)
-        counts, columns = _entries(steps)
-        last = np.full(LANES, -1)
-        mean, covariance = np.zeros((size, LANES)), first[g].copy()
-        for t in range(times):
-            if t > 0:
-                _loaded(steps, noises, which[g, t - 1], last, step, added)
-                _moved(step, added, counts, columns, mean, covariance, pushed, fresh)
-            for p in range(outputs):
-                if not _any_seen(seen[g, p, t]):
-                    continue
+    gain, cross, fresh, each = _vector(size), _vector(size), _vector(size), _vector(3)
+    last = np.full(LANES, -1)
+    mean, covariance = np.zeros((size, LANES)), first.copy()
+    for t in range(times):
+        if t > 0:
+            _loaded(steps, noises, which[t - 1], last, step, added)
+            _moved(step, added, counts, columns, mean, covariance, pushed, fresh)
+        for p in range(outputs):
+            if len(means):
+                means[t, p], covariances[t, p] = mean, covariance
+            if _any_seen(seen[p, t]):
                 _updated(
-                    observed[g, p], residual[g, p, t], noise[g, p, t], seen[g, p, t],
-                    mean, covariance, gain, cross, told, density[g],
+                    observed[p], residual[p, t], noise[p, t], seen[p, t],
+                    mean, covariance, gain, cross, each, density,
                 )  # fmt: skip
-                if len(white):
+                if len(gains):
+                    gains[t, p], told[t, p] = gain, each
+        if len(means):
+            means[t, outputs], covariances[t, outputs] = mean, covariance
+
+
+@_compiled
+def filtered(  # type: ignore[no-untyped-def]
+    steps, noises, counts, columns, which, first, observed, residual, noise, seen, white
+):
+    """Log density [G, LANES]; innovations go to `white` [G, P, T, LANES], if it is not empty."""
+    size, outputs, times = steps.shape[2], residual.shape[1], residual.shape[2]
+    density = np.zeros((len(steps), LANES))
+    kept = times if len(white) else 0
+    gains, told = np.empty((kept, outputs, size, LANES)), np.empty((kept, outputs, 3, LANES))
+    means, covariances = np.empty((0, 0, size, LANES)), np.empty((0, 0, size, size, LANES))
+    for g in range(len(steps)):
+        visited(
+            steps[g], noises[g], counts[g], columns[g], which[g], first[g], observed[g], residual[g], noise[g], seen[g],
+            density[g], means, covariances, gains, told,
+        )  # fmt: skip
+        for t in range(kept):
+            for p in range(outputs):
+                if _any_seen(seen[g, p, t]):
                     for w in range(LANES):
-                        white[g, p, t, w] = told[0, w] * math.sqrt(told[2, w])
+                        white[g, p, t, w] = told[t, p, 0, w] * math.sqrt(told[t, p, 2, w])
     return density
 
 
 @_compiled
 def with_slopes(  # type: ignore[no-untyped-def]
-    steps, noises, which, first, observed, residual, noise, seen,
+    steps, noises, counts, columns, which, first, observed, residual, noise, seen,
     to_steps, to_noises, to_first, to_observed, to_residual, to_noise,
 ):  # fmt: skip
     """Log density [G, LANES], and its slopes with respect to all that it is made of, in their shapes."""
     size, outputs, times = steps.shape[2], residual.shape[1], residual.shape[2]
     density = np.zeros((len(steps), LANES))
-    step, added, pushed = _square(size), _square(size), _square(size)
-    gain, cross, fresh, told = _vector(size), _vector(size), _vector(size), _vector(3)
-    turned = _square(size)
+    step, added, pushed, turned = _square(size), _square(size), _square(size), _square(size)
+    gain, cross, fresh = _vector(size), _vector(size), _vector(size)
+    gains, told = np.empty((0, outputs, size, LANES)), np.empty((0, outputs, 3, LANES))
     means = np.empty((times, outputs + 1, size, LANES))
     covariances = np.empty((times, outputs + 1, size, size, LANES))
     for g in range(len(steps)):
-        counts, columns = _entries(steps[g])
+        visited(
+            steps[g], noises[g], counts[g], columns[g], which[g], first[g], observed[g], residual[g], noise[g], seen[g],
+            density[g], means, covariances, gains, told,
+        )  # fmt: skip
         last = np.full(LANES, -1)
-        mean, covariance = np.zeros((size, LANES)), first[g].copy()
-        for t in range(times):
-            if t > 0:
-                _loaded(steps[g], noises[g], which[g, t - 1], last, step, added)
-                _moved(step, added, counts, columns, mean, covariance, pushed, fresh)
-            for p in range(outputs):
-                means[t, p], covariances[t, p] = mean, covariance
-                if _any_seen(seen[g, p, t]):
-                    _updated(
-                        observed[g, p], residual[g, p, t], noise[g, p, t], seen[g, p, t],
-                        mean, covariance, gain, cross, told, density[g],
-                    )  # fmt: skip
-            means[t, outputs], covariances[t, outputs] = mean, covariance
         on_mean, on_covariance = np.zeros((size, LANES)), np.zeros((size, size, LANES))
         for t in range(times - 1, -1, -1):
             for p in range(outputs - 1, -1, -1):
@@ -289,7 +213,7 @@ def with_slopes(  # type: ignore[no-untyped-def]
                 break
             _loaded(steps[g], noises[g], which[g, t - 1], last, step, added)
             _unmoved(
-                step, counts, columns, means[t - 1, outputs], covariances[t - 1, outputs],
+                step, counts[g], columns[g], means[t - 1, outputs], covariances[t - 1, outputs],
                 on_mean, on_covariance, pushed, turned, fresh, which[g, t - 1], to_steps[g], to_noises[g],
             )  # fmt: skip
         to_first[g] = on_covariance
@@ -397,173 +321,3 @@ def _unmoved(  # type: ignore[no-untyped-def]
     for i in range(size):
         for w in range(LANES):
             on_mean[i, w] = fresh[i, w]
-
-
-@_compiled
-def smoothed(  # type: ignore[no-untyped-def]
-    drift, stationary, lengths, which, first, observed, residual, noise, seen, wanted, found_mean, found_variance
-):
-    """Means and variances [G, K, T, LANES] of the combinations `wanted` [G, K, n, LANES], given all that is seen."""
-    size, outputs, times = drift.shape[1], residual.shape[1], residual.shape[2]
-    density = np.zeros(LANES)
-    step, added, pushed = _square(size), _square(size), _square(size)
-    cross, fresh = _vector(size), _vector(size)
-    means, covariances = np.empty((times, size, LANES)), np.empty((times, size, size, LANES))
-    gains, told = np.empty((times, outputs, size, LANES)), np.empty((times, outputs, 3, LANES))
-    steps = np.empty((lengths.shape[1], size, size, LANES))
-    noises = np.empty_like(steps)
-    for g in range(len(drift)):
-        _tabled(drift[g], stationary[g], lengths[g], steps, noises)
-        counts, columns = _entries(steps)
-        last = np.full(LANES, -1)
-        mean, covariance = np.zeros((size, LANES)), first[g].copy()
-        for t in range(times):
-            if t > 0:
-                _loaded(steps, noises, which[g, t - 1], last, step, added)
-                _moved(step, added, counts, columns, mean, covariance, pushed, fresh)
-            means[t], covariances[t] = mean, covariance
-            for p in range(outputs):
-                if _any_seen(seen[g, p, t]):
-                    _updated(
-                        observed[g, p], residual[g, p, t], noise[g, p, t], seen[g, p, t],
-                        mean, covariance, gains[t, p], cross, told[t, p], density,
-                    )  # fmt: skip
-        slope, curve = np.zeros((size, LANES)), np.zeros((size, size, LANES))
-        for t in range(times - 1, -1, -1):
-            for p in range(outputs - 1, -1, -1):
-                if _any_seen(seen[g, p, t]):
-                    _folded(observed[g, p], gains[t, p], told[t, p], slope, curve, cross, fresh)
-            for d in range(wanted.shape[1]):
-                _read(
-                    wanted[g, d], means[t], covariances[t], slope, curve, cross,
-                    found_mean[g, d, t], found_variance[g, d, t],
-                )  # fmt: skip
-            if t > 0:
-                _loaded(steps, noises, which[g, t - 1], last, step, added)
-                _carried_back(step, counts, columns, slope, curve, pushed, fresh)
-
-
-@_compiled
-def _folded(observed, gain, told, slope, curve, across, pulled):  # type: ignore[no-untyped-def]
-    """Take one number into slope and curve of what is seen later, in place."""
-    size = slope.shape[0]
-    along, bend = np.zeros(LANES), np.zeros(LANES)
-    for i in range(size):
-        for w in range(LANES):
-            along[w] += gain[i, w] * slope[i, w]
-            across[i, w] = 0.0
-        for k in range(size):
-            for w in range(LANES):
-                across[i, w] += curve[i, k, w] * gain[k, w]
-    for i in range(size):
-        for w in range(LANES):
-            bend[w] += gain[i, w] * across[i, w]
-    for i in range(size):
-        for w in range(LANES):
-            slope[i, w] -= observed[i, w] * (along[w] + told[2, w] * told[0, w])
-            pulled[i, w] = across[i, w] - 0.5 * (bend[w] + told[2, w]) * observed[i, w]
-    for i in range(size):
-        for j in range(size):
-            for w in range(LANES):
-                curve[i, j, w] -= observed[i, w] * pulled[j, w] + pulled[i, w] * observed[j, w]
-
-
-@_compiled
-def _read(direction, mean, covariance, slope, curve, along, found_mean, found_variance):  # type: ignore[no-untyped-def]
-    """Mean and variance [LANES] of one combination [n, LANES] of the states."""
-    size = mean.shape[0]
-    for w in range(LANES):
-        found_mean[w] = 0.0
-        found_variance[w] = 0.0
-    for i in range(size):
-        for w in range(LANES):
-            along[i, w] = 0.0
-        for k in range(size):
-            for w in range(LANES):
-                along[i, w] += covariance[i, k, w] * direction[k, w]
-    for i in range(size):
-        for w in range(LANES):
-            found_mean[w] += direction[i, w] * mean[i, w] - along[i, w] * slope[i, w]
-            found_variance[w] += direction[i, w] * along[i, w]
-        for k in range(size):
-            for w in range(LANES):
-                found_variance[w] -= along[i, w] * curve[i, k, w] * along[k, w]
-
-
-@_compiled
-def _carried_back(step, counts, columns, slope, curve, pushed, fresh):  # type: ignore[no-untyped-def]
-    """slope ← Φᵀ slope and curve ← Φᵀ curve Φ, in place."""
-    size = slope.shape[0]
-    for i in range(size):
-        for w in range(LANES):
-            fresh[i, w] = 0.0
-        for j in range(size):
-            for w in range(LANES):
-                pushed[i, j, w] = 0.0
-        for k in range(size):
-            for a in range(counts[k]):
-                j = columns[k, a]
-                for w in range(LANES):
-                    pushed[i, j, w] += curve[i, k, w] * step[k, j, w]
-    for k in range(size):
-        for a in range(counts[k]):
-            i = columns[k, a]
-            for w in range(LANES):
-                fresh[i, w] += step[k, i, w] * slope[k, w]
-    for i in range(size):
-        for w in range(LANES):
-            slope[i, w] = fresh[i, w]
-        for j in range(size):
-            for w in range(LANES):
-                curve[i, j, w] = 0.0
-    for k in range(size):
-        for a in range(counts[k]):
-            i = columns[k, a]
-            for j in range(size):
-                for w in range(LANES):
-                    curve[i, j, w] += step[k, i, w] * pushed[k, j, w]
-
-
-@_compiled
-def wandered(drift, stationary, lengths, which, first, normal, found):  # type: ignore[no-untyped-def]
-    """Paths [G, T, n, LANES] of the states, from normal numbers in that shape."""
-    size = drift.shape[1]
-    steps = np.empty((lengths.shape[1], size, size, LANES))
-    noises = np.empty_like(steps)
-    step, added, root = _square(size), _square(size), _square(size)
-    for g in range(len(drift)):
-        _tabled(drift[g], stationary[g], lengths[g], steps, noises)
-        last = np.full(LANES, -1)
-        _rooted(first[g], root)
-        for t in range(found.shape[1]):
-            if t > 0 and _loaded(steps, noises, which[g, t - 1], last, step, added):
-                _rooted(added, root)
-            for i in range(size):
-                for w in range(LANES):
-                    found[g, t, i, w] = 0.0
-                for k in range(i + 1):
-                    for w in range(LANES):
-                        found[g, t, i, w] += root[i, k, w] * normal[g, t, k, w]
-                for k in range(size if t > 0 else 0):
-                    for w in range(LANES):
-                        found[g, t, i, w] += step[i, k, w] * found[g, t - 1, k, w]
-
-
-@_compiled
-def _rooted(covariance, root):  # type: ignore[no-untyped-def]
-    """Lower triangular root of a covariance; what rounding has left of nothing becomes nothing."""
-    size = len(covariance)
-    for w in range(LANES):
-        for j in range(size):
-            for i in range(j):
-                root[i, j, w] = 0.0
-            rest = covariance[j, j, w]
-            for k in range(j):
-                rest -= root[j, k, w] * root[j, k, w]
-            pivot = math.sqrt(rest) if rest > ROUNDING * covariance[j, j, w] else 0.0
-            root[j, j, w] = pivot
-            for i in range(j + 1, size):
-                total = covariance[i, j, w]
-                for k in range(j):
-                    total -= root[i, k, w] * root[j, k, w]
-                root[i, j, w] = total / pivot if pivot > 0.0 else 0.0

@@ -20,7 +20,6 @@ from distlfm.config import Config
 from distlfm.gp.pathwise import instance_noise
 from distlfm.gp.variational import WhitenedGaussian
 from distlfm.inference.base import Fit
-from distlfm.inference.collapsed import ONE_START, Starts
 from distlfm.inference.method import register_method
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
@@ -35,7 +34,7 @@ from distlfm.inference.series.forward import (
     too_coarse,
 )
 from distlfm.inference.series.layers import with_forces
-from distlfm.inference.series.preestimate import PreestimateConfig, first_guess
+from distlfm.inference.series.preestimate import first_guess
 from distlfm.inference.series.variational.adam import climb_by_adam
 from distlfm.inference.series.variational.ascent import Ascent, Pace, ascend
 from distlfm.inference.series.variational.chord import Chord
@@ -115,47 +114,6 @@ class _Part:
     effective: Tensor
     tail: Tensor
     trace: Tensor
-
-
-def fit_variational(
-    forward: Forward,
-    seeds: Sequence[int],
-    options: VariationalConfig,
-    posterior: PosteriorConfig,
-    preestimate: PreestimateConfig,
-    starts: Starts = ONE_START,
-) -> Fit:
-    """Fit B instances at once. Each start finds a q of its own, and their answers are mixed by their evidence."""
-    climbs = []
-    for attempt in range(starts.count):
-        with during("start", attempt + 1, starts.count):
-            w = first_guess(forward, [seed + attempt for seed in seeds], preestimate, starts.random or attempt > 0)
-            found = ascend(forward, w, seeds, options.pace)
-            if options.by_adam:
-                learn = options.learn_inducing and attempt == 0
-                forward, found = climb_by_adam(forward, found, seeds, options.adams_pace, options.features, learn)
-            climbs.append(found)
-    forward, climbs = _fine_enough(forward, climbs, seeds, options)
-    posterior = posterior.model_copy(update={"draws": options.draws})
-    parts = [_corrected(forward, climb, seeds, options, posterior) for climb in climbs]
-    parts += [
-        _widened(_corrected(forward.of(rows), climb, [seeds[int(i)] for i in rows], options, posterior), rows, parts[0])
-        for one in climbs
-        for rows, climb in _twins(forward, one, seeds, options)
-    ]
-    whole = _mixed(parts, seeds)
-    answer = SolvedPosterior("variational", forward, whole.w, seeds, options.features)
-    doubts = [" ".join(filter(None, both)) for both in zip(doubts_of(answer, whole.mode), _doubts(whole), strict=True)]
-    return Fit(
-        posterior=answer,
-        bound=whole.bound,
-        status=whole.status,
-        iterations=whole.iterations,
-        effective=whole.effective,
-        trace=whole.trace,
-        tail=whole.tail,
-        doubts=tuple(doubts),
-    )
 
 
 def _fine_enough(
@@ -322,6 +280,38 @@ class Variational(SolvedMethod):
     """Through the solver, by a variational q of force and parameters, corrected by importance."""
 
     def infer(self, model: Model, observations: Observations, options: InferenceConfig, seeds: Sequence[int]) -> Fit:
-        forward = self.forward(model, observations, options)
-        starts = Starts(options.restarts, options.random_start)
-        return fit_variational(forward, seeds, options.variational, options.posterior, options.preestimate, starts)
+        """Fit B instances at once. Each start finds a q of its own, and their answers are mixed by their evidence."""
+        forward, own = self.forward(model, observations, options), options.variational
+        climbs = []
+        for attempt in range(options.restarts):
+            with during("start", attempt + 1, options.restarts):
+                random = options.random_start or attempt > 0
+                w = first_guess(forward, [seed + attempt for seed in seeds], options.preestimate, random)
+                found = ascend(forward, w, seeds, own.pace)
+                if own.by_adam:
+                    learn = own.learn_inducing and attempt == 0
+                    forward, found = climb_by_adam(forward, found, seeds, own.adams_pace, own.features, learn)
+                climbs.append(found)
+        forward, climbs = _fine_enough(forward, climbs, seeds, own)
+        posterior = options.posterior.model_copy(update={"draws": own.draws})
+        parts = [_corrected(forward, climb, seeds, own, posterior) for climb in climbs]
+        parts += [
+            _widened(_corrected(forward.of(rows), climb, [seeds[int(i)] for i in rows], own, posterior), rows, parts[0])
+            for one in climbs
+            for rows, climb in _twins(forward, one, seeds, own)
+        ]
+        whole = _mixed(parts, seeds)
+        answer = SolvedPosterior(self.name, forward, whole.w, seeds, own.features)
+        doubts = [
+            " ".join(filter(None, both)) for both in zip(doubts_of(answer, whole.mode), _doubts(whole), strict=True)
+        ]
+        return Fit(
+            posterior=answer,
+            bound=whole.bound,
+            status=whole.status,
+            iterations=whole.iterations,
+            effective=whole.effective,
+            trace=whole.trace,
+            tail=whole.tail,
+            doubts=tuple(doubts),
+        )

@@ -18,7 +18,7 @@ from distlfm.inference.collapsed import ONE_START, Starts
 from distlfm.inference.curvature import hessian, root_of_inverse
 from distlfm.inference.optimise import OptimiserConfig, Optimum, Status, minimise
 from distlfm.inference.series.forward import Forward
-from distlfm.inference.series.preestimate import FURTHEST, PreestimateConfig, matched_start
+from distlfm.inference.series.preestimate import Matching, PreestimateConfig, matched_start
 
 NOISE_ROUNDS = 2
 """How often the noise is set anew."""
@@ -26,11 +26,11 @@ NOISE_ROUNDS = 2
 LONGEST = 4.0
 """The longest step of a search, in posterior standard deviations."""
 
+FURTHEST = 3.0
+"""The noise is within this many standard deviations of its prior's middle."""
+
 ROUGH = 0.3
 """Until then a search ends when the mode is about this near, in posterior standard deviations."""
-
-FOUND = OptimiserConfig(iterations=1, rounds=0, gradient=float("inf"))
-"""For a fit that is handed a mode: look no further."""
 
 
 def best_matched_mode(
@@ -67,14 +67,14 @@ def matched_mode(
 
     The first search is in units of the match's curvature, the later ones in those of the joint density's own.
     """
-    match = matched_start(forward, seeds, options, starts)
-    if match is None:
+    w = matched_start(forward, seeds, options, starts)
+    if w is None:
         return None
     search = _Search(forward)
-    everyone = torch.arange(len(match.w))
+    everyone = torch.arange(len(w))
     rough = optimiser.model_copy(update={"gradient": ROUGH, "max_step": LONGEST})
     fine = rough.model_copy(update={"gradient": optimiser.distance})
-    w, curvature = match.w, match.curvature
+    curvature = hessian(Matching(forward, options).objective, w, everyone)
     for _ in range(NOISE_ROUNDS if search.held.any() else 0):
         w = search.descend(w, curvature, everyone, rough).z
         curvature = hessian(search.objective, w, everyone)
