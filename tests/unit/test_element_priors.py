@@ -10,9 +10,8 @@ from distlfm.errors import UsageError
 from distlfm.inference.field.settings import _short_lengths
 from distlfm.inference.model import ForceConfig, Model
 from distlfm.likelihoods import LikelihoodConfig
-from distlfm.mechanisms import Mechanism, Parameter, build_system, register
-from distlfm.mechanisms.base import zero_state
-from distlfm.mechanisms.priors import LogNormal, Values
+from distlfm.mechanisms import build_system
+from distlfm.mechanisms.priors import LogNormal
 from distlfm.study.parts import RBF, Matern32, of_forces
 
 MINUTES = {"kind": "lognormal", "median": 10.0, "spread": 0.5}
@@ -67,28 +66,10 @@ def test_it_can_be_given_on_the_command_line() -> None:
 # ---- several forces --------------------------------------------------------------------------------------------------
 
 
-@register("fed_by_two")
-class Fed(Mechanism):
-    """A level that two forces drive."""
-
-    force_names = ("meal", "insulin")
-
-    def parameters(self) -> list[Parameter]:
-        return [Parameter("decay", ("decay",), LogNormal(median=0.5, spread=0.2), positive=True)]
-
-    def vector_field(self, t: torch.Tensor, y: torch.Tensor, f: torch.Tensor, values: Values) -> torch.Tensor:
-        return f[..., :1] - f[..., 1:] - values["decay"] * y
-
-    def initial_state(self, values: Values) -> torch.Tensor:
-        return zero_state(values, 1)
-
-    def observe(self, y: torch.Tensor, values: Values) -> torch.Tensor:
-        return y
-
-
 def two_forces(**force: object) -> dict[str, list[float]]:
     """The middle of what is assumed of both forces."""
-    found = Model(Fed(outputs=["level"]), build(ForceConfig, force), LikelihoodConfig())
+    system = build_system({"kind": "transcription", "forces": ["meal", "insulin"]}, ["level"])
+    found = Model(system, build(ForceConfig, force), LikelihoodConfig())
     middle = found.space.unpack(torch.zeros(found.space.num_free, dtype=torch.float64))
     return {name: value.tolist() for name, value in middle.items() if "." in name}
 

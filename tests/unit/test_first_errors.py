@@ -91,7 +91,9 @@ MISSING: dict[str, str] = {
     "federated provision renew none": f"none {NO_LINK}",
     "federated provision token none anna": f"none {NO_LINK}",
 }
-NOTHING_TO_MISS = {"doctor", "simulate", "demo", "data ls", "config schema", "federated provision link"}
+NOTHING_TO_MISS = {"doctor", "simulate", "demo", "data ls", "config schema", "federated provision link"} | {
+    "federated drill"
+}
 """Verbs that are given no file."""
 
 EMPTY: dict[str, str] = {

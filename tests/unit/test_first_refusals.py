@@ -83,7 +83,7 @@ READ: dict[str, tuple[str, ...]] = {
     "federated provision token fed/link anna": ("fed/link/link.yaml", "fed/link/tokens.json"),
     "federated provision local o --operator operator/operator.pt": ("operator/operator.pt",),
 }
-READ_NOTHING = {"doctor", "demo", "data ls", "config schema", "federated provision link"}
+READ_NOTHING = {"doctor", "demo", "data ls", "config schema", "federated provision link", "federated drill"}
 
 NEW: tuple[str, ...] = (
     "generate generate.yaml --out {}",
@@ -104,6 +104,7 @@ NEW: tuple[str, ...] = (
     "federated run programme.yaml --link fed/link --out {}",
     f"federated query good.csv --site {FILLED} --out {{}}",
     "federated simulate federated/glucose.yaml data=generated --out {}",
+    "federated drill --out {}",
     "federated provision link {} --sites a,b,c",
     "federated provision site fed/link/kits/north.kit.json {}",
     "federated provision local {} --sites a,b,c",
