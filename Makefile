@@ -11,7 +11,7 @@ pytest = @folder=$(TEMPORARY)-$$$$; trap 'rm -rf $$folder' EXIT; \
 	$(VENV)/bin/python -m pytest --basetemp=$$folder --order-seed $(ORDER_SEED)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test check docs lint format test-release lock clean
+.PHONY: help setup setup-tests demo test check docs lint format test-release lock sbom clean
 
 help:  ## what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -55,6 +55,12 @@ test-release: setup-tests  ## `make demo`, then the set-up in a clean Debian roo
 
 lock: ## resolve the dependencies anew into constraints.txt
 	@launch/bootstrap.sh --lock
+
+sbom: setup  ## what the environment is made of, as CycloneDX in build/sbom.json
+	@mkdir -p build
+	@$(VENV)/bin/cyclonedx-py environment $(VENV)/bin/python --pyproject pyproject.toml --mc-type application \
+		--output-reproducible --output-format JSON --output-file build/sbom.json
+	@echo "[sbom] build/sbom.json"
 
 clean:  ## remove the environment and caches; runs/ stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info build dist

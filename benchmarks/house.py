@@ -78,6 +78,11 @@ SINCE = {
     "federated/site/receipts.py": "has a receipt",
     "federated/site/votes.py": "Sites vote",
     "federated/site/worktime.py": "after `task.seconds`",
+    "federated/drill/__init__.py": "`distlfm federated drill`",
+    "federated/drill/coordinator.py": "`distlfm federated drill`",
+    "federated/drill/run.py": "`distlfm federated drill`",
+    "federated/drill/weights.py": "`distlfm federated drill`",
+    "federated/link/logs.py": "`--logs json`",
 }
 """Modules of capabilities that version 0.1 has not and that were added after its rooms were laid out, with words that
 the list of changes has for each. A module that replaces or splits what 0.1 has is not among them, even if it does more:

@@ -37,8 +37,12 @@ if TYPE_CHECKING:
 PLACE = "DISTLFM_DRILL"
 """In the environment: the folder of the drill's federation."""
 ENDLESS = 10**9
+PATIENCE_SECONDS = 240.0
+"""Deadline of a sum that is refused or answered at once."""
 BUSY_SECONDS = 20.0
-"""Deadline of the work without end: most of it is the sites' time that is lost."""
+"""Least deadline of the work without end; most of it is the sites' time that is lost."""
+PACE = 3.0
+"""The deadline in units of what an honest sum takes, on a machine that is busy."""
 OPEN: dict[str, Any] = {
     "local": ["*"],
     "min_examples": 1,
@@ -91,6 +95,7 @@ class Ground:
         self.nodes = {node.name: node.node_id for node in grid.get_nodes()}
         self.names = sorted(self.nodes)
         self.victim = self.names[-1]
+        self.longest = 0.0
 
     @cached_property
     def operator(self) -> Operator:
@@ -123,7 +128,7 @@ class Ground:
         model: FourierOperator | None = None,
         sites: Sequence[str] | None = None,
         withhold: Sequence[str] = (),
-        seconds: float = 120.0,
+        seconds: float = PATIENCE_SECONDS,
     ) -> tuple[RecordDict | None, SumReport, Vector]:
         """Ask for a round. Returns the opened mean, if there is one, how the sum went, and the weights sent [D]."""
         from distlfm.federated.codec import weights_digest
@@ -140,7 +145,9 @@ class Ground:
 
     def question(self, name: str) -> tuple[RecordDict | None, SumReport]:
         """Ask a question of all sites."""
-        return self._sum(f"query.{name}", RecordDict({"config": ConfigRecord({"asked": name})}), None, (), 120.0)
+        return self._sum(
+            f"query.{name}", RecordDict({"config": ConfigRecord({"asked": name})}), None, (), PATIENCE_SECONDS
+        )
 
     def _sum(
         self, kind: str, content: RecordDict, sites: Sequence[str] | None, withhold: Sequence[str], seconds: float
@@ -154,6 +161,8 @@ class Ground:
         asked = [Message(content, self.nodes[name], kind) for name in sites or self.names]
         replies = grid.send_and_receive(asked, timeout=seconds)
         mean = next((one.content for one in replies if not one.has_error()), None)
+        if mean is not None:
+            self.longest = max(self.longest, sum(grid.reports[-1].seconds.values()))
         return mean, grid.reports[-1]
 
 
@@ -266,7 +275,7 @@ def without_end(ground: Ground) -> Found:
     """More steps than a site would ever take."""
     from distlfm.federated.settings import RoundTask
 
-    return said(ground.tune(RoundTask(steps=ENDLESS, batch=0), seconds=BUSY_SECONDS)[1], Reason.TASK)
+    return said(ground.tune(RoundTask(steps=ENDLESS, batch=0))[1], Reason.TASK)
 
 
 def until_the_deadline(ground: Ground) -> Found:
@@ -274,7 +283,8 @@ def until_the_deadline(ground: Ground) -> Found:
     from distlfm.federated.settings import RoundTask
     from distlfm.federated.site.worktime import Runs
 
-    _, report, _ = ground.tune(RoundTask(steps=ENDLESS, batch=0), seconds=BUSY_SECONDS)
+    seconds = max(BUSY_SECONDS, PACE * ground.longest)
+    _, report, _ = ground.tune(RoundTask(steps=ENDLESS, batch=0), seconds=seconds)
     busy = [name for name in ground.names if Runs(ground.home(name) / "state").under_way()]
     stopped = [name for name in ground.names if _last_refusal(ground, name).get("reason") == Reason.TIME.name]
     gained = f"the time of {len({*busy, *stopped})} sites, until the deadline; {said(report)[0]}"

@@ -86,6 +86,7 @@ inside() {
   step "make setup" in_root "make setup"
   step "make setup once more, which finds all in place" in_root "make setup | tee /tmp/again && grep -q 'all there' /tmp/again && grep -q 'up to date' /tmp/again"
   step "every module, every pinned version" in_root ".venv/bin/python tests/release/check_installed.py > /tmp/installed || { cat /tmp/installed; exit 1; }; head -n 1 /tmp/installed"
+  step "a bill of materials of all of it" in_root "make sbom > /dev/null && .venv/bin/python tests/release/check_sbom.py"
   step "distlfm doctor" in_root ".venv/bin/distlfm doctor --json > /tmp/doctor.json || true; .venv/bin/python tests/release/check_doctor.py /tmp/doctor.json $MAY_BE_MISSING"
   in_root "rm -rf .venv"  # two environments would be twice as large
   local command
