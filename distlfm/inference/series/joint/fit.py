@@ -59,7 +59,7 @@ def fit_joint(
     count = len(data)
     grid = Grid.chosen(data) if steps is None else Grid.of(data.times, torch.full((count,), steps))
     density = Density.of(model, data, grid, _first_waves(model, data))
-    streams = Streams([seed + 5 for seed in seeds], density.active)
+    streams = Streams.seeded([seed + 5 for seed in seeds], density.active)
     with during("modes"):
         modes = climb(density, _starts(density, streams, max(STARTS, restarts), random), ROUGH)
         if isinstance(density.waves, Circle):

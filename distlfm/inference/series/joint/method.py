@@ -32,7 +32,7 @@ class JointConfig(Config):
     """
 
     chains: int = Field(default=32, ge=4)
-    warm: tuple[PositiveInt, ...] = (6, 6)
+    warm: tuple[PositiveInt, ...] = (3, 3, 4, 5)
     kept: int = Field(default=16, ge=2)
     extensions: int = Field(default=3, ge=0)
     effective: float = Field(default=100.0, gt=0)

@@ -46,15 +46,10 @@ class Modes:
     settled: Tensor
     iterations: Tensor
 
-
-@dataclass
-class _State:
-    """Of R searches. objective: −log density but for terms of the noise alone."""
-
-    w: Tensor
-    damping: Tensor
-    iterations: Tensor
-    settled: Tensor
+    def rows(self, index: Tensor) -> Modes:
+        """Of the instances at `index`."""
+        parts = (self.w, self.root, self.evidence, self.settled, self.iterations)
+        return Modes(*(one[:, index] for one in parts))
 
 
 @torch.no_grad()

@@ -29,7 +29,9 @@ LENGTHS = (0.9, 1.9)
 ACCEPTED = 0.7
 """Share of proposals that are accepted, which step sizes are adapted to."""
 
-FIRST_STEP, LOG_STEPS = 0.5, (math.log(0.005), math.log(1.2))
+FIRST_STEP, LOG_STEPS, UP, DOWN = 0.5, (math.log(0.005), math.log(1.2)), 2.0, 0.8
+"""The first step, the range of its logarithm, and how much that follows the share of accepted proposals."""
+
 BELOW, NEARER = 10.0, 7
 """Chains begin no further below their mode than one for each unknown and this; how often their way there is halved."""
 
@@ -61,7 +63,7 @@ class SamplerConfig:
     """
 
     chains: int = 32
-    warm: tuple[int, ...] = (6, 6)
+    warm: tuple[int, ...] = (3, 3, 4, 5)
     kept: int = 16
     extensions: int = 3
     enough: float = 100.0
@@ -101,12 +103,20 @@ class Sampled:
     step: Tensor
 
 
+@dataclass
 class Streams:
-    """Random numbers of each instance, from its own stream, whatever its neighbours."""
+    """Random numbers of each instance, from its own stream, whatever its neighbours. active: [A, W]."""
 
-    def __init__(self, seeds: Sequence[int], active: Tensor) -> None:
-        self.streams = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self.active = active
+    streams: list[torch.Generator]
+    active: Tensor
+
+    @staticmethod
+    def seeded(seeds: Sequence[int], active: Tensor) -> Streams:
+        return Streams([torch.Generator().manual_seed(seed) for seed in seeds], active)
+
+    def rows(self, index: Tensor) -> Streams:
+        """Of the instances at `index`."""
+        return Streams([self.streams[i] for i in index.tolist()], self.active[index])
 
     def normal(self, rows: Tensor, count: int) -> Tensor:
         """[count, A, W], zero for unknowns that do not count."""
@@ -136,18 +146,27 @@ def shares(modes: Modes) -> Tensor:
     return torch.softmax(torch.where(torch.isfinite(best), weight, 0.0), 0)
 
 
-@torch.no_grad()
 def sample(density: Density, modes: Modes, streams: Streams, options: SamplerConfig) -> Sampled:
-    """Sample all A instances."""
+    """Sample all A instances, those with about as many steps together: none pays for steps that another needs."""
+    size = (density.grid.lengths > 0).sum(-1).double().log2().ceil()
+    groups = [torch.nonzero(size == one).squeeze(-1) for one in size.unique()]
+    parts = [_sample(density.rows(rows), modes.rows(rows), streams.rows(rows), options) for rows in groups]
+    place = torch.cat(groups).argsort()
+    draws = torch.cat([one.draws for one in parts], 1)[:, place]
+    names = ("effective", "worst", "accepted", "step")
+    return Sampled(draws, *(torch.cat([getattr(one, name) for one in parts])[place] for name in names))
+
+
+@torch.no_grad()
+def _sample(density: Density, modes: Modes, streams: Streams, options: SamplerConfig) -> Sampled:
     everyone = torch.arange(len(density.data))
     chains = _begin(density, modes, streams, everyone, options)
-    metric = Metric.of(density, modes.w[modes.evidence.argmax(0), everyone][None], modes)
     for number, count in enumerate(options.warm):
         stepped("warm-up", number + 1, len(options.warm))
+        metric = Metric.of(density, chains.w, modes)
         seen, _ = _run(metric, chains, streams, everyone, count, adapt=True)
         _rescue(chains, streams, everyone, density.active)
         chains.spread = _spread_of(seen[count // 2 :][..., metric.kernels], chains.spread)
-        metric = Metric.of(density, chains.w, modes)
     draws, accepted = _run(metric, chains, streams, everyone, options.kept, adapt=False)
     effective, worst = mixing(draws, density.num_free)
     kept = list(draws.unbind(2))
