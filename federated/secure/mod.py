@@ -204,9 +204,10 @@ class Answering:
         clip = self.policy.clip if self.policy.noise_multiplier == 0 else None
         check_examples(self.policy, _patients(reply.content))
         parts, values = flatten(request, reply.content, WEIGHT, clip, self.policy.weight)
+        noises = [noise] if (noise := noise_of(reply)) is not None else []
         if state.covered:
             # The same at all sites of one federation, or nearly: what a site counts for must not tell who it is.
-            values = covered(
+            values, cover = covered(
                 parts,
                 values,
                 weight=self.policy.weight(self.policy.min_examples),
@@ -214,16 +215,15 @@ class Answering:
                 clip=self.policy.clip,
                 noise=self.policy.cover_noise,
             )
+            noises.append(cover)
         fields = Fields(session=state.cohort.session.hex(), parts=parts)
         count = len(state.masking)
-        bound = math.inf if state.covered else self.policy.figure_bound
-        values, changed = within(parts, values, count, bound)
+        values, changed = within(parts, values, count, self.policy.figure_bound)
         if changed:
             self.audit.append("held back", self.run, purpose=state.cohort.purpose, parts=changed)
         words = encode(values, bits_of(fields), count)
-        noise = noise_of(reply)
-        if noise is not None:
-            words += noise.words(parts, count)
+        for one in noises:
+            words += one.words(parts, count)
         after, hidden = member.masked(self.policy.rules(), state, words)
         if noise is not None and noise.lost is not None:
             after = after.model_copy(update={"spare": max(0, noise.lost - self.policy.colluders)})
