@@ -6,14 +6,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.goals import at_least
+from distlfm.config import load
 from distlfm.federated.settings import (
     FedAdamConfig,
     FederatedConfig,
     FedProxConfig,
     PrivacyConfig,
     ProgrammeConfig,
-    RoundTask,
     read_config,
 )
 from distlfm.federated.simulation.compare import everybody, scores
@@ -32,11 +34,13 @@ QUICK = (
     "base.train_with=[operator.points=25, operator.width=16, operator.modes=8, loop.epochs=3]",
     "programme.rounds=2",
 )
-BUDGETS = (1.0, 2.0, 4.0, 8.0, 16.0)
-DELTA = 1e-5
-PRIVATE_TASK = RoundTask(steps=8, adapter="shift", optimiser="sgd", lr=0.12)
-PRIVATE_ROUNDS, SAMPLE, CLIP = 5, 0.5, 1.0
-"""Chosen with an inner split of the patients that are learned from; those that measure had no part in it."""
+BUDGETS = {1.0: 0.6, 4.0: 0.9}
+"""Goals of the share of the pooled gain, by ε."""
+DELTA, DRAWS, MASKED = 1e-5, 5, 0.95
+PRIVATE = Path("configs/programme/glucose_private.yaml")
+"""Its rounds and its task, with the noise of each budget in place of its own. They were chosen on generated cohorts."""
+SMALL_BUDGET = ("rounds=6", "task.lr=6.7", "task.decay=0.6", "task.noise.clip=2.0")
+"""What that file says of ε 1."""
 
 
 def run(quick: bool = False) -> dict[str, Any]:
@@ -59,21 +63,30 @@ def measure(folder: Path, quick: bool) -> dict[str, Any]:
     for strategy in (FedProxConfig(mu=0.1), FedAdamConfig(lr=1e-3)):
         programme = config.programme.model_copy(update={"strategy": strategy})
         strategies[strategy.kind] = again(folder / strategy.kind, config, sites, programme)
-    curve = {}
-    for budget in BUDGETS if not quick else BUDGETS[-1:]:
-        steps = PRIVATE_ROUNDS * PRIVATE_TASK.steps
-        noise = noise_for(budget, DELTA, SAMPLE, steps)
-        privacy = PrivacyConfig(epsilon=budget, delta=DELTA, noise=noise, clip=CLIP, sample=SAMPLE)
-        update = {"task": PRIVATE_TASK, "rounds": PRIVATE_ROUNDS, "evaluate": False}
-        programme = config.programme.model_copy(update=update)
-        found = again(folder / f"epsilon-{budget:g}", config, sites, programme, privacy)
-        curve[f"{budget:g}"] = {**found, "noise": noise, "share of the pooled gain": gained(found["loss"])}
-    without = config.programme.model_copy(update={"task": PRIVATE_TASK, "rounds": PRIVATE_ROUNDS})
-    adapter = again(folder / "adapter", config, sites, without)
+    curve, shares = {}, {}
+    for budget, goal in BUDGETS.items():
+        private = load(ProgrammeConfig, PRIVATE, SMALL_BUDGET if budget == 1.0 else ())
+        noise = noise_for(budget, DELTA, 1.0, private.rounds)
+        assert private.task.noise is not None
+        shared = private.task.noise.model_copy(update={"multiplier": noise})
+        programme = private.model_copy(update={"task": private.task.model_copy(update={"noise": shared})})
+        privacy = PrivacyConfig(epsilon=budget, delta=DELTA, mechanism="shared")
+        found = [
+            again(folder / f"epsilon-{budget:g}-{draw}", config, sites, programme, privacy)
+            for draw in range(1 if quick else DRAWS)
+        ]
+        gains = [gained(one["loss"]) for one in found]
+        deviation = float(np.std(gains, ddof=1)) if len(gains) > 1 else 0.0
+        curve[f"{budget:g}"] = {"noise": noise, "draws": found, "shares": gains, "deviation": deviation}
+        shares[f"share of the pooled gain, ε {budget:g}, mean of {len(gains)} draws"] = at_least(
+            float(np.mean(gains)), goal
+        )
+    adapter = again(folder / "adapter", config, sites, load(ProgrammeConfig, PRIVATE))
     return {
         "figures": {
             "least advantage over a site alone, on the others' patients": at_least(worst, 0.0),
-            "share of the pooled gain": at_least(told["gain_share"] or 0.0, 0.9),
+            "share of the pooled gain": at_least(told["gain_share"] or 0.0, MASKED),
+            **shares,
         },
         "data": told["data"],
         "sites": {key: told[key] for key in ("base", "local", "federated", "pooled", "own", "patients")},

@@ -72,6 +72,26 @@ def _tail(file: int) -> tuple[int, str]:
         reach *= 4
 
 
+def head_of(path: Path) -> tuple[int, str]:
+    """Number and hash of the newest line; raises UsageError for a log without one."""
+    with locked(path, LOG) as file:
+        number, head = _tail(file)
+    if not number:
+        raise UsageError(f"The audit log {path} is empty.", "Bring back the log of today.")
+    return number - 1, head
+
+
+def holds(path: Path, number: int, head: str) -> bool:
+    """Whether a log has the line of this number and hash. Its chain is not followed."""
+    wanted = head.encode()
+    try:
+        with path.open("rb") as file:
+            found = [_parsed(line) for line in file if wanted in line]
+    except FileNotFoundError:
+        return False
+    return any(one is not None and (one["number"], one["hash"]) == (number, head) for one in found)
+
+
 def last_entry(path: Path, event: str) -> dict[str, Any] | None:
     """The newest line of a kind, looked for from the end; None if there is none. Its chain is not followed."""
     try:

@@ -149,7 +149,8 @@ def task_of(message: Message, policy: SitePolicy, site: Site) -> RoundTask:
     except (ValidationError, KeyError):
         raise Refused(Reason.MALFORMED, "The task is not one of this package.") from None
     check_local(policy, site.stays_here(task))
-    check_task(policy.task, task, codec_of(site.base.model, task).names)
+    shared = site.privacy is not None and site.privacy.mechanism == "shared"
+    check_task(policy.task, task, codec_of(site.base.model, task).names, shared=shared)
     return task
 
 

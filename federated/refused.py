@@ -28,6 +28,7 @@ class Reason(StrEnum):
     QUERIES = "the questions of this day are used up"
     BYTES = "the bytes of this day are used up"
     BUDGET = "the privacy budget is spent"
+    ROLLBACK = "the site's log is older than what other sites saw of it"
     MALFORMED = "a message that cannot be read"
     DISK = "the disk of the site is full"
     TIME = "the work was stopped before its end"

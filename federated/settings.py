@@ -36,6 +36,7 @@ class RoundTask(Config):
     adapter: only few weights at the end of the network are tuned, which differential privacy can bear (`tuning.py`).
     shared: patterns of the weights that travel. local: of those that are tuned and stay at the site (its own heads);
     a site refuses what its policy does not name. noise: for sites whose mechanism of privacy is `shared`.
+    decay: what `lr` and `noise.clip` of a round are in units of those of the round before.
     seed: of the batches of a simulation; a real site draws its own.
     """
 
@@ -44,6 +45,7 @@ class RoundTask(Config):
     batch: int = Field(default=32, ge=0)
     optimiser: Literal["sgd", "adam"] = "adam"
     lr: PositiveFloat = 5e-4
+    decay: float = Field(default=1.0, gt=0.0, le=1.0)
     beta: float = Field(default=0.5, ge=0.0, le=1.0)
     mu: NonNegativeFloat = 0.0
     seed: int = Field(default=0, ge=0)
@@ -119,9 +121,13 @@ class ProgrammeConfig(Config):
         return ProgrammeConfig(strategy=self.strategy, task=self.task)
 
     def round_task(self, number: int) -> RoundTask:
-        """The task of a round: FedProx's weight is the strategy's, and each round draws other batches."""
-        mu = self.strategy.mu if isinstance(self.strategy, FedProxConfig) else self.task.mu
-        return self.task.model_copy(update={"mu": mu, "seed": self.task.seed + number})
+        """The task of a round: FedProx's weight is the strategy's, each round draws other batches, and steps decay."""
+        task, noise = self.task, self.task.noise
+        mu = self.strategy.mu if isinstance(self.strategy, FedProxConfig) else task.mu
+        factor = task.decay ** (number - 1)
+        if noise is not None:
+            noise = noise.model_copy(update={"clip": noise.clip * factor})
+        return task.model_copy(update={"mu": mu, "seed": task.seed + number, "lr": task.lr * factor, "noise": noise})
 
 
 class PrivacyConfig(Config):

@@ -141,9 +141,9 @@ def drill_page(path: Path, facts: Mapping[str, Any], provenance: Provenance) -> 
     attacks: Sequence[Mapping[str, Any]] = facts["attacks"]
     text = (
         f"{len(attacks)} attacks were carried out against a federation of real processes on this machine, with "
-        "generated patients: first at sites as they are set up, which have to refuse, then at sites that were opened on "
-        "purpose, where the attack has to succeed, or else its refusal would show nothing. – is an attack for which nothing can "
-        "be opened."
+        "generated patients: first at sites as they are set up, which have to refuse, then at sites that were opened "
+        "on purpose, where the attack has to succeed, or else its refusal would show nothing. – is an attack for "
+        "which nothing can be opened."
     )
     failed = [one["attack"] for one in attacks if not one["refused"] or one["opened"] is False]
     trouble = f"The drill is red: {', '.join(failed)}." if failed else ""

@@ -1,17 +1,17 @@
 """Noise that covers what one site contributes, for sums whose roster is like that of an answered one.
 
 Each site adds it by itself, to numbers that are held within bounds, and counts as much as every other site: the
-difference of two such sums, with whatever weights, is at most one site's contribution, and this noise hides that.
+difference of two such sums, with whatever weights, is at most one site's contribution, and this noise hides that. It is
+drawn as all noise is, in whole numbers of the ring: `noise.py`.
 """
 
 from __future__ import annotations
-
-import secrets
 
 import numpy as np
 
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.messages import Part
+from distlfm.federated.secure.noise import SumNoise
 from distlfm.federated.secure.records import size_of
 from distlfm.federated.secure.ring import FloatArray
 
@@ -24,16 +24,15 @@ def covered(
     bound: float,
     clip: float | None,
     noise: float,
-) -> FloatArray:
-    """Numbers [N] of an answer with noise in each but the weight.
+) -> tuple[FloatArray, SumNoise]:
+    """Numbers [N] of an answer held within their bounds, and the noise that all of them but the weight need.
 
     weight: what every site counts for. bound: most that a metric counts. clip: longest update. noise: standard
     deviation in units of `bound` or `clip`. Raises Refused for what has no bound: a whole array,
     or an update without a clip.
     """
-    random = np.random.default_rng(secrets.randbits(256))
     found: FloatArray = values / values[0]
-    start = 0
+    start, deviations = 0, {}
     moved: list[slice] = []
     for part in parts:
         here = slice(start, start + size_of(part))
@@ -41,21 +40,17 @@ def covered(
         if part[1] == "weight":
             found[here] = 1.0
         elif part[1] == "metric":
-            held = np.clip(np.nan_to_num(found[here], nan=bound), -bound, bound)
-            found[here] = held + random.normal(0.0, noise * bound, size=held.shape)
+            found[here] = np.clip(np.nan_to_num(found[here], nan=bound), -bound, bound)
+            deviations[part[0]] = noise * bound * weight
         elif part[1] == "difference" and clip is not None:
             moved.append(here)
+            deviations[part[0]] = noise * clip * weight
         else:
             raise Refused(Reason.ROSTER, "The answer has no bound that noise could cover: set clip in the policy.")
     if moved:
         assert clip is not None
-        update = np.concatenate([found[here] for here in moved])
-        update = update if np.isfinite(update).all() else np.zeros_like(update)
-        update *= min(1.0, clip / max(float(np.linalg.norm(update)), clip))
-        update += random.normal(0.0, noise * clip, size=update.shape)
-        for here, part_ in zip(
-            moved, np.split(update, np.cumsum([one.stop - one.start for one in moved])[:-1]), strict=True
-        ):
-            found[here] = part_
+        length = float(np.sqrt(sum(found[here] @ found[here] for here in moved)))
+        for here in moved:
+            found[here] = found[here] * min(1.0, clip / max(length, clip)) if np.isfinite(length) else 0.0
     found *= weight
-    return found
+    return found, SumNoise(deviations)

@@ -91,7 +91,8 @@ class Gatherer:
         self._enough("signed who is in the sum", len(signed), max(self._min_sites, self.roster.threshold))
         cast = {site: consents[site].ballot for site in signed}
         ballots = {site: ballot for site, ballot in cast.items() if ballot is not None}
-        return Consents(session=self._session.hex(), signatures=signed, ballots=ballots)
+        heads = {site: head for site in signed if (head := consents[site].head) is not None}
+        return Consents(session=self._session.hex(), signatures=signed, ballots=ballots, heads=heads)
 
     def unmask(self, reveals: Mapping[str, Reveal]) -> Words:
         """The sum [N] of the survivors' vectors."""

@@ -35,6 +35,7 @@ from distlfm.federated.secure.messages import (
     Consent,
     Consents,
     Delivery,
+    Head,
     Reveal,
     Roster,
     Survivors,
@@ -90,14 +91,15 @@ class MemberState(BaseModel):
         return self.roster
 
 
-def advertise(rules: Rules, key: Ed25519PrivateKey, run: str) -> MemberState:
-    """Fresh keys for one sum; what the gatherer gets is `state.advert`."""
+def advertise(rules: Rules, key: Ed25519PrivateKey, run: str, seen: Mapping[str, Head] | None = None) -> MemberState:
+    """Fresh keys for one sum; what the gatherer gets is `state.advert`. seen: heads of the others' audit logs."""
     channel, masking = new_secret(), new_secret()
     unsigned = Advert(
         run=run,
         site=rules.site,
         channel_key=public_of(channel),
         mask_key=public_of(masking),
+        seen=dict(seen or {}),
         signature="0" * 128,
     )
     advert = unsigned.model_copy(update={"signature": sign(key, Advert.label, unsigned.signed())})
@@ -214,6 +216,28 @@ def votes_in(consents: Consents, pins: Mapping[str, str]) -> dict[str, Vote]:
         if site in pins
         and is_signed(pins[site], ballot.signature, Ballot.label, Ballot.signed(consents.session, ballot.vote))
     }
+
+
+def signed_head(rules: Rules, key: Ed25519PrivateKey, number: int, digest: str) -> Head:
+    """Return the newest line of the site's own audit log as the others are shown it."""
+    return Head(number=number, digest=digest, signature=sign(key, Head.label, Head.signed(rules.site, number, digest)))
+
+
+def heads_in(heads: Mapping[str, Head], pins: Mapping[str, str]) -> dict[str, Head]:
+    """Return the heads by site that their own sites have signed; others count as none."""
+    return {
+        site: head
+        for site, head in sorted(heads.items())
+        if site in pins
+        and is_signed(pins[site], head.signature, Head.label, Head.signed(site, head.number, head.digest))
+    }
+
+
+def seen_of(roster: Roster, rules: Rules, public: str) -> Head | None:
+    """Return the newest line of this site's own log that another member has seen; only what it signed itself counts."""
+    said = (advert.seen.get(rules.site) for advert in roster.adverts)
+    known = [head for head in said if head is not None and heads_in({rules.site: head}, {rules.site: public})]
+    return max(known, key=lambda head: head.number, default=None)
 
 
 def reveal(rules: Rules, key: Ed25519PrivateKey, state: MemberState, consents: Consents) -> Reveal:

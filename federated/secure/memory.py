@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from distlfm.config import Config
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.epochs import History
-from distlfm.federated.secure.member import MemberState
+from distlfm.federated.secure.member import MemberState, heads_in
+from distlfm.federated.secure.messages import Head
 from distlfm.federated.setup.homes import locked, replace_secret
 from distlfm.store.files import put_all, storing
 
@@ -33,7 +34,7 @@ FORGET_SECONDS = 24 * 3600.0
 """Secrets and drafts of a sum that was never finished are removed after this time; drafts also when the same run begins
 another one."""
 
-EPOCHS = "epochs.json"
+EPOCHS, HEADS = "epochs.json", "heads.json"
 
 
 class Usage(Config):
@@ -43,6 +44,12 @@ class Usage(Config):
     queries: int = 0
     bytes: int = 0
     votes: int = 0
+
+
+class Seen(Config):
+    """The newest lines of the others' audit logs, by site."""
+
+    heads: dict[str, Head] = Field(default_factory=dict)
 
 
 Kept = TypeVar("Kept", bound=Config)
@@ -113,6 +120,20 @@ class Memory:
     def answer(self, history: History, sites: frozenset[str], *, covered: bool) -> None:
         """Note that a sum over these sites is answered."""
         self._put(self._folder / EPOCHS, history.answered(sites, covered=covered))
+
+    def seen(self, pins: Mapping[str, str]) -> dict[str, Head]:
+        """Return the heads of the others' audit logs that they signed with the keys that are pinned now."""
+        return heads_in(self._read(Seen, HEADS).heads, pins)
+
+    def saw(self, heads: Mapping[str, Head], pins: Mapping[str, str]) -> None:
+        """Remember newer heads; a log that has become shorter does not take the place of what was seen of it."""
+        known = self.seen(pins)
+        newer = {
+            site: head
+            for site, head in heads_in(heads, pins).items()
+            if site not in known or known[site].number < head.number
+        }
+        self._put(self._folder / HEADS, Seen(heads={**known, **newer}))
 
     def _sum(self, run: str) -> Path:
         return self._folder / f"sum-{run}.json"

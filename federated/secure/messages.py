@@ -66,13 +66,32 @@ class Call(SumMessage):
     purpose: Purpose
 
 
+class Head(SumMessage):
+    """The newest line of a site's audit log, signed by that site. The log's receipts hold the ledger's head."""
+
+    number: Annotated[int, Field(ge=0)]
+    digest: Hex32
+    signature: Signature
+
+    label: ClassVar[str] = "head"
+
+    @staticmethod
+    def signed(site: str, number: int, digest: str) -> bytes:
+        """What the signature is about."""
+        return canonical({"site": site, "number": number, "digest": digest})
+
+
 class Advert(SumMessage):
-    """A member's fresh public keys for one sum of a run, signed by its site."""
+    """A member's fresh public keys for one sum of a run, signed by its site.
+
+    seen: what the member last saw of the others' audit logs, so that one who went back to an old copy is reminded.
+    """
 
     run: RunName
     site: SiteName
     channel_key: Hex32
     mask_key: Hex32
+    seen: dict[SiteName, Head] = {}
     signature: Signature
 
     label: ClassVar[str] = "advert"
@@ -153,19 +172,21 @@ class Ballot(SumMessage):
 
 
 class Consent(SumMessage):
-    """A member's signature under who is in the sum, and its vote where it was asked for one."""
+    """A member's signature under who is in the sum, its vote where it was asked for one, and its audit log's head."""
 
     session: Hex32
     signature: Signature
     ballot: Ballot | None = None
+    head: Head | None = None
 
 
 class Consents(SumMessage):
-    """The signatures of the members under the same list, by site, and their votes."""
+    """The signatures of the members under the same list, by site, their votes, and the heads of their logs."""
 
     session: Hex32
     signatures: dict[SiteName, Signature]
     ballots: dict[SiteName, Ballot] = {}
+    heads: dict[SiteName, Head] = {}
 
 
 class Reveal(SumMessage):

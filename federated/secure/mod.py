@@ -20,11 +20,12 @@ from flwr.common.constant import ErrorCode
 
 from distlfm.cluster.blocks.job import failure_of
 from distlfm.errors import StorageError
-from distlfm.federated.audit import AuditLog
+from distlfm.federated.audit import AuditLog, head_of, holds
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure import member
 from distlfm.federated.secure.cover import covered
 from distlfm.federated.secure.epochs import History
+from distlfm.federated.secure.keys import public_hex
 from distlfm.federated.secure.member import MemberState, Stage
 from distlfm.federated.secure.memory import Drafts, Memory, Usage
 from distlfm.federated.secure.messages import (
@@ -32,6 +33,7 @@ from distlfm.federated.secure.messages import (
     Consents,
     Delivery,
     Fields,
+    Head,
     Roster,
     SumMessage,
     Survivors,
@@ -173,7 +175,7 @@ class Answering:
             raise Refused(Reason.STAGE, "A call for another run or purpose.")
         with self.memory.locked():
             self.memory.forget_old()
-            state = member.advertise(self.policy.rules(), self.key, self.run)
+            state = member.advertise(self.policy.rules(), self.key, self.run, self._seen)
             self.memory.keep(self.run, state)
             return self._leaving(KEYS, purpose, state.advert)
 
@@ -182,6 +184,7 @@ class Answering:
             raise Refused(Reason.STAGE, "A roster for another purpose.")
         with self.memory.locked():
             state, boxes = member.share(self.policy.rules(), self.key, self.memory.state(self.run), roster)
+            self._check_log(roster)
             self._needs_cover(frozenset(roster.sites), purpose)
             self.memory.keep(self.run, state)
             return self._leaving(SHARES, purpose, boxes, cohort=list(roster.sites), request=roster.request)
@@ -205,9 +208,10 @@ class Answering:
         clip = self.policy.clip if self.policy.noise_multiplier == 0 else None
         check_examples(self.policy, _patients(reply.content))
         parts, values = flatten(request, reply.content, WEIGHT, clip, self.policy.weight)
+        noises = [noise] if (noise := noise_of(reply)) is not None else []
         if state.covered:
             # The same at all sites of one federation, or nearly: what a site counts for must not tell who it is.
-            values = covered(
+            values, cover = covered(
                 parts,
                 values,
                 weight=self.policy.weight(self.policy.min_examples),
@@ -215,16 +219,15 @@ class Answering:
                 clip=self.policy.clip,
                 noise=self.policy.cover_noise,
             )
+            noises.append(cover)
         fields = Fields(session=state.cohort.session.hex(), parts=parts)
         count = len(state.masking)
-        bound = math.inf if state.covered else self.policy.figure_bound
-        values, changed = within(parts, values, count, bound)
+        values, changed = within(parts, values, count, self.policy.figure_bound)
         if changed:
             self.audit.append("held back", self.run, purpose=state.cohort.purpose, parts=changed)
         words = encode(values, bits_of(fields), count)
-        noise = noise_of(reply)
-        if noise is not None:
-            words += noise.words(parts, count)
+        for one in noises:
+            words += one.words(parts, count)
         after, hidden = member.masked(self.policy.rules(), state, words)
         if noise is not None and noise.lost is not None:
             after = after.model_copy(update={"spare": max(0, noise.lost - self.policy.colluders)})
@@ -259,6 +262,8 @@ class Answering:
                 )
             self.memory.answer(history, state.survivors, covered=state.covered)
             self.memory.keep(self.run, state)
+            head = member.signed_head(self.policy.rules(), self.key, *head_of(self.policy.audit))
+            sent = sent.model_copy(update={"head": head})
             return self._leaving(CONSENT, purpose, sent, survivors=sorted(state.survivors), vote=state.vote or "none")
 
     def _unmask(self, consents: Consents, purpose: str, site: object) -> RecordDict:
@@ -270,7 +275,8 @@ class Answering:
             state = self._state(purpose)
             sent = member.reveal(self.policy.rules(), self.key, state, consents)
             votes = member.votes_in(consents, self.policy.peers)
-            fresh = member.advertise(self.policy.rules(), self.key, self.run)
+            self.memory.saw(consents.heads, self.policy.rules().peers)
+            fresh = member.advertise(self.policy.rules(), self.key, self.run, self._seen)
             self.memory.keep(self.run, fresh)
             kept = []
             if isinstance(site, str):
@@ -288,6 +294,22 @@ class Answering:
         if state.stage is Stage.ADVERTISED or state.cohort.purpose != purpose:
             raise Refused(Reason.STAGE, "No sum for this purpose is under way.")
         return state
+
+    @property
+    def _seen(self) -> dict[str, Head]:
+        return self.memory.seen(self.policy.rules().peers)
+
+    def _check_log(self, roster: Roster) -> None:
+        """Refuse to go on with an audit log that lacks a line that another site has seen of it."""
+        seen = member.seen_of(roster, self.policy.rules(), public_hex(self.key))
+        if seen is not None and not holds(self.policy.audit, seen.number, seen.digest):
+            raise Refused(
+                Reason.ROLLBACK,
+                f"{self.policy.audit} lacks line {seen.number} ({seen.digest[:12]}…), which another site has seen: it "
+                "was brought back from an old copy, and so perhaps was the ledger. Bring back the log and the ledger "
+                "of today. If they are lost, nobody knows what was spent: whoever is responsible for the patients' "
+                "data decides on a new budget, and the site joins anew with new keys, which the others pin.",
+            )
 
     @property
     def _history(self) -> History:

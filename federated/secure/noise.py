@@ -45,16 +45,15 @@ class SumNoise:
 
     def words(self, parts: tuple[Part, ...], sites: int, random: Random = os.urandom) -> Words:
         """Draw this site's noise for a vector [N] of these parts. A name that is no part is an error."""
-        share, found, missing = self.own_share(sites), [], set(self.deviations)
+        share, found = self.own_share(sites), []
+        if set(self.deviations) - {name for name, *_ in parts}:
+            raise ValueError("Noise for a part that the answer does not have.")
         for part in parts:
             name, kind, _, _ = part
             drawn = np.zeros(size_of(part), dtype=np.int64)
-            if name in missing:
-                missing.remove(name)
+            if name in self.deviations:
                 drawn = discrete_gaussian(
                     self.deviations[name] * share * MARGIN * 2.0 ** BITS[kind], len(drawn), random
                 )
             found.append(drawn)
-        if missing:
-            raise ValueError("Noise for a part that the answer does not have.")
         return np.concatenate(found).view(np.uint64)

@@ -29,8 +29,10 @@ from distlfm.lfo import Batch, Operator
 from distlfm.lfo.model import FourierOperator
 
 
-def check_task(limits: TaskLimits, task: RoundTask, names: Sequence[str]) -> None:
-    """Refuse a task beyond the limits. names: of the weights that it tunes and sends."""
+def check_task(limits: TaskLimits, task: RoundTask, names: Sequence[str], *, shared: bool = False) -> None:
+    """Refuse a task beyond the limits. names: of the weights that it tunes and sends. shared: whether patients' updates
+    are cut to `task.noise.clip`, and noised in proportion to it, so that the rate says nothing of their length.
+    """
     foreign = [name for name in names if not any(fnmatch.fnmatchcase(name, one) for one in limits.shared)]
     if foreign:
         raise _beyond(f"task.shared has {', '.join(foreign[:3])}", "shared", ", ".join(limits.shared), "task.shared")
@@ -40,7 +42,7 @@ def check_task(limits: TaskLimits, task: RoundTask, names: Sequence[str]) -> Non
     ):
         if given not in allowed:
             raise _beyond(f"The task has {given}", name, ", ".join(allowed), f"task.{name[:-1]}")
-    for name in ("lr", "mu", "steps", "batch"):
+    for name in ("mu", "steps", "batch") if shared else ("lr", "mu", "steps", "batch"):
         value, most = getattr(task, name), getattr(limits, name)
         if value > most:
             raise _beyond(f"task.{name} is {value:g}", name, f"{most:g}", f"task.{name}")

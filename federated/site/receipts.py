@@ -53,6 +53,6 @@ def check_ledger(ledger: Ledger, audit: Path) -> None:
             Reason.BUDGET,
             f"{audit} has noted {count} charges (ε {facts.get('epsilon', 0):.3g}), and {ledger.path} lacks them, or "
             "has others. Bring back the ledger of today. If it is lost, nobody knows what was spent, and the budget "
-            "counts as spent: whoever is responsible for the patients' data may decide on a new one, and then moves "
-            "the audit log away.",
+            "counts as spent: whoever is responsible for the patients' data may decide on a new one, and the site "
+            "joins anew with new keys and a new log.",
         )

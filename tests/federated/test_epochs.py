@@ -15,8 +15,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from distlfm.federated.client_app import app
 from distlfm.federated.codec import weights_digest
 from distlfm.federated.refused import Reason
+from distlfm.federated.secure.cover import covered
 from distlfm.federated.secure.epochs import History, tells_of_few
 from distlfm.federated.secure.grid import SecureGrid
+from distlfm.federated.secure.records import ARRAY_BITS
 from distlfm.federated.settings import RoundTask
 from distlfm.federated.simulation.grid import LocalGrid
 from distlfm.federated.simulation.sites import nodes_of
@@ -233,3 +235,23 @@ def test_fifty_sites_are_compared_in_no_time() -> None:
     history = History().entered(frozenset(names)).answered(frozenset(names), covered=False)
     assert history.is_open(frozenset(names[:40]), 3)
     assert not history.answered(frozenset(names[:40]), covered=False).is_open(frozenset(names[:48]), 3)
+
+
+def test_covering_noise_is_whole_numbers_for_all_but_the_weight_and_values_are_held_first() -> None:
+    parts = (
+        ("num-examples", "weight", "float64", ()),
+        ("loss", "metric", "float64", ()),
+        ("shared", "difference", "float64", (4000,)),
+    )
+    values = 7.0 * np.concatenate([[1.0, 99.0], np.full(4000, 3.0)])
+    held, noise = covered(parts, values, weight=5.0, bound=10.0, clip=0.5, noise=4.0)
+    assert held[:2] == pytest.approx([5.0, 50.0])
+    assert np.linalg.norm(held[2:]) == pytest.approx(5.0 * 0.5)
+    drawn = noise.words(parts, sites=3).view(np.int64)
+    assert drawn[0] == 0
+    assert np.std(drawn[2:]) == pytest.approx(4.0 * 0.5 * 5.0 * 2.0**ARRAY_BITS, rel=0.05)
+    assert noise.lost is None, "each site brings all of it"
+    assert drawn[1] != 0
+    values[5] = np.inf
+    broken, _ = covered(parts, values, weight=5.0, bound=10.0, clip=0.5, noise=4.0)
+    assert not np.any(broken[2:]), "an update that is not finite moves nothing"

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from distlfm.federated.audit import AuditLog, verify
+from distlfm.federated.audit import AuditLog, last_entry, verify
 from distlfm.federated.refused import Reason
 from distlfm.federated.rounds import run_rounds
 from distlfm.federated.secure.grid import SecureGrid
+from distlfm.federated.secure.keys import public_hex
+from distlfm.federated.secure.member import heads_in, signed_head
 from distlfm.federated.settings import PrivacyConfig
+from distlfm.federated.setup.identity import load_signing_key
 from distlfm.federated.site.ledger import Ledger
+from distlfm.federated.site.policy import load_policy
 from distlfm.federated.site.receipts import check_ledger, epsilon_of, write_receipt
 from distlfm.federated.site.work import LEDGER, codec_of
 from distlfm.federated.strategy import TooFewSites
@@ -55,6 +60,48 @@ def test_a_ledger_that_was_removed_or_rolled_back_stops_the_site(left: int | Non
         run_rounds(grid, operator, codec, asked.model_copy(update={"lost": 0}), tmp_path / "again")
     for site in sites.values():
         assert len(Ledger(site.folder / LEDGER, 1e3, 1e-5).charges) == (left or 0), "nothing was done"
+
+
+def test_a_ledger_and_a_log_that_were_both_rolled_back_stop_the_site(tmp_path: Path) -> None:
+    """The attack: bring back a copy of the site's whole folder; the others remember what they saw of its log."""
+    operator, sites = make_federation(tmp_path, privacy=PrivacyConfig(epsilon=1e3, noise=2.0, sample=0.5))
+    asked = make_programme(rounds=1, task=TASK)
+    codec = codec_of(operator.model, asked.task)
+    victim, *_ = sites.values()
+    copy = tmp_path / "copy"
+
+    def go(name: str) -> None:
+        run_rounds(SecureGrid(make_grid(sites), min_sites=3), operator, codec, asked, tmp_path / name)
+
+    go("first")
+    shutil.copytree(victim.folder, copy)
+    go("second")
+    spent = Ledger(victim.folder / LEDGER, 1e3, 1e-5).spent
+    today = victim.folder.rename(tmp_path / "today")
+    shutil.copytree(copy, victim.folder)
+    with pytest.raises(TooFewSites, match=Reason.ROLLBACK.value):
+        go("third")
+    back = Ledger(victim.folder / LEDGER, 1e3, 1e-5)
+    assert 0 < back.spent < spent, "nothing more was done"
+    said = last_entry(victim.folder / "audit.jsonl", "refused")
+    assert said is not None
+    assert "Bring back the log and the ledger" in said["facts"]["detail"]
+    shutil.rmtree(victim.folder)
+    today.rename(victim.folder)
+    go("fourth")
+
+
+def test_a_claim_about_a_log_counts_only_with_the_signature_of_the_log_s_own_site(tmp_path: Path) -> None:
+    """Or one site could stop another for ever."""
+    _, sites = make_federation(tmp_path)
+    policy = load_policy(next(iter(sites.values())).folder)
+    rules, key = policy.rules(), load_signing_key(policy.signing_key)
+    site, peer = rules.site, next(iter(rules.peers))
+    mine = signed_head(rules, key, 3, "a" * 64)
+    assert heads_in({site: mine}, {site: public_hex(key)}) == {site: mine}
+    assert not heads_in({site: mine}, {site: rules.peers[peer]})
+    assert not heads_in({peer: mine}, {peer: public_hex(key)}), "it names the site"
+    assert not heads_in({site: mine.model_copy(update={"number": 4})}, {site: public_hex(key)})
 
 
 def test_a_ledger_that_has_more_than_the_log_is_taken_and_another_one_is_not(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distlfm.config import dump
+from distlfm.config import dump, load
 from distlfm.federated.codec import Vector
 from distlfm.federated.refused import Reason
 from distlfm.federated.rounds import run_rounds
@@ -21,6 +21,7 @@ from distlfm.federated.strategy import TooFewSites
 from distlfm.lfo import Operator
 from tests.support.site_toy import make_federation, make_grid, make_programme
 
+CONFIGS = Path(__file__).parents[2] / "configs"
 BUDGET = PrivacyConfig(epsilon=50.0, mechanism="shared")
 
 OPEN: dict[str, Any] = {"fixed_cohort": (), "min_difference": 1}
@@ -122,3 +123,17 @@ def test_a_sum_in_which_more_noise_is_missing_than_stated_is_not_opened(
     else:
         with pytest.raises(TooFewSites, match=Reason.SURVIVORS.value.split(",")[0]):
             run_rounds(grid, operator, codec, asked, tmp_path / "run")
+
+
+def test_rates_and_limits_decay_together_and_the_shipped_programme_costs_what_it_says() -> None:
+    """Noise is in units of the limit, so a smaller limit costs the same ε."""
+    shipped = load(ProgrammeConfig, CONFIGS / "programme" / "glucose_private.yaml")
+    first, third = shipped.round_task(1), shipped.round_task(3)
+    assert first.noise is not None
+    assert third.noise is not None
+    assert third.lr / first.lr == pytest.approx(shipped.task.decay**2)
+    assert third.noise.clip / first.noise.clip == pytest.approx(shipped.task.decay**2)
+    assert first.noise.multiplier == third.noise.multiplier
+    spent = epsilon([Cost(first.noise.multiplier, first.noise.sample, shipped.rounds)], 1e-5)
+    assert 3.9 < spent <= 4.0
+    assert not shipped.evaluate, "figures would cost more"

@@ -23,6 +23,8 @@ from distlfm.federated.secure.mod import secure_mod
 from distlfm.federated.settings import RoundTask
 from distlfm.federated.simulation.grid import LocalGrid
 from distlfm.federated.site import worktime
+from distlfm.federated.site.contract import check_task
+from distlfm.federated.site.policy import TaskLimits
 from distlfm.federated.site.work import OWN, Site, codec_of
 from distlfm.federated.site.worktime import Runs, WorkTime, keep_time, working
 from distlfm.lfo import Operator
@@ -234,3 +236,12 @@ def test_the_link_is_asked_whether_the_runs_that_are_worked_for_go_on(tmp_path: 
     with runs.working("7"), runs.working("8"):
         stop_ended(runs, get_run)
         assert [runs.has_ended(run) for run in ("7", "8")] == [False, True]
+
+
+def test_a_rate_has_no_limit_where_updates_are_cut_and_noised_and_every_other_limit_holds() -> None:
+    limits, task = TaskLimits(), RoundTask(lr=10.0, steps=1)
+    with pytest.raises(Refused, match="task outside"):
+        check_task(limits, task, ("w",))
+    check_task(limits, task, ("w",), shared=True)
+    with pytest.raises(Refused, match="task outside"):
+        check_task(limits, task.model_copy(update={"steps": 10**6}), ("w",), shared=True)
