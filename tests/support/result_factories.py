@@ -136,7 +136,9 @@ def _estimates(model: Model, known: Mapping[str, FloatArray], rng: np.random.Gen
             shown = label if len(parameter.labels) > 1 else ""
             name = f"{parameter.name}[{shown}]" if shown else parameter.name
             found.append(
-                Estimate(name, parameter.kind, mean, sd * mean, *limits, 0.7, parameter=parameter.name, label=shown)
+                Estimate(
+                    name, parameter.kind, mean, sd * mean, *limits, shrinkage=0.7, parameter=parameter.name, label=shown
+                )
             )
     return found
 

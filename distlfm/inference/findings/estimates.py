@@ -61,7 +61,7 @@ UNDETERMINED = 0.7
 """A direction of z whose posterior standard deviation is above this share of its prior's is not settled by the data."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Estimate(Estimated):
     """One parameter of a fit. `shrinkage` is 0 where the data say nothing and 1 where they say all.
 
@@ -103,10 +103,11 @@ def estimates(posterior: Posterior) -> list[tuple[Estimate, ...]]:
             label = parameter.labels[i] if len(parameter.labels) > 1 else ""
             name = f"{parameter.name}[{label}]" if label else parameter.name
             for b, row in enumerate(found):
-                low68, high68, low95, high95, left = (float(column[b]) for column in (*limits, shrinkage))
-                centre, width = float(mean[b]), float(sd[b])
-                whole = (name, parameter.kind, centre, width, low68, high68, low95, high95)
-                row.append(Estimate(*whole, left, parameter.name, label))
+                numbers = [float(column[b]) for column in (mean, sd, *limits)]
+                told = float(shrinkage[b])
+                row.append(
+                    Estimate(name, parameter.kind, *numbers, shrinkage=told, parameter=parameter.name, label=label)
+                )
     return [tuple(row) for row in found]
 
 
