@@ -177,8 +177,7 @@ class FourierGaussian(Marginal):
 
     def _roots(self, values: Values, rows: Tensor) -> Tensor:
         """Deviations [A, L, F] of amplitudes."""
-        found = []
-        frequency, spacing = self._own_waves(rows), 2 * math.pi / self.basis.length[rows]
+        found, frequency, spacing = [], self._own_waves(rows), 2 * math.pi / self.basis.length[rows]
         active = self.active[rows, : frequency.shape[-1]]
         for kernel, hyper in zip(self.model.kernels, self.model.hyper(values), strict=True):
             scale = hyper[_part(kernel.expression).lengthscale.name].reshape(len(rows))
@@ -191,26 +190,21 @@ class FourierGaussian(Marginal):
 
     def _answer(self, system: LinearSystem, roots: Tensor, rows: Tensor) -> _Answer:
         frequency = self._own_waves(rows).unsqueeze(1)  # [A, 1, F]
-        own = self._own(system)
         if self.linearity.diagonal:
             rates = torch.diagonal(system.A, dim1=-2, dim2=-1).unsqueeze(-1)  # [A, D, 1]
             scale = 1 / (rates.square() + frequency.square())
             steady = -system.c / rates.squeeze(-1)
             real, imaginary = ((part * scale).unsqueeze(2) * system.B.unsqueeze(-1) for part in (-rates, -frequency))
         else:
-            turned = torch.complex(
-                -system.A.unsqueeze(1), torch.zeros(()).to(system.A).expand_as(system.A).unsqueeze(1)
-            )
-            turned = turned + 1j * torch.diag_embed(
-                frequency.squeeze(1).unsqueeze(-1).expand(-1, -1, system.A.shape[-1])
-            )
+            one = torch.eye(system.A.shape[-1], dtype=system.A.dtype)
+            turned = 1j * frequency.squeeze(1)[..., None, None] * one - system.A.unsqueeze(1)  # [A, F, D, D]
             waves = torch.linalg.solve(turned, system.B.unsqueeze(1).to(turned))  # [A, F, D, L]
             real, imaginary = waves.real.permute(0, 2, 3, 1), waves.imag.permute(0, 2, 3, 1)
             steady = -torch.linalg.solve(system.A, system.c)
         real, imaginary = ((part * roots.unsqueeze(1)).flatten(-2) for part in (real, imaginary))  # [A, D, L·F]
         leaving = -torch.cat([real, imaginary], -1)
         fall = system.start - steady
-        if own:
+        if self._own(system):
             rest = steady + system.e
             return _Answer(real, imaginary, leaving.unsqueeze(2), rest, fall.unsqueeze(-1))
         num_outputs = system.C.shape[-2]
@@ -259,20 +253,16 @@ class FourierGaussian(Marginal):
 
         few = slice(roots.shape[-1])
         cc, cs, ss = (one[rows, :, few, few].repeat(1, 1, forces, forces) for one in (waves.cc, waves.cs, waves.ss))
+        pairs = ((real, real), (real, imaginary), (imaginary, imaginary))
         if cc.shape[1] == 1:
-            weighed = each.unsqueeze(-1)
-            rr = ((real * weighed).mT @ real).unsqueeze(1)
-            ri = ((real * weighed).mT @ imaginary).unsqueeze(1)
-            ii = ((imaginary * weighed).mT @ imaginary).unsqueeze(1)
+            rr, ri, ii = (((one * each.unsqueeze(-1)).mT @ other).unsqueeze(1) for one, other in pairs)
         else:
             weighed = each[..., None, None]
-            rr = weighed * real.unsqueeze(-1) * real.unsqueeze(-2)
-            ri = weighed * real.unsqueeze(-1) * imaginary.unsqueeze(-2)
-            ii = weighed * imaginary.unsqueeze(-1) * imaginary.unsqueeze(-2)
+            rr, ri, ii = (weighed * one.unsqueeze(-1) * other.unsqueeze(-2) for one, other in pairs)
         both = ri * cs
         first = (rr * cc - both - both.mT + ii * ss).sum(1)
-        turned = ri.mT * cs
-        last = (ii * cc + turned + turned.mT + rr * ss).sum(1)
+        both = ri.mT * cs
+        last = (ii * cc + both + both.mT + rr * ss).sum(1)
         mixed = (ri * cc + rr * cs - ii * cs.mT - ri.mT * ss).sum(1)
         gram = torch.cat([torch.cat([first, mixed], -1), torch.cat([mixed.mT, last], -1)], -2)
 
@@ -288,9 +278,8 @@ class FourierGaussian(Marginal):
         offset = answer.rest - waves.middle[rows]
         alone = waves.data[rows, ..., few] - offset[..., None, None] * waves.ones[rows, ..., few]  # [A, P, 2, F]
         fall = answer.fall
-        alone = alone.repeat(1, 1, 1, forces) - torch.stack(
-            [(fall.unsqueeze(-1) * one).sum(2) for one in (cos, sin)], 2
-        )
+        fallen_waves = torch.stack([(fall.unsqueeze(-1) * one).sum(2) for one in (cos, sin)], 2)
+        alone = alone.repeat(1, 1, 1, forces) - fallen_waves
         data = (weighted @ waves.values[rows].unsqueeze(-1)).squeeze(-1)  # [A, P, J]
         ones = weighted.sum(-1)
         fallen = (among @ fall.unsqueeze(-1)).squeeze(-1)
@@ -319,11 +308,9 @@ class FourierGaussian(Marginal):
         phase = since.unsqueeze(-1) * self._own_waves(rows).unsqueeze(1)
         cos, sin = (one.repeat(1, 1, len(self.model.kernels)).unsqueeze(1) for one in (phase.cos(), phase.sin()))
         fading = self._transients(system, since)  # [A, P, J, Q]
-        columns = (
-            _turn(answer.real.unsqueeze(2), answer.imaginary.unsqueeze(2), cos, sin) + fading.mT @ answer.transient
-        )
+        steady = _turn(answer.real.unsqueeze(2), answer.imaginary.unsqueeze(2), cos, sin)
         offset = answer.rest.unsqueeze(-1) + (fading * answer.fall.unsqueeze(-1)).sum(2)
-        return offset, columns
+        return offset, steady + fading.mT @ answer.transient
 
     def _waves_of(self, roots: Tensor, rows: Tensor, query: Tensor) -> Tensor:
         """Force of unit amplitudes, [A, L, Q, M]."""
@@ -398,10 +385,8 @@ def lengthscales(model: Model, z: Tensor, around: Tensor) -> tuple[Tensor, Tenso
     found = []
     for place in (z - around, z + around):
         hyper = model.hyper(model.space.unpack(place))
-        parts = zip(model.kernels, hyper, strict=True)
-        found.append(
-            torch.stack([one[_part(kernel.expression).lengthscale.name].reshape(len(z)) for kernel, one in parts])
-        )
+        names = [_part(kernel.expression).lengthscale.name for kernel in model.kernels]
+        found.append(torch.stack([one[name].reshape(len(z)) for name, one in zip(names, hyper, strict=True)]))
     return found[0].amin(0), found[1].amax(0)
 
 
