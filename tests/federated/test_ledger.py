@@ -77,15 +77,18 @@ def test_a_budget_buys_what_the_documentation_says() -> None:
     """Rounded so that the stated noise stays within the stated ε."""
     text = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-    [budgets] = [row[1:] for row in rows if row[0] == "ε"]
-    [noises] = [row[1:] for row in rows if row[0] == "noise"]
-    for budget, noise in zip(budgets, noises, strict=True):
-        assert 0.98 * float(budget) < epsilon([Cost(float(noise), 0.5, 5 * 8)], 1e-5) <= float(budget)
+    start = [row[0] for row in rows].index("ε")
+    rounds = [int(cell.split()[0]) for cell in rows[start][1:]]
+    programmes = rows[start + 2 : start + 4]
+    assert [row[0] for row in programmes] == ["1", "4"]
+    for budget, *multipliers in programmes:
+        for number, multiplier in zip(rounds, multipliers, strict=True):
+            assert 0.98 * float(budget) < epsilon([Cost(float(multiplier), 1.0, number)], 1e-5) <= float(budget)
     start = [row[0] for row in rows].index("noise_multiplier")
     updates = rows[start + 2 : start + 5]
     assert [row[0] for row in updates] == ["4", "8", "16"]
     for multiplier, *told in updates:
-        spent = [epsilon([Cost(float(multiplier) / 2, 1.0, rounds)], 1e-5) for rounds in (1, 5, 10)]
+        spent = [epsilon([Cost(float(multiplier) / 2, 1.0, number)], 1e-5) for number in (1, 5, 10)]
         assert [float(one) for one in told] == pytest.approx(spent, abs=0.01)
         assert all(float(one) >= each for one, each in zip(told, spent, strict=True))
     for models, told in ((1, "ε 0.39"), (5, "0.93 for five")):

@@ -29,6 +29,14 @@ SHAPES = {
 }
 
 
+GAPS = {
+    "azt1d": "27 gaps in 16 instances",
+    "bigideas": "21 gaps in 12 instances",
+    "hall2018": "87 gaps in 21 instances",
+}
+"""Sensors of these were off for a time."""
+
+
 def truth_of(instance: Instance) -> Truth:
     assert instance.truth is not None
     return instance.truth
@@ -39,7 +47,10 @@ def truth_of(instance: Instance) -> Truth:
 def test_each_set_reads_clean_and_is_the_known_file(name: str) -> None:
     report = catalog.load(name)
     assert report.set_aside == []
-    assert report.notices == []
+    told = [notice.what for notice in report.notices]
+    assert [one.partition(", the longest")[0] for one in told] == (
+        [f"Nothing was observed in {GAPS[name]}"] if name in GAPS else []
+    )
     first = report.instances[0]
     assert first.metadata["dataset"] == name
     if name in SHAPES:

@@ -116,9 +116,9 @@ class Forward:
 
     def _alike(self, steps: Tensor) -> Iterator[tuple[Tensor, SolverConfig]]:
         """Which rows [A] take the same numbers of `steps` [A], with the solver's settings."""
-        for count in steps.unique():
+        for count in steps.unique().tolist() or [1]:  # a model without unknowns asks for no rows
             some = torch.nonzero(steps == count).squeeze(-1)
-            yield some, self.solver.model_copy(update={"steps": int(count)})
+            yield some, self.solver.model_copy(update={"steps": count})
 
     @property
     def size(self) -> int:
