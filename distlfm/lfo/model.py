@@ -141,22 +141,30 @@ class FourierOperator(nn.Module):
         x, size = self.channels(values, mask)
         u = self._layered(self.lift(x)) if self.mixed is None else self._mixed(x, self.mixed)
         u = torch.cat([u, x], -1)
-        wide = (-1, self.num_forces, *(1,) * self.num_dims)
         unit = size.unsqueeze(-1) * self.normal.force_sd
-        sd, centre = unit.view(wide), self.normal.force_mean.view(wide)
         found = self.first(u, u.new_zeros(u.shape[0], 0))
         if self.equation is not None:
-            left = self._unexplained(values, found, size, sd, centre)
+            left = self._unexplained(values, found, size, unit)
             change = self.second(torch.cat([u, left.movedim(1, -1)], -1), found.summary)
             found = change._replace(force=found.force + change.force, params=found.params + change.params)
+        return self.answer(found, unit, grid)
+
+    def answer(self, found: HeadOutput, unit: Tensor, grid: tuple[int, ...]) -> OperatorOutput:
+        """What the heads found, on a grid of the data and in the unit [B, L] of each instance's forces."""
         return OperatorOutput(
-            force=self.shown(found.force, grid) * sd + centre,
-            force_logvar=soft_limits(self.shown(found.force_logvar, grid)) + 2 * sd.log(),
+            force=self._forces(found.force, unit, grid),
+            force_logvar=soft_limits(self.shown(found.force_logvar, grid)) + 2 * self._wide(unit).log(),
             params=found.params,
             params_logvar=soft_limits(found.params_logvar),
             unit=unit,
             summary=found.summary,
         )
+
+    def _forces(self, force: Tensor, unit: Tensor, grid: tuple[int, ...]) -> Tensor:
+        return self.shown(force, grid) * self._wide(unit) + self._wide(self.normal.force_mean)
+
+    def _wide(self, of_forces: Tensor) -> Tensor:
+        return of_forces.view(*of_forces.shape, *(1,) * self.num_dims)
 
     def _layered(self, u: Tensor) -> Tensor:
         for layer in self.layers:
@@ -168,12 +176,11 @@ class FourierOperator(nn.Module):
         with torch.autocast(x.device.type, dtype):
             return self._layered(self.lift(x).to(x.dtype))
 
-    def _unexplained(self, values: Tensor, found: HeadOutput, size: Tensor, sd: Tensor, centre: Tensor) -> Tensor:
+    def _unexplained(self, values: Tensor, found: HeadOutput, size: Tensor, unit: Tensor) -> Tensor:
         """What the equation leaves unexplained of the outputs [B, P + 2 L, T], with the force and its integral."""
         assert self.equation is not None
-        grid = tuple(values.shape[2:])
         params = self.normal.within(self.normal.physical(found.params))
-        residual = self.equation.residual(values, self.shown(found.force, grid) * sd + centre, params)
+        residual = self.equation.residual(values, self._forces(found.force, unit, tuple(values.shape[2:])), params)
         scale = self.normal.value_sd.unsqueeze(-1) * size.view(-1, 1, 1)
         residual = self._taken(RESIDUAL_GAIN * residual / scale)
         return torch.cat([residual, found.force, integral(found.force)], 1)

@@ -23,9 +23,10 @@ from distlfm.federated.secure.discrete import Random, chance, discrete_gaussian
 from distlfm.federated.secure.noise import MARGIN
 from distlfm.federated.settings import PrivacyConfig, RoundTask, SharedNoise
 from distlfm.federated.site.cohort import groups
-from distlfm.federated.site.tuning import Descent, Features, Objective, Tail, Weights, all_finite, hold_back
+from distlfm.federated.site.tuning import Descent, Objective, Weights, all_finite, hold_back
 from distlfm.federated.site.worktime import keep_time
 from distlfm.lfo import Batch, Operator
+from distlfm.lfo.tail import Features, Tail
 
 GRAIN = 2.0**-30
 """The grid of numbers that get noise before they leave, in units of the largest contribution."""

@@ -40,8 +40,9 @@ from distlfm.federated.site.privacy import (
     summed_updates,
     tune_privately,
 )
-from distlfm.federated.site.tuning import NotFinite, adapter_names, names_of, patient_figures, tune
+from distlfm.federated.site.tuning import NotFinite, names_of, patient_figures, tune
 from distlfm.lfo import Batch, Examples, FourierOperator, Operator, load_checkpoint, save_checkpoint
+from distlfm.lfo.tail import adapter_parameters
 from distlfm.runtime.process import torch_threads
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.store import is_store
@@ -86,7 +87,7 @@ def codec_of(model: FourierOperator, task: RoundTask) -> Codec:
     """What of a model travels in a task."""
     if task.adapter == "none":
         return Codec(model, task.shared, task.local)
-    return Codec(model, adapter_names(model, task.adapter), task.local)
+    return Codec(model, adapter_parameters(model, task.adapter), task.local)
 
 
 def write_site(folder: Path, config: SiteConfig, operator: Operator) -> Site:

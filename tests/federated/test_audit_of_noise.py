@@ -12,8 +12,8 @@ from distlfm.federated.settings import RoundTask, SharedNoise
 from distlfm.federated.site.accounting import Cost, epsilon, noise_for
 from distlfm.federated.site.cohort import groups
 from distlfm.federated.site.privacy import summed_updates
-from distlfm.federated.site.tuning import adapter_names
 from distlfm.federated.site.work import open_operator
+from distlfm.lfo.tail import adapter_parameters
 from tests.support.site_toy import make_federation
 
 
@@ -44,7 +44,7 @@ def test_a_patient_more_moves_a_sum_of_updates_by_the_clip_at_most(tmp_path: Pat
     for one in rows[0]:
         batch.values[one] *= 100
     task, noise = RoundTask(steps=2, adapter="shift", lr=0.1), SharedNoise(multiplier=1.0, clip=0.05)
-    names = adapter_names(operator.model, "shift")
+    names = adapter_parameters(operator.model, "shift")
     others = batch.at([row for one in rows[1:] for row in one])
     change = summed_updates(operator, names, batch, task, noise) - summed_updates(operator, names, others, task, noise)
     assert 0.01 < np.linalg.norm(change) <= 0.05 * (1 + 2.0**-12)

@@ -23,7 +23,8 @@ from distlfm.federated.site.privacy import (
     summed_updates,
     tune_privately,
 )
-from distlfm.federated.site.tuning import Adapter, Objective, Tail, adapter_names
+from distlfm.federated.site.tuning import Objective
+from distlfm.lfo.tail import Adapter, Tail, adapter_parameters
 from tests.support.lfo_toy import make_store
 from tests.support.site_toy import make_batch, make_operator
 
@@ -37,7 +38,7 @@ WINDOWS = (3, 1, 4, 2)
 def test_the_gradient_of_a_patient_is_that_of_all_their_windows(tmp_path: Path, kind: str, adapter: Adapter) -> None:
     operator, batch = make_batch(tmp_path, WINDOWS)
     task = RoundTask.model_validate({"kind": kind, "adapter": adapter})
-    names = adapter_names(operator.model, adapter)
+    names = adapter_parameters(operator.model, adapter)
     weights = {name: dict(operator.model.named_parameters())[name] for name in names}
     found = PatientGradients(operator, batch, task)(weights, np.array([2, 0]))
     for row, patient in zip(found, ("p2", "p0"), strict=True):
@@ -62,8 +63,8 @@ def test_the_end_of_the_network_gives_what_the_network_gives(tmp_path: Path) -> 
 def test_an_adapter_is_a_few_hundred_weights_of_the_usual_network(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store.zarr", 16)
     model = make_operator(store).model
-    assert Codec(model, adapter_names(model, "head")).size <= 300
-    assert Codec(model, adapter_names(model, "shift")).size < Codec(model, adapter_names(model, "head")).size
+    assert Codec(model, adapter_parameters(model, "head")).size <= 300
+    assert Codec(model, adapter_parameters(model, "shift")).size < Codec(model, adapter_parameters(model, "head")).size
 
 
 def test_no_patient_moves_the_sum_by_more_than_the_clip() -> None:
@@ -89,14 +90,14 @@ def test_a_patient_whose_gradient_overflows_is_no_more_to_be_seen_than_any_other
 def test_private_work_does_not_fail_by_one_patients_data(tmp_path: Path) -> None:
     operator, batch = make_batch(tmp_path, WINDOWS)
     batch.values[0] = torch.inf
-    names = adapter_names(operator.model, "shift")
+    names = adapter_parameters(operator.model, "shift")
     found = tune_privately(operator, names, names, batch, RoundTask(adapter="shift", steps=2), PRIVACY)
     assert all(bool(torch.isfinite(one).all()) for one in found.values())
 
 
 def test_private_work_that_leads_nowhere_gives_the_weights_that_came(tmp_path: Path) -> None:
     operator, batch = make_batch(tmp_path, WINDOWS)
-    names = adapter_names(operator.model, "shift")
+    names = adapter_parameters(operator.model, "shift")
     before = {name: one.clone() for name, one in operator.model.state_dict().items()}
     task = RoundTask(adapter="shift", steps=3, lr=1e38, optimiser="sgd")
     tune_privately(operator, names, names, batch, task, PRIVACY.model_copy(update={"noise": 1e6}))
@@ -148,7 +149,7 @@ def test_a_figure_of_one_patient_is_bounded_and_noised() -> None:
 def test_who_asks_cannot_foresee_the_noise(tmp_path: Path) -> None:
     operator, batch = make_batch(tmp_path, WINDOWS)
     task = RoundTask(adapter="shift", steps=2, seed=3)
-    names = adapter_names(operator.model, "shift")
+    names = adapter_parameters(operator.model, "shift")
     start = {name: dict(operator.model.named_parameters())[name].clone() for name in names}
     found = []
     for _ in range(2):
@@ -160,7 +161,7 @@ def test_who_asks_cannot_foresee_the_noise(tmp_path: Path) -> None:
 def test_only_the_adapter_is_tuned_with_noise(tmp_path: Path) -> None:
     operator, batch = make_batch(tmp_path, WINDOWS)
     before = {name: one.clone() for name, one in operator.model.state_dict().items()}
-    names = adapter_names(operator.model, "head")
+    names = adapter_parameters(operator.model, "head")
     tune_privately(operator, names, names, batch, RoundTask(adapter="head", steps=2), PRIVACY)
     changed = {name for name, one in operator.model.state_dict().items() if not torch.equal(one, before[name])}
     assert changed == set(names)
@@ -174,7 +175,7 @@ def test_the_whole_network_is_not_tuned_with_noise(tmp_path: Path) -> None:
 
 def test_a_step_that_draws_nobody_is_noise_alone(tmp_path: Path) -> None:
     operator, batch = make_batch(tmp_path, WINDOWS)
-    names = adapter_names(operator.model, "shift")
+    names = adapter_parameters(operator.model, "shift")
     own = {name: one.clone() for name, one in operator.model.named_parameters() if name in names}
     empty = PatientGradients(operator, batch, RoundTask(adapter="shift"))(own, np.array([], dtype=np.intp))
     assert empty.shape == (0, sum(one.numel() for one in own.values()))
@@ -187,7 +188,7 @@ def replace_bound(privacy: PrivacyConfig, **told: float) -> PrivacyConfig:
 
 def test_a_patient_more_changes_a_sum_of_updates_by_the_clip_at_most_and_no_other_patient(tmp_path: Path) -> None:
     operator, batch = make_batch(tmp_path, WINDOWS)
-    names = adapter_names(operator.model, "head")
+    names = adapter_parameters(operator.model, "head")
     task = RoundTask(adapter="head", steps=3, lr=0.5)
     noise = SharedNoise(multiplier=1.0, clip=0.2)
     here = [i for i, name in enumerate(batch.ids) if not name.startswith("p1/")]
