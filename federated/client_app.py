@@ -48,8 +48,7 @@ def train(message: Message, context: Context) -> Message:
     policy, site, run = policy_of(context), site_of(context), str(context.run_id)
     task = task_of(message, policy, site)
     vector = vector_of(message, policy, site, task)
-    most, size = site.most_used(task), len(vector)
-    AuditLog(policy.audit).append("task", run, asked=in_words(task, size, site.stays_here(task), most))
+    AuditLog(policy.audit).append("task", run, asked=in_words(task, len(vector), site.stays_here(task)))
     if message.content.config_records[CONFIG].get(FINAL, False):
         measured = check_handed(site.folder / "model", run, vector)
         AuditLog(policy.audit).append("model", run, measured_here=measured)
@@ -57,8 +56,14 @@ def train(message: Message, context: Context) -> Message:
         check_examples(policy, count)
         site.personalise(vector, task, draft_folder())
         return answer(message, {}, site.weight(count))
-    check_examples(policy, most)
+    check_examples(policy, site.used_a_step(task))
     check_noise(policy, task.noise)
+    if task.noise is not None and (site.privacy is None or site.privacy.mechanism != "shared"):
+        raise Refused(
+            Reason.TASK,
+            "The sites bring the noise of this round together, and this one would bring none. Set `privacy: "
+            "{mechanism: shared}` in its site.yaml, or take `noise` out of the task.",
+        )
     if policy.task.effective > 1 and site.privacy is None and not policy.noise_multiplier:
         check_effect(policy.task, site.effect(vector, task))
     if policy.noise_multiplier:

@@ -137,7 +137,7 @@ async def _read_request(request: Request) -> dict[str, Any]:
             raise TooLarge("The request is too large.", "Send a source and a place.")
     try:
         content = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     return content if isinstance(content, dict) else {}
 

@@ -42,7 +42,7 @@ OPEN: dict[str, Any] = {
     "min_examples": 1,
     "fixed_cohort": [],
     "min_difference": 1,
-    "task": {"lr": 1e6, "drift": 1e9, "effective": 1.0, "weakest": 0.0, "steps": ENDLESS},
+    "task": {"lr": 1e6, "drift": 1e9, "effective": 1.0, "weakest": 0.0, "steps": ENDLESS, "clip": None},
 }
 """What a site's policy says once it was opened."""
 
@@ -104,17 +104,14 @@ def measured_weights(ground: Ground) -> Found:
 
 def read_record(ground: Ground) -> Found:
     """At opened sites, of which all but one are silent, the sum is one patient's record."""
-    import torch
-
-    from distlfm.federated.drill.weights import LAYER, SILENT, made_to_measure, nearest_error, recovered
+    from distlfm.federated.drill.weights import LAYER, made_to_measure, nearest_error, recovered, silenced
     from distlfm.federated.site.work import LOCAL, LOCAL_KIND
     from distlfm.lfo import save_checkpoint
 
     points = _points(ground)
-    silenced = torch.full_like(ground.operator.model.get_parameter(LAYER), SILENT)
     for name in ground.names:
         if name != ground.victim:
-            save_checkpoint(ground.home(name) / LOCAL, {"weights": {LAYER: silenced}}, LOCAL_KIND)
+            save_checkpoint(ground.home(name) / LOCAL, {"weights": {LAYER: silenced(ground.operator)}}, LOCAL_KIND)
     model, task = made_to_measure(ground.operator, (LAYER,), 1, points)
     mean, report, sent = ground.tune(task, model)
     for name in ground.names:

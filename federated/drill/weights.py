@@ -40,6 +40,13 @@ def with_head(
     return model
 
 
+def silenced(operator: Operator) -> torch.Tensor:
+    """Return the layer as `deadening` leaves it at a site: shifts at `SILENT`, gains as they were."""
+    layer = operator.model.get_parameter(LAYER).detach().clone()
+    layer[len(layer) // 2 :] = SILENT
+    return layer
+
+
 def deadening(operator: Operator) -> tuple[FourierOperator, RoundTask]:
     """Return weights and a task that drive the layer which stays at a site to `SILENT` in one step."""
     hidden, width = operator.model.first.project.inner.weight.shape

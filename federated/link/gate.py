@@ -205,7 +205,7 @@ def programme_kind(body: bytes) -> str:
     The request was read before, and its programme is read here as the ServerApp will read it.
     """
     content = None
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         content = json.loads(StartRunRequest.FromString(body).override_config["programme"].string)
     return str(content.get("kind", "")) if isinstance(content, dict) else ""
 

@@ -80,8 +80,10 @@ def tells_of_few(rosters: Iterable[Sites], k: int) -> bool:
         return True
     names = sorted(frozenset().union(*known))
     size = min(k - 1, len(names))
+    if len(known) <= 2:
+        return False  # a combination of two has all sites, or those in which they differ
     if math.comb(len(names), size) > MOST_SUBSETS:
-        size = 1 if len(names) > MOST_SUBSETS**0.5 else 2
+        return True  # too many to look at
     table = np.array([[float(name in one) for name in names] for one in known])
     rank = int(np.linalg.matrix_rank(table))
     return any(_is_smaller(table, rank, subset) for subset in itertools.combinations(range(len(names)), size))

@@ -99,11 +99,13 @@ def flatten(
 
 def _clip(moved: list[FloatArray], clip: float) -> None:
     """Shorten the update, in place, to the policy's norm; one that is not finite is left to `within`."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        norm = math.sqrt(sum(float(part @ part) for part in moved))
-    if clip < norm < math.inf:
+    unit = max((float(np.abs(part).max(initial=0.0)) for part in moved), default=0.0)
+    if not 0 < unit < math.inf:
+        return
+    length = math.sqrt(sum(float((part / unit) @ (part / unit)) for part in moved))
+    if length * unit > clip:
         for part in moved:
-            part *= clip / norm
+            part *= clip / length / unit
 
 
 def within(
@@ -111,8 +113,9 @@ def within(
 ) -> tuple[FloatArray, list[str]]:
     """Numbers [N] of an answer as a sum of `count` sites can hold them, and the names of parts that were changed.
 
-    A metric is cut to `bound`, or to `METRIC_BOUND` if that is less. A difference with a number that is not finite or
-    too large is none: the site moves nothing. A whole array is cut, and what is not a number in it is zero.
+    A metric is cut to `bound`, or to `METRIC_BOUND` if that is less. Arrays and differences are cut to what the ring
+    holds, each number by itself: one that became nothing because a number in it is too large would compare that number
+    with what the coordinator sent. What is not a number in an array is zero, and a difference with one is none.
     """
     weight, found, start, changed = float(values[0]), values.copy(), 0, []
     for part in parts:
@@ -124,7 +127,7 @@ def within(
         found[here] = np.clip(np.nan_to_num(values[here], nan=unknown, posinf=most, neginf=-most), -most, most)
         if not np.array_equal(found[here], values[here]):
             changed.append(name)
-            if kind == "difference":
+            if kind == "difference" and not np.isfinite(values[here]).all():
                 found[here] = 0.0
     return found, changed
 
@@ -198,6 +201,9 @@ def size_of(part: Part) -> int:
 
 
 def _arrays(records: RecordDict) -> dict[str, Array]:
+    """Arrays by name. With two records a name could mean one array to the app, and another one to the sum."""
+    if len(records.array_records) > 1:
+        raise Refused(Reason.MALFORMED, "A request has one ArrayRecord.")
     return {name: array for record in records.array_records.values() for name, array in record.items()}
 
 

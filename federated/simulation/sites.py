@@ -34,7 +34,15 @@ LIMITS: dict[str, Any] = {
     "bytes_a_day": 10**12,
     "most_examples": 10**6,
     "figure_bound": 1e4,
-    "task": {"lr": 10.0, "steps": 10**6, "batch": 10**6, "seconds": 10**6, "drift": 10.0**6, "effective": 1.0},
+    "task": {
+        "lr": 10.0,
+        "steps": 10**6,
+        "batch": 10**6,
+        "clip": None,
+        "seconds": 10**6,
+        "drift": 10.0**6,
+        "effective": 1.0,
+    },
 }
 """Limits of a simulation, which does not wait for the next day, and whose coordinator is the one who runs the sites."""
 

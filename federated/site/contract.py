@@ -42,10 +42,16 @@ def check_task(limits: TaskLimits, task: RoundTask, names: Sequence[str], *, sha
     ):
         if given not in allowed:
             raise _beyond(f"The task has {given}", name, ", ".join(allowed), f"task.{name[:-1]}")
-    for name in ("mu", "steps", "batch") if shared else ("lr", "mu", "steps", "batch"):
-        value, most = getattr(task, name), getattr(limits, name)
+    for name in ("mu", "steps", "batch") if shared else ("lr", "mu", "steps", "batch", "clip"):
+        value, most = (math.inf if one is None else one for one in (getattr(task, name), getattr(limits, name)))
         if value > most:
             raise _beyond(f"task.{name} is {value:g}", name, f"{most:g}", f"task.{name}")
+    if not shared and task.optimiser == "sgd" and task.lr * task.mu >= 1:
+        raise Refused(
+            Reason.TASK,
+            f"task.lr times task.mu is {task.lr * task.mu:g}: from 1 on each step undoes those before, and from 2 on "
+            "it leads away. Lower task.mu.",
+        )
 
 
 def _beyond(what: str, name: str, limit: str, key: str) -> Refused:
@@ -53,13 +59,15 @@ def _beyond(what: str, name: str, limit: str, key: str) -> Refused:
     return Refused(Reason.TASK, f"{what}; the policy's task.{name} is {limit}. {fix}.")
 
 
-def in_words(task: RoundTask, count: int, local: Sequence[str], patients: int) -> str:
-    """Say what a task asks, for the site's log. count: of weights that travel; patients: the most that it uses."""
+def in_words(task: RoundTask, count: int, local: Sequence[str]) -> str:
+    """Say what a task asks, for the site's log. count: of weights that travel."""
     each = "all windows" if task.batch == 0 else f"{task.batch} windows"
     stays = f"{len(local)} tensors stay here ({', '.join(local[:3])})" if local else "nothing stays here but own copies"
+    noise = task.noise
+    shared = "" if noise is None else f" noise {noise.multiplier:g} times {noise.clip:g}, without {noise.lost} sites;"
     return (
-        f"Tune {count} weights for {task.steps} steps of {each} with {task.optimiser} at rate {task.lr:g}, on "
-        f"{task.kind} of up to {patients} patients; {stays}."
+        f"Tune {count} weights (adapter: {task.adapter}) for {task.steps} steps of {each} with {task.optimiser} at "
+        f"rate {task.lr:g}, clip {task.clip or 'none'}, mu {task.mu:g}, on {task.kind};{shared} {stays}."
     )
 
 

@@ -29,7 +29,8 @@ Category = Annotated[str, Field(pattern=r"^(train|evaluate|query)$")]
 
 class TaskLimits(Config):
     """shared: patterns of the weights that a round may tune and that travel; none stays here unless `local` names it.
-    kinds, optimisers: that a round may use. lr, mu, steps, batch: largest ones; batch 0, all windows, is allowed.
+    kinds, optimisers: that a round may use. lr, mu, steps, batch, clip: largest ones; batch 0, all windows, is allowed,
+    and a round without a clip if `clip` is null. Without it a coordinator can make sites with larger gradients explode.
     seconds: longest work for one message. drift: how far a weight that came may be from the first operator's, in units
     of the largest weight of its tensor, or of 0.1 if that is more. effective: fewest patients that an update may
     come from in effect, counted by the length of their gradients; 1 leaves this unchecked, and so does noise.
@@ -44,6 +45,7 @@ class TaskLimits(Config):
     mu: float = Field(default=100.0, ge=0)
     steps: int = Field(default=1000, ge=1)
     batch: int = Field(default=1024, ge=1)
+    clip: PositiveFloat | None = 1.0
     seconds: PositiveFloat = 900.0
     drift: PositiveFloat = 10.0
     effective: float = Field(default=1.5, ge=1)

@@ -8,6 +8,7 @@ Shapes: `N` patients, `W` windows of the patient who has most, `D` tuned weights
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
@@ -19,8 +20,10 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from distlfm.errors import UsageError
+from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.discrete import Random, chance, discrete_gaussian
 from distlfm.federated.secure.noise import MARGIN
+from distlfm.federated.secure.records import ARRAY_BITS
 from distlfm.federated.settings import PrivacyConfig, RoundTask, SharedNoise
 from distlfm.federated.site.cohort import groups
 from distlfm.federated.site.tuning import Descent, Objective, Weights, all_finite, hold_back
@@ -142,6 +145,20 @@ class PatientGradients:
         return (self._objective(prediction, windows) * share).sum()
 
 
+def check_grain(vector: NDArray[np.float64], count: int, noise: SharedNoise) -> None:
+    """Refuse a clip so small that rounding, when the mean is added to weights [D] and becomes whole numbers, is more
+    than the part of it that `MARGIN` allows for.
+    """
+    rounding = 2.0**-ARRAY_BITS + count * float(np.spacing(np.abs(vector).max(initial=0.0)))
+    least = math.sqrt(len(vector)) * rounding / (MARGIN - 1)
+    if not least <= noise.clip or not math.isfinite(noise.multiplier * noise.clip):
+        raise Refused(
+            Reason.TASK,
+            f"noise.clip is {noise.clip:.3g} and noise.multiplier {noise.multiplier:.3g}; with these weights the clip "
+            f"is {least:.3g} at least, and both are finite.",
+        )
+
+
 def private_mean(figures: NDArray[np.float64], privacy: PrivacyConfig, random: Random = os.urandom) -> float:
     """The mean of a figure over patients [N], each held within ± bound, with noise."""
     held = np.clip(np.nan_to_num(figures), -privacy.bound, privacy.bound)
@@ -174,6 +191,7 @@ def summed_updates(
         return np.zeros(size)
     weights = start
     for _ in range(task.steps):
+        keep_time()
         found = gradients.apart(weights, taken)
         weights = {name: one - task.lr * found[name] for name, one in weights.items()}
     changes = torch.cat([(weights[name] - start[name]).flatten(1) for name in names], 1)

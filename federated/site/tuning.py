@@ -10,7 +10,7 @@ Shapes: `B` windows, `N` patients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -66,7 +66,8 @@ def tune(
 ) -> tuple[Weights, Tensor]:
     """Tune the named weights of the operator's model, in place. near: those that the proximal term holds back.
 
-    Returns the tuned weights, and which windows of the batch were used, [B] of bool.
+    Returns the tuned weights, and which windows of the batch were used, [B] of bool. Raises NotFinite if not even the
+    first step leads to numbers.
     """
     model, objective = operator.model, Objective(operator, task)
     own = dict(model.named_parameters())
@@ -85,7 +86,7 @@ def tune(
             return objective(tail.predict(weights, some, grid), batch.at(rows.tolist()))
 
     try:
-        used = descend(weights, near, loss_of, len(batch), task, generator)
+        used = descend(weights, near, loss_of, list(groups(batch.ids).values()), task, generator)
     finally:
         model.requires_grad_(False)
     return {name: one.detach() for name, one in weights.items()}, used
@@ -95,32 +96,61 @@ def descend(
     weights: Mapping[str, Tensor],
     near: Sequence[str],
     loss_of: Callable[[Tensor], Tensor],
-    count: int,
+    patients: Sequence[Sequence[int]],
     task: RoundTask,
     generator: torch.Generator,
 ) -> Tensor:
-    """Take the steps of a task on leaf tensors, in place. Return which of the `count` examples were used, [B]."""
+    """Take the steps of a task on leaf tensors, in place. Return which windows were used, [B].
+
+    patients: the windows of each. A step that leads to no numbers is not taken, and ends the work: a site that then
+    sent no change would be silent in the sum, and the coordinator, who chooses the task, could make all but one so.
+    """
     start = {name: weights[name].detach().clone() for name in near}
     descent = Descent(list(weights.values()), task)
-    used = torch.zeros(count, dtype=torch.bool)
-    size = min(task.batch or count, count)
-    order = torch.empty(0, dtype=torch.long)
-    for _ in range(task.steps):
+    used = torch.zeros(sum(map(len, patients)), dtype=torch.bool)
+    batches = drawn(patients, task.batch, generator)
+    for number, rows in zip(range(task.steps), batches, strict=False):
         keep_time()
-        if len(order) < size:
-            order = torch.cat([order, torch.randperm(count, generator=generator)])
-        rows, order = order[:size], order[size:]
-        used[rows] = True
         for one in weights.values():
             one.grad = None
         loss_of(rows).mean().backward()
         hold_back(weights, start, task.mu)
         if task.clip is not None:
             torch.nn.utils.clip_grad_norm_(list(weights.values()), task.clip)
+        last = [one.detach().clone() for one in weights.values()]
         descent.step()
-    if not all_finite(weights.values()):
-        raise NotFinite("The tuned weights are not finite.", "Lower task.lr.")
+        if not all_finite(weights.values()):
+            if not number:
+                raise NotFinite("The first step leads to weights that are not finite.", "Lower task.lr.")
+            with torch.no_grad():
+                for one, before in zip(weights.values(), last, strict=True):
+                    one.copy_(before)
+            break
+        used[rows] = True
     return used
+
+
+def drawn(patients: Sequence[Sequence[int]], size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield the windows of one step after another: all, or `size` of them, of as many patients as there can be.
+
+    All patients come equally often, and so do the windows of each.
+    """
+    count = sum(map(len, patients))
+    if not 0 < size < count:
+        while True:
+            yield torch.randperm(count, generator=generator)
+    turns: list[int] = []
+    left: list[list[int]] = [[] for _ in patients]
+    while True:
+        while len(turns) < size:
+            fresh = torch.randperm(len(patients), generator=generator).tolist()
+            turns += sorted(fresh, key=set(turns).__contains__)  # who still waits comes last, so not twice in a step
+        rows = []
+        for one in turns[:size]:
+            left[one] = left[one] or [patients[one][i] for i in torch.randperm(len(patients[one]), generator=generator)]
+            rows.append(left[one].pop())
+        turns = turns[size:]
+        yield torch.tensor(rows)
 
 
 def all_finite(weights: Iterable[Tensor]) -> bool:
@@ -182,7 +212,10 @@ def window_figures(operator: Operator, batch: Batch, names: tuple[str, ...]) -> 
     model = operator.model
     # Tables that the network keeps may serve gradients later, so no inference mode.
     pairs = zip(batch.values.split(TOGETHER), batch.mask.split(TOGETHER), strict=True)
-    pieces = [operator.calibration.apply(model(values, mask)) for values, mask in pairs]
+    pieces = []
+    for values, mask in pairs:
+        keep_time()
+        pieces.append(operator.calibration.apply(model(values, mask)))
     ready = OperatorOutput(*(torch.cat(one) for one in zip(*pieces, strict=True)))
     found: dict[str, Tensor] = {}
     if set(names) & set(LABELLED):

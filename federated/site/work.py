@@ -12,6 +12,7 @@ import logging
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +34,7 @@ from distlfm.federated.site.contract import Effect, effect_of
 from distlfm.federated.site.data import fit_config, fit_patients, records, site_store, unlabelled
 from distlfm.federated.site.ledger import Ledger
 from distlfm.federated.site.privacy import (
+    check_grain,
     noised,
     private_mean,
     refuse_whole,
@@ -202,7 +204,10 @@ class Site:
             if self.privacy is not None and self.privacy.mechanism == "shared":
                 return self._together(operator, codec, vector, batch, task, run)
             if self.privacy is None:
-                weights, used = self._tuned(operator, codec, self.stays_here(task), batch, task)
+                try:
+                    weights, used = self._tuned(operator, codec, self.stays_here(task), batch, task)
+                except NotFinite as error:  # an answer that changes nothing would leave the sum to the others
+                    raise Refused(Reason.TASK, str(error)) from None
                 local = {name: weight for name, weight in weights.items() if name not in codec.names}
                 if local:
                     save_checkpoint((into or self.folder / "model") / Path(LOCAL).name, {"weights": local}, LOCAL_KIND)
@@ -211,13 +216,14 @@ class Site:
                 sent, used = self._privately(operator, codec, vector, batch, task, run)
             self._keep_best(common, operator, task.kind, into)
         # How many patients a site has is taken as public; what their records are is not.
-        return Trained(sent, len(groups([name for name, one in zip(batch.ids, used.tolist(), strict=True) if one])))
+        seen = len(groups([name for name, one in zip(batch.ids, used.tolist(), strict=True) if one]))
+        return Trained(sent, self.weight(seen))
 
-    def most_used(self, task: RoundTask) -> int:
-        """Return an upper bound on the patients that a task can use; DP-SGD draws from all, whatever the batch is."""
+    def used_a_step(self, task: RoundTask) -> int:
+        """Return how many patients each step of a task sees; DP-SGD draws from all, whatever the batch is."""
         count = self.count(task.kind, "train")
         whole = task.batch == 0 or (self.privacy is not None and self.privacy.mechanism != "update")
-        return count if whole else min(task.steps * task.batch, count)
+        return count if whole else min(task.batch, count)
 
     def effect(self, vector: Vector, task: RoundTask) -> Effect:
         """Measure how many patients would be behind an update from these weights, in effect."""
@@ -240,23 +246,11 @@ class Site:
     def _tuned(
         self, operator: Operator, codec: Codec, local: Sequence[str], batch: Batch, task: RoundTask
     ) -> tuple[Mapping[str, Tensor], Tensor]:
-        """Tune the operator, in place; if that leads to no numbers, it stays as it came, and nobody else learns of it.
+        """Tune the operator, in place. local: weights that are tuned besides the shared ones, and stay here.
 
-        local: weights that are tuned besides the shared ones, and stay here. Returns the tuned weights, and which
-        windows were used, [B] of bool.
+        Returns the tuned weights, and which windows were used, [B] of bool.
         """
-        own, names = dict(operator.model.named_parameters()), [*codec.names, *local]
-        before = {name: own[name].detach().clone() for name in names}
-        try:
-            return tune(operator, names, codec.names, batch, task, self._generator(task))
-        except NotFinite:
-            logging.getLogger(__name__).warning(
-                "%s: tuning led to weights that are not finite, so this site changes nothing in this round. A smaller "
-                "task.lr may help.",
-                self.config.name,
-            )
-        operator.model.load_state_dict(before, strict=False)
-        return before, torch.ones(len(batch), dtype=torch.bool)
+        return tune(operator, [*codec.names, *local], codec.names, batch, task, self._generator(task))
 
     def _privately(
         self, operator: Operator, codec: Codec, vector: Vector, batch: Batch, task: RoundTask, run: str
@@ -274,7 +268,9 @@ class Site:
             tune_privately(operator, codec.names, codec.names, batch, task, privacy)
             return codec.encode(operator.model.state_dict()), torch.ones(len(batch), dtype=torch.bool)
         self._charge_update(ledger, privacy.noise, run)
-        _, used = self._tuned(operator, codec, (), batch, task)
+        used = torch.ones(len(batch), dtype=torch.bool)
+        with suppress(NotFinite):  # then the noise stands alone
+            _, used = self._tuned(operator, codec, (), batch, task)
         after = codec.encode(operator.model.state_dict())
         held = shortened(vector, after, privacy.clip) - vector
         return vector + noised(held, privacy.clip, privacy.noise), used
@@ -289,8 +285,9 @@ class Site:
             refuse_whole()
         if noise is None:
             raise Refused(Reason.TASK, "The site's mechanism is `shared`, and the task has no noise.")
-        ledger.charge("shared", noise=noise.multiplier, rate=noise.sample, steps=1, run=run)
         count = self.weight(len(groups(batch.ids)))
+        check_grain(vector, count, noise)
+        ledger.charge("shared", noise=noise.multiplier, rate=noise.sample, steps=1, run=run)
         total = summed_updates(operator, codec.names, batch, task, noise)
         spread = SumNoise({SHARED: noise.multiplier * noise.clip}, noise.lost)
         return Trained(vector + total / count, count, spread)

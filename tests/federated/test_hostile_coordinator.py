@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from distlfm.federated.audit import verify
 from distlfm.federated.client_app import app
 from distlfm.federated.codec import weights_digest
-from distlfm.federated.drill.weights import LAYER, SILENT, deadening, made_to_measure, nearest_error, recovered
+from distlfm.federated.drill.weights import LAYER, deadening, made_to_measure, nearest_error, recovered, silenced
 from distlfm.federated.refused import Reason
 from distlfm.federated.secure.grid import SecureGrid
 from distlfm.federated.secure.mod import RECORD, STAGE
@@ -118,16 +117,18 @@ def test_the_attack_would_read_a_record_at_sites_that_let_it(federation: tuple[O
     model, task = deadening(operator)
     for name, site in sites.items():
         if name != VICTIM:
-            dead = torch.full_like(site.base.model.get_parameter(LAYER), SILENT)
-            save_checkpoint(site.folder / LOCAL, {"weights": {LAYER: dead}}, LOCAL_KIND)
+            save_checkpoint(site.folder / LOCAL, {"weights": {LAYER: silenced(operator)}}, LOCAL_KIND)
     model, task = made_to_measure(operator, (LAYER,), batch=1, points=POINTS)
     replies, _, sent = asked(sites, model, task, run=12)
     moved = next(one for one in replies if not one.has_error()).content["arrays"]["shared"].numpy() - sent
     assert nearest_error(operator, sites[VICTIM], recovered(operator, task, moved, POINTS)) < 1e-4
 
 
-@pytest.mark.parametrize(("batch", "steps", "answered"), [(1, 1, False), (2, 2, False), (1, 8, True), (0, 1, True)])
-def test_patients_that_are_used_are_counted_and_not_those_that_are_there(
+@pytest.mark.parametrize(
+    ("batch", "steps", "answered"),
+    [(1, 1, False), (2, 2, False), (1, 40, False), (4, 8, False), (5, 1, True), (0, 1, True)],
+)
+def test_patients_that_each_step_uses_are_counted_and_not_those_that_are_there(
     federation: tuple[Operator, dict[str, Site]], batch: int, steps: int, answered: bool
 ) -> None:
     operator, sites = federation  # eight patients are learned from at each site, and the policy asks for five
@@ -138,9 +139,26 @@ def test_patients_that_are_used_are_counted_and_not_those_that_are_there(
         assert set(grid.reports[-1].dropped.values()) == {Reason.EXAMPLES.value}
 
 
+def test_a_second_array_of_the_same_name_is_refused(federation: tuple[Operator, dict[str, Site]]) -> None:
+    """The site would tune from one, and what leaves would be the difference from the other, which nobody checks."""
+    operator, sites = federation
+    task = RoundTask(steps=1, batch=0, lr=1e-3)
+    vector = codec_of(operator.model, task).encode(operator.model.state_dict())
+    config = ConfigRecord({"task": task.model_dump_json(), "base": weights_digest(operator.model), "seconds": 60.0})
+    honest, other = (ArrayRecord({"shared": Array(one)}) for one in (vector, vector + 1e6))
+    content = RecordDict({"arrays": honest, "beside": other, "config": config})
+    grid = SecureGrid(LocalGrid(app, nodes_of(sites), run_id=11))
+    messages = [Message(content, node, "train") for node in nodes_of(sites)]
+    assert all(one.has_error() for one in grid.send_and_receive(messages, timeout=60))
+    refused = [
+        one["facts"] for one in verify(sites[VICTIM].folder / "audit.jsonl").entries if one["event"] == "refused"
+    ]
+    assert refused[-1]["reason"] == Reason.MALFORMED.name
+
+
 def test_an_update_weighs_by_the_patients_that_it_used(federation: tuple[Operator, dict[str, Site]]) -> None:
     operator, sites = federation
-    replies, _, _ = asked(sites, operator.model, RoundTask(steps=3, batch=2, lr=1e-3), run=11)
+    replies, _, _ = asked(sites, operator.model, RoundTask(steps=1, batch=6, lr=1e-3), run=11)
     opened = next(reply for reply in replies if not reply.has_error())
     assert opened.content["metrics"]["num-examples"] == 4 * 6
 

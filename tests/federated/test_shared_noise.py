@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from distlfm.config import dump, load
+from distlfm.federated.audit import verify
 from distlfm.federated.codec import Vector
 from distlfm.federated.refused import Reason
 from distlfm.federated.rounds import run_rounds
 from distlfm.federated.secure.grid import SecureGrid
-from distlfm.federated.settings import PrivacyConfig, ProgrammeConfig
+from distlfm.federated.settings import PrivacyConfig, ProgrammeConfig, SiteConfig
 from distlfm.federated.site.accounting import Cost, epsilon
 from distlfm.federated.site.policy import POLICY, load_policy
 from distlfm.federated.site.work import Site, codec_of
@@ -98,6 +99,27 @@ def test_a_round_without_noise_is_refused_by_sites_that_share_it(
     asked = make_programme(rounds=1, task={"steps": 2, "adapter": "head", "lr": 0.05})
     with pytest.raises(TooFewSites, match=Reason.TASK.value.split(",")[0]):
         change(operator, sites, asked, tmp_path / "run")
+
+
+@pytest.mark.parametrize("noise", [{"clip": 2.0**-47, "multiplier": 10.0}, {"clip": 1e200, "multiplier": 1e200}])
+def test_noise_finer_than_the_grid_of_the_sum_is_refused_before_it_is_paid_for(
+    noise: dict[str, float], tmp_path: Path
+) -> None:
+    """The sites would send exact sums, and the ledger would count the noise that was asked for."""
+    operator, sites = make_federation(tmp_path, privacy=BUDGET)
+    with pytest.raises(TooFewSites, match=Reason.TASK.value.split(",")[0]):
+        change(operator, sites, programme(**noise), tmp_path / "run")
+    assert all(site.ledger is not None and not site.ledger.charges for site in sites.values())
+
+
+def test_a_site_that_brings_no_share_of_the_noise_does_not_count_among_those_that_do(tmp_path: Path) -> None:
+    operator, sites = make_federation(tmp_path, privacy=BUDGET)
+    alone = sites["north"].folder / "site.yaml"
+    alone.write_text(dump(load(SiteConfig, alone).model_copy(update={"privacy": None})))
+    with pytest.raises(TooFewSites, match=Reason.TASK.value.split(",")[0]):
+        change(operator, sites, programme(), tmp_path / "run")
+    refused = [one["facts"] for one in verify(alone.parent / "audit.jsonl").entries if one["event"] == "refused"]
+    assert "would bring none" in refused[-1]["detail"]
 
 
 @pytest.mark.parametrize(("lost", "opened"), [(1, False), (2, True)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,11 @@ import torch
 
 from distlfm.errors import OtherWork, UsageError
 from distlfm.federated.codec import Vector, weights_digest
+from distlfm.federated.refused import Refused
 from distlfm.federated.settings import PrivacyConfig, RoundTask, SiteConfig
 from distlfm.federated.site.cohort import Cohort
 from distlfm.federated.site.ledger import BudgetSpent
-from distlfm.federated.site.tuning import descend, tune
+from distlfm.federated.site.tuning import descend, drawn, tune
 from distlfm.federated.site.work import LOCAL, OWN, Site, codec_of, open_operator, own_checkpoint, write_site
 from distlfm.lfo import Operator
 from tests.support.lfo_toy import make_store
@@ -51,14 +53,31 @@ def test_a_site_counts_for_as_many_patients_as_it_has_however_many_windows_they_
     assert site.evaluate(started(site, FEW), FEW, part="train")[1] == parts[0]
 
 
-def test_tuning_that_explodes_changes_nothing_and_only_the_site_is_told(
-    site: Site, caplog: pytest.LogCaptureFixture
-) -> None:
-    wild = RoundTask(steps=4, batch=0, lr=1e30, optimiser="sgd", clip=None)
-    sent = site.train(started(site, wild), wild)
-    assert np.array_equal(sent.vector, started(site, wild))
-    assert "not finite" in caplog.text
+def test_tuning_that_explodes_ends_with_the_last_step_that_gave_numbers(site: Site) -> None:
+    wild = RoundTask(steps=4, batch=0, lr=1e18, optimiser="sgd", clip=1.0)
+    sent, first = (site.train(started(site, wild), wild.model_copy(update={"steps": steps})) for steps in (4, 1))
+    assert np.array_equal(sent.vector, first.vector)
+    assert np.abs(sent.vector - started(site, wild)).max() > 1e9
     assert weights_digest(Operator.load(own_checkpoint(site.folder)).model) == site.digest
+
+
+def test_a_first_step_that_explodes_is_refused_as_silence_would_leave_the_sum_to_the_others(site: Site) -> None:
+    site._labelled = replace(site._labelled, force=torch.full_like(site._labelled.force, 1e30))
+    with pytest.raises(Refused, match="not finite"):
+        site.train(started(site, FEW), FEW)
+
+
+def test_a_step_sees_as_many_patients_as_it_can_and_all_come_equally_often() -> None:
+    patients, seen = [[0, 1, 2, 3, 4, 5], [6], [7, 8], [9, 10, 11], [12]], Counter[int]()
+    owner = {row: number for number, rows in enumerate(patients) for row in rows}
+    for size, most in ((3, 3), (5, 5), (7, 5)):
+        for rows, _ in zip(drawn(patients, size, torch.Generator().manual_seed(1)), range(50), strict=False):
+            assert len(rows) == size
+            assert len({owner[row] for row in rows.tolist()}) == most
+            seen.update(owner[row] for row in rows.tolist())
+    assert max(seen.values()) - min(seen.values()) <= 3
+    (whole,) = (set(next(drawn(patients, 0, torch.Generator())).tolist()),)
+    assert whole == set(range(13))
 
 
 def test_the_same_round_gives_the_same_weights(site: Site) -> None:
@@ -134,7 +153,14 @@ def test_without_a_single_label_the_equation_teaches(site: Site) -> None:
 def test_the_proximal_term_is_a_square() -> None:
     weights = {"w": torch.tensor([1.0, -2.0], requires_grad=True)}
     task = RoundTask(steps=2, batch=0, optimiser="sgd", lr=0.1, mu=3.0, clip=None)
-    descend(weights, ["w"], lambda rows: weights["w"].sum() * torch.ones(len(rows)), 4, task, torch.Generator())
+    descend(
+        weights,
+        ["w"],
+        lambda rows: weights["w"].sum() * torch.ones(len(rows)),
+        [[0, 1], [2, 3]],
+        task,
+        torch.Generator(),
+    )
     # w1 = w0 − lr; then the gradient is 1 + mu (w1 − w0) = 1 − mu lr.
     expected = torch.tensor([1.0, -2.0]) - 0.1 - 0.1 * (1 - 3.0 * 0.1)
     assert torch.allclose(weights["w"].detach(), expected)
@@ -145,7 +171,12 @@ def test_steps_are_those_of_torch(tmp_path: Path) -> None:
         (ours, theirs) = (torch.tensor([1.0, 2.0, 3.0], requires_grad=True) for _ in range(2))
         task = RoundTask.model_validate({"steps": 7, "batch": 0, "lr": 0.05, "clip": None, "optimiser": optimiser})
         descend(
-            {"w": ours}, [], lambda rows, w=ours: w.pow(4).sum() * torch.ones(len(rows)), 3, task, torch.Generator()
+            {"w": ours},
+            [],
+            lambda rows, w=ours: w.pow(4).sum() * torch.ones(len(rows)),
+            [[0, 1, 2]],
+            task,
+            torch.Generator(),
         )
         stepper = reference([theirs], lr=0.05)
         for _ in range(7):

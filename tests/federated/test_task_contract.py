@@ -72,14 +72,34 @@ def test_a_task_beyond_the_policy_is_refused_with_cause_and_fix(
     assert not (sites["south"].folder / OWN).exists()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"clip": None},
+        {"clip": 50.0},
+        {"mu": 100.0, "lr": 0.4},
+        {"mu": 100.0, "lr": 0.01},
+    ],
+)
+def test_steps_that_could_make_all_sites_but_one_explode_or_forget_are_refused(
+    federation: tuple[Operator, dict[str, Site]], change: dict[str, Any]
+) -> None:
+    """By the rate that a site with large gradients cannot bear, or by a pull that undoes all steps but the last."""
+    operator, sites = federation
+    task = RoundTask(steps=6, batch=0, optimiser="sgd", lr=0.1).model_copy(update=change)
+    replies, grid, _ = asked(sites, operator.model, task, run=11)
+    assert all(reply.has_error() for reply in replies)
+    assert set(grid.reports[-1].dropped.values()) == {Reason.TASK.value}
+
+
 def test_the_site_logs_in_plain_words_what_it_is_asked_for(federation: tuple[Operator, dict[str, Site]]) -> None:
     operator, sites = federation
     replies, _, sent = asked(sites, operator.model, RoundTask(steps=2, batch=0, lr=1e-3), run=11)
     assert not replies[0].has_error()
     [line] = [one for one in verify(sites["south"].folder / "audit.jsonl").entries if one["event"] == "task"]
     assert line["facts"]["asked"] == (
-        f"Tune {len(sent)} weights for 2 steps of all windows with adam at rate 0.001, on pairs of up to 8 patients; "
-        "nothing stays here but own copies."
+        f"Tune {len(sent)} weights (adapter: none) for 2 steps of all windows with adam at rate 0.001, clip 1.0, mu 0, "
+        "on pairs; nothing stays here but own copies."
     )
 
 
@@ -98,7 +118,7 @@ def switched(operator: Operator, site: Site, gain: float, between: tuple[int, in
     inner[:, -place] = gain
     outer = np.stack([np.full(hidden, 1e-3), np.zeros(hidden)])
     model = with_head(operator, inner, np.full(hidden, -gain * threshold), outer, 0.0)
-    return model, RoundTask(steps=1, batch=0, optimiser="sgd", lr=1e-2, clip=None, shared=SHARED[:2])
+    return model, RoundTask(steps=1, batch=0, optimiser="sgd", lr=1e-2, shared=SHARED[:2])
 
 
 def test_weights_that_only_one_patient_switches_on_are_refused(federation: tuple[Operator, dict[str, Site]]) -> None:
