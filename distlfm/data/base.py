@@ -208,9 +208,10 @@ class ColumnMap(Config):
 
 @dataclass(repr=False)
 class ReadReport(Sequence[Instance]):
-    """What a read gave: the usable instances, those set aside with the reason, and what was mended or guessed.
+    """What a read gave. It is a sequence of the usable instances; `report["A"]` is the one with that id.
 
-    It is a sequence of the usable ones; `report["A"]` is the one with that id.
+    instances: the usable ones. set_aside: those that cannot be used, each with the reason. notices: what was mended,
+    guessed, or looks doubtful.
     """
 
     instances: list[Instance] = field(default_factory=list)
@@ -219,7 +220,7 @@ class ReadReport(Sequence[Instance]):
 
     @classmethod
     def joined(cls, reports: Iterable[ReadReport]) -> ReadReport:
-        """Several reports as one."""
+        """Return several `reports` as one."""
         whole = cls()
         for report in reports:
             whole.instances += report.instances

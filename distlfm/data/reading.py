@@ -167,8 +167,11 @@ def _named_by_file(report: ReadReport, file: Path, seen: dict[str, Path]) -> Rea
 def read(path: str | Path, columns: ColumnMap | None = None) -> ReadReport:
     """Read the instances of a file or folder.
 
-    A bad instance is set aside in the report and the others go on. Raises DataError if the file cannot be read at all,
-    or if no instance of it can be used.
+    path: a file whose ending has a reader (such as .csv, .parquet or .npz), or a folder of them. columns: which column
+    plays which part; by default the header suggests it, and a notice says what was taken.
+
+    Returns a report, which is a sequence of instances. A bad instance is set aside in it and the others go on. Raises
+    `DataError` if the file cannot be read at all, or if no instance of it can be used.
     """
     return usable(examine(path, columns))
 

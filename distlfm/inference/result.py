@@ -65,9 +65,22 @@ class Prediction:
 class FitResult(Answer):
     """One instance's fit. `predict` answers at any times after the first observation, beyond the last one too.
 
+    instance: what was fitted. method: of inference. status: how it ended, such as `converged` or `unreliable`. advice:
+    what to know before relying on it, empty if there is nothing to say. seconds: its share of its batch's time.
+
     bound: what the method maximised, comparable between fits of one method only: the ELBO of a variational fit; the log
     joint density of data and unknowns at the mode where the force is integrated out; that of the slopes for a
-    pre-estimate. trace: the same, iteration by iteration.
+    pre-estimate. trace: the same, iteration by iteration. effective_draws: how many independent draws the posterior's
+    are worth. tail: shape k̂ of the Pareto tail of their weights. rhat: R-hat of the unknown on which chains agree
+    least, None where draws are not those of chains.
+
+    force_names: of the L forces. grid, at_data: force and outputs on the grid, and at the observed times. estimates: of
+    the parameters, in the order of the model. undetermined: combinations of parameters that the data leave open.
+    noise_sd: standard deviation of the learned noise, [1] or [P], or None. relative_noise: the learned share of the
+    signal's level, or None. misfit: whether the residuals have a shape, None where that was not looked at.
+
+    posterior, row: the posterior of the batch, and this instance's place in it. at_truth: force and outputs at the
+    times of the truth, if they were predicted together with the rest.
     """
 
     instance: Instance
@@ -88,13 +101,9 @@ class FitResult(Answer):
     row: int
     relative_noise: FloatArray | None = None
     tail: float = 0.0
-    """Shape k̂ of the Pareto tail of the draws' weights."""
     rhat: float | None = None
-    """R-hat of the unknown on which chains agree least, where the draws are those of chains."""
     misfit: Structure | None = None
-    """Whether the residuals have a shape, where that was looked at."""
     at_truth: Prediction | None = None
-    """Where the truth is known, if it was asked for together with the rest."""
 
     @property
     def id(self) -> str:
@@ -140,7 +149,11 @@ class FitResult(Answer):
         return f"fit, {self.status} ({self.method})"
 
     def predict(self, times: Sequence[float] | FloatArray, positions: FloatArray | None = None) -> Prediction:
-        """Force and outputs at `times` [Q], and for a field at `positions` [Q, d]."""
+        """Return force and outputs at other times.
+
+        times: [Q], not before the first observation. positions: [Q, d], for a field only. Raises `UsageError` if a time
+        is too early, or times and positions do not fit together.
+        """
         points, order = self._asked(times, positions)
         at = torch.from_numpy(points[order]).unsqueeze(0)
         return predict(self.posterior, torch.tensor([self.row]), at)[0].at(np.argsort(order))
@@ -154,9 +167,11 @@ class FitResult(Answer):
     ) -> Draws:
         """Draw `count` times from the joint posterior: parameters, a force, and the outputs that this force drives.
 
-        times: [Q], by default those of `force`; a field takes positions [Q, d] with them. A fit through the solver
-        (`nested`, `variational`, `preestimate`) has as many different draws as were asked of it when it was fitted, and
-        repeats them beyond that.
+        times: [Q], by default those of `force`. positions: [Q, d], for a field with times. seed: of the draws. A fit
+        through the solver (`nested`, `variational`, `preestimate`) has as many different draws as were asked of it when
+        it was fitted, and repeats them beyond that.
+
+        Returns the draws, a sequence. Raises `UsageError` if an argument is wrong, or the fit failed.
         """
         self._drawable(count)
         if times is None:
