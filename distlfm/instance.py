@@ -117,7 +117,7 @@ MIN_TIMES = 2
 
 @dataclass(frozen=True)
 class Truth:
-    """What a simulation knows and a fit must never see. It is there for scoring only.
+    """The truth of an instance, which a simulation knows and a fit never sees. It is there for scoring only.
 
     times: [n]. force: [L, n], or None where it is not known. outputs: [P, n] without noise, or None. positions: [n, d]
     of a field, or None. parameters: natural values [K] by name. scored: [n], True where outputs are compared; None is

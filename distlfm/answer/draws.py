@@ -175,7 +175,7 @@ class Integral(_OfCurve):
 
 
 class PeakTime(_OfCurve):
-    """When a curve is highest. Among several highest times, the first one.
+    """The time at which a curve is highest. Among several highest times, the first one.
 
     of, start, stop: as for `Integral`.
 
@@ -207,7 +207,7 @@ class PeakHeight(_OfCurve):
 
 @dataclass(frozen=True)
 class Exceedance:
-    """For how long a curve is above a level, in the unit of the times.
+    """The length of time for which a curve is above a level, in the unit of the times.
 
     level: in the unit of the curve. of, start, stop: as for `Integral`.
 

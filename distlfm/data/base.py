@@ -208,7 +208,7 @@ class ColumnMap(Config):
 
 @dataclass(repr=False)
 class ReadReport(Sequence[Instance]):
-    """What a read gave. It is a sequence of the usable instances; `report["A"]` is the one with that id.
+    """The result of a read: a sequence of the usable instances, of which `report["A"]` is the one with that id.
 
     instances: the usable ones. set_aside: those that cannot be used, each with the reason. notices: what was mended,
     guessed, or looks doubtful.

@@ -125,6 +125,7 @@ class FieldMechanism(System):
 
     @property
     def coefficients(self) -> Mapping[str, Coefficient]:
+        """The coefficients of the equation, by name."""
         found = self.equation().named(self.field.num_dims)
         for name, one in found.items():
             if not isinstance(one, Coefficient):

@@ -111,7 +111,7 @@ class Normal(Config):
 
 @by_position
 class Uniform(Config):
-    """Equally likely between `low` and `high`."""
+    """A uniform: every number between `low` and `high` is equally likely."""
 
     kind: Literal["uniform"] = "uniform"
     low: float

@@ -172,7 +172,7 @@ class Matern52(_Stationary):
 
 
 class Periodic(_Stationary):
-    """Forces that repeat themselves.
+    """The periodic kernel: forces that repeat themselves.
 
     period_length: after what time they do; a prior or a known number. lengthscale: a pure number; the smaller it
     is, the quicker the force changes within a period. variance, ard, dims: as for `RBF`.

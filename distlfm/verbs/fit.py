@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(repr=False)
 class FitRun(Sequence[FitResult]):
-    """What a fit gave: a sequence of results, of which `run["A"]` is that of the instance A.
+    """The results of a fit, a sequence: `run[0]` is the first, `run["A"]` that of the instance A.
 
     config: the settings of the run. results: in the order of the data. With `run.dir` one is read from its file each
     time it is asked for, and of a large fleet only some were kept (`run.keep`); without, all are in memory.

@@ -48,7 +48,7 @@ MOST_PLOTTED = 24
 
 @dataclass
 class QueryRun:
-    """What a query gave.
+    """The answers of a query, and their figures.
 
     config: the settings of the run. operator: what was asked. checkpoint: a short mark of its file. tally: counts and
     scores of all instances. rows: the figures of each instance. answers: in the order of the data, at most 10,000; only
