@@ -194,7 +194,7 @@ class ColumnMap(Config):
         return self
 
     def roles(self) -> list[tuple[str, str]]:
-        """Every column that is read, as (config key, column name)."""
+        """Return every column that is read, as (config key, column name)."""
         columns = {key: getattr(self, key) for key in ROLES} | {"variance": self.variance_columns}
         return [(key, name) for key, names in columns.items() for name in _as_names(names) or ()]
 

@@ -198,12 +198,16 @@ def compared(reports: Iterable[ReadReport], file: str) -> Iterator[ReadReport]:
 
 
 def examine(path: str | Path, columns: ColumnMap | None = None) -> ReadReport:
-    """Do as `read`, but also return a report without any usable instance."""
+    """Do as `read`, but also return a report without any usable instance. path, columns: as there."""
     return ReadReport.joined(iter_reports(path, columns))
 
 
 def iter_reports(path: str | Path, columns: ColumnMap | None = None) -> Iterator[ReadReport]:
-    """Yield one report per file, or piece of a large one, so that not all must fit in memory; the last covers all."""
+    """Return an iterator over reports, one per file or piece of a large one, so that not all must fit in memory.
+
+    path, columns: as for `read`. The last report has what shows only when all are looked at. Raises `DataError` if
+    nothing can be read.
+    """
     path = _existing(Path(path))
     something = False
     reports = iter_directory(path, columns) if path.is_dir() else file_reports(path, columns)
@@ -215,7 +219,10 @@ def iter_reports(path: str | Path, columns: ColumnMap | None = None) -> Iterator
 
 
 def iter_instances(path: str | Path, columns: ColumnMap | None = None) -> Iterator[Instance]:
-    """Yield instances one by one, holding one file at a time; each that is set aside is a DistlfmWarning."""
+    """Return an iterator over instances, which holds one file at a time; each set aside is a `DistlfmWarning`.
+
+    path, columns: as for `read`. Raises `DataError` if nothing can be read.
+    """
     for report in iter_reports(path, columns):
         for problem in report.set_aside:
             warnings.warn(str(problem), DistlfmWarning, stacklevel=2)

@@ -35,9 +35,10 @@ UNRELIABLE = Status.UNRELIABLE.name.lower()
 
 @dataclass(frozen=True)
 class Prediction:
-    """times: [Q]; force: bands of [L, Q]; outputs: bands of [P, Q], of the curve and not of a new measurement.
+    """Force and outputs at some times, with their bands.
 
-    positions: [Q, d] of a field.
+    times: [Q]. force: bands of [L, Q]. outputs: bands of [P, Q], of the curve and not of a new measurement. positions:
+    [Q, d] of a field, or None.
     """
 
     times: FloatArray
@@ -47,13 +48,16 @@ class Prediction:
 
     @staticmethod
     def of(points: FloatArray, force: Band, outputs: Band) -> Prediction:
-        """The prediction at times [Q], or at points [Q, 1 + d] of a field."""
+        """Return the prediction at some points.
+
+        points: times [Q], or [Q, 1 + d] of a field. force, outputs: their bands there.
+        """
         if points.ndim == 1:
             return Prediction(points, force, outputs)
         return Prediction(points[:, 0], force, outputs, points[:, 1:])
 
     def at(self, index: slice | NDArray[np.intp]) -> Prediction:
-        """The prediction at some of its points, in any order."""
+        """Return the prediction at some of its points, in any order. index: a slice, or indices."""
         force, outputs = (
             Band(*(getattr(band, name)[:, index] for name in Band.__dataclass_fields__))
             for band in (self.force, self.outputs)
@@ -239,7 +243,10 @@ def _brief(given: object) -> str:
 
 
 def predict(posterior: Posterior, rows: Tensor, times: Tensor) -> list[Prediction]:
-    """Predictions of the instances `rows` [A] at times [A, Q], or at points [A, Q, 1 + d] of a field."""
+    """Return the predictions of some instances.
+
+    posterior: of a batch. rows: [A], which of its instances. times: [A, Q], or points [A, Q, 1 + d] of a field.
+    """
     with torch.no_grad():
         predicted = posterior.predict(rows, times)
         force, outputs = _bands(predicted.force), _bands(predicted.outputs)
@@ -247,7 +254,10 @@ def predict(posterior: Posterior, rows: Tensor, times: Tensor) -> list[Predictio
 
 
 def predict_together(posterior: Posterior, rows: Tensor, asked: Sequence[Tensor]) -> list[list[Prediction]]:
-    """Predictions at several sets of times, each [A, Q]: at all of them at once where that is cheaper."""
+    """Return predictions at several sets of times, computed at once where that is cheaper.
+
+    posterior, rows: as for `predict`. asked: sets of times, each [A, Q], or of points.
+    """
     if not posterior.at_once or any(times.dim() != 2 for times in asked):
         return [predict(posterior, rows, times) for times in asked]
     wanted = torch.cat(list(asked), -1)
@@ -289,9 +299,10 @@ def results_of(
     seconds: float,
     predicted: Sequence[list[Prediction]] | None = None,
 ) -> list[FitResult]:
-    """One result per instance; `seconds` is the batch's, shared evenly.
+    """Return one result per instance of a batch.
 
-    grids: times [B, Q] to predict at, or points [B, Q, 1 + d] of a field. predicted: on the grids and at the data, if
+    fit: of the batch. instances: B of them. seconds: the batch's time, which they share evenly. grids: times [B, Q] to
+    predict at, or points [B, Q, 1 + d] of a field. predicted: on the grids and at the data, if
     it is known already.
     """
     posterior = fit.posterior

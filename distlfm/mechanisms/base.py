@@ -52,7 +52,11 @@ Known = Annotated[Mapping[str, float] | float, BeforeValidator(_numbers)]
 
 
 class MechanismConfig(Config):
-    """Options that every mechanism takes; a mechanism adds its own in a subclass."""
+    """Options that every mechanism takes; a mechanism adds its own in a subclass.
+
+    outputs: names of the outputs; those of the data where it is empty. priors: those that replace the default ones, by
+    the parameter's name. fixed: known values by the parameter's name.
+    """
 
     kind: str
     outputs: tuple[str, ...] = ()
@@ -232,11 +236,14 @@ class Mechanism(System):
 
 
 def join_states(*states: Tensor) -> Tensor:
-    """Join states [...] that may differ in leading dimensions of size 1 into one tensor [..., D]."""
+    """Return D `states`, each [...], as one tensor [..., D]; they may differ in leading dimensions of size 1."""
     return torch.stack(torch.broadcast_tensors(*states), -1)
 
 
 def zero_state(values: Values, num_states: int) -> Tensor:
-    """Return a start at zero with the leading dimensions of the parameters, [..., D]."""
+    """Return a start at zero, [..., D].
+
+    values: parameters by name, each [..., K], whose leading dimensions it takes. num_states: D.
+    """
     some = next(iter(values.values()))
     return torch.zeros((*some.shape[:-1], num_states), dtype=some.dtype)

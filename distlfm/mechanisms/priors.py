@@ -32,7 +32,7 @@ Written = TypeVar("Written", bound=Config)
 
 
 def by_position(prior: type[Written]) -> type[Written]:
-    """Class decorator: numbers may be given by position, `LogNormal(2.0, 0.3)`, in the order of the fields."""
+    """Return the class `prior` with an `__init__` that takes numbers by position too, in the order of the fields."""
     names = [name for name in prior.model_fields if name != "kind"]
     fix = f"Write {prior.__name__}({', '.join(names)})."
 
@@ -242,13 +242,17 @@ class Parameter:
 
 
 def start_parameter(outputs: Sequence[str], prior: Prior, *, positive: bool = False, dimension: Measured) -> Parameter:
-    """The unknown initial state of a mechanism whose start is free."""
+    """Return the unknown initial state of a mechanism whose start is free.
+
+    outputs: labels of the states. prior: of each. positive: whether states must not be negative. dimension: what they
+    are measured in.
+    """
     meaning = "state at the first time"
     return Parameter("initial", tuple(outputs), prior, "initial", positive, dimension=dimension, meaning=meaning)
 
 
 class ParameterSpace:
-    """The free elements of a list of parameters, as one vector `z` that is standard normal a priori."""
+    """The free elements of `parameters`, a list, as one vector `z` that is standard normal a priori."""
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         names = [parameter.name for parameter in parameters]
@@ -262,7 +266,7 @@ class ParameterSpace:
         return next(parameter for parameter in self.parameters if parameter.name == name)
 
     def slice_of(self, name: str) -> slice:
-        """Where the free elements of a parameter stand in `z`."""
+        """Return where the free elements of the parameter `name` stand in `z`."""
         return self._slices[name]
 
     @property
@@ -275,7 +279,7 @@ class ParameterSpace:
         )
 
     def unpack(self, z: Tensor) -> dict[str, Tensor]:
-        """z [..., n] → natural values, each [..., K], fixed elements filled in."""
+        """Return natural values by name, each [..., K], fixed elements filled in. z: [..., n]."""
         values = {}
         for parameter in self.parameters:
             free = parameter.natural(z[..., self._slices[parameter.name]])
@@ -289,9 +293,9 @@ class ParameterSpace:
         return values
 
     def pack(self, values: Values, like: Tensor) -> Tensor:
-        """Natural values → z [..., n]; a parameter that is not given stays at its prior's middle, `like`'s zeros.
+        """Return z [..., n]; a parameter that is not given stays at its prior's middle, zero.
 
-        like: [..., n] gives shape and type.
+        values: natural values by name, each [..., K]. like: [..., n], gives shape and type.
         """
         z = torch.zeros_like(like)
         for name, value in values.items():
