@@ -20,7 +20,7 @@ class DistlfmWarning(UserWarning):
 class DistlfmError(Exception):
     """Base of all that we raise on purpose.
 
-    `fix` says what to do; it is printed after the cause.
+    cause: a sentence that says what is wrong. fix: a sentence that says what to do; it is printed after the cause.
     """
 
     exit_code = 1
@@ -61,7 +61,7 @@ class Stopped(DistlfmError):
     """A signal ended the work before it was done; nothing that was done is lost.
 
     The exit code is what a shell gives for that signal; for USR1, with which schedulers warn, 75: try again later.
-    when: such as "after 3 of 10 instances". command: what goes on.
+    which: the signal. when: such as "after 3 of 10 instances". command: the one that goes on.
     """
 
     def __init__(self, which: signal.Signals, when: str, command: str) -> None:
@@ -71,7 +71,11 @@ class Stopped(DistlfmError):
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with some data, where, and what to do about it. `row` counts lines of the file from 1."""
+    """What is wrong with some data, where, and what to do about it.
+
+    what, fix: a sentence each. file, row, column, instance: where, as far as that is known; `row` counts lines of the
+    file from 1.
+    """
 
     what: str
     fix: str
@@ -104,5 +108,5 @@ class DataError(UsageError):
 def refused(
     what: str, fix: str, file: str = "", row: int | None = None, column: str | None = None, instance: str | None = None
 ) -> DataError:
-    """The error of one problem."""
+    """Return the error of one problem. what, fix, file, row, column, instance: as for `Problem`."""
     return DataError(Problem(what, fix, file, row, column, instance))

@@ -117,11 +117,11 @@ MIN_TIMES = 2
 
 @dataclass(frozen=True)
 class Truth:
-    """What a simulation knows and a fit must never see. It is there for scoring only.
+    """The truth of an instance, which a simulation knows and a fit never sees. It is there for scoring only.
 
-    times: [n], positions: [n, d] or None, force: [L, n] or None, outputs: [P, n] noise-free or None.
-    scored: [n], where outputs are compared; None is everywhere. `measured` outputs have noise of their own: they are
-    observations that were held back.
+    times: [n]. force: [L, n], or None where it is not known. outputs: [P, n] without noise, or None. positions: [n, d]
+    of a field, or None. parameters: natural values [K] by name. scored: [n], True where outputs are compared; None is
+    everywhere. measured: outputs have noise of their own, as they are observations that were held back.
     """
 
     times: FloatArray
@@ -137,11 +137,16 @@ class Truth:
 class Instance:
     """Observations of one system. Lists will do for arrays; they are made arrays.
 
+    id: a name that is unique in a fleet. outputs: names of the P outputs.
     times: [N], strictly increasing when there are no positions, else non-decreasing.
     values: [P, N], finite; zero where nothing was observed.
     mask: [P, N], True where a value was observed; by default wherever `values` has a number, and not where it is NaN.
     positions: [N, d] or None.
     variance: [P, N] variance of the measurement noise, or None where it is to be learned.
+    truth: what a simulation knows of it, for scoring; None of real data.
+    metadata: texts by name, such as `time_unit` and `value_unit`, which are shown beside results.
+
+    Raises `DataError` if shapes do not fit together, or a number is not usable.
 
     One output alone may be given by its name and a list of N values:
 
@@ -265,15 +270,19 @@ class Instance:
         return len(self.outputs)
 
     def blind(self) -> Instance:
-        """The same observations without the truth: all that a fit is handed."""
+        """Return the same observations without the truth: all that a fit is handed."""
         return replace(self, truth=None)
 
     def thinned(self, stride: int) -> Instance:
-        """Every `stride`-th observation point; the truth stays whole."""
+        """Return the instance with every `stride`-th observation point; the truth stays whole."""
         return self.kept(slice(None, None, stride))
 
     def sampled(self, fraction: float, seed: int) -> Instance:
-        """A random share of the observations. Outputs are scored at the others, by the data if no truth is known."""
+        """Return the instance with some of its observation points, drawn at random.
+
+        fraction: share of the points to keep, at least two points. seed: of the draw. Outputs are scored at the other
+        points, by the data if no truth is known.
+        """
         count = len(self.times)
         kept = np.sort(np.random.default_rng(seed).permutation(count)[: max(2, round(fraction * count))])
         truth = self.truth or Truth(self.times, positions=self.positions)
@@ -284,12 +293,15 @@ class Instance:
         return replace(self.kept(kept), truth=replace(truth, scored=scored))
 
     def observed(self) -> Instance:
-        """Without the points at which no output was observed; the truth stays whole."""
+        """Return the instance without the points at which no output was observed; the truth stays whole."""
         seen = self.mask.any(0)
         return self if seen.all() else self.kept(seen)
 
     def kept(self, keep: slice | NDArray[np.intp] | BoolArray) -> Instance:
-        """Only these observation points; the truth stays whole."""
+        """Return the instance with some of its observation points only; the truth stays whole.
+
+        keep: a slice, indices, or a mask [N]. Raises `DataError` if fewer than two times or no observed value are left.
+        """
         return replace(
             self,
             times=self.times[keep],

@@ -100,7 +100,10 @@ class Answer(ABC):
     ) -> Draws:
         """Draw force, outputs and parameters jointly from the posterior.
 
-        times: [Q], by default those of `force`; a field takes positions [Q, d] with them.
+        count: number of draws S. times: [Q], by default those of `force`. positions: [Q, d], for a field with times.
+        seed: of the draws.
+
+        Returns the draws, a sequence. Raises `UsageError` if an argument is wrong, or there are no joint draws.
         """
 
     @abstractmethod
@@ -124,7 +127,9 @@ class Answer(ABC):
         """Return the posterior of any number that is made of a draw, with its intervals.
 
         functional: a function of a `Draw`, such as `lambda draw: draw["p21"].max()`, or a shipped one: `Integral`,
-        `PeakTime`, `PeakHeight`, `Exceedance`. The other arguments are those of `draws`.
+        `PeakTime`, `PeakHeight`, `Exceedance`. count, times, positions, seed: as for `draws`. name: of the summary, by
+        default the functional's. Raises `UsageError` as `draws` does, and if no interval can be made of what the
+        functional gives.
         """
         return summarise(self.draws(count, times, positions, seed), functional, name)
 
@@ -147,7 +152,8 @@ class Answer(ABC):
     def to_arviz(self, count: int = NUM_DRAWS, seed: int = 0) -> Any:
         """Return joint draws and observations as ArviZ's `InferenceData`; needs the extra `arviz`.
 
-        Of a fit by chains there are `count` draws in all, spread evenly over the length of each chain.
+        count: number of draws; those of a fit by chains are spread evenly over the length of each chain. seed: of the
+        draws. Raises `MissingExtra` without ArviZ, and `UsageError` as `draws` does.
         """
         return tables.to_arviz(self, count, seed)
 

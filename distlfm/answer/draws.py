@@ -43,7 +43,10 @@ class _Curves(Generic[Number]):
 
 
 class Draw(_Curves[float]):
-    """One draw. times: [Q]; force: [L, Q]; outputs: [P, Q]; parameters: a number by name; positions: [Q, d] or None.
+    """One draw of force, outputs and parameters.
+
+    times: [Q]. force: [L, Q]. outputs: [P, Q]. parameters: a number by name. force_names, output_names: of the L forces
+    and the P outputs. positions: [Q, d] of a field, or None.
 
     `draw["p21"]` is the curve [Q] of the force or output of that name.
     """
@@ -60,7 +63,10 @@ class Draw(_Curves[float]):
 
 
 class Draws(_Curves[FloatArray], Sequence[Draw]):
-    """times: [Q]; force: [S, L, Q]; outputs: [S, P, Q]; parameters: [S] by name; positions: [Q, d] of a field.
+    """Joint draws of force, outputs and parameters.
+
+    times: [Q]. force: [S, L, Q]. outputs: [S, P, Q]. parameters: [S] by name. force_names, output_names: of the L
+    forces and the P outputs. positions: [Q, d] of a field, or None.
 
     A sequence of `Draw`: `draws[0]` is the first one.
     """
@@ -95,9 +101,11 @@ Functional = Callable[[Draw], Any]
 
 @dataclass(frozen=True, repr=False)
 class Summary:
-    """The posterior of a functional. values: [S, ...], of each draw; the others: their mean, sd and central intervals.
+    """The posterior of a functional.
 
-    All are numbers, or arrays of one shape where the functional gives arrays.
+    name: of the functional. values: [S, ...], of each draw. mean, sd: their mean and standard deviation. lower68,
+    upper68, lower95, upper95: the ends of their central intervals of 68 and 95 %. All but `values` are numbers, or
+    arrays of one shape where the functional gives arrays.
     """
 
     name: str
@@ -134,10 +142,7 @@ def summarise(draws: Draws, functional: Functional, name: str | None = None) -> 
 
 @dataclass(frozen=True)
 class _OfCurve:
-    """A number of a curve between `start` and `stop`, by default over all times.
-
-    of: the name of a force or an output; the first force by default.
-    """
+    """A number of a curve."""
 
     what: ClassVar[str]
     of: str | None = None
@@ -150,40 +155,67 @@ class _OfCurve:
 
 
 class Integral(_OfCurve):
-    """The area under a curve from `start` to `stop`, by default over all times.
+    """The area under a curve.
 
-    of: the name of a force or an output; the first force by default.
+    of: the name of a force or an output; the first force by default. start, stop: the window, by default all times.
+
+    >>> import numpy as np
+    >>> curves = {"force": np.array([[0.0, 2.0, 0.0]]), "outputs": np.zeros((1, 3))}
+    >>> draw = Draw(np.array([0.0, 1.0, 2.0]), **curves, force_names=("dose",), output_names=("p21",))
+    >>> Integral()(draw), Integral("dose", stop=1.0)(draw)
+    (2.0, 1.0)
     """
 
     what = "integral"
 
     def __call__(self, draw: Draw) -> float:
+        """Return the area for one `draw`. Raises `UsageError` for a field, or a window beyond the draw's times."""
         times, curve = _window(draw, self.of, self.start, self.stop)
         return float(np.sum(np.diff(times) * (curve[1:] + curve[:-1]) / 2))
 
 
 class PeakTime(_OfCurve):
-    """When a curve is highest between `start` and `stop`. Among several highest times, the first one."""
+    """The time at which a curve is highest. Among several highest times, the first one.
+
+    of, start, stop: as for `Integral`.
+
+    >>> import numpy as np
+    >>> PeakTime()(Draw(np.array([0.0, 1.5, 2.0]), np.array([[0.0, 3.0, 1.0]]), np.zeros((0, 3)), {}, ("force",)))
+    1.5
+    """
 
     what = "time of the peak"
 
     def __call__(self, draw: Draw) -> float:
+        """Return the time of the peak of one `draw`. Raises `UsageError` as `Integral` does."""
         times, curve = _window(draw, self.of, self.start, self.stop)
         return float(times[np.argmax(curve)])
 
 
 class PeakHeight(_OfCurve):
-    """The highest value of a curve between `start` and `stop`."""
+    """The highest value of a curve.
+
+    of, start, stop: as for `Integral`.
+    """
 
     what = "height of the peak"
 
     def __call__(self, draw: Draw) -> float:
+        """Return the height of the peak of one `draw`. Raises `UsageError` as `Integral` does."""
         return float(_window(draw, self.of, self.start, self.stop)[1].max())
 
 
 @dataclass(frozen=True)
 class Exceedance:
-    """For how long a curve is above `level` between `start` and `stop`, in the unit of the times."""
+    """The length of time for which a curve is above a level, in the unit of the times.
+
+    level: in the unit of the curve. of, start, stop: as for `Integral`.
+
+    >>> import numpy as np
+    >>> draw = Draw(np.array([0.0, 1.0, 2.0]), np.array([[0.0, 2.0, 0.0]]), np.zeros((0, 3)), {}, ("force",))
+    >>> Exceedance(1.0)(draw)
+    1.0
+    """
 
     level: float
     of: str | None = None
@@ -195,6 +227,7 @@ class Exceedance:
         return f"time of {self.of or 'the force'} above {self.level:g}"
 
     def __call__(self, draw: Draw) -> float:
+        """Return the time above the level in one `draw`. Raises `UsageError` as `Integral` does."""
         times, curve = _window(draw, self.of, self.start, self.stop)
         low, high = np.minimum(curve[1:], curve[:-1]), np.maximum(curve[1:], curve[:-1])
         rise = np.where(high > low, high - low, 1.0)

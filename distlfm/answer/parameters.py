@@ -36,7 +36,10 @@ class Estimated:
 
 
 class Parameters(dict[str, Estimated]):
-    """Estimates by name, such as `parameters["decay[p21]"].mean`, in the order of the model."""
+    """Estimates by name, such as `parameters["decay[p21]"].mean`, in the order of the model.
+
+    estimates: one for each element of a parameter. A name that is not there raises `UnknownParameter`.
+    """
 
     def __init__(self, estimates: Sequence[Estimated]) -> None:
         super().__init__({one.name: one for one in estimates})

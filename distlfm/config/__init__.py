@@ -33,7 +33,7 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def changed(self, section: str, **values: Any) -> Self:
-        """Return the same with other values in a section. They are not checked."""
+        """Return the same with other `values`, by name, in the field `section`. They are not checked."""
         return self.model_copy(update={section: getattr(self, section).model_copy(update=values)})
 
 

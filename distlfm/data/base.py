@@ -194,7 +194,7 @@ class ColumnMap(Config):
         return self
 
     def roles(self) -> list[tuple[str, str]]:
-        """Every column that is read, as (config key, column name)."""
+        """Return every column that is read, as (config key, column name)."""
         columns = {key: getattr(self, key) for key in ROLES} | {"variance": self.variance_columns}
         return [(key, name) for key, names in columns.items() for name in _as_names(names) or ()]
 
@@ -208,9 +208,10 @@ class ColumnMap(Config):
 
 @dataclass(repr=False)
 class ReadReport(Sequence[Instance]):
-    """What a read gave: the usable instances, those set aside with the reason, and what was mended or guessed.
+    """The result of a read: a sequence of the usable instances, of which `report["A"]` is the one with that id.
 
-    It is a sequence of the usable ones; `report["A"]` is the one with that id.
+    instances: the usable ones. set_aside: those that cannot be used, each with the reason. notices: what was mended,
+    guessed, or looks doubtful.
     """
 
     instances: list[Instance] = field(default_factory=list)
@@ -219,7 +220,7 @@ class ReadReport(Sequence[Instance]):
 
     @classmethod
     def joined(cls, reports: Iterable[ReadReport]) -> ReadReport:
-        """Several reports as one."""
+        """Return several `reports` as one."""
         whole = cls()
         for report in reports:
             whole.instances += report.instances

@@ -160,7 +160,10 @@ class CheckReport:
 
 
 def check(path: str | Path, columns: ColumnMap | None = None) -> CheckReport:
-    """Read a file or folder and say what is in it. Raises DataError if it cannot be read at all."""
+    """Read a file or folder, and return what is in it.
+
+    path, columns: as for `read`. Raises `DataError` if it cannot be read at all.
+    """
     report = examine(path, columns)
     instances = report.instances
     times = [float(time) for one in instances for time in (one.times[0], one.times[-1])]

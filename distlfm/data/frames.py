@@ -40,16 +40,18 @@ def read_frame(
     duplicates: Literal["refuse", "average"] = "refuse",
     units: Mapping[str, str] | None = None,
 ) -> ReadReport:
-    """Read the instances of a pandas table; cells without a number (NaN, None, NA) were not observed.
+    """Read the instances of a pandas table `frame`; cells without a number (NaN, None, NA) were not observed.
 
-    A long table has a row for each value: the column `output` names the output, and `value` holds the number.
-    A wide table has a row for each time: `value` lists one column for each output, and `output` is left out.
-    instance: the column that tells instances apart; without it the table is one. positions: columns of coordinates, of
-    a field. variance: the column of the noise variance, or one for each column of `value`. duplicates: what to do where
-    one point has two values. units: of `time`, `value` and `position`. Names of the index will do for columns.
+    time: the column of times, as numbers. A long table has a row for each value: the column `output` names the output,
+    and `value` holds the number. A wide table has a row for each time: `value` lists one column for each output, and
+    `output` is left out. instance: the column that tells instances apart; without it the table is one. positions:
+    columns of coordinates, of a field. variance: the column of the noise variance, or one for each column of `value`.
+    duplicates: what to do where one point has two values. units: of `time`, `value` and `position`. Names of the index
+    will do for columns.
 
-    Returns a report, which is a sequence of instances. A bad instance is set aside with a `DistlfmWarning`, which
-    is also given for what looks doubtful; raises `DataError` if no instance can be used.
+    Returns a report, which is a sequence of instances. A bad instance is set aside with a `DistlfmWarning`, which is
+    also given for what looks doubtful. Raises `DataError` if a column is not there or no instance can be used, and
+    `UsageError` if an argument is wrong.
 
     >>> import pandas as pd
     >>> table = pd.DataFrame({"hours": [0, 2, 4], "p21": [0.9, 2.4, None], "mdm2": [1.1, 1.9, 1.7]})
@@ -92,9 +94,9 @@ def read_xarray(
 ) -> ReadReport:
     """Read the instances of an xarray object; NaN was not observed.
 
-    A DataArray has the dimension `time`, and `output` and `instance` where there are several; the variables of a
-    Dataset are the outputs. positions: dimensions or coordinates of a field. units: of `time`, `value` and `position`.
-    Returns and raises as `read_frame` does.
+    data: a DataArray with the dimension `time`, and `output` and `instance` where there are several; or a Dataset,
+    whose variables are the outputs. positions: dimensions or coordinates of a field. units: of `time`, `value` and
+    `position`. Returns and raises as `read_frame` does.
     """
     import xarray
 

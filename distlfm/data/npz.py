@@ -92,7 +92,11 @@ def _reports(path: Path, archive: Any) -> Iterator[ReadReport]:
 
 
 def write_npz(path: str | Path, instances: Iterable[Instance]) -> None:
-    """Write instances, with their truth, so that `read` gives them back. The file appears whole or not at all."""
+    """Write instances, with their truth, so that `read` gives them back. The file appears whole or not at all.
+
+    path: of the file; one that is there is replaced. instances: those to write. Raises `OSError` if it cannot be
+    written.
+    """
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:

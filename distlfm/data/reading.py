@@ -167,8 +167,11 @@ def _named_by_file(report: ReadReport, file: Path, seen: dict[str, Path]) -> Rea
 def read(path: str | Path, columns: ColumnMap | None = None) -> ReadReport:
     """Read the instances of a file or folder.
 
-    A bad instance is set aside in the report and the others go on. Raises DataError if the file cannot be read at all,
-    or if no instance of it can be used.
+    path: a file whose ending has a reader (such as .csv, .parquet or .npz), or a folder of them. columns: which column
+    plays which part; by default the header suggests it, and a notice says what was taken.
+
+    Returns a report, which is a sequence of instances. A bad instance is set aside in it and the others go on. Raises
+    `DataError` if the file cannot be read at all, or if no instance of it can be used.
     """
     return usable(examine(path, columns))
 
@@ -195,12 +198,16 @@ def compared(reports: Iterable[ReadReport], file: str) -> Iterator[ReadReport]:
 
 
 def examine(path: str | Path, columns: ColumnMap | None = None) -> ReadReport:
-    """Do as `read`, but also return a report without any usable instance."""
+    """Do as `read`, but also return a report without any usable instance. path, columns: as there."""
     return ReadReport.joined(iter_reports(path, columns))
 
 
 def iter_reports(path: str | Path, columns: ColumnMap | None = None) -> Iterator[ReadReport]:
-    """Yield one report per file, or piece of a large one, so that not all must fit in memory; the last covers all."""
+    """Return an iterator over reports, one per file or piece of a large one, so that not all must fit in memory.
+
+    path, columns: as for `read`. The last report has what shows only when all are looked at. Raises `DataError` if
+    nothing can be read.
+    """
     path = _existing(Path(path))
     something = False
     reports = iter_directory(path, columns) if path.is_dir() else file_reports(path, columns)
@@ -212,7 +219,10 @@ def iter_reports(path: str | Path, columns: ColumnMap | None = None) -> Iterator
 
 
 def iter_instances(path: str | Path, columns: ColumnMap | None = None) -> Iterator[Instance]:
-    """Yield instances one by one, holding one file at a time; each that is set aside is a DistlfmWarning."""
+    """Return an iterator over instances, which holds one file at a time; each set aside is a `DistlfmWarning`.
+
+    path, columns: as for `read`. Raises `DataError` if nothing can be read.
+    """
     for report in iter_reports(path, columns):
         for problem in report.set_aside:
             warnings.warn(str(problem), DistlfmWarning, stacklevel=2)

@@ -23,10 +23,10 @@ from distlfm.instance import Dimension
 
 @dataclass(frozen=True)
 class Coefficient:
-    """A number in the form: its default prior in the words of a config, and whether it must be positive.
+    """A number in the form.
 
-    dimension: what it is measured in, for the axes of reports; None where that is not given. meaning: what it is, in a
-    few words.
+    prior: the default one, in the words of a config. positive: whether it must be positive. dimension: what it is
+    measured in, for the axes of reports; None where that is not given. meaning: what it is, in a few words.
     """
 
     prior: Mapping[str, Any]
@@ -36,13 +36,19 @@ class Coefficient:
 
 
 def positive(median: float, spread: float = 1.0, dimension: Dimension | None = None, meaning: str = "") -> Coefficient:
-    """Return a positive coefficient, log-normal a priori."""
+    """Return a positive coefficient, log-normal a priori.
+
+    median, spread: of that prior, as for `LogNormal`. dimension, meaning: as for `Coefficient`.
+    """
     prior = {"kind": "lognormal", "median": median, "spread": spread}
     return Coefficient(prior, positive=True, dimension=dimension, meaning=meaning)
 
 
 def real(mean: float = 0.0, sd: float = 1.0, dimension: Dimension | None = None, meaning: str = "") -> Coefficient:
-    """Return a coefficient of either sign, normal a priori."""
+    """Return a coefficient of either sign, normal a priori.
+
+    mean, sd: of that prior. dimension, meaning: as for `Coefficient`.
+    """
     return Coefficient({"kind": "normal", "mean": mean, "sd": sd}, dimension=dimension, meaning=meaning)
 
 
@@ -54,20 +60,26 @@ class Equation(ABC):
     force_dimension: ClassVar[Dimension | None] = None
 
     def named(self, dims: int) -> Mapping[str, Coefficient]:
-        """The coefficients in `dims` space dimensions."""
+        """Return the coefficients, by name, of the equation in `dims` space dimensions."""
         del dims
         return self.coefficients
 
     @abstractmethod
     def form(self, y: Any, v: Any, f: Any, p: Mapping[str, Any]) -> Any:
-        """The weak form as a UFL form: state y, test function v, force f, coefficients p by name."""
+        """Return the weak form, of UFL.
+
+        y: the state. v: the test function. f: the force. p: the coefficients by name.
+        """
 
 
 EQUATIONS: dict[str, type[Equation]] = {}
 
 
 def register_equation(kind: str) -> Callable[[type[Equation]], type[Equation]]:
-    """Class decorator: make an equation known to configs and the command line under `kind`."""
+    """Return a class decorator that makes an equation known to configs and the command line.
+
+    kind: its name there. Raises `UsageError` if the class is not an equation.
+    """
 
     def keep(equation: type[Equation]) -> type[Equation]:
         if not (isinstance(equation, type) and issubclass(equation, Equation)):

@@ -60,7 +60,12 @@ def model_from(description: dict[str, Any]) -> Model:
 
 
 def save_fit(result: FitResult, path: Path | str) -> None:
-    """Write one instance's fit. The file appears whole or not at all."""
+    """Write the fit of one instance. The file appears whole or not at all.
+
+    result: of a fit. path: of the file, by custom with the ending .npz; one that is there is replaced. Raises
+    `UsageError` if the model has a kernel object, which a file cannot hold, and `OSError` if the file cannot be
+    written.
+    """
     put_quickly(Path(path), packed(result))
 
 
@@ -97,7 +102,8 @@ def packed(result: FitResult) -> bytes:
 def load_fit(path: Path | str) -> FitResult:
     """Read a fit that `save_fit` wrote, and return it; it predicts as the original does.
 
-    Raises `UsageError` if the file is not a saved fit, and `OtherWork` if another version wrote it.
+    path: of the file; those of a run are in its folder `fits`. Its mechanism must be registered here. Raises
+    `UsageError` if the file is not a saved fit, and `OtherWork` if another version wrote it.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:

@@ -35,9 +35,10 @@ UNRELIABLE = Status.UNRELIABLE.name.lower()
 
 @dataclass(frozen=True)
 class Prediction:
-    """times: [Q]; force: bands of [L, Q]; outputs: bands of [P, Q], of the curve and not of a new measurement.
+    """Force and outputs at some times, with their bands.
 
-    positions: [Q, d] of a field.
+    times: [Q]. force: bands of [L, Q]. outputs: bands of [P, Q], of the curve and not of a new measurement. positions:
+    [Q, d] of a field, or None.
     """
 
     times: FloatArray
@@ -47,13 +48,16 @@ class Prediction:
 
     @staticmethod
     def of(points: FloatArray, force: Band, outputs: Band) -> Prediction:
-        """The prediction at times [Q], or at points [Q, 1 + d] of a field."""
+        """Return the prediction at some points.
+
+        points: times [Q], or [Q, 1 + d] of a field. force, outputs: their bands there.
+        """
         if points.ndim == 1:
             return Prediction(points, force, outputs)
         return Prediction(points[:, 0], force, outputs, points[:, 1:])
 
     def at(self, index: slice | NDArray[np.intp]) -> Prediction:
-        """The prediction at some of its points, in any order."""
+        """Return the prediction at some of its points, in any order. index: a slice, or indices."""
         force, outputs = (
             Band(*(getattr(band, name)[:, index] for name in Band.__dataclass_fields__))
             for band in (self.force, self.outputs)
@@ -65,9 +69,22 @@ class Prediction:
 class FitResult(Answer):
     """One instance's fit. `predict` answers at any times after the first observation, beyond the last one too.
 
+    instance: what was fitted. method: of inference. status: how it ended, such as `converged` or `unreliable`. advice:
+    what to know before relying on it, empty if there is nothing to say. seconds: its share of its batch's time.
+
     bound: what the method maximised, comparable between fits of one method only: the ELBO of a variational fit; the log
     joint density of data and unknowns at the mode where the force is integrated out; that of the slopes for a
-    pre-estimate. trace: the same, iteration by iteration.
+    pre-estimate. trace: the same, iteration by iteration. effective_draws: how many independent draws the posterior's
+    are worth. tail: shape k̂ of the Pareto tail of their weights. rhat: R-hat of the unknown on which chains agree
+    least, None where draws are not those of chains.
+
+    force_names: of the L forces. grid, at_data: force and outputs on the grid, and at the observed times. estimates: of
+    the parameters, in the order of the model. undetermined: combinations of parameters that the data leave open.
+    noise_sd: standard deviation of the learned noise, [1] or [P], or None. relative_noise: the learned share of the
+    signal's level, or None. misfit: whether the residuals have a shape, None where that was not looked at.
+
+    posterior, row: the posterior of the batch, and this instance's place in it. at_truth: force and outputs at the
+    times of the truth, if they were predicted together with the rest.
     """
 
     instance: Instance
@@ -88,13 +105,9 @@ class FitResult(Answer):
     row: int
     relative_noise: FloatArray | None = None
     tail: float = 0.0
-    """Shape k̂ of the Pareto tail of the draws' weights."""
     rhat: float | None = None
-    """R-hat of the unknown on which chains agree least, where the draws are those of chains."""
     misfit: Structure | None = None
-    """Whether the residuals have a shape, where that was looked at."""
     at_truth: Prediction | None = None
-    """Where the truth is known, if it was asked for together with the rest."""
 
     @property
     def id(self) -> str:
@@ -140,7 +153,11 @@ class FitResult(Answer):
         return f"fit, {self.status} ({self.method})"
 
     def predict(self, times: Sequence[float] | FloatArray, positions: FloatArray | None = None) -> Prediction:
-        """Force and outputs at `times` [Q], and for a field at `positions` [Q, d]."""
+        """Return force and outputs at other times.
+
+        times: [Q], not before the first observation. positions: [Q, d], for a field only. Raises `UsageError` if a time
+        is too early, or times and positions do not fit together.
+        """
         points, order = self._asked(times, positions)
         at = torch.from_numpy(points[order]).unsqueeze(0)
         return predict(self.posterior, torch.tensor([self.row]), at)[0].at(np.argsort(order))
@@ -154,9 +171,11 @@ class FitResult(Answer):
     ) -> Draws:
         """Draw `count` times from the joint posterior: parameters, a force, and the outputs that this force drives.
 
-        times: [Q], by default those of `force`; a field takes positions [Q, d] with them. A fit through the solver
-        (`nested`, `variational`, `preestimate`) has as many different draws as were asked of it when it was fitted, and
-        repeats them beyond that.
+        times: [Q], by default those of `force`. positions: [Q, d], for a field with times. seed: of the draws. A fit
+        through the solver (`nested`, `variational`, `preestimate`) has as many different draws as were asked of it when
+        it was fitted, and repeats them beyond that.
+
+        Returns the draws, a sequence. Raises `UsageError` if an argument is wrong, or the fit failed.
         """
         self._drawable(count)
         if times is None:
@@ -224,7 +243,10 @@ def _brief(given: object) -> str:
 
 
 def predict(posterior: Posterior, rows: Tensor, times: Tensor) -> list[Prediction]:
-    """Predictions of the instances `rows` [A] at times [A, Q], or at points [A, Q, 1 + d] of a field."""
+    """Return the predictions of some instances.
+
+    posterior: of a batch. rows: [A], which of its instances. times: [A, Q], or points [A, Q, 1 + d] of a field.
+    """
     with torch.no_grad():
         predicted = posterior.predict(rows, times)
         force, outputs = _bands(predicted.force), _bands(predicted.outputs)
@@ -232,7 +254,10 @@ def predict(posterior: Posterior, rows: Tensor, times: Tensor) -> list[Predictio
 
 
 def predict_together(posterior: Posterior, rows: Tensor, asked: Sequence[Tensor]) -> list[list[Prediction]]:
-    """Predictions at several sets of times, each [A, Q]: at all of them at once where that is cheaper."""
+    """Return predictions at several sets of times, computed at once where that is cheaper.
+
+    posterior, rows: as for `predict`. asked: sets of times, each [A, Q], or of points.
+    """
     if not posterior.at_once or any(times.dim() != 2 for times in asked):
         return [predict(posterior, rows, times) for times in asked]
     wanted = torch.cat(list(asked), -1)
@@ -274,9 +299,10 @@ def results_of(
     seconds: float,
     predicted: Sequence[list[Prediction]] | None = None,
 ) -> list[FitResult]:
-    """One result per instance; `seconds` is the batch's, shared evenly.
+    """Return one result per instance of a batch.
 
-    grids: times [B, Q] to predict at, or points [B, Q, 1 + d] of a field. predicted: on the grids and at the data, if
+    fit: of the batch. instances: B of them. seconds: the batch's time, which they share evenly. grids: times [B, Q] to
+    predict at, or points [B, Q, 1 + d] of a field. predicted: on the grids and at the data, if
     it is known already.
     """
     posterior = fit.posterior

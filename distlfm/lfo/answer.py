@@ -22,8 +22,10 @@ from distlfm.lfo.grid import joined_points, lattice
 
 @dataclass(frozen=True, repr=False)
 class OperatorAnswer(Answer):
-    """axes: coordinates of each dimension of the grid, time first. mean, sd, lower and upper: [L, *grid].
+    """The answer of an operator for one instance.
 
+    id: of the instance. forces: names of the L forces. dims, axes: names and coordinates of each dimension of the grid,
+    time first. mean, sd, lower68, upper68, lower95, upper95: of the forces, [L, *grid]. estimates: of the parameters.
     novelty: how unlike the training data the input is, 1 is the limit, NaN if that is not known; warning: a sentence if
     it is beyond, or None. output_names: of the outputs that were observed. instance: what was asked about.
     """
@@ -100,7 +102,10 @@ class OperatorAnswer(Answer):
         return lattice(self.axes)
 
     def at(self, times: FloatArray, positions: FloatArray | None = None) -> dict[str, FloatArray]:
-        """mean, sd, lower68 … upper95 [L, m] at other points (times [m], positions [m, d]), linear in between."""
+        """Return `mean`, `sd`, `lower68`, … `upper95`, each [L, m], at other points, linear in between.
+
+        times: [m]. positions: [m, d], of a field. Points beyond the grid get the values at its edge.
+        """
         ends = [axis[0] for axis in self.axes], [axis[-1] for axis in self.axes]
         places = None if positions is None else np.asarray(positions, float).reshape(len(times), -1)
         wanted = np.clip(joined_points(np.asarray(times, float), places), *ends)

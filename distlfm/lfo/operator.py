@@ -36,9 +36,11 @@ TOGETHER = 32
 
 @dataclass
 class Operator:
-    """A model with its schema, calibration and novelty score. `Operator.load(path)(instance)` answers.
+    """A trained network with what it needs to answer. `Operator.load(path)(instance)` answers.
 
-    training: settings, figures and coverage of the run that made it.
+    schema: its outputs, forces, parameters and grid, with their units. config: the size of the network. model: the
+    network itself. calibration: how its bands are widened. novelty: what tells that data are unlike those of the
+    training, or None. training: settings, figures and coverage of the run that made it.
     """
 
     schema: OperatorSchema
@@ -50,7 +52,11 @@ class Operator:
 
     @classmethod
     def load(cls, path: str | Path) -> Operator:
-        """From a checkpoint; nothing in it is executed."""
+        """Return the operator of a checkpoint; nothing in it is executed.
+
+        path: of a file that `save` or `distlfm train` wrote. Raises `UsageError` if it is not one or its equation is
+        not registered here, and `OtherWork` if another version wrote it.
+        """
         content = load_checkpoint(path)
         try:
             schema = OperatorSchema.model_validate(content["schema"])
@@ -75,7 +81,11 @@ class Operator:
             ) from error
 
     def save(self, path: str | Path) -> Path:
-        """Write the checkpoint that `load` reads."""
+        """Write the checkpoint that `load` reads. It appears whole or not at all.
+
+        path: of the file; one that is there is replaced. Returns the path. Raises `StorageError` if it cannot be
+        written.
+        """
         return save_checkpoint(
             path,
             {
@@ -93,15 +103,20 @@ class Operator:
     @overload
     def __call__(self, instances: Sequence[Instance]) -> list[OperatorAnswer]: ...
     def __call__(self, instances: Instance | Sequence[Instance]) -> OperatorAnswer | list[OperatorAnswer]:
-        """Answers of one or many instances; those on the same grid are computed together."""
+        """Return the answer of an instance, or a list with that of each.
+
+        instances: one, or a sequence, whose members on the same grid are computed together. Raises `UsageError` if one
+        has outputs or space dimensions that the operator does not know.
+        """
         if isinstance(instances, Instance):
             return self._answers([instances])[0]
         return self._answers(list(instances))
 
     def grid_of(self, one: Instance) -> tuple[int, ...]:
-        """The grid of an instance's answer: its own if that is even and at least as fine as the training's.
+        """Return the sizes of the grid, time first, on which an instance is answered.
 
-        A very fine grid is thinned to as many points as tables are made for; observations are interpolated onto those.
+        one: the instance; its own grid is taken if that is even and at least as fine as the training's. A very fine
+        grid is thinned to as many points as tables are made for; observations are interpolated onto those.
         """
         points = self._points(one)
         if self._on_grid(points):
@@ -112,7 +127,10 @@ class Operator:
         return self.schema.shape
 
     def arrays(self, instances: Sequence[Instance], shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Values and mask [B, P, *shape] of instances; outputs that an instance does not have are not observed."""
+        """Return values and mask, each [B, P, *shape], of instances on a grid.
+
+        instances: B of them; outputs that one does not have are not observed. shape: sizes of the grid, time first.
+        """
         size = (len(instances), len(self.schema.outputs), *shape)
         values = np.broadcast_to(self.model.normal.value_mean.numpy().reshape(-1, *(1,) * len(shape)), size).copy()
         mask = np.zeros(size, np.float32)
@@ -130,10 +148,11 @@ class Operator:
 
     @torch.no_grad()
     def predict(self, values: Tensor, mask: Tensor) -> OperatorOutput:
-        """The calibrated prediction for values and mask [B, P, *grid], any number of instances and points.
+        """Return the calibrated prediction for any number of instances and points.
 
-        Forces are inferred from all points. Parameters are, of a grid that is finer than the trained one, from the
-        points of that alone: so they do not move with the resolution, and their intervals are what was calibrated.
+        values, mask: [B, P, *grid], as `arrays` gives them. Forces are inferred from all points. Parameters are, of a
+        grid that is finer than the trained one, from the points of that alone: so they do not move with the resolution,
+        and their intervals are what was calibrated.
         """
         pieces = [
             self.calibration.apply(self._found(v, m))
@@ -153,9 +172,9 @@ class Operator:
 
     @torch.no_grad()
     def strangeness(self, values: Tensor, mask: Tensor, found: OperatorOutput) -> tuple[list[float], list[str]]:
-        """The novelty score of each instance, and the kind of features that it comes from; NaN if it is not known.
+        """Return the novelty score of each instance, and the kind of features that it comes from; NaN if not known.
 
-        values, mask: [B, P, *grid].
+        values, mask: [B, P, *grid], as `arrays` gives them. found: what `predict` gave for them.
         """
         if self.novelty is None:
             return [math.nan] * len(values), [""] * len(values)

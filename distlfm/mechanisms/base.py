@@ -52,7 +52,11 @@ Known = Annotated[Mapping[str, float] | float, BeforeValidator(_numbers)]
 
 
 class MechanismConfig(Config):
-    """Options that every mechanism takes; a mechanism adds its own in a subclass."""
+    """Options that every mechanism takes; a mechanism adds its own in a subclass.
+
+    outputs: names of the outputs; those of the data where it is empty. priors: those that replace the default ones, by
+    the parameter's name. fixed: known values by the parameter's name.
+    """
 
     kind: str
     outputs: tuple[str, ...] = ()
@@ -74,8 +78,13 @@ def by_options(init: Callable[[Any, Any], None]) -> Callable[..., None]:
 
 
 class System(ABC):
-    """An equation with named outputs and forces. force_dimension: what forces are measured in, if that is known.
+    """An equation with named outputs and forces. Its options are given one by one, by their names in a config.
 
+    outputs: names of the P outputs, as a list, or as a text if there is one. priors: those that replace the default
+    ones, by the parameter's name. fixed: known values by the parameter's name: a number for all its elements, or one
+    for each by its name, `{"sensitivity": {"p21": 1.0}}`. Raises `UsageError` if an option is not known, or wrong.
+
+    force_dimension: what forces are measured in, if that is known.
     prior_units: of `time`, `value` and `position`, where the default priors are numbers of certain units.
     drift: the section `likelihood.drift` where a config has none.
     force_priors, noise_prior: of the kernel's parameters by name, and of the noise, where a config leaves them out; an
@@ -127,10 +136,13 @@ class System(ABC):
 
     @abstractmethod
     def parameters(self) -> list[Parameter]:
-        """The unknowns Φ with their default priors."""
+        """Return the unknowns Φ with their default priors."""
 
     def settled(self) -> list[Parameter]:
-        """The parameters with the priors and known values of the options put in."""
+        """Return the parameters with the priors and known values of the options put in.
+
+        Raises `UsageError` if an option names a parameter that is not there.
+        """
         parameters = self.parameters()
         known = [parameter.name for parameter in parameters]
         for name in (*self.options.priors, *self.options.fixed):
@@ -150,7 +162,10 @@ Kind = TypeVar("Kind", bound=System)
 
 
 def register(kind: str) -> Callable[[type[Kind]], type[Kind]]:
-    """Class decorator: make a mechanism known to configs and the command line under `kind`."""
+    """Return a class decorator that makes a mechanism known to configs and the command line.
+
+    kind: its name there. Raises `UsageError` if the class is not a mechanism.
+    """
 
     def keep(mechanism: type[Kind]) -> type[Kind]:
         if not (isinstance(mechanism, type) and issubclass(mechanism, System)):
@@ -185,37 +200,50 @@ class Mechanism(System):
 
     @abstractmethod
     def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
-        """t: [...], y: [..., D], f: [..., L], values: each [..., K] → ẏ [..., D].
+        """Return the slope ẏ [..., D] of the state.
 
-        Leading dimensions of `t` and `values` may be of size 1, or missing, where those of `y` and `f` are longer.
+        t: times [...]. y: state [..., D]. f: forces [..., L]. values: parameters by name, each [..., K]. Leading
+        dimensions of `t` and `values` may be of size 1, or missing, where those of `y` and `f` are longer.
         """
 
     @abstractmethod
     def initial_state(self, values: Values) -> Tensor:
-        """The state at the first time, [..., D]."""
+        """Return the state at the first time, [..., D]. values: parameters by name, each [..., K]."""
 
     def observe(self, y: Tensor, values: Values) -> Tensor:
-        """State [..., D] → what the data show, [..., P]."""
+        """Return what the data show, [..., P]: the state itself, unless a mechanism has hidden states.
+
+        y: state [..., D]. values: parameters by name, each [..., K].
+        """
         del values
         return y
 
     def act(self, f: Tensor, values: Values) -> Tensor:
-        """The force [..., L] as it is shown to people; a mechanism whose force has a meaning after G says so here."""
+        """Return the force [..., L] as it is shown to people: after G, where a mechanism gives that a meaning.
+
+        f: the Gaussian process's values [..., L]. values: parameters by name, each [..., K].
+        """
         del values
         return f
 
     def force_input(self, t: Tensor, y: Tensor) -> Tensor:
-        """What the Gaussian process takes as input, [..., d]: time, unless a mechanism feeds it the state."""
+        """Return what the Gaussian process takes as input, [..., d]: time, unless a mechanism feeds it the state.
+
+        t: times [...]. y: state [..., D].
+        """
         del y
         return t.unsqueeze(-1)
 
 
 def join_states(*states: Tensor) -> Tensor:
-    """Join states [...] that may differ in leading dimensions of size 1 into one tensor [..., D]."""
+    """Return D `states`, each [...], as one tensor [..., D]; they may differ in leading dimensions of size 1."""
     return torch.stack(torch.broadcast_tensors(*states), -1)
 
 
 def zero_state(values: Values, num_states: int) -> Tensor:
-    """Return a start at zero with the leading dimensions of the parameters, [..., D]."""
+    """Return a start at zero, [..., D].
+
+    values: parameters by name, each [..., K], whose leading dimensions it takes. num_states: D.
+    """
     some = next(iter(values.values()))
     return torch.zeros((*some.shape[:-1], num_states), dtype=some.dtype)

@@ -157,7 +157,10 @@ def known_systems() -> dict[str, type[System]]:
 
 
 def find_system(kind: str) -> type[System]:
-    """Return the class of an equation, which has all methods of its contract."""
+    """Return the class of an equation, which has all methods of its contract.
+
+    kind: its name in a config. Raises `UsageError` if it is not registered, or a method is missing.
+    """
     known = known_systems()
     if kind not in known:
         own = "One of your own is known once its module is named: plugins=[MODULE], or --plugin MODULE."
@@ -178,7 +181,8 @@ def written_class(system: type[System]) -> type:
 def build_system(options: Mapping[str, object], outputs: Sequence[str] = ()) -> System:
     """Return the equation that a config section describes.
 
-    `outputs` are the data's, taken if the section names none; without either the mechanism's own defaults hold.
+    options: the section, with `kind`. outputs: those of the data, taken if the section names none; without either the
+    mechanism's own defaults hold. Raises `UsageError` if the equation is not known, or an option is wrong.
     """
     system = find_system(str(options.get("kind", "")))
     content = {key: value for key, value in options.items() if key != "outputs" or value}
@@ -191,7 +195,10 @@ def build_system(options: Mapping[str, object], outputs: Sequence[str] = ()) -> 
 
 
 def build_mechanism(options: Mapping[str, object], outputs: Sequence[str] = ()) -> Mechanism:
-    """Do as `build_system`, for ordinary differential equations only."""
+    """Return the ordinary differential equation that a config section describes.
+
+    options, outputs: as for `build_system`, which raises the same. Raises `UsageError` too for an equation in space.
+    """
     system = build_system(options, outputs)
     if not isinstance(system, Mechanism):
         raise UsageError(f"{system.options.kind} is a partial differential equation.", "Use it with `distlfm fit`.")

@@ -29,7 +29,11 @@ class CascadeConfig(MechanismConfig):
 
 @register("cascade")
 class Cascade(Mechanism):
-    """Force → protein → mRNA. The protein has a scale of its own, and so have the force and the sensitivities."""
+    """Force → protein → mRNA. The protein has a scale of its own, and so have the force and the sensitivities.
+
+    response: G, how the force acts on the protein. initial: `steady` starts without protein and with the mRNAs at b/d,
+    where they rest then; `zero` starts without either; `free` learns both.
+    """
 
     Options: ClassVar[type[MechanismConfig]] = CascadeConfig
 

@@ -96,7 +96,15 @@ class FieldConfig(MechanismConfig):
 
 
 class FieldMechanism(System):
-    """One field y(t, x) driven by one force f(t, x)."""
+    """One field y(t, x) driven by one force f(t, x).
+
+    mesh: where the equation lives. boundary: conditions by the boundary's name; where nothing is said, nothing flows
+    through it. initial: the state at the start. degree: of the finite elements, 1 or 2. dims: space dimensions of a
+    mesh from a file. start: time at which the equation begins, by default the first observation. step: longest time
+    step, by default from the data. scheme: of the time steps. solver: `dense`, `sparse`, `petsc` or `taped`, by default
+    by the size of the mesh and by the form. ranks, mesh_limit: processes among which `petsc` divides the mesh, and
+    nodes above which it does so unasked. linear_solver, linear_tolerance: those of `petsc`.
+    """
 
     Options: ClassVar[type[MechanismConfig]] = FieldConfig
     equation: ClassVar[type[Equation]]
@@ -117,6 +125,7 @@ class FieldMechanism(System):
 
     @property
     def coefficients(self) -> Mapping[str, Coefficient]:
+        """The coefficients of the equation, by name."""
         found = self.equation().named(self.field.num_dims)
         for name, one in found.items():
             if not isinstance(one, Coefficient):
@@ -153,7 +162,7 @@ class FieldMechanism(System):
         return found
 
     def problem(self, mesh: MeshConfig) -> ProblemSpec:
-        """What a helper group is asked to discretise, on a mesh whose extent is settled."""
+        """Return what a helper group is asked to discretise. mesh: one whose extent is settled."""
         equation, options = _where(self.equation), self.field
         return ProblemSpec(equation=equation, mesh=mesh, boundary=options.boundary, degree=options.degree)
 

@@ -22,7 +22,11 @@ class GlucoseConfig(MechanismConfig):
 
 @register("glucose")
 class Glucose(Mechanism):
-    """One patient's glucose, pulled to a base level at a rate p and driven by an unseen appearance rate."""
+    """One patient's glucose, pulled to a base level at a rate p and driven by an unseen appearance rate.
+
+    initial: `free` learns the level at the first time, `steady` starts at the base level. Default priors are for mg/dL
+    and minutes.
+    """
 
     Options: ClassVar[type[MechanismConfig]] = GlucoseConfig
     force_names = ("appearance",)

@@ -24,7 +24,10 @@ class LinearODEConfig(MechanismConfig):
 
 @register("linear_ode")
 class LinearODE(Mechanism):
-    """A mass on a spring is order 2: a_1 the damping, a_0 the stiffness."""
+    """A linear equation with constant coefficients. A mass on a spring is order 2: a_1 the damping, a_0 the stiffness.
+
+    order: n, from 1 to 6. free_start: whether y and its derivatives at the first time are learned; else they are zero.
+    """
 
     Options: ClassVar[type[MechanismConfig]] = LinearODEConfig
 

@@ -24,7 +24,10 @@ class LotkaVolterraConfig(MechanismConfig):
 
 @register("lotka_volterra")
 class LotkaVolterra(Mechanism):
-    """A predator that grows on prey nobody counted: prey and growth have no unit that the data tell."""
+    """A predator that grows on prey nobody counted: prey and growth have no unit that the data tell.
+
+    response: G, which makes the prey from the force; the default keeps it positive.
+    """
 
     Options: ClassVar[type[MechanismConfig]] = LotkaVolterraConfig
     force_names = ("prey",)

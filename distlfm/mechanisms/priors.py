@@ -32,7 +32,7 @@ Written = TypeVar("Written", bound=Config)
 
 
 def by_position(prior: type[Written]) -> type[Written]:
-    """Class decorator: numbers may be given by position, `LogNormal(2.0, 0.3)`, in the order of the fields."""
+    """Return the class `prior` with an `__init__` that takes numbers by position too, in the order of the fields."""
     names = [name for name in prior.model_fields if name != "kind"]
     fix = f"Write {prior.__name__}({', '.join(names)})."
 
@@ -61,7 +61,13 @@ def by_position(prior: type[Written]) -> type[Written]:
 
 @by_position
 class LogNormal(Config):
-    """exp of a normal: `median` is the middle, `spread` the standard deviation of the logarithm."""
+    """The exponential of a normal, for positive numbers.
+
+    median: the middle. spread: the standard deviation of the logarithm; 0.3 is about 30 % up or down.
+
+    >>> LogNormal(2.0, 0.3)
+    LogNormal(kind='lognormal', median=2.0, spread=0.3)
+    """
 
     positive: ClassVar[bool] = True
     kind: Literal["lognormal"] = "lognormal"
@@ -73,15 +79,17 @@ class LogNormal(Config):
         def __init__(self, median: float, spread: float = 1.0, *, kind: Literal["lognormal"] = "lognormal") -> None: ...
 
     def natural(self, z: Tensor) -> Tensor:
+        """Return natural values of standard normal numbers. z: of any shape."""
         return self.median * torch.exp(self.spread * z)
 
     def whiten(self, value: Tensor) -> Tensor:
+        """Return standard normal numbers of natural values. value: of any shape."""
         return (value.clamp_min(1e-300).log() - math.log(self.median)) / self.spread
 
 
 @by_position
 class Normal(Config):
-    """A normal with mean and standard deviation."""
+    """A normal, for numbers of either sign. mean: the middle. sd: the standard deviation."""
 
     positive: ClassVar[bool] = False
     kind: Literal["normal"] = "normal"
@@ -93,15 +101,17 @@ class Normal(Config):
         def __init__(self, mean: float = 0.0, sd: float = 1.0, *, kind: Literal["normal"] = "normal") -> None: ...
 
     def natural(self, z: Tensor) -> Tensor:
+        """Return natural values of standard normal numbers. z: of any shape."""
         return self.mean + self.sd * z
 
     def whiten(self, value: Tensor) -> Tensor:
+        """Return standard normal numbers of natural values. value: of any shape."""
         return (value - self.mean) / self.sd
 
 
 @by_position
 class Uniform(Config):
-    """Equally likely between `low` and `high`."""
+    """A uniform: every number between `low` and `high` is equally likely."""
 
     kind: Literal["uniform"] = "uniform"
     low: float
@@ -122,10 +132,12 @@ class Uniform(Config):
         return self.low >= 0
 
     def natural(self, z: Tensor) -> Tensor:
+        """Return natural values of standard normal numbers. z: of any shape."""
         fraction: Tensor = torch.special.ndtr(z)
         return self.low + (self.high - self.low) * fraction
 
     def whiten(self, value: Tensor) -> Tensor:
+        """Return standard normal numbers of natural values. value: of any shape."""
         fraction = (value - self.low) / (self.high - self.low)
         z: Tensor = torch.special.ndtri(fraction.clamp(1e-12, 1 - 1e-12))
         return z.clamp(-TAIL, TAIL)
@@ -144,10 +156,12 @@ class HalfNormal(Config):
         def __init__(self, scale: float, *, kind: Literal["halfnormal"] = "halfnormal") -> None: ...
 
     def natural(self, z: Tensor) -> Tensor:
+        """Return natural values of standard normal numbers. z: of any shape."""
         value: Tensor = -torch.special.ndtri(torch.special.ndtr(-z.clamp(-TAIL, TAIL)) / 2)
         return self.scale * value
 
     def whiten(self, value: Tensor) -> Tensor:
+        """Return standard normal numbers of natural values. value: of any shape."""
         upper = 2 * torch.special.ndtr(-(value / self.scale).clamp_min(1e-12))
         z: Tensor = -torch.special.ndtri(upper)
         return z.clamp(-TAIL, TAIL)
@@ -163,11 +177,15 @@ Values = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Parameter:
-    """An unknown with `K = len(labels)` elements that share one prior. `fixed` holds elements that are known.
+    """An unknown with `K = len(labels)` elements that share one prior.
 
-    own: priors of elements, by their labels, that have another than the shared one.
+    name: in configs and results. labels: of the K elements, a tuple. prior: of each element. kind: where it belongs,
+    `mechanism`, `initial`, `kernel` or `noise`. positive: whether it must not be negative. fixed: elements that are
+    known, by their labels. own: priors of elements, by their labels, that have another than the shared one.
     dimension: what it is measured in, for all elements or by their labels; None where that is not known.
     meaning: what it is, in a few words, for those who choose its prior.
+
+    Raises `UsageError` if prior or known values do not suit it.
     """
 
     name: str
@@ -196,20 +214,21 @@ class Parameter:
                 raise UsageError(f"{self.name}[{label}] is fixed to {value:g}.", "It must not be negative.")
 
     def dimension_of(self, label: str) -> Dimension | None:
-        """What one element is measured in."""
+        """Return what the element `label` is measured in, or None where that is not known."""
         return self.dimension.get(label) if isinstance(self.dimension, Mapping) else self.dimension
 
     def prior_of(self, label: str) -> Prior:
+        """Return the prior of the element `label`."""
         return self.own.get(label, self.prior)
 
     def natural(self, z: Tensor) -> Tensor:
-        """Natural values of the free elements [..., n] from standard normal numbers."""
+        """Return natural values of the free elements. z: standard normal numbers [..., n]."""
         if not self.own:
             return self.prior.natural(z)
         return torch.stack([self._free_prior(i).natural(one) for i, one in enumerate(z.unbind(-1))], -1)
 
     def whiten(self, value: Tensor) -> Tensor:
-        """The inverse of `natural`."""
+        """Return standard normal numbers, the inverse of `natural`. value: of the free elements, [..., n]."""
         if not self.own:
             return self.prior.whiten(value)
         return torch.stack([self._free_prior(i).whiten(one) for i, one in enumerate(value.unbind(-1))], -1)
@@ -223,13 +242,17 @@ class Parameter:
 
 
 def start_parameter(outputs: Sequence[str], prior: Prior, *, positive: bool = False, dimension: Measured) -> Parameter:
-    """The unknown initial state of a mechanism whose start is free."""
+    """Return the unknown initial state of a mechanism whose start is free.
+
+    outputs: labels of the states. prior: of each. positive: whether states must not be negative. dimension: what they
+    are measured in.
+    """
     meaning = "state at the first time"
     return Parameter("initial", tuple(outputs), prior, "initial", positive, dimension=dimension, meaning=meaning)
 
 
 class ParameterSpace:
-    """The free elements of a list of parameters, as one vector `z` that is standard normal a priori."""
+    """The free elements of `parameters`, a list, as one vector `z` that is standard normal a priori."""
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         names = [parameter.name for parameter in parameters]
@@ -243,7 +266,7 @@ class ParameterSpace:
         return next(parameter for parameter in self.parameters if parameter.name == name)
 
     def slice_of(self, name: str) -> slice:
-        """Where the free elements of a parameter stand in `z`."""
+        """Return where the free elements of the parameter `name` stand in `z`."""
         return self._slices[name]
 
     @property
@@ -256,7 +279,7 @@ class ParameterSpace:
         )
 
     def unpack(self, z: Tensor) -> dict[str, Tensor]:
-        """z [..., n] → natural values, each [..., K], fixed elements filled in."""
+        """Return natural values by name, each [..., K], fixed elements filled in. z: [..., n]."""
         values = {}
         for parameter in self.parameters:
             free = parameter.natural(z[..., self._slices[parameter.name]])
@@ -270,9 +293,9 @@ class ParameterSpace:
         return values
 
     def pack(self, values: Values, like: Tensor) -> Tensor:
-        """Natural values → z [..., n]; a parameter that is not given stays at its prior's middle, `like`'s zeros.
+        """Return z [..., n]; a parameter that is not given stays at its prior's middle, zero.
 
-        like: [..., n] gives shape and type.
+        values: natural values by name, each [..., K]. like: [..., n], gives shape and type.
         """
         z = torch.zeros_like(like)
         for name, value in values.items():

@@ -23,7 +23,11 @@ class TranscriptionConfig(MechanismConfig):
 
 @register("transcription")
 class Transcription(Mechanism):
-    """Genes driven by one or several transcription factors."""
+    """Genes driven by one or several transcription factors.
+
+    forces: names of the L factors. response: G, how a factor acts on the genes. initial: `steady` starts at b/d, where
+    the genes rest while no factor acts; `zero` starts at zero; `free` learns the start.
+    """
 
     Options: ClassVar[type[MechanismConfig]] = TranscriptionConfig
 

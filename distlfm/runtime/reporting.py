@@ -100,19 +100,25 @@ class Reporter(ABC):
 
     @abstractmethod
     def say(self, text: str) -> None:
-        """One line of what happens or was found."""
+        """Show one line, `text`, of what happens or was found."""
 
     @abstractmethod
     def warn(self, text: str) -> None:
-        """One line that the user should not miss."""
+        """Show one line, `text`, that the user should not miss."""
 
     @abstractmethod
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """A small table of results."""
+        """Show a small table of results.
+
+        title: above it, may be empty. columns: their names. rows: the cells of each, as many as columns.
+        """
 
     @abstractmethod
     def task(self, name: str, total: int, done: int = 0) -> AbstractContextManager[Task]:
-        """A context that shows the progress of `total` units, `done` of which were there before."""
+        """Return a context that shows the progress of some work.
+
+        name: of the work, in a word. total: number of units. done: how many of them were there before.
+        """
 
 
 class _Lines(Reporter):

@@ -37,10 +37,14 @@ def simulate(
     seed: int,
     missing: float = 0.0,
 ) -> list[Instance]:
-    """Draw `num_instances` from the prior of `model`, observed at `times`, with their truth at `truth_times`.
+    """Draw instances of a series from the prior of a model; `Model.simulate` is the shorter way, and draws fields too.
 
-    Trajectories start at the first of `times`. `missing` is the part of values left unobserved, at random; one always
-    stays. Instance i depends on the model, the times, `seed` and i alone.
+    model: of `distlfm.inference.model`. num_instances: how many. times: of the observations, increasing; trajectories
+    start at the first. truth_times: at which the truth is known, increasing, none before the first of `times`. seed: of
+    the draws. missing: share of values left unobserved at random, from 0 to below 1; one always stays.
+
+    Returns the instances with their truth. Instance i depends on the model, the times, `seed` and i alone. Raises
+    `UsageError` if an argument is wrong, or the model takes its noise from data.
     """
     axis = Axis(times, truth_times)
     check(model, num_instances, missing)

@@ -55,7 +55,10 @@ Mesh = tuple[NDArray[Any], NDArray[Any]]
 
 
 class Store:
-    """Fitted or generated instances. `create` makes an empty one, `open` finds one; both can be pickled."""
+    """Fitted or generated instances on disk. `create` makes an empty store, `open` finds one; both can be pickled.
+
+    path: its folder. spec: what it was made from: sizes, names, grid and units.
+    """
 
     def __init__(self, path: Path, spec: StoreSpec) -> None:
         self.path, self.spec = path, spec
@@ -63,9 +66,11 @@ class Store:
 
     @classmethod
     def create(cls, path: str | Path, spec: StoreSpec, mesh: Mesh | None = None) -> Store:
-        """Make an empty store. It appears whole or not at all.
+        """Make an empty store, and return it. It appears whole or not at all.
 
-        mesh: points [nodes, space] and cells [cells, corners] of a field.
+        path: a folder that is not there yet, or empty. spec: sizes, names, grid and units. mesh: points [nodes, space]
+        and cells [cells, corners] of a field. Raises `UsageError` if the folder is taken, and `StorageError` if it
+        cannot be written.
         """
         target = Path(path)
         if (target / METADATA).exists():
@@ -93,7 +98,10 @@ class Store:
 
     @classmethod
     def open(cls, path: str | Path) -> Store:
-        """A store, or the store of a run. Only its metadata, names and grid are read."""
+        """Return the store in a folder. Only its metadata, names and grid are read.
+
+        path: of the store, or of a run that has one. Raises `UsageError` if there is none.
+        """
         found = find_store(path)
         return cls(found, read_spec(found))
 
@@ -106,7 +114,7 @@ class Store:
         return {variable.name: variable for variable in variables(self.spec)}
 
     def block_range(self, index: int) -> range:
-        """The instances of a block."""
+        """Return the rows of the instances of block `index`, counted from 0. Raises `UsageError` if there is none."""
         if not 0 <= index < self.spec.num_blocks:
             raise UsageError(f"There is no block {index}.", f"The store has {self.spec.num_blocks}, counted from 0.")
         first = index * self.spec.block
@@ -120,11 +128,13 @@ class Store:
         seconds: float = math.nan,
         beside: Mapping[Path, bytes] | None = None,
     ) -> Marker:
-        """Write a block whole: shards and rows onto the disk, then its marker.
+        """Write a block whole, shards and rows onto the disk, then its marker; return the marker.
 
-        arrays: [b, ...] each, b instances of the block; `id` and `status` must be there, what else is left out is
-        fill. rows: one JSON-able mapping per instance. beside: files elsewhere that must be there whole when the marker
-        is. A block that is finished already is left as it is.
+        index: of the block, counted from 0. arrays: [b, ...] each, b instances of the block; `id` and `status` must be
+        there, what else is left out is fill. rows: one JSON-able mapping per instance. seconds: that the work took, for
+        the marker. beside: files elsewhere, by path, that must be there whole when the marker is. A block that is
+        finished already is left as it is. Raises `UsageError` if arrays or rows do not fit the store, and
+        `StorageError` if it cannot be written.
         """
         where = self.block_range(index)
         given = checked_arrays(self.variables, arrays, where)
@@ -171,22 +181,25 @@ class Store:
             )
 
     def block_files(self, index: int) -> list[Path]:
-        """Where the shards and the rows of a block are, or would be."""
+        """Return the paths where the shards and the rows of block `index` are, or would be."""
         shards = [self.path / name / shard_name(variable, index) for name, variable in self.variables.items()]
         return [*shards, self._rows_file(index)]
 
     def markers(self) -> dict[int, Marker]:
-        """The finished blocks."""
+        """Return the markers of finished blocks, by the block's index."""
         found = ((block, read_marker(self.path, block)) for block in finished(self.path))
         return {block: marker for block, marker in found if marker is not None}
 
     def missing(self) -> list[int]:
-        """The blocks that are not finished."""
+        """Return the indices of the blocks that are not finished."""
         there = set(finished(self.path))
         return [block for block in range(self.spec.num_blocks) if block not in there]
 
     def rows(self, blocks: Iterable[int] | None = None) -> Iterator[dict[str, Any]]:
-        """The row of each instance, of finished blocks only, one after another."""
+        """Return an iterator over the row of each instance, of finished blocks only.
+
+        blocks: indices of those to read, by default all. Raises `WorkError` if a block is damaged.
+        """
         wanted = finished(self.path) if blocks is None else sorted(set(blocks))
         for block in wanted:
             if not marker_path(self.path, block).exists():
@@ -199,7 +212,12 @@ class Store:
                 raise self._unreadable(block, "the rows", error) from error
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> NDArray[Any]:
-        """Rows `start` to `stop` of an array with one row per instance; fill where the block is not finished."""
+        """Return some rows of an array that has one row per instance.
+
+        name: of the array, one of `variables`. start, stop: the first row, and that after the last; by default all.
+        Rows of unfinished blocks are fill. Raises `UsageError` if there is no such array, and `WorkError` if a block is
+        damaged.
+        """
         if name not in self.variables:
             raise UsageError(f"The store has no array {name!r}.", f"It has: {', '.join(self.variables)}.")
         start, stop, _ = slice(start, stop).indices(self.spec.instances)
@@ -214,10 +232,11 @@ class Store:
         return found.astype(np.str_) if self.variables[name].dtype == STRING else found
 
     def instances(self, start: int = 0, stop: int | None = None, *, answers: bool = False) -> list[Instance]:
-        """The observations of rows `start` to `stop`, of a generated store with their truth.
+        """Return the observations of some rows as instances, those of a generated store with their truth.
 
-        answers: of a fitted store, the means of the fits stand for the truth. Rows without any observation, and those
-        of unfinished blocks, are left out.
+        start, stop: the first row, and that after the last; by default all. answers: of a fitted store, let the means
+        of the fits stand for the truth. Rows without any observation, and those of unfinished blocks, are left out.
+        Raises `WorkError` if a block is damaged.
         """
         names = [name for name in self.variables if name.startswith("observed")]
         truth = ["solution_mean", "force_mean", "params_mean"] if answers or self.spec.kind == "generate" else []
@@ -225,7 +244,10 @@ class Store:
         return unpack(self.spec, {name: self.read(name, start, stop) for name in ["id", *names, *truth, *own_times]})
 
     def static(self, name: str) -> NDArray[Any]:
-        """An array that all instances share, such as `time` or `mesh_points`."""
+        """Return an array that all instances share. name: such as `time` or `mesh_points`.
+
+        Raises `KeyError` if there is no such array.
+        """
         found: NDArray[Any] = np.asarray(self._group[name][...])
         return found
 
@@ -235,13 +257,16 @@ class Store:
         return str(read_attributes(self.path)["created"])
 
     def mesh(self) -> Mesh | None:
-        """Points [mesh_node, space] and cells [mesh_cell, corner] of a field, if it was made with them."""
+        """Return points [mesh_node, space] and cells [mesh_cell, corner] of a field, or None without a mesh."""
         if "mesh_points" not in self._group:
             return None
         return self.static("mesh_points"), self.static("mesh_cells")
 
     def dataset(self) -> xarray.Dataset:
-        """The whole store as xarray sees it, loaded when used. Rows of unfinished blocks have the status -1."""
+        """Return the whole store as an xarray Dataset, loaded when used. Rows of unfinished blocks have the status -1.
+
+        Raises `MissingExtra` without the extra `export`.
+        """
         opened: xarray.Dataset = require("xarray", "export").open_dataset(
             self.path, engine="zarr", consolidated=True, decode_timedelta=False
         )

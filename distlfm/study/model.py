@@ -36,7 +36,7 @@ class Model:
     likelihood: how data scatter, `Gaussian()` by default.
     inference: how a fit is done, by the keys of the section `inference` of a config, such as `{"restarts": 3}`.
 
-    `config` is the same, checked and with all defaults.
+    `config` is the same, checked and with all defaults. Raises `UsageError` if a part is not one, or wrong.
     """
 
     config: FitConfig
@@ -66,9 +66,11 @@ class Model:
 
     @classmethod
     def from_config(cls, config: Path | str | Mapping[str, Any] | FitConfig, overrides: Sequence[str] = ()) -> Model:
-        """Return the model that a config of `distlfm fit` describes: the path of its file, a mapping, or a config.
+        """Return the model that a config of `distlfm fit` describes.
 
-        Data and settings of the run are kept: `Model.from_config(path).fit()` does what `distlfm fit path` does.
+        config: the path of its file, a mapping with its content, or a config. overrides: settings to change, such as
+        `["run.seed=1"]`. Data and settings of the run are kept: `Model.from_config(path).fit()` does what
+        `distlfm fit path` does. Raises `UsageError` if the file cannot be read, or a key or value is wrong.
         """
         if isinstance(config, FitConfig):
             config = {"verb": "fit", **_brief(config)}
@@ -81,11 +83,19 @@ class Model:
         return made
 
     def to_config(self) -> dict[str, Any]:
-        """Return the content of the config file: only what differs from the defaults is named."""
+        """Return the content of the config file as a mapping: only what was given is named.
+
+        >>> from distlfm import Transcription
+        >>> Model(Transcription(["p21"]), likelihood={"floor": 0.01}).to_config()["likelihood"]
+        {'kind': 'gaussian', 'floor': 0.01}
+        """
         return {"verb": "fit", **_brief(self.config)}
 
     def save(self, path: Path | str) -> Path:
-        """Write the config file, which `distlfm fit` and `Model.from_config` read."""
+        """Write the config file, which `distlfm fit` and `Model.from_config` read.
+
+        path: of the file; one that is there is replaced. Returns the path. Raises `UsageError` if it cannot be written.
+        """
         path = Path(path)
         try:
             path.write_text(yaml.safe_dump(self.to_config(), sort_keys=False, allow_unicode=True), encoding="utf-8")
@@ -110,8 +120,12 @@ class Model:
 
         data: what `read_frame` and `read_xarray` give, instances, or the path of a file; by default the config's.
         out: a folder to write results and a report to; a run that was stopped goes on there when it is repeated.
-        executor: with `out`, who works: `ray` on all cores, or `serial`. overrides: keys of the config, such as
-        `["inference.restarts=3"]`.
+        executor: with `out`, who works: `ray` on all cores, or `serial`. workers: the largest number of processes, by
+        default one per core. seed: everything random follows from it, by default 0. overrides: keys of the config,
+        such as `["inference.restarts=3"]`. reporter: where progress and warnings go, by default nowhere.
+
+        Raises `UsageError` if an argument or the data are wrong, `WorkError` if every fit failed, and, with `out`,
+        `Stopped` if a signal ended it.
         """
         where = {"dir": None if out is None else str(out), "executor": executor, "workers": workers, "seed": seed}
         run = {name: value for name, value in where.items() if value is not None}
@@ -123,7 +137,11 @@ class Model:
         return fit(self._workable(config), _instances(data), reporter=reporter)
 
     def simulate(self, instances: int = 1, **options: Any) -> list[Instance]:
-        """Draw instances from the model, with their truth. options: keys of `distlfm simulate`, such as `points=24`."""
+        """Draw instances from the model, and return them with their truth.
+
+        instances: how many. options: keys of `distlfm simulate`, such as `points=24`, `stop=12.0` or `seed=1`. Raises
+        `UsageError` if an option is wrong, or the model cannot be drawn from.
+        """
         content = {key: value for key, value in self.to_config().items() if key in SHARED}
         return simulate_from(build(SimulateConfig, {**content, "instances": instances, **options}, source="simulate"))
 

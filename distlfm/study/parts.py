@@ -26,7 +26,11 @@ Given = Prior | float | Mapping[str, Prior | float]
 
 
 class Kernel(ABC):
-    """The kernel of a force: one of the shipped ones, or a sum or product of them, `RBF() + Periodic()`."""
+    """The kernel of a force: one of the shipped ones, or a sum or product of them, `RBF() + Periodic()`.
+
+    >>> RBF() * Periodic(period_length=24.0)
+    Product(RBF(), Periodic(period_length=24.0))
+    """
 
     kind: ClassVar[str]
     variance: Given | None
@@ -40,7 +44,7 @@ class Kernel(ABC):
         return Product(self, other)
 
     def kernel(self) -> dict[str, Any]:
-        """The section `force.kernel` of a config."""
+        """Return the section `force.kernel` of a config, as a mapping."""
         return {"kind": self.kind}
 
     def to_config(self) -> ForceConfig:
@@ -110,11 +114,7 @@ def _number(kernel: str, name: str, given: object) -> float:
 
 
 class _Stationary(Kernel):
-    """A kernel of the distance alone.
-
-    lengthscale: over what distance the force stays alike. variance: the force's size squared.
-    ard: of a field, one lengthscale for each dimension, or one for all. dims: the dimensions that it sees, 0 is time.
-    """
+    """A kernel of the distance alone."""
 
     def __init__(
         self,
@@ -133,31 +133,50 @@ class _Stationary(Kernel):
 
 
 class RBF(_Stationary):
-    """The squared-exponential kernel: forces that are smooth."""
+    """The squared-exponential kernel: forces that are smooth.
+
+    lengthscale: over what distance the force stays alike, in the unit of time or position. variance: the force's size
+    squared. Each is a prior, a known number, or one of these for each dimension; by default the equation's prior. ard:
+    whether a field has a lengthscale for each dimension, or one for all. dims: the dimensions that the kernel sees,
+    where 0 is time; by default all.
+    """
 
     kind = "rbf"
 
 
 class Matern12(_Stationary):
-    """The Matérn kernel of ν = ½: forces that are continuous and rough."""
+    """The Matérn kernel of ν = ½: forces that are continuous and rough.
+
+    lengthscale, variance, ard, dims: as for `RBF`.
+    """
 
     kind = "matern12"
 
 
 class Matern32(_Stationary):
-    """The Matérn kernel of ν = 3/2: forces that have a slope."""
+    """The Matérn kernel of ν = 3/2: forces that have a slope.
+
+    lengthscale, variance, ard, dims: as for `RBF`.
+    """
 
     kind = "matern32"
 
 
 class Matern52(_Stationary):
-    """The Matérn kernel of ν = 5/2: forces that have a curvature; long series are fitted by a filter."""
+    """The Matérn kernel of ν = 5/2: forces that have a curvature; long series are fitted by a filter.
+
+    lengthscale, variance, ard, dims: as for `RBF`.
+    """
 
     kind = "matern52"
 
 
 class Periodic(_Stationary):
-    """Forces that repeat themselves after `period_length`."""
+    """The periodic kernel: forces that repeat themselves.
+
+    period_length: after what time they do; a prior or a known number. lengthscale: a pure number; the smaller it
+    is, the quicker the force changes within a period. variance, ard, dims: as for `RBF`.
+    """
 
     kind = "periodic"
 
@@ -194,19 +213,30 @@ class _Composite(Kernel):
 
 
 class Sum(_Composite):
-    """The sum of kernels: forces that are sums of independent ones. Also written `RBF() + Periodic()`."""
+    """The sum of kernels: forces that are sums of independent ones. Also written `RBF() + Periodic()`.
+
+    parts: two kernels or more, without a variance of their own. variance: the force's size squared, a prior or a known
+    number. Raises `UsageError` if a part is not a kernel, or has a variance.
+    """
 
     kind = "sum"
 
 
 class Product(_Composite):
-    """The product of kernels. Also written `RBF() * Periodic()`."""
+    """The product of kernels. Also written `RBF() * Periodic()`.
+
+    parts, variance: as for `Sum`.
+    """
 
     kind = "product"
 
 
 class Likelihood:
-    """A likelihood with its options, as the section `likelihood` of a config has them."""
+    """A likelihood with its options, as the section `likelihood` of a config has them.
+
+    kind: its name in a config. options: its other keys, by name; those that are None are left to their defaults. Raises
+    `UsageError` if an option is wrong.
+    """
 
     def __init__(self, kind: str, options: dict[str, Any]) -> None:
         self._options = {"kind": kind, **{name: one for name, one in options.items() if one is not None}}
@@ -229,6 +259,9 @@ class Gaussian(Likelihood):
     floor: no measurement is believed more exactly than this. relative: the prior of a share by which noise grows with
     the level of the signal. drift: an error that wanders beside the white noise, as a `DriftConfig` or a mapping of its
     `kind`, `size` and `time`; False for none where the equation suggests one.
+
+    >>> Gaussian(HalfNormal(0.1), floor=0.01)
+    Gaussian(prior=HalfNormal(kind='halfnormal', scale=0.1), floor=0.01)
     """
 
     def __init__(

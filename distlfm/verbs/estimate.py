@@ -52,10 +52,12 @@ FIRST = 2
 
 @dataclass(frozen=True)
 class Estimate:
-    """What all fits of a fleet take. seconds: processor time of an instance; least, most: of probed batches.
+    """What all fits of a fleet cost.
 
-    probed: how many instances were fitted; batch: the most at once. worker_bytes: memory of a worker at its peak.
-    store_bytes: of all answers before they are compressed, without the posteriors that `run.keep` keeps.
+    instances, blocks: how many the fleet has. probed: how many instances were fitted for the estimate. batch: the
+    largest number of them fitted at once. seconds: processor time per instance in the largest batch. least, most: the
+    range of that time over the probed batches. worker_bytes: peak memory of a worker. store_bytes: size of all answers
+    before compression, without the posteriors that `run.keep` keeps.
     """
 
     instances: int
@@ -70,23 +72,30 @@ class Estimate:
 
     @property
     def core_hours(self) -> float:
-        """Of the cores on which the probe was made."""
+        """Processor time of the whole fleet, in hours of a core like the one that the probe ran on."""
         return self.instances * self.seconds / 3600
 
     def hours(self, nodes: int = 1, cores: int = CORES, *, start: float = START_SECONDS) -> float:
-        """On so many nodes of so many cores each. No more cores can work than there are blocks."""
+        """Return the hours that the fleet takes on a cluster.
+
+        nodes: number of nodes. cores: cores per node; no more can work than there are blocks. start: seconds for the
+        start of Ray and the report.
+        """
         busy = max(1, min(nodes * cores, self.blocks))
         rounds = math.ceil(self.blocks / busy) * busy / self.blocks
         share = EFFICIENCY if busy > 1 else 1.0
         return (start + self.instances * self.seconds / busy * max(rounds, 1 / share)) / 3600
 
     def nodes(self, hours: float = LIMIT_HOURS, cores: int = CORES) -> int | None:
-        """The fewest nodes on which it ends within `hours`, or None if its blocks are too few for that."""
+        """Return the smallest number of nodes on which the fleet ends in time, or None if it has too few blocks.
+
+        hours: the time limit. cores: cores per node.
+        """
         most = max(1, math.ceil(self.blocks / cores))
         return next((count for count in range(1, most + 1) if self.hours(count, cores) <= hours), None)
 
     def lines(self, workers: int) -> list[str]:
-        """Return what a person wants to know, a line each. workers: how many this machine would use."""
+        """Return the estimate in words, a list of lines. workers: number of workers that this machine would use."""
         workers = min(workers, self.blocks)
         nodes = self.nodes()
         asked = "more than four hours on any number of nodes: set a smaller run.batch" if nodes is None else ""
@@ -110,10 +119,13 @@ def estimate(
     reporter: Reporter | None = None,
     seconds: float = ENOUGH_SECONDS,
 ) -> Estimate:
-    """Probe what a fit will cost. Nothing is written but in a temporary folder.
+    """Probe what a fit will cost. Only a temporary folder is written to.
 
-    config, overrides: as for `fit`. seconds: processor time that it may take, about; two instances are always fitted.
-    Raises `UsageError` if config or data are wrong.
+    config: the path of a config file, or a config; it names the data. overrides: settings to change, as for `fit`.
+    reporter: where warnings go, by default nowhere. seconds: approximate processor time that the probe may take; at
+    least two instances are fitted, where there are two.
+
+    Returns the estimate. Raises `UsageError` if config or data are wrong.
     """
     config = load(FitConfig, config, overrides)
     if config.data.path is None and config.data.dataset is None:

@@ -106,7 +106,13 @@ SHOWN = 3
 
 @dataclass
 class Evaluation:
-    """Scores of an operator on instances whose answers are known; `rows` in the order of the store."""
+    """Scores of an operator on instances whose answers are known.
+
+    config: the settings of the run. operator: what was scored. checkpoint: a short mark of its file. what: which
+    instances these are, in words. tally: counts and scores of all. rows: the figures of each, in the order of the
+    store. calibration: how often bands and intervals hold the truth. speed: instances per second, and seconds of one
+    asked alone. examples: those that a page shows. fine: answers on a grid twice as fine. notices: what was left out.
+    """
 
     config: EvaluateConfig
     operator: Operator
@@ -155,8 +161,9 @@ def evaluate(
 ) -> Evaluation:
     """Score an operator on a store. With `run.dir`, summary.json and report.html are written there.
 
-    checkpoint: the file of an operator, the folder of its training, or a config, which names the store too. overrides:
-    such as `["limit=100"]`.
+    checkpoint: the file of an operator, the folder of its training, or a config, which names the store too. store: the
+    path of a store whose answers are known, drawn from priors or fitted. overrides: settings such as `["limit=100"]`;
+    ignored for a config. reporter: where progress and warnings go, by default nowhere.
 
     Returns the scores. Raises `UsageError` if the operator or the store cannot be read, or do not fit together.
     """

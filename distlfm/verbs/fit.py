@@ -38,12 +38,13 @@ if TYPE_CHECKING:
 
 @dataclass(repr=False)
 class FitRun(Sequence[FitResult]):
-    """What a fit gave: a sequence of results, of which `run["A"]` is that of the instance A.
+    """The results of a fit, a sequence: `run[0]` is the first, `run["A"]` that of the instance A.
 
-    `set_aside` could not be read; `tally` has the scores; `notices` hold for all answers.
-
-    results are in the order of the data. With `run.dir` one is read from its file each time it is asked for, and of a
-    large fleet only some were kept (`run.keep`); without, all are in memory.
+    config: the settings of the run. results: in the order of the data. With `run.dir` one is read from its file each
+    time it is asked for, and of a large fleet only some were kept (`run.keep`); without, all are in memory.
+    set_aside: what could not be read, and why. store: the results of all instances on disk, None without `run.dir`.
+    tally: counts and scores of all instances. held_rows: the row of each instance where there is no store. notices:
+    sentences that hold for all answers.
     """
 
     config: FitConfig
@@ -88,7 +89,7 @@ class FitRun(Sequence[FitResult]):
         return frame
 
     def rows(self) -> Iterator[Figures]:
-        """What is known of each instance, in the order of the data."""
+        """Return an iterator over what is known of each instance, in the order of the data."""
         return iter(self.held_rows) if self.store is None else self.store.rows()
 
     @property
@@ -116,13 +117,14 @@ def fit(
     """Infer the forces of all instances.
 
     config: the path of a config file, a mapping with its content, or a config. data: instances, or a path to them, in
-    place of the config's. overrides: such as `["run.seed=1"]`, of a file or a mapping.
+    place of the config's. overrides: settings to change, such as `["run.seed=1"]`; ignored for a config that is built
+    already. reporter: where progress and warnings go, by default nowhere.
 
     With `run.dir` set, the run directory is written: config.yaml, store.zarr/, fits/, summary.json, report.html. A run
     that was stopped goes on where it was. Without, all is done in this process and kept in memory.
 
-    Returns the run, a sequence of results. Raises `UsageError` if config or data are wrong, and `Stopped` if a signal
-    ended it.
+    Returns the run, a sequence of results. Raises `UsageError` if config or data are wrong, `WorkError` if every fit
+    failed or the work could not be done, and, with `run.dir`, `Stopped` if a signal ended it.
     """
     reporter = reporter or Silent()
     if not isinstance(config, FitConfig | Mapping | Path | str):

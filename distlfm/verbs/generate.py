@@ -85,9 +85,11 @@ def generate(
 ) -> Store:
     """Fill the store `run.dir` with `instances` draws. A store that was begun with the same config goes on.
 
-    config: the path of a config file, or a config. overrides: such as `["instances=100"]`, of a file.
+    config: the path of a config file, or a config. overrides: settings to change, such as `["instances=100"]`; ignored
+    for a config that is built already. reporter: where progress and warnings go, by default nowhere.
 
-    Returns the store. Raises `UsageError` if the config is wrong, and `Stopped` if a signal ended it.
+    Returns the store. Raises `UsageError` if the config is wrong or has no `run.dir`, `WorkError` if not one instance
+    could be generated, and `Stopped` if a signal ended it.
     """
     reporter, config = reporter or Silent(), load(GenerateConfig, config, overrides)
     if config.run.dir is None:

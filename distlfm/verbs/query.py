@@ -48,7 +48,12 @@ MOST_PLOTTED = 24
 
 @dataclass
 class QueryRun:
-    """What a query gave. answers: in the order of the data; only without `run.dir`, which keeps them in files."""
+    """The answers of a query, and their figures.
+
+    config: the settings of the run. operator: what was asked. checkpoint: a short mark of its file. tally: counts and
+    scores of all instances. rows: the figures of each instance. answers: in the order of the data, at most 10,000; only
+    without `run.dir`, which keeps them in files.
+    """
 
     config: QueryConfig
     operator: Operator
@@ -70,13 +75,15 @@ def query(
     overrides: Sequence[str] = (),
     reporter: Reporter | None = None,
 ) -> QueryRun:
-    """Ask an operator about data: a file, a folder, a store, the name of a reference set, or instances.
+    """Ask an operator about data.
 
-    overrides: settings such as `data.columns.time=hours`, `run.dir=answers` or `plot=true`. With `run.dir`, answers go
-    to answers.csv, parameters.csv, answers.json and summary.json there.
+    checkpoint: the file of an operator, or the folder of its training. data: a file, a folder, a store, the name of a
+    reference set, or instances. overrides: settings such as `["data.columns.time=hours"]`, `["run.dir=answers"]` or
+    `["plot=true"]`. With `run.dir`, answers go to answers.csv, parameters.csv, answers.json and summary.json there.
+    reporter: where progress and warnings go, by default nowhere.
 
     Returns the run, which holds the answers where there is no `run.dir`. Raises `UsageError` if the operator or the
-    data cannot be read, or do not fit together.
+    data cannot be read, or do not fit together, and `WorkError` if not one instance can be answered.
     """
     given = None if isinstance(data, str | Path) else data
     content = {"checkpoint": str(checkpoint), "data": named_data(data) if isinstance(data, str | Path) else {}}

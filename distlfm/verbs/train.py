@@ -42,9 +42,11 @@ SCRATCH = ".ray"
 
 @dataclass
 class TrainRun:
-    """A training that has ended. directory: of the run; None if nothing was to be kept on the disk.
+    """A training that has ended.
 
-    is_main: whether this process is the one that speaks for all ranks.
+    config: the settings of the run. directory: its folder, None if nothing was to be kept on the disk. summary: the
+    content of summary.json. is_main: whether this process is the one that speaks for all ranks. held: the operator
+    where there is no folder. metrics: the lines of metrics.jsonl, where they were kept.
     """
 
     config: TrainConfig
@@ -73,12 +75,14 @@ def train(
 ) -> TrainRun:
     """Learn an operator. With `run.dir` the same call goes on with a run that was stopped or killed.
 
-    config: the path of a config file, or a config. overrides: such as `["loop.epochs=5"]`, of a file.
+    config: the path of a config file, or a config. overrides: settings to change, such as `["loop.epochs=5"]`; ignored
+    for a config that is built already. reporter: where progress and warnings go, by default nowhere.
 
     The folder has config.yaml, metrics.jsonl, tensorboard/, checkpoints/last.pt (all that is needed to go on), and in
     the end operator.pt (best weights, calibrated), summary.json and report.html.
 
-    Returns the training that has ended. Raises `UsageError` if the config is wrong, and `Stopped` if a signal ended it.
+    Returns the training that has ended. Raises `UsageError` if the config or its stores are wrong, `WorkError` if the
+    work failed, and `Stopped` if a signal ended it.
     """
     config, reporter = load(TrainConfig, config, overrides).resolved(), reporter or Silent()
     place = find_place(os.environ)
