@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,18 @@ class Cohort:
     test: tuple[str, ...]
 
     @staticmethod
-    def open(folder: Path, ids: Sequence[str], choose: float, test: float, seed: int) -> Cohort:
-        """The cohort that was written down, or, the first time, one of all patients that have a window in `ids`."""
+    def open(
+        folder: Path,
+        ids: Sequence[str],
+        choose: float,
+        test: float,
+        seed: int,
+        others: Callable[[], Iterable[str]] = tuple,
+    ) -> Cohort:
+        """The cohort that was written down, or, the first time, one of all patients that have a window in `ids`.
+
+        others: windows without a fit. A question about records may have come first; their patients are not lost.
+        """
         path = folder / FILE
         if path.exists():
             try:
@@ -99,7 +109,7 @@ class Cohort:
             except (ValueError, KeyError, TypeError):
                 raise UsageError(f"{path} is damaged.", "Restore it, or remove it to choose the cohort anew.") from None
             lost = {*found.train, *found.choose, *found.test} - {patient_of(name) for name in ids}
-            if lost:
+            if lost and (lost := lost - {patient_of(name) for name in others()}):
                 raise OtherWork(
                     f"{len(lost)} patients of the cohort have no fit any more.",
                     f"Restore them, or remove {path} to choose the cohort anew: that is a new cohort for all budgets.",

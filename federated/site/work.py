@@ -11,7 +11,7 @@ import hashlib
 import logging
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -184,7 +184,8 @@ class Site:
         """All windows, and which of them are those of a part of the patients."""
         whole = self._unlabelled if kind == "physics" else self._labelled
         config = self.config
-        cohort = Cohort.open(self.folder, whole.ids, config.choose, config.test, config.seed)
+        others: Callable[[], Sequence[str]] = tuple if config.fit is None else lambda: self._unlabelled.ids
+        cohort = Cohort.open(self.folder, whole.ids, config.choose, config.test, config.seed, others)
         return whole, cohort.rows(whole.ids, getattr(cohort, part))
 
     def count(self, kind: str, part: Part) -> int:

@@ -142,6 +142,14 @@ def test_a_cohort_whose_patients_are_gone_is_refused(tmp_path: Path) -> None:
         Cohort.open(tmp_path, ["a/0", "b/0"], 0.3, 0.3, 0)
 
 
+def test_a_patient_of_the_cohort_who_has_records_and_no_fit_is_not_lost(tmp_path: Path) -> None:
+    """As where the cohort was drawn for a question about records, before they were fitted."""
+    first = Cohort.open(tmp_path, ["a/0", "b/0", "c/0"], 0.3, 0.3, 0)
+    assert Cohort.open(tmp_path, ["a/0", "b/0"], 0.3, 0.3, 0, lambda: ["c/0"]) == first
+    with pytest.raises(OtherWork, match="1 patients"):
+        Cohort.open(tmp_path, ["a/0"], 0.3, 0.3, 0, lambda: ["c/0"])
+
+
 def test_without_a_single_label_the_equation_teaches(site: Site) -> None:
     task = RoundTask(kind="physics", steps=30, batch=0, lr=3e-3)
     assert bool(torch.isnan(site.windows("physics").force).all())
