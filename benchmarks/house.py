@@ -53,6 +53,7 @@ SINCE = {
     "distlfm/inference/series/joint/flow.py": "`inference.method=joint`",
     "distlfm/inference/series/joint/grid.py": "`inference.method=joint`",
     "distlfm/inference/series/joint/method.py": "`inference.method=joint`",
+    "distlfm/inference/series/joint/metric.py": "`inference.method=joint`",
     "distlfm/inference/series/joint/modes.py": "`inference.method=joint`",
     "distlfm/inference/series/joint/posterior.py": "`inference.method=joint`",
     "distlfm/inference/series/joint/sampler.py": "`inference.method=joint`",
