@@ -8,6 +8,10 @@ A hop is a module of which at least one function was executed by a verb, typed a
 with a serial executor and a run directory. All threads of its process and forks of it count; separate programs, such as
 the service that assembles with FEniCS, do not. What runs only because a module is imported (class bodies, decorators,
 comprehensions at its top) does not count either: a reader of the call does not pass there.
+
+A module changes with the likelihood, or with the time scheme, if it stands outside the contract and names what belongs
+to those that are shipped: their modules, options or parameters, or the weights of a step. Keys of a config in sentences
+for a user are no such names.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import sys
 import tempfile
 import tokenize
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +37,7 @@ ROOTS = ("distlfm", "launch", "federated")
 BASELINE_MODULES, BASELINE_LINES = 481, 39_692
 """Of version 0.1, as `python -m benchmarks house` counts them."""
 
-SHARE = 0.95
+SHARE, CHANGING = 0.95, 3
 MODULES, MODULES_OF_A_FOLDER, LINES_OF_A_MODULE = 350, 20, 400
 SINCE = {
     "distlfm/inference/findings/equation.py": "an equation that is not the one that was solved",
@@ -53,6 +57,7 @@ SINCE = {
     "distlfm/inference/series/joint/flow.py": "`inference.method=joint`",
     "distlfm/inference/series/joint/grid.py": "`inference.method=joint`",
     "distlfm/inference/series/joint/method.py": "`inference.method=joint`",
+    "distlfm/inference/series/joint/metric.py": "`inference.method=joint`",
     "distlfm/inference/series/joint/modes.py": "`inference.method=joint`",
     "distlfm/inference/series/joint/posterior.py": "`inference.method=joint`",
     "distlfm/inference/series/joint/sampler.py": "`inference.method=joint`",
@@ -90,6 +95,12 @@ the list of changes has for each. A module that replaces or splits what 0.1 has 
 capability needs elsewhere count as lines of what 0.1 has too, and so does the front door in Python. Numbers of modules
 and of lines are held to their goals without these; all of them are printed beside.
 """
+
+LIKELIHOODS, SCHEME = "distlfm/likelihoods/", "distlfm/solvers/field/scheme.py"
+NAMING_OPTIONS = ("distlfm/config/", "distlfm/study/")
+"""What turns a user's words into a section `likelihood` of a config."""
+
+WEIGHTS = {f"scheme.{name}" for name in ("old", "new", "pulse")}
 
 HOPS = {"fit of a series": 70, "fit of a field": 85, "query": 40}
 
@@ -160,6 +171,8 @@ def run(quick: bool = False) -> dict[str, Any]:
         "modules of a folder, most": at_most(max(rooms.values()), MODULES_OF_A_FOLDER),
         "lines of a module, most": at_most(max(lines.values()), LINES_OF_A_MODULE),
     }
+    changing = changing_with(modules)
+    figures |= {f"modules that change with {what}": at_most(len(one), CHANGING) for what, one in changing.items()}
     touched = {} if quick else traced()
     for name, most in HOPS.items() if touched else ():
         figures[f"modules that a {name} goes through"] = at_most(len(touched[name]), most)
@@ -172,6 +185,7 @@ def run(quick: bool = False) -> dict[str, Any]:
         "folders": dict(rooms.most_common()),
         "largest": dict(Counter(lines).most_common(10)),
         "one importer": alone,
+        "changing": changing,
         "touched": touched,
     }
 
@@ -229,6 +243,49 @@ def _imported(text: str, path: str) -> Iterator[str]:
             base = ".".join([*above, *([node.module] if node.module else [])])
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def changing_with(modules: Mapping[str, str]) -> dict[str, list[str]]:
+    """Modules that change with the likelihood, and with the time scheme."""
+    from distlfm.likelihoods import LIKELIHOODS as SHIPPED
+    from distlfm.likelihoods import LikelihoodConfig
+
+    own = {module_name(path) for path in modules if path.startswith(LIKELIHOODS)}
+    options = LikelihoodConfig.model_fields.keys() - {"kind"}
+    parameters = {name for one in SHIPPED.values() for name in one.keys}
+    internals = own - {"distlfm.likelihoods", "distlfm.likelihoods.base"}
+    internals |= {f"likelihood.options.{name}" for name in options}
+    internals |= {f"likelihood.{name}" for name in options - {"drift"}}  # which is in the contract
+    internals |= {repr(name) for name in (options | parameters) - {"noise", "prior", "shared"}}  # common words
+    return {
+        "the likelihood": naming(modules, internals, (LIKELIHOODS, *NAMING_OPTIONS)),
+        "the time scheme": naming(modules, WEIGHTS, (SCHEME,)),
+    }
+
+
+def naming(modules: Mapping[str, str], internals: Set[str], apart: tuple[str, ...]) -> list[str]:
+    """Modules of `distlfm/`, but for those apart, that name one of these: imports, ends of dotted names, and strings in
+    quotes.
+    """
+    return [
+        path
+        for path, text in modules.items()
+        if path.startswith("distlfm/") and not path.startswith(apart)
+        if not internals.isdisjoint({*_imported(text, path), *_named(text)})
+    ]
+
+
+def _named(text: str) -> Iterator[str]:
+    """All ends of dotted names, of a.b.c both b.c and a.b.c, and strings in quotes."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield repr(node.value)
+        end, above = "", node
+        while isinstance(above, ast.Attribute):
+            end, above = f".{above.attr}{end}", above.value
+            yield end.removeprefix(".")
+        if isinstance(above, ast.Name) and end:
+            yield above.id + end
 
 
 def traced() -> dict[str, list[str]]:

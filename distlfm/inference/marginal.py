@@ -183,7 +183,7 @@ class GaussianMarginal(Marginal):
         mask = data.mask.flatten(-2)
         noise = self.model.noise_variance(values, data).flatten(-2)
         residual = data.values.flatten(-2) - offset
-        drift = self.model.drift_covariance(values, data)
+        drift = self.model.likelihood.drift_covariance(values, data)
         if drift is not None:
             covariance = covariance + _blocks(drift)
         if not bool(mask.all()):

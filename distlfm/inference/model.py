@@ -19,7 +19,6 @@ from distlfm.gp.kernels import FunctionalKernel, KernelConfig
 from distlfm.inference.observations import Observations
 from distlfm.instance import Dimension
 from distlfm.likelihoods import LikelihoodConfig, build_likelihood
-from distlfm.likelihoods.gaussian import Gaussian
 from distlfm.mechanisms.base import Known, Mechanism, System
 from distlfm.mechanisms.field import FieldMechanism
 from distlfm.mechanisms.priors import LogNormal, Parameter, ParameterSpace, Prior, Values
@@ -181,8 +180,3 @@ class Model:
     def noise_variance(self, values: Values, observations: Observations) -> Tensor:
         """Variance of each observation, [..., B, P, T]."""
         return self.likelihood.noise_variance(values, observations)
-
-    def drift_covariance(self, values: Values, observations: Observations) -> Tensor | None:
-        """Covariance [..., B, P, T, T] of the error that wanders; None if there is none."""
-        own = self.likelihood
-        return own.drift_covariance(values, observations) if isinstance(own, Gaussian) else None

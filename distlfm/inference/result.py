@@ -5,7 +5,7 @@ Shapes: `L` forces, `P` outputs, `Q` times.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -100,14 +100,19 @@ class FitResult(Answer):
     undetermined: tuple[Direction, ...]
     grid: Prediction
     at_data: Prediction
-    noise_sd: FloatArray | None
+    noise: Mapping[str, FloatArray]
+    """Parameters of the likelihood in the middle of the posterior, each [K]."""
     posterior: Posterior
     row: int
-    relative_noise: FloatArray | None = None
     tail: float = 0.0
     rhat: float | None = None
     misfit: Structure | None = None
     at_truth: Prediction | None = None
+
+    @property
+    def noise_sd(self) -> FloatArray | None:
+        """Learned standard deviation of the white noise, [K]."""
+        return self.noise.get("noise")
 
     @property
     def id(self) -> str:
@@ -315,7 +320,7 @@ def results_of(
     unknowns = posterior.unknowns()
     z = (unknowns.weights.unsqueeze(-1) * unknowns.proposals).sum(0)
     middle = posterior.model.space.unpack(z)
-    noise, relative = middle.get("noise"), middle.get("relative_noise")
+    own = [one.name for one in posterior.model.likelihood.parameters()]
     results = []
     for b, instance in enumerate(instances):
         status = Status(int(fit.status[b]))
@@ -343,10 +348,9 @@ def results_of(
                 undetermined=directions[b],
                 grid=on_grid[b],
                 at_data=at_data[b].at(slice(len(instance.times))),
-                noise_sd=None if noise is None else noise[b].numpy(),
+                noise={name: middle[name][b].numpy() for name in own},
                 posterior=posterior,
                 row=b,
-                relative_noise=None if relative is None else relative[b].numpy(),
                 tail=0.0 if fit.tail is None else float(fit.tail[b]),
                 rhat=None if fit.rhat is None else float(fit.rhat[b]),
                 at_truth=at_truth[0][b] if at_truth else None,

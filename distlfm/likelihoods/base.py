@@ -18,7 +18,7 @@ from distlfm.config import Config
 from distlfm.config.keys import OneOf, Registry
 from distlfm.errors import UsageError
 from distlfm.instance import FloatArray, Instance
-from distlfm.likelihoods.drift import DriftConfig
+from distlfm.likelihoods.drift import DRIFT, DriftConfig, correlation
 from distlfm.mechanisms.priors import LogNormal, Parameter, Prior, Values
 
 LIKELIHOODS: Registry[type[Likelihood]] = Registry("likelihood")
@@ -99,12 +99,19 @@ class Likelihood(ABC):
 
     gaussian: whether noise is added and normal, with a variance that no output changes; the force can then be
     integrated out. keys: where `likelihood` in a config has the prior of a parameter, if not under its own name.
+    vanishing: parameters that exact data leave at nothing, however far that is from their priors.
+    learns_noise: whether a standard deviation `noise` is unknown, and nothing else is known of the noise.
+    takes_variances: whether variances that come with the data count. knows_noise: whether no `noise` is beside them.
+    takes_level: whether noise grows with the level of the signal. steady: whether errors are normal and independent,
+    each of the variance `data_variance` times `unit_variance`.
     drift: an error that wanders beside the rest, which only a Gaussian one can have.
     """
 
     Options: ClassVar[type[LikelihoodConfig]] = LikelihoodConfig
     gaussian: ClassVar[bool] = False
     keys: ClassVar[Mapping[str, str]] = {}
+    vanishing: ClassVar[frozenset[str]] = frozenset()
+    learns_noise = takes_variances = knows_noise = takes_level = steady = False
     drift: DriftConfig | None = None
 
     def __init__(
@@ -133,15 +140,13 @@ class Likelihood(ABC):
         """The elements of a parameter that each output has of its own, or all share."""
         return ("all",) if self.options.shared else self.outputs
 
-    @property
-    def learns_noise(self) -> bool:
-        """Whether a standard deviation `noise` is unknown, and nothing else is known of the noise."""
-        return False
+    def data_variance(self, data: Observed) -> Tensor:
+        """What the data know of their variances, [..., P, T] or less."""
+        return data.values.new_ones(())
 
-    @property
-    def takes_variances(self) -> bool:
-        """Whether variances that come with the data count."""
-        return False
+    def unit_variance(self, values: Values) -> Tensor:
+        """The unknown part of the variance, the same at all times: [..., K]."""
+        raise NotImplementedError
 
     @abstractmethod
     def parameters(self) -> list[Parameter]:
@@ -154,6 +159,43 @@ class Likelihood(ABC):
     @abstractmethod
     def noise_variance(self, values: Values, data: Observed, outputs: Tensor | None = None) -> Tensor:
         """Variance of each datum, [..., P, T]. outputs: [..., P, T]; only a Gaussian one can do without them."""
+
+    def total_variance(self, values: Values, data: Observed, outputs: Tensor | None = None) -> Tensor:
+        """`noise_variance` with that of an error that wanders."""
+        white = self.noise_variance(values, data, outputs)
+        scales = self.drift_scales(values)
+        return white + scales[0].square().unsqueeze(-1) if scales else white
+
+    def drift_scales(self, values: Values) -> tuple[Tensor, ...]:
+        """Deviation and time scale [..., K] of an error that wanders; nothing if there is none."""
+        return tuple(values[name] for name in DRIFT if self.drift is not None and name in values)
+
+    def drift_covariance(self, values: Values, data: Observed) -> Tensor | None:
+        """[..., P, T, T] of an error that wanders; None if there is none."""
+        scales = [one.expand(*one.shape[:-1], len(self.outputs)) for one in self.drift_scales(values)]
+        if self.drift is None or not scales:
+            return None
+        return scales[0][..., None, None].square() * correlation(self.drift.kind, data.times, scales[1])
+
+    def noise_factor(self, values: Values, data: Observed) -> Tensor | None:
+        """Cholesky factor [..., P, T, T] of the covariance of all errors, in which what is not observed stands alone;
+        None if errors are independent.
+        """
+        drift = self.drift_covariance(values, data)
+        if drift is None:
+            return None
+        both = data.mask.unsqueeze(-1) & data.mask.unsqueeze(-2)
+        noise = torch.where(data.mask, self.noise_variance(values, data), 1.0)
+        factor: Tensor = torch.linalg.cholesky(torch.where(both, drift, 0.0) + torch.diag_embed(noise))
+        return factor
+
+    def deviation(self, values: Numbers, outputs: FloatArray, variance: FloatArray | None) -> FloatArray | None:
+        """Of data around outputs [P, T], all errors together, broadcastable to [P, T]; None if they are not normal.
+
+        values: each [K], as far as known. variance: as it comes with the data, [P, T].
+        """
+        del values, outputs, variance
+        return None
 
     @abstractmethod
     def sample(self, values: Numbers, outputs: FloatArray, generator: np.random.Generator) -> FloatArray:
@@ -175,6 +217,10 @@ class Likelihood(ABC):
         """Refuse values that data of this kind cannot have, by a `UsageError`; here all are taken."""
         del instance
 
+    def with_drift(self, size: Prior, time: Prior) -> LikelihoodConfig:
+        """Its section of a config, with an error that wanders."""
+        return self.options.model_copy(update={"drift": DriftConfig(size=size, time=time)})
+
     def words(self, parameters: Sequence[str]) -> list[str]:
         """What a report says of the noise. parameters: each with its prior, in words."""
         return [self.options.kind.replace("_", " "), *parameters]
@@ -193,3 +239,8 @@ def build_likelihood(
 def key_of(parameter: str) -> str | None:
     """Where `likelihood` in a config has a parameter's prior; None if no likelihood has such a parameter."""
     return next((one.keys[parameter] for one in LIKELIHOODS.values() if parameter in one.keys), None)
+
+
+def may_vanish(parameter: str) -> bool:
+    """Whether a parameter is among the `vanishing` of a likelihood."""
+    return any(parameter in one.vanishing for one in LIKELIHOODS.values())

@@ -31,6 +31,9 @@ class DriftConfig(Config):
     time: Prior = LogNormal(median=1.0, spread=1.0)
 
 
+DRIFT = ("drift", "drift_time")
+"""Parameters of a likelihood with such an error: its deviation and its time scale."""
+
 SMOOTHNESS = {"matern12": 1, "matern32": 3, "matern52": 5}
 
 STATIONARY = {

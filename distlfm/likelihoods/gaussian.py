@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,11 +12,9 @@ from torch import Tensor
 
 from distlfm.errors import UsageError
 from distlfm.instance import NUMBER, TIME, VALUE, FloatArray
-from distlfm.likelihoods.base import Likelihood, Numbers, Observed, register_likelihood
-from distlfm.likelihoods.drift import correlation, wander
+from distlfm.likelihoods.base import Likelihood, LikelihoodConfig, Numbers, Observed, register_likelihood
+from distlfm.likelihoods.drift import DRIFT, wander
 from distlfm.mechanisms.priors import Parameter, Values
-
-DRIFT = ("drift", "drift_time")
 
 
 @register_likelihood("gaussian")
@@ -30,14 +28,19 @@ class Gaussian(Likelihood):
         "drift": "drift.size",
         "drift_time": "drift.time",
     }
+    vanishing = frozenset({"noise", "relative_noise"})
 
-    @property
-    def learns_noise(self) -> bool:
-        return self.options.noise == "learned"
+    def __init__(self, options: LikelihoodConfig, outputs: Sequence[str], *suggested: Any, **named: Any) -> None:
+        super().__init__(options, outputs, *suggested, **named)
+        self.learns_noise, self.knows_noise = options.noise == "learned", options.noise == "given"
+        self.takes_variances, self.takes_level = not self.learns_noise, options.relative is not None
+        self.steady = options.noise != "both" and not self.takes_level and self.drift is None
 
-    @property
-    def takes_variances(self) -> bool:
-        return self.options.noise != "learned"
+    def data_variance(self, data: Observed) -> Tensor:
+        return super().data_variance(data) if self.learns_noise else self._given(data) + self.options.floor**2
+
+    def unit_variance(self, values: Values) -> Tensor:
+        return values["noise"].square() + self.options.floor**2 if self.learns_noise else torch.ones(1).double()
 
     def parameters(self) -> list[Parameter]:
         found, relative = [], self.options.relative
@@ -58,30 +61,14 @@ class Gaussian(Likelihood):
         return -0.5 * ((data.values - outputs).square() / variance + torch.log(2 * math.pi * variance))
 
     def log_prob(self, values: Values, outputs: Tensor, data: Observed) -> Tensor:
-        if self.drift is None:
-            return super().log_prob(values, outputs, data)
         factor = self.noise_factor(values, data)
+        if factor is None:
+            return super().log_prob(values, outputs, data)
         off = torch.where(data.mask, data.values - outputs, 0.0).unsqueeze(-1)
         white: Tensor = torch.linalg.solve_triangular(factor, off, upper=False)
         volume = torch.log(torch.diagonal(factor, dim1=-2, dim2=-1)).sum((-2, -1))
         count = data.mask.sum((-2, -1)).to(white)
         return -0.5 * (white.square().sum((-3, -2, -1)) + count * math.log(2 * math.pi)) - volume
-
-    def drift_covariance(self, values: Values, data: Observed) -> Tensor | None:
-        """[..., P, T, T] of the error that wanders; None if there is none."""
-        if self.drift is None:
-            return None
-        size, scale = (values[name].expand(*values[name].shape[:-1], len(self.outputs)) for name in DRIFT)
-        return size[..., None, None].square() * correlation(self.drift.kind, data.times, scale)
-
-    def noise_factor(self, values: Values, data: Observed) -> Tensor:
-        """Cholesky factor [..., P, T, T] of the covariance of all errors; what is not observed stands alone."""
-        drift = self.drift_covariance(values, data)
-        assert drift is not None
-        both = data.mask.unsqueeze(-1) & data.mask.unsqueeze(-2)
-        noise = torch.where(data.mask, self.noise_variance(values, data), 1.0)
-        factor: Tensor = torch.linalg.cholesky(torch.where(both, drift, 0.0) + torch.diag_embed(noise))
-        return factor
 
     def noise_variance(self, values: Values, data: Observed, outputs: Tensor | None = None) -> Tensor:
         """That of the white noise alone; a drift is beside it."""
@@ -91,14 +78,27 @@ class Gaussian(Likelihood):
         if "relative_noise" in values:
             level = data.values.abs() if data.level is None else data.level
             learned = learned + (values["relative_noise"].unsqueeze(-1) * level) ** 2
-        if not self.takes_variances:
-            return learned.expand(*learned.shape[:-2], *data.values.shape[-2:])
+        of_data = (*learned.shape[:-2], *data.values.shape[-2:])
+        return self._given(data) + learned if self.takes_variances else learned.expand(of_data)
+
+    def _given(self, data: Observed) -> Tensor:
         if data.variance is None:
             raise UsageError(
                 "The likelihood takes the noise that is given with the data, and the data give none.",
                 "Name the variance column in data.columns, or set likelihood.noise=learned.",
             )
-        return data.variance + learned
+        return data.variance
+
+    def deviation(self, values: Numbers, outputs: FloatArray, variance: FloatArray | None) -> FloatArray | None:
+        noise: FloatArray | None = None
+        if "noise" in values:
+            slow = values.get("drift", np.zeros(1))
+            noise = np.sqrt(values["noise"] ** 2 + self.options.floor**2 + slow**2)[:, None]
+        if variance is not None and self.takes_variances:
+            noise = np.sqrt(variance + (0.0 if noise is None else noise**2))
+        if noise is not None and "relative_noise" in values:
+            noise = np.sqrt(noise**2 + (values["relative_noise"][:, None] * outputs) ** 2)
+        return noise
 
     def sample(self, values: Numbers, outputs: FloatArray, generator: np.random.Generator) -> FloatArray:
         variance = values["noise"][:, None] ** 2 + self.options.floor**2

@@ -221,7 +221,7 @@ def generate_block(
         for first in range(0, len(waiting), draws.batch):
             places = waiting[first : first + draws.batch]
             generators = [np.random.default_rng([config.seed, indices[place], attempt]) for place in places]
-            drawn = _with_noise(config, draws.draw(generators))
+            drawn = _with_noise(config, draws, draws.draw(generators))
             for row, place in enumerate(places):
                 if bool(drawn.ok[row]):
                     block.put(place, drawn, row, generators[row], attempt)
@@ -234,11 +234,11 @@ def generate_block(
     return block.arrays, block.rows
 
 
-def _with_noise(config: GenerateConfig, drawn: Drawn) -> Drawn:
+def _with_noise(config: GenerateConfig, draws: Draws, drawn: Drawn) -> Drawn:
     """The same with the noise that the config states, where it does, among the parameters."""
     if config.noise is None:
         return drawn
-    stated = {"noise": config.noise, "relative_noise": 0.0}
+    stated = dict.fromkeys(draws.model.likelihood.vanishing, 0.0) | {"noise": config.noise}
     values = {name: torch.full_like(drawn.values[name], size) for name, size in stated.items() if name in drawn.values}
     return replace(drawn, values={**drawn.values, **values})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,17 +12,32 @@ import scipy.stats
 import torch
 from torch import Tensor
 
+from distlfm.config import build
 from distlfm.errors import UsageError
 from distlfm.inference.observations import Observations, collate
 from distlfm.instance import FloatArray, Instance
-from distlfm.likelihoods import LIKELIHOODS, Likelihood, build_likelihood
+from distlfm.likelihoods import LIKELIHOODS, Likelihood, LikelihoodConfig, build_likelihood
+from distlfm.likelihoods.base import may_vanish
 from distlfm.likelihoods.counts import positive_rate
 from distlfm.mechanisms import ParameterSpace, Values
+from distlfm.mechanisms.priors import LogNormal
 
 OUTPUTS = ("a", "b")
 TIMES = np.arange(7.0)
 LARGEST = 3000
 """Counts above this have no probability worth adding."""
+
+SHARE = {"kind": "lognormal", "median": 0.1, "spread": 1.0}
+SECTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "given": {"noise": "given"},
+    "both": {"noise": "both", "floor": 0.3},
+    "shared": {"shared": True, "floor": 0.3},
+    "relative": {"relative": SHARE},
+    "drift": {"drift": {"kind": "matern32"}},
+    "all": {"noise": "both", "relative": SHARE, "drift": {}, "shared": True},
+}
+"""Options by a name; every likelihood is to say what it does with them."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +87,12 @@ class Case:
 
 @pytest.fixture(params=sorted(LIKELIHOODS))
 def case(request: pytest.FixtureRequest) -> Case:
-    likelihood = build_likelihood(LIKELIHOODS[request.param].Options(kind=request.param), OUTPUTS)
+    return case_of(request.param)
+
+
+def case_of(kind: str, section: str = "plain") -> Case:
+    options = build(LikelihoodConfig, {"kind": kind, **SECTIONS[section]})
+    likelihood = build_likelihood(options, OUTPUTS)
     space = ParameterSpace(likelihood.parameters())
     z = 0.5 * torch.randn(1, space.num_free, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     outputs = np.random.default_rng(0).uniform(1.0, 12.0, (len(OUTPUTS), len(TIMES)))
@@ -155,6 +176,95 @@ def test_a_report_has_words_for_it(case: Case) -> None:
     words = case.likelihood.words([f"{one.name} lognormal" for one in case.likelihood.parameters()])
     assert all(words)
     assert words
+
+
+VARIED = [
+    pytest.param(kind, section, id=f"{kind}-{section}")
+    for kind, one in sorted(LIKELIHOODS.items())
+    for section, options in SECTIONS.items()
+    if one.gaussian or "drift" not in options
+]
+
+
+def data_of(case: Case) -> tuple[Observations, Tensor]:
+    """Data with variances, of which some are not observed, and the outputs [1, P, T]."""
+    plain = case_of(case.likelihood.options.kind)  # what takes variances that are given draws none itself
+    data, variance = collate([plain.instance()], OUTPUTS), torch.linspace(0.5, 2, 14, dtype=torch.float64)
+    return replace(data, variance=variance.reshape(1, 2, 7)), torch.from_numpy(case.outputs).unsqueeze(0)
+
+
+@pytest.mark.parametrize(("kind", "section"), VARIED)
+def test_its_variance_follows_what_it_says_it_takes(kind: str, section: str) -> None:
+    case = case_of(kind, section)
+    own, (data, outputs) = case.likelihood, data_of(case)
+    plain = own.noise_variance(case.values, data, outputs)
+    assert data.variance is not None
+    for changed, wanted in (
+        (replace(data, variance=2 * data.variance), own.takes_variances),
+        (replace(data, level=100 + outputs), own.takes_level),
+    ):
+        assert (not torch.equal(own.noise_variance(case.values, changed, outputs), plain)) == wanted
+    assert not own.learns_noise or ("noise" in case.values and not own.takes_variances)
+    assert not own.knows_noise or ("noise" not in case.values and own.takes_variances)
+    assert all(may_vanish(name) and own.keys[name] for name in own.vanishing)
+
+
+@pytest.mark.parametrize(("kind", "section"), VARIED)
+def test_a_steady_variance_is_one_part_of_the_data_times_one_of_the_unknowns(kind: str, section: str) -> None:
+    case = case_of(kind, section)
+    own, (data, outputs) = case.likelihood, data_of(case)
+    if kind == "gaussian":
+        assert own.steady == (section in ("plain", "given", "shared"))
+    if own.steady:
+        product = own.data_variance(data) * own.unit_variance(case.values).unsqueeze(-1)
+        whole = own.noise_variance(case.values, data, outputs)
+        torch.testing.assert_close(product.expand_as(whole), whole, rtol=1e-7, atol=0)
+        assert own.noise_factor(case.values, data) is None
+
+
+@pytest.mark.parametrize(("kind", "section"), VARIED)
+def test_errors_that_wander_are_in_the_covariance_and_in_the_density(kind: str, section: str) -> None:
+    case = case_of(kind, section)
+    own, (data, outputs) = case.likelihood, data_of(case)
+    noise, drift = own.noise_variance(case.values, data, outputs), own.drift_covariance(case.values, data)
+    factor, total = own.noise_factor(case.values, data), own.total_variance(case.values, data, outputs)
+    density = own.log_prob(case.values, outputs, data)
+    assert (drift is None) == (factor is None) == (own.drift_scales(case.values) == ())
+    if drift is None or factor is None:
+        assert torch.equal(total, noise)
+        torch.testing.assert_close(density, own.density(case.values, outputs, data)[data.mask].sum().unsqueeze(0))
+        return
+    torch.testing.assert_close(total, noise + torch.diagonal(drift, dim1=-2, dim2=-1))
+    expected = 0.0
+    for seen, whole, each, off in zip(data.mask[0], drift[0], noise[0], (data.values - outputs)[0], strict=True):
+        own_part = (whole + torch.diag(each))[seen][:, seen].numpy()
+        expected += scipy.stats.multivariate_normal.logpdf(off[seen].numpy(), cov=own_part)
+    assert float(density) == pytest.approx(expected)
+    apart = factor @ factor.mT - torch.where(data.mask.unsqueeze(-1) & data.mask.unsqueeze(-2), drift, 0.0)
+    torch.testing.assert_close(apart, torch.diag_embed(torch.where(data.mask, noise, 1.0)))
+
+
+@pytest.mark.parametrize(("kind", "section"), VARIED)
+def test_its_deviation_is_the_root_of_all_its_variance(kind: str, section: str) -> None:
+    case = case_of(kind, section)
+    data, outputs = data_of(case)
+    assert data.variance is not None
+    found = case.likelihood.deviation(case.numbers, case.outputs, data.variance[0].numpy())
+    total = case.likelihood.total_variance(case.values, replace(data, level=outputs), outputs)[0].numpy()
+    if found is not None:
+        np.testing.assert_allclose(np.broadcast_to(found, total.shape), np.sqrt(total), rtol=1e-7)
+    assert found is not None or kind != "gaussian"
+
+
+def test_it_has_a_section_with_an_error_that_wanders_or_refuses_it(case: Case) -> None:
+    section = case.likelihood.with_drift(LogNormal(0.3, 1.0), LogNormal(2.0, 1.0))
+    if not case.likelihood.gaussian:
+        with pytest.raises(UsageError, match="drift"):
+            build_likelihood(section, OUTPUTS)
+        return
+    drift = build_likelihood(section, OUTPUTS).drift
+    assert drift is not None
+    assert (drift.size, drift.time) == (LogNormal(0.3, 1.0), LogNormal(2.0, 1.0))
 
 
 def count_data() -> tuple[Instance, Tensor]:

@@ -142,7 +142,7 @@ def make_field(
         undetermined=(),
         grid=invented(*lattice(np.linspace(0, 1, 9), places)),
         at_data=invented(instance.times, instance.positions),
-        noise_sd=np.array([NOISE]),
+        noise={"noise": np.array([NOISE])},
         posterior=posterior,
         row=0,
     )

@@ -118,7 +118,7 @@ def make_result(
         undetermined=tuple(undetermined),
         grid=grid,
         at_data=grid,
-        noise_sd=None,
+        noise={},
         posterior=InventedPosterior(model, instance),
         row=0,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.house import PROJECT, SINCE, code_lines, importers_of, modules_of
+from benchmarks.house import CHANGING, PROJECT, SINCE, changing_with, code_lines, importers_of, modules_of
 
 SOURCE = '''"""A docstring
 of two lines."""
@@ -52,3 +52,36 @@ def test_only_what_the_list_of_changes_says_is_new_is_counted_apart_from_version
     new, old = " ".join((PROJECT / "CHANGELOG.md").read_text().split()).split("## 0.1.0")
     assert SINCE.keys() <= set(modules_of(PROJECT))
     assert [words for words in SINCE.values() if words not in new or words in old] == []
+
+
+READERS = {
+    "option": "def f(model): return model.likelihood.options.floor**2\n",
+    "config": "def f(likelihood): return likelihood.noise == 'learned'\n",
+    "class": "from distlfm.likelihoods.gaussian import Gaussian\n",
+    "module": "from distlfm.likelihoods import gaussian\n",
+    "parameter": "def f(values): return values['drift_time']\n",
+}
+OTHERS = {
+    "contract": "from distlfm.likelihoods.base import key_of\ndef f(model): return model.likelihood.drift\n",
+    "kind": "def f(model): return model.likelihood.options.kind\n",
+    "words": "FIX = 'Set likelihood.noise=learned.'\n",
+    "another": "def f(options): return options.floor\n",
+}
+
+
+def test_a_module_changes_with_the_likelihood_if_it_names_what_a_shipped_one_has() -> None:
+    rooms = {"distlfm/likelihoods/gaussian.py": READERS["option"], "distlfm/study/parts.py": READERS["parameter"]}
+    modules = rooms | {f"distlfm/{name}.py": text for name, text in (READERS | OTHERS).items()}
+    assert changing_with(modules)["the likelihood"] == [f"distlfm/{name}.py" for name in READERS]
+
+
+def test_a_module_changes_with_the_time_scheme_if_it_names_its_weights() -> None:
+    weight, whole = "def f(grid): return grid.scheme.old\n", "def f(grid, x): return grid.scheme.mix(x)\n"
+    paths = ("distlfm/solvers/field/scheme.py", "distlfm/weight.py")
+    modules = dict.fromkeys(paths, weight) | {"distlfm/whole.py": whole, "distlfm/key.py": "hmac.new(key)\n"}
+    assert changing_with(modules)["the time scheme"] == ["distlfm/weight.py"]
+
+
+def test_few_modules_change_with_a_likelihood_or_a_time_scheme() -> None:
+    modules = {name: (PROJECT / name).read_text() for name in modules_of(PROJECT)}
+    assert {what: found for what, found in changing_with(modules).items() if len(found) > CHANGING} == {}

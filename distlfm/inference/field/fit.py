@@ -105,7 +105,7 @@ class _Fitter:
         if marginal.map.engine is not full.engine:
             marginal = FieldGaussian(data, full.reduced(samples(self.model, shaping, best.z)))
             best = self._mode(marginal, best.z)
-        for _ in range(LEVELLED if self.model.likelihood.options.relative is not None else 0):
+        for _ in range(LEVELLED if self.model.likelihood.takes_level else 0):
             marginal = _levelled(marginal, best.z)
             best = self._mode(marginal, best.z)
         needs = _unsettled(marginal, settings, best.z)

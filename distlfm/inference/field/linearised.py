@@ -114,7 +114,7 @@ class LinearisedField(WhitenedMarginal):
         self.places = field_map.places(observations.points)
         self.solved = solve_at(field_map, point) if solved is None else solved
         self.reached = shown_by(self.places, self.solved)
-        if field_map.model.likelihood.options.relative is not None:
+        if field_map.model.likelihood.takes_level:
             observations = replace(observations, level=self.reached.abs().unsqueeze(1))
         super().__init__(field_map.model, observations)
         self._tangents: dict[int, Tangent] = {}

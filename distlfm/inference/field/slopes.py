@@ -215,7 +215,7 @@ def match_slopes(
 
 def known_noise(model: Model, data: Observations) -> Tensor | None:
     """Noise variances [T] that come with the data, if nothing else counts."""
-    return data.variance[0, 0] if model.likelihood.options.noise == "given" and data.variance is not None else None
+    return data.variance[0, 0] if model.likelihood.knows_noise and data.variance is not None else None
 
 
 @register_method("preestimate")

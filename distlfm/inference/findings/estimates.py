@@ -15,14 +15,12 @@ from torch import Tensor
 
 from distlfm.answer.parameters import Estimated
 from distlfm.inference.base import Posterior
-from distlfm.likelihoods.base import key_of
+from distlfm.likelihoods.base import key_of, may_vanish
 
 STRAINED = 4.0
 """Deviations of the prior; of a hundred thousand values that come from it, six lie beyond."""
 
 MOST_NAMED = 3
-NOISE = ("noise", "relative_noise")
-"""May be far below its prior: exact data have none."""
 
 
 def strain(names: Sequence[str], z: Tensor, limit: float = STRAINED) -> str:
@@ -33,7 +31,7 @@ def strain(names: Sequence[str], z: Tensor, limit: float = STRAINED) -> str:
     far = [
         (abs(value), name)
         for name, value in zip(names, z.tolist(), strict=True)
-        if abs(value) > limit and not (value < 0 and name.partition("[")[0] in NOISE)
+        if abs(value) > limit and not (value < 0 and may_vanish(name.partition("[")[0]))
     ]
     if not far:
         return ""

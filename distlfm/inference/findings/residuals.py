@@ -18,7 +18,6 @@ from torch import Tensor
 from distlfm.inference.marginal import Marginal
 from distlfm.inference.result import FitResult
 from distlfm.instance import FloatArray
-from distlfm.likelihoods.gaussian import Gaussian
 
 NUM_PERMUTATIONS, FIRST_PERMUTATIONS, ENOUGH = 1999, 199, 20
 """Random orders at most, of which the first are enough if as many as `ENOUGH` exceed what was found (Besag & Clifford
@@ -187,8 +186,8 @@ def _innovations(result: FitResult, z: Tensor, row: Tensor) -> FloatArray | None
             found = marginal.innovations(z, row)
             assert found is not None
             return found[0].numpy()
-        assert isinstance(model.likelihood, Gaussian)
         factor = model.likelihood.noise_factor(model.space.unpack(z), observations)
+        assert factor is not None
         off = observations.values.clone()
         off[0, :, :size] -= torch.from_numpy(result.at_data.outputs.mean[:, :size])
         off = torch.where(observations.mask, off, 0.0)

@@ -108,11 +108,8 @@ def _against_data(result: FitResult, band: Band, values: FloatArray, mask: BoolA
     """Figures against measurements [P, n], whose noise widens the bands."""
     mean = band.mean[rows]
     found: Figures = {"output_q2": q2(mean, values, mask)}
-    noise = _noise_sd(result, rows)
-    if noise is not None and noise.shape[-1] in (1, values.shape[-1]):
-        if result.relative_noise is not None:
-            share = result.relative_noise[rows] if len(result.relative_noise) > 1 else result.relative_noise
-            noise = np.sqrt(noise**2 + (share[:, None] * mean) ** 2)
+    noise = _deviation(result, mean, rows)
+    if noise is not None:
         sd = np.sqrt(band.sd[rows] ** 2 + noise**2)
         off = np.abs(values - mean)[mask]
         for level, width in ((68, 0.9945), (95, 1.96)):
@@ -120,17 +117,14 @@ def _against_data(result: FitResult, band: Band, values: FloatArray, mask: BoolA
     return found
 
 
-def _noise_sd(result: FitResult, rows: list[int]) -> FloatArray | None:
-    """Standard deviation of the measurement noise of the instance's outputs, broadcastable to [P, N]."""
-    given, learned = result.instance.variance, result.noise_sd
-    if learned is not None:
-        drift = np.array([one.mean for one in result.estimates if one.parameter == "drift"] or [0.0])
-        learned = np.sqrt(learned**2 + result.posterior.model.likelihood.options.floor**2 + drift**2)
-        learned = learned[rows] if len(learned) > 1 else learned
-    if given is not None and result.posterior.model.likelihood.takes_variances:
-        extra = 0.0 if learned is None else learned[:, None] ** 2
-        return np.sqrt(given + extra)
-    return None if learned is None else learned[:, None]
+def _deviation(result: FitResult, mean: FloatArray, rows: list[int]) -> FloatArray | None:
+    """Standard deviation of measurements around outputs [P, N], broadcastable to them; None where it is not known."""
+    likelihood, given = result.posterior.model.likelihood, result.instance.variance
+    if given is not None and likelihood.takes_variances and given.shape[-1] not in (1, mean.shape[-1]):
+        return None
+    drift = np.array([one.mean for one in result.estimates if one.parameter == "drift"] or [0.0])
+    own = {name: one[rows] if len(one) > 1 else one for name, one in {**result.noise, "drift": drift}.items()}
+    return likelihood.deviation(own, mean, given)
 
 
 def _correlation(predicted: FloatArray, true: FloatArray) -> float:

@@ -156,9 +156,7 @@ def _noise(result: FitResult) -> tuple[FloatArray, BoolArray]:
     outputs[0, :, :size] = torch.from_numpy(result.at_data.outputs.mean)
     with torch.no_grad():
         values = posterior.model.space.unpack(z)
-        each = posterior.model.likelihood.noise_variance(values, data, outputs)
-        if posterior.model.likelihood.drift is not None:
-            each = each + values["drift"].square().unsqueeze(-1)
+        each = posterior.model.likelihood.total_variance(values, data, outputs)
     noise = (share[:, None, None] * each).sum(0)[:, :size]
     seen = data.mask[0, :, :size].numpy() & np.isfinite(result.at_data.outputs.mean)
     return noise.clamp_min(1e-300).numpy(), seen

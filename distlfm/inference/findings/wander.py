@@ -18,7 +18,6 @@ from distlfm.inference.model import Model
 from distlfm.inference.optimise import OptimiserConfig, Status
 from distlfm.inference.result import FitResult
 from distlfm.inference.series.linear import MAX_NODES, LinearGaussian, choose_quadrature
-from distlfm.likelihoods.drift import DriftConfig
 from distlfm.mechanisms.priors import LogNormal
 
 QUICK = 1.5
@@ -61,10 +60,8 @@ def _gain(result: FitResult, gap: float) -> float:
     old, row = result.posterior.model, torch.tensor([result.row])
     data = result.posterior.observations.rows(row)
     values = result.instance.values[result.instance.mask]
-    drift = DriftConfig(
-        size=LogNormal(SIZE * max(float(values.std()), 1e-300), SPREAD), time=LogNormal(GAPS * gap, SPREAD)
-    )
-    options = old.likelihood.options.model_copy(update={"drift": drift})
+    size, time = LogNormal(SIZE * max(float(values.std()), 1e-300), SPREAD), LogNormal(GAPS * gap, SPREAD)
+    options = old.likelihood.with_drift(size, time)
     model = Model(old.system, old.force, options, old.kernel)
     rule = choose_quadrature(model, data, model.linearity)
     if rule.num_nodes(data.times.shape[-1]) > MAX_NODES:

@@ -99,14 +99,12 @@ class _Answer:
 
 def supports(model: Model) -> bool:
     """Whether all forces have an RBF kernel, and noise is the same at all times but for variances that are given."""
-    likelihood, shapes = model.likelihood, [kernel.expression for kernel in model.kernels]
+    shapes = [kernel.expression for kernel in model.kernels]
     smooth = all(
         isinstance(one, Scaled) and isinstance(one.part, Stationary) and one.part.shape == "rbf" for one in shapes
     )
     constant = model.integrable and model.linearity.affine
-    if not (smooth and constant and likelihood.options.relative is None and not likelihood.drift):
-        return False
-    if likelihood.takes_variances and likelihood.options.noise != "given":
+    if not (smooth and constant and model.likelihood.steady):
         return False
     draws = torch.randn(7, model.space.num_free, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rates = torch.linalg.eigvals(extract(model.mechanism, model.space.unpack(draws)).A)
@@ -153,10 +151,7 @@ class FourierGaussian(Marginal):
         data = self.observations
         phase = self.since.unsqueeze(-1) * self.frequency.unsqueeze(1)  # [B, T, F]
         cos, sin = phase.cos(), phase.sin()
-        weight = data.mask.double()
-        if self.model.likelihood.takes_variances:
-            assert data.variance is not None
-            weight = weight / (data.variance + self.model.likelihood.options.floor**2)
+        weight = data.mask.double() / self.model.likelihood.data_variance(data)
         count = weight.sum(-1)
         middle = (weight * data.values).sum(-1) / count.clamp_min(1e-300)
         values = data.values - middle.unsqueeze(-1)
@@ -232,13 +227,6 @@ class FourierGaussian(Marginal):
             found.append(state)
         return torch.stack(found, -1)
 
-    def _precision(self, values: Values, rows: Tensor) -> Tensor:
-        """Of a datum of unit weight, [A, P]."""
-        if self.model.likelihood.takes_variances:
-            return torch.ones(len(rows), len(self.model.mechanism.outputs), dtype=torch.float64)
-        noise = values["noise"].square() + self.model.likelihood.options.floor**2
-        return (1 / noise).expand(-1, len(self.model.mechanism.outputs))
-
     def _compared(self, z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, LinearSystem, _Answer, Tensor]:
         """Precision [A, M, M] of the whitened amplitudes, its product [A, M] with their mean, minus twice the log
 
@@ -248,7 +236,9 @@ class FourierGaussian(Marginal):
         system = extract(self.model.mechanism, values)
         roots = self._roots(values, rows)
         answer = self._answer(system, roots, rows)
-        waves, each, forces = self.waves, self._precision(values, rows), len(self.model.kernels)
+        waves, forces = self.waves, len(self.model.kernels)
+        # The precision [A, P] of a datum of unit weight.
+        each = (1 / self.model.likelihood.unit_variance(values)).expand(len(rows), len(self.model.mechanism.outputs))
         real, imaginary, leaving = answer.real, answer.imaginary, answer.transient
 
         few = slice(roots.shape[-1])

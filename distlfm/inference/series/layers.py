@@ -17,7 +17,6 @@ from torch import Tensor
 
 from distlfm.gp.linalg import safe_cholesky
 from distlfm.inference.series.forward import Forward
-from distlfm.likelihoods.gaussian import Gaussian
 from distlfm.mechanisms.priors import Values
 
 STEPS = 2
@@ -218,13 +217,12 @@ def curved(forward: Forward, values: Values, jacobian: Tensor, bend: Tensor, row
 
     drift: `bend` [A, P·T].
     """
-    likelihood = forward.model.likelihood
-    if likelihood.drift is None:
-        return jacobian.mT @ (bend.unsqueeze(-1) * jacobian)
-    assert isinstance(likelihood, Gaussian)
     data = forward.observations.rows(rows)
+    factor = forward.model.likelihood.noise_factor(values, data)
+    if factor is None:
+        return jacobian.mT @ (bend.unsqueeze(-1) * jacobian)
     seen = jacobian.unflatten(-2, data.values.shape[-2:]) * data.mask.unsqueeze(-1)
-    white: Tensor = torch.linalg.solve_triangular(likelihood.noise_factor(values, data), seen, upper=False)
+    white: Tensor = torch.linalg.solve_triangular(factor, seen, upper=False)
     flat = white.flatten(-3, -2)
     return flat.mT @ flat
 

@@ -265,7 +265,7 @@ class LinearGaussian(GaussianMarginal):
         factor, _ = safe_cholesky(covariance)
         noise_sd = self.model.noise_variance(values, data).flatten(-2).sqrt()
         error = noise_sd * torch.randn(residual.shape, generator=generator, dtype=z.dtype)
-        drift = self.model.drift_covariance(values, data)
+        drift = self.model.likelihood.drift_covariance(values, data)
         if drift is not None:
             factor_of_drift, _ = safe_cholesky(drift)
             wander = torch.randn(data.values.shape, generator=generator, dtype=z.dtype)

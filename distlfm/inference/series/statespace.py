@@ -23,7 +23,6 @@ from distlfm.inference.method import register_method
 from distlfm.inference.model import Model
 from distlfm.inference.observations import Observations
 from distlfm.inference.series.collapsed import LinearMethod
-from distlfm.likelihoods.gaussian import DRIFT
 from distlfm.mechanisms.priors import Values
 from distlfm.solvers.kalman import Chain
 from distlfm.solvers.linear import LinearSystem, extract
@@ -187,7 +186,7 @@ class StateSpace(Marginal):
         num_forced = at - num_states
         for p, shape in enumerate(self.errors):
             part = slice(at, at + SMOOTHNESS[shape])
-            error, scale = (values[name][:, min(p, values[name].shape[-1] - 1)] for name in DRIFT)
+            error, scale = (one[:, min(p, one.shape[-1] - 1)] for one in self.model.likelihood.drift_scales(values))
             equation, covariance = _matern(shape, scale, error.square())
             drift[:, part, part] = equation
             first[:, part, part] = covariance

@@ -18,7 +18,6 @@ from distlfm.inference.observations import Observations
 from distlfm.inference.series.joint.flow import Driving, Flow, March, Shape, sensitivities
 from distlfm.inference.series.joint.grid import Grid
 from distlfm.inference.series.joint.waves import Circle, Waves, tabulated
-from distlfm.likelihoods.gaussian import Gaussian
 from distlfm.mechanisms.priors import Values
 
 NUDGE = 1e-5
@@ -221,8 +220,8 @@ class Density:
         """
         likelihood, mask = self.model.likelihood, self.data.mask
         seen = torch.where(mask.unsqueeze(-1), columns, 0.0)
-        if isinstance(likelihood, Gaussian) and likelihood.drift is not None:
-            white: Tensor = torch.linalg.solve_triangular(likelihood.noise_factor(values, self.data), seen, upper=False)
+        if (factor := likelihood.noise_factor(values, self.data)) is not None:
+            white: Tensor = torch.linalg.solve_triangular(factor, seen, upper=False)
             return white.flatten(-3, -2)
         variance = likelihood.noise_variance(values, self.data, outputs)
         scale = torch.where(mask, variance, 1.0).clamp_min(1e-300).rsqrt()
