@@ -338,8 +338,18 @@ def test_every_name_is_shown_and_can_be_had() -> None:
     assert set(lfm.__all__) <= set(dir(lfm))
     for name in lfm.__all__:
         assert getattr(lfm, name) is not None
+    others = set(dir(lfm)) - set(lfm.__all__)
+    assert [name for name in others if not name.startswith("__") and f"distlfm.{name}" not in sys.modules] == []
     with pytest.raises(AttributeError, match="no attribute 'Modle'"):
         _ = lfm.Modle  # type: ignore[attr-defined]
+
+
+def test_instances_are_simulated_by_the_model_alone() -> None:
+    """`distlfm.simulation.instances.simulate` takes a model of inference, and not `lfm.Model`."""
+    assert not hasattr(lfm, "simulate")
+    (one,) = lfm.Model(lfm.Transcription(["p21"], fixed={"sensitivity": 1.0})).simulate(points=5)
+    assert one.outputs == ("p21",)
+    assert one.truth is not None
 
 
 def test_importing_it_loads_nothing_large() -> None:
