@@ -60,7 +60,15 @@ def model_from(description: dict[str, Any]) -> Model:
 
 
 def save_fit(result: FitResult, path: Path | str) -> None:
-    """Write one instance's fit. The file appears whole or not at all."""
+    """Write one instance's fit. The file appears whole or not at all.
+
+    Raises `UsageError` if it is not a fit, or one whose kernel is an object.
+    """
+    if not isinstance(result, FitResult):
+        raise UsageError(
+            f"What to save is not a fit, but of type {type(result).__name__}.",
+            'Give one of a run: save_fit(run[0], "one.npz").',
+        )
     put_quickly(Path(path), packed(result))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -143,6 +144,31 @@ def test_fit_takes_a_mapping_and_refuses_what_is_no_config(done: dict[str, objec
     np.testing.assert_array_equal(run[0].force.mean, result.force.mean)  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match=r"model\.fit"):
         lfm.fit(model, data)  # type: ignore[arg-type]
+
+
+def test_every_verb_takes_a_mapping_with_overrides(tmp_path: Path) -> None:
+    content = {"mechanism": {"kind": "transcription"}, "num_outputs": 1, "points": 5, "run": {"executor": "serial"}}
+    store = lfm.generate({"verb": "generate", **content}, ["instances=2", f"run.dir={tmp_path / 'store'}"])
+    assert store.spec.instances == 2
+    with pytest.raises(UsageError, match="no data to probe"):
+        lfm.estimate({"verb": "fit", "mechanism": {"kind": "transcription"}})
+    with pytest.raises(UsageError, match="Unknown key 'lop'"):
+        lfm.train({"verb": "train", "lop": {}})
+
+
+@pytest.mark.parametrize("verb", [lfm.fit, lfm.estimate, lfm.generate, lfm.train])
+def test_every_verb_refuses_what_is_no_config(verb: Callable[..., object]) -> None:
+    with pytest.raises(UsageError, match=r"The config is of type int\. Give the path of a config file or a mapping"):
+        verb(5)
+
+
+def test_what_is_no_data_and_no_fit_is_refused(tmp_path: Path) -> None:
+    for data, words in ((5, "The data are of type int"), ([1, 2], "list, of no instances"), (table(), "read_frame")):
+        with pytest.raises(UsageError, match=words):
+            lfm.fit({"mechanism": {"kind": "transcription"}}, data)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"not a fit, but of type str\. Give one of a run"):
+        lfm.save_fit("x", tmp_path / "a.npz")  # type: ignore[arg-type]
+    assert not (tmp_path / "a.npz").exists()
 
 
 def test_a_run_in_a_folder_is_read_from_it(done: dict[str, object], tmp_path: Path) -> None:
