@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -376,6 +377,14 @@ def test_instances_are_simulated_by_the_model_alone() -> None:
     (one,) = lfm.Model(lfm.Transcription(["p21"], fixed={"sensitivity": 1.0})).simulate(points=5)
     assert one.outputs == ("p21",)
     assert one.truth is not None
+
+
+def test_an_equation_is_shown_as_it_is_written() -> None:
+    assert repr(lfm.Transcription(["p21", "mdm2"])) == "Transcription(['p21', 'mdm2'])"
+    assert repr(lfm.ReactionDiffusion()) == "ReactionDiffusion(['output'])"
+    assert len(repr(lfm.Transcription([f"gene {i}" for i in range(1000)]))) < 100
+    for made in (lfm.AdvectionDiffusion, lfm.FisherKpp, lfm.ReactionDiffusion):
+        assert getattr(importlib.import_module(made.__module__), made.__name__) is made
 
 
 def test_importing_it_loads_nothing_large() -> None:
