@@ -170,6 +170,11 @@ def test_pictures_and_words_are_short_and_whole(answer: Answer) -> None:
         answer.plot(["nothing"])
 
 
+def test_checkers_are_told_what_plot_and_to_arviz_return() -> None:
+    told = [method.__annotations__["return"] for method in (Answer.plot, Answer.to_arviz)]
+    assert told == ["NDArray[np.object_]", "InferenceData"]
+
+
 def test_arviz_has_the_draws_or_says_what_is_missing(answer: Answer) -> None:
     try:
         found = answer.to_arviz(10)
