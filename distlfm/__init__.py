@@ -3,9 +3,9 @@
 >>> import distlfm as lfm
 >>> model = lfm.Model(lfm.Transcription(["p21", "mdm2"]), force=lfm.RBF(lengthscale=lfm.LogNormal(2.0, 0.3)))
 
-`model.fit(data)` fits what `read_frame` and `read_xarray` read, and a list of `Instance`. The verbs of the command line
-are functions too: `fit`, `generate`, `train`, `query`. Everything is imported when first used, so that `import distlfm`
-and the command line's help stay quick.
+`model.fit(data)` fits what `read_frame` and `read_xarray` read, and a list of `Instance`; `model.simulate(4)` draws
+instances. The verbs of the command line are functions too: `fit`, `generate`, `train`, `query`. Everything is imported
+when first used, so that `import distlfm` and the command line's help stay quick.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from distlfm.mechanisms.priors import Normal as Normal
     from distlfm.mechanisms.priors import Uniform as Uniform
     from distlfm.mechanisms.transcription import Transcription as Transcription
-    from distlfm.simulation.instances import simulate as simulate
     from distlfm.store import Store as Store
     from distlfm.study.model import Model as Model
     from distlfm.study.parts import RBF as RBF
@@ -99,4 +98,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    """What is exported, submodules that are loaded, and what every module has."""
+    loaded = (name for name in globals() if name.startswith("__") or f"distlfm.{name}" in sys.modules)
+    return sorted({*globals()["__all__"], *loaded})

@@ -1,7 +1,8 @@
 """Run docs/notebook.ipynb and store what its cells show: python docs/run_notebook.py.
 
-With --check nothing is written: the cells are run, and what is stored must be of the same kinds. Cells are run as
-Jupyter runs them, in one namespace, the last expression of a cell and its pictures shown; no kernel is needed.
+With --check nothing is written: the cells are run, and what is stored must be the same. Pictures are not compared, and
+numbers may be a little off, as another machine rounds in another way. Cells are run as Jupyter runs them, in one
+namespace, the last expression of a cell and its pictures shown; no kernel is needed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import ast
 import base64
 import io
 import json
+import math
+import re
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -22,6 +25,9 @@ mpl.use("agg")
 import matplotlib.pyplot as plt
 
 NOTEBOOK = Path(__file__).with_name("notebook.ipynb")
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+CLOSE, ROUNDED = 0.1, 2e-3
+"""Relative and absolute difference below which two numbers say the same; tables have three decimals."""
 
 
 def run_cell(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
@@ -63,12 +69,29 @@ def run(notebook: dict[str, Any]) -> dict[str, Any]:
     return {**notebook, "cells": cells}
 
 
-def kinds(notebook: dict[str, Any]) -> list[list[str]]:
-    """What the cells show, without what differs between two runs."""
-    return [
-        [output["output_type"] + "".join(sorted(output.get("data", {}))) for output in cell.get("outputs", [])]
-        for cell in notebook["cells"]
-    ]
+def shown(output: dict[str, Any]) -> str:
+    """The words and numbers of an output, after its kind."""
+    data = output.get("data", {})
+    page = re.sub(r"<style.*?</style>|</?[a-z][^>]*>", " ", "".join(data.get("text/html", [])), flags=re.DOTALL)
+    text = page or "".join(output.get("text") or data.get("text/plain", []))
+    return " ".join([output["output_type"], *sorted(data), *text.split()])
+
+
+def differences(stored: dict[str, Any], fresh: dict[str, Any]) -> list[str]:
+    """Each output that shows something else than what is stored."""
+    found = []
+    for cell, other in zip(stored["cells"], fresh["cells"], strict=True):
+        before, now = ([shown(output) for output in one.get("outputs", [])] for one in (cell, other))
+        if len(before) != len(now) or not all(map(alike, before, now)):
+            found.append("\n".join([*(f"- {one}" for one in before), *(f"+ {one}" for one in now)]))
+    return found
+
+
+def alike(before: str, now: str) -> bool:
+    """Whether two texts have the same words, and numbers that are close."""
+    pairs = zip(NUMBER.findall(before), NUMBER.findall(now), strict=False)
+    close = (math.isclose(float(one), float(other), rel_tol=CLOSE, abs_tol=ROUNDED) for one, other in pairs)
+    return NUMBER.sub("#", before) == NUMBER.sub("#", now) and all(close)
 
 
 def main() -> int:
@@ -80,8 +103,9 @@ def main() -> int:
     if not check:
         NOTEBOOK.write_text(json.dumps(fresh, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         return 0
-    if kinds(fresh) != kinds(stored):
-        sys.stderr.write("docs/notebook.ipynb shows something else now. Run: python docs/run_notebook.py\n")
+    if found := differences(stored, fresh):
+        more = "\n".join(found)
+        sys.stderr.write(f"docs/notebook.ipynb shows something else now. Run: python docs/run_notebook.py\n{more}\n")
         return 1
     return 0
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distlfm.answer import picture, tables
 from distlfm.answer.draws import Draws, Functional, Summary, summarise
@@ -17,8 +17,11 @@ from distlfm.answer.parameters import Estimated, Parameters, html_table
 from distlfm.instance import FloatArray, Instance
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
     import xarray as xr
+    from arviz import InferenceData
+    from numpy.typing import NDArray
 
 MOST_ADVICE = 300
 NUM_DRAWS = 400
@@ -149,7 +152,7 @@ class Answer(ABC):
         """Chains that draws come from, one of each in turn; 1 where draws are independent."""
         return 1
 
-    def to_arviz(self, count: int = NUM_DRAWS, seed: int = 0) -> Any:
+    def to_arviz(self, count: int = NUM_DRAWS, seed: int = 0) -> InferenceData:
         """Return joint draws and observations as ArviZ's `InferenceData`; needs the extra `arviz`.
 
         count: number of draws; those of a fit by chains are spread evenly over the length of each chain. seed: of the
@@ -157,7 +160,7 @@ class Answer(ABC):
         """
         return tables.to_arviz(self, count, seed)
 
-    def plot(self, names: Sequence[str] | None = None) -> Any:
+    def plot(self, names: Sequence[str] | None = None) -> NDArray[np.object_]:
         """Draw forces and outputs with their bands, and the observations; return the axes, an array of matplotlib's.
 
         names: forces and outputs to draw, by default all. A field on a line is drawn as means over time and place.

@@ -14,6 +14,8 @@ from distlfm.config import nearest
 from distlfm.errors import UsageError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from distlfm.answer.base import Answer, Band
 
 COLOURS = {"force": "#1b6ca8", "output": "#4b7f52"}
@@ -22,7 +24,7 @@ MOST_SHOWN = 9
 """Panels that a notebook shows without being asked."""
 
 
-def plot(answer: Answer, names: Sequence[str] | None = None) -> Any:
+def plot(answer: Answer, names: Sequence[str] | None = None) -> NDArray[np.object_]:
     """Draw the curves `names` into a figure of pyplot, which a notebook shows, and return its axes [panels]."""
     import matplotlib.pyplot as plt
 
@@ -68,7 +70,7 @@ def _size(panels: int) -> tuple[float, float]:
     return 3.6 * columns, 2.7 * math.ceil(panels / columns)
 
 
-def _draw(answer: Answer, figure: Any, wanted: Sequence[tuple[str, str, int]]) -> Any:
+def _draw(answer: Answer, figure: Any, wanted: Sequence[tuple[str, str, int]]) -> NDArray[np.object_]:
     columns = min(COLUMNS, len(wanted))
     axes = [figure.add_subplot(math.ceil(len(wanted) / columns), columns, i + 1) for i in range(len(wanted))]
     for axis, (kind, name, row) in zip(axes, wanted, strict=True):

@@ -14,6 +14,7 @@ from distlfm.optional import require
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+    from arviz import InferenceData
 
     from distlfm.answer.base import Answer, Band
     from distlfm.answer.draws import Draws
@@ -87,7 +88,7 @@ def draws_to_xarray(draws: Draws) -> xr.Dataset:
     return xarray.Dataset(variables, coordinates)
 
 
-def to_arviz(answer: Answer, count: int, seed: int) -> Any:
+def to_arviz(answer: Answer, count: int, seed: int) -> InferenceData:
     """Joint draws as ArviZ's chains, with the observations."""
     import xarray
 
@@ -100,7 +101,8 @@ def to_arviz(answer: Answer, count: int, seed: int) -> Any:
     groups: dict[str, Any] = {"posterior": posterior}
     if answer.instance is not None:
         groups["observed_data"] = to_xarray(answer)[["observed"]]
-    return arviz.InferenceData(**groups)
+    found: InferenceData = arviz.InferenceData(**groups)
+    return found
 
 
 def _curves(answer: Answer) -> list[tuple[str, tuple[str, ...], Band]]:

@@ -10,7 +10,7 @@ import difflib
 import hashlib
 import json
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -37,12 +37,18 @@ class Config(BaseModel):
         return self.model_copy(update={section: getattr(self, section).model_copy(update=values)})
 
 
-def load(model: type[Model], config: Model | Path | str, overrides: Sequence[str] = ()) -> Model:
-    """Read a YAML file, apply `key.sub=value` overrides, and check the whole. A config that is built already stays."""
+def load(model: type[Model], config: Model | Mapping[str, Any] | Path | str, overrides: Sequence[str] = ()) -> Model:
+    """Check the content of a YAML file, or a mapping, with `key.sub=value` overrides. A config that is built stays."""
     if isinstance(config, model):
         return config
-    path = typing.cast(Path | str, config)
-    return build(model, apply_overrides(read_yaml(path), overrides), source=str(path))
+    if isinstance(config, Mapping):
+        return build(model, apply_overrides(dict(config), overrides) if overrides else dict(config))
+    if isinstance(config, Path | str):
+        return build(model, apply_overrides(read_yaml(config), overrides), source=str(config))
+    fix = "Give the path of a config file or a mapping with its content"
+    more = "; a Model is fitted with model.fit(data), and model.config is its config"
+    held = isinstance(getattr(config, "config", None), model)
+    raise UsageError(f"The config is of type {type(config).__name__}.", f"{fix}{more if held else ''}.")
 
 
 def read_yaml(path: Path | str) -> dict[str, Any]:

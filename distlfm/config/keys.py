@@ -26,7 +26,7 @@ Made = TypeVar("Made", bound=type)
 
 
 class Registry(dict[str, Kind]):
-    """Classes by their names. what: the word for one of them."""
+    """Classes, or objects, by their names. what: the word for one of them."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
@@ -41,13 +41,16 @@ class Registry(dict[str, Kind]):
                 raise UsageError(
                     f"{label} is registered as a {self.what}, and is not one.", f"Write class {label}({base.__name__})."
                 )
-            place = attrgetter("__module__", "__qualname__")
-            if name in self and place(self[name]) != place(made):
-                raise UsageError(f"There is a {self.what} {name!r} already.", "Register it by another name.")
-            self[name] = made  # type: ignore[assignment]
+            self.put(name, made, attrgetter("__module__", "__qualname__"))  # type: ignore[arg-type]
             return made
 
         return keep
+
+    def put(self, name: str, one: Kind, mark: Callable[[Kind], object]) -> None:
+        """Keep something under a name, unless another has it. mark: by what two are known to be the same."""
+        if name in self and mark(self[name]) != mark(one):
+            raise UsageError(f"There is a {self.what} {name!r} already.", "Register it by another name.")
+        self[name] = one
 
     def find(self, name: str) -> Kind:
         """Return what is registered under a name."""

@@ -63,9 +63,14 @@ def save_fit(result: FitResult, path: Path | str) -> None:
     """Write the fit of one instance. The file appears whole or not at all.
 
     result: of a fit. path: of the file, by custom with the ending .npz; one that is there is replaced. Raises
-    `UsageError` if the model has a kernel object, which a file cannot hold, and `OSError` if the file cannot be
-    written.
+    `UsageError` if that is not a fit, or if its model has a kernel object, which a file cannot hold, and `OSError` if
+    the file cannot be written.
     """
+    if not isinstance(result, FitResult):
+        raise UsageError(
+            f"What to save is not a fit, but of type {type(result).__name__}.",
+            'Give one of a run: save_fit(run[0], "one.npz").',
+        )
     put_quickly(Path(path), packed(result))
 
 

@@ -127,7 +127,7 @@ class Likelihood(ABC):
         self.prior = noise_prior if left and noise_prior is not None else options.prior
         if options.drift and not self.gaussian:
             raise UsageError(
-                f"A drift is added to the values, and those of {options.kind!r} are counts.",
+                f"A drift is added to data with Gaussian noise, and the likelihood {options.kind!r} has another.",
                 "Leave likelihood.drift out, or set likelihood.kind=gaussian.",
             )
         if self.gaussian and (options.drift or (options.drift is None and drift)):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -112,6 +113,9 @@ class System(ABC):
     def __init__(self, options: MechanismConfig) -> None:
         self.options = options
         self.outputs = tuple(options.outputs)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({reprlib.repr(list(self.outputs))})"
 
     @classmethod
     def _options(cls, outputs: Sequence[str] | str = (), /, **given: Any) -> MechanismConfig:

@@ -179,9 +179,10 @@ def _where(equation: type[Equation]) -> EquationRef:
 
 @functools.cache
 def field_of(equation: type[Equation]) -> type[FieldMechanism]:
-    """The mechanism of a registered equation."""
-    named = {"equation": equation, "kind": equation.kind, "__doc__": equation.__doc__}
-    return type(f"{equation.__name__}Field", (FieldMechanism,), named)
+    """The mechanism of a registered equation, of its name; those shipped are found in this module."""
+    home = __name__ if equation.__module__.startswith("distlfm.") else equation.__module__
+    named = {"equation": equation, "kind": equation.kind, "__doc__": equation.__doc__, "__module__": home}
+    return type(equation.__name__, (FieldMechanism,), named)
 
 
 AdvectionDiffusion = field_of(advection_diffusion.AdvectionDiffusion)

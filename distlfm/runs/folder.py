@@ -21,9 +21,11 @@ from distlfm.inference.findings.scores import Row, Tally, figures_of
 from distlfm.inference.method import FIELDS, SERIES
 from distlfm.inference.result import FitResult
 from distlfm.likelihoods import LIKELIHOODS
-from distlfm.mechanisms.build import code_of, own_code
+from distlfm.mechanisms.build import code_of, find_system, own_code
+from distlfm.mechanisms.field import FieldMechanism
 from distlfm.runs import CONFIG, REPORT, SUMMARY
 from distlfm.runs.settings import EvaluateConfig, FitConfig, GenerateConfig, QueryConfig
+from distlfm.solvers.field.scheme import CRANK_NICOLSON, SCHEMES
 from distlfm.store import Store
 from distlfm.store.files import finite, no_place, replacing, storing
 from distlfm.store.metadata import RUN_STORE, is_store
@@ -122,6 +124,9 @@ def identity(config: FitConfig | GenerateConfig) -> dict[str, Any]:
         "equation": own_code(config.mechanism["kind"]),
         "likelihood": code_of(LIKELIHOODS.find(config.likelihood.kind)),
     }
+    if issubclass(find_system(config.mechanism["kind"]), FieldMechanism):
+        scheme = SCHEMES.find(config.mechanism.get("scheme", CRANK_NICOLSON.name))
+        codes["scheme"] = None if scheme == CRANK_NICOLSON else digest(repr(scheme))
     if isinstance(config, FitConfig):
         codes["method"] = code_of({**FIELDS, **SERIES}[config.inference.method])
     return {
@@ -146,7 +151,8 @@ def same_settings(store: Store, config: FitConfig | GenerateConfig, block: int |
     if digested != known["config_hash"]:
         raise OtherWork(f"{path} was begun with another config (its hash is {kept.get('config_hash')}).", ELSEWHERE)
     method = config.inference.method if isinstance(config, FitConfig) else ""
-    for what, name in (("equation", known["mechanism"]), ("likelihood", config.likelihood.kind), ("method", method)):
+    names = {"equation": known["mechanism"], "likelihood": config.likelihood.kind, "method": method}
+    for what, name in (names | {"scheme": config.mechanism.get("scheme")}).items():
         if kept.get(what) is not None and kept[what] != known.get(what):
             raise OtherWork(
                 f"{path} was begun with another {name}: the file of that {what} has changed since.",

@@ -10,7 +10,6 @@ import yaml
 from pydantic import BaseModel
 
 from distlfm.config import apply_overrides, build, read_yaml
-from distlfm.data import ReadReport
 from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.model import ForceConfig
@@ -24,7 +23,7 @@ from distlfm.simulation.instances import simulate_from
 from distlfm.study.parts import Kernel, Likelihood, of_forces
 from distlfm.verbs.fit import FitRun, fit
 
-Data = Instance | Sequence[Instance] | ReadReport | Path | str
+Data = Instance | Sequence[Instance] | Path | str
 
 
 class Model:
@@ -134,7 +133,7 @@ class Model:
         config = build(FitConfig, apply_overrides(content, overrides), source="Model.fit")
         if config.run.dir is None and config.run.executor == "ray":
             raise UsageError("Ray works on runs that are kept in a folder.", 'Give it: model.fit(data, out="runs/x").')
-        return fit(self._workable(config), _instances(data), reporter=reporter)
+        return fit(self._workable(config), data, reporter=reporter)
 
     def simulate(self, instances: int = 1, **options: Any) -> list[Instance]:
         """Draw instances from the model, and return them with their truth.
@@ -221,18 +220,4 @@ def _brief(model: BaseModel) -> dict[str, Any]:
             continue
         value = getattr(model, name)
         found[name] = _brief(value) if isinstance(value, BaseModel) and name != "settled" else whole[name]
-    return found
-
-
-def _instances(data: Data | None) -> Sequence[Instance] | ReadReport | Path | str | None:
-    if isinstance(data, Instance):
-        return [data]
-    if data is None or isinstance(data, ReadReport | Path | str):
-        return data
-    found: list[Any] | None = list(data) if isinstance(data, Sequence) else None
-    if not found or not all(isinstance(one, Instance) for one in found):
-        raise UsageError(
-            f"The data are a {type(data).__name__}" + (" of no instances." if found is not None else "."),
-            "Read a pandas table with read_frame, an xarray object with read_xarray, or give a list of Instance.",
-        )
     return found

@@ -11,10 +11,11 @@ import math
 import os
 import resource
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from distlfm.cluster.blocks.job import Worker
 from distlfm.cluster.machine import usable_cpus
@@ -114,7 +115,7 @@ class Estimate:
 
 
 def estimate(
-    config: FitConfig | Path | str,
+    config: FitConfig | Mapping[str, Any] | Path | str,
     overrides: Sequence[str] = (),
     reporter: Reporter | None = None,
     seconds: float = ENOUGH_SECONDS,

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from distlfm.cluster.blocks.ledger import Share
-from distlfm.config import apply_overrides, build, load, nearest
+from distlfm.config import load, nearest
+from distlfm.data import ReadReport
 from distlfm.errors import Problem, UsageError, WorkError
 from distlfm.fleets.driver import Fleet, run_blocks, says_how_to_resume
 from distlfm.fleets.fit_plan import FitPlan, command_for, make_plan, open_folder, prepare
@@ -110,7 +111,7 @@ class FitRun(Sequence[FitResult]):
 
 def fit(
     config: FitConfig | Mapping[str, Any] | Path | str,
-    data: Sequence[Instance] | Path | str | None = None,
+    data: Instance | Sequence[Instance] | Path | str | None = None,
     overrides: Sequence[str] = (),
     reporter: Reporter | None = None,
 ) -> FitRun:
@@ -127,16 +128,9 @@ def fit(
     failed or the work could not be done, and, with `run.dir`, `Stopped` if a signal ended it.
     """
     reporter = reporter or Silent()
-    if not isinstance(config, FitConfig | Mapping | Path | str):
-        raise UsageError(
-            f"The config is a {type(config).__name__}.",
-            "Give the path of a config file or a mapping with its content; a Model is fitted with model.fit(data).",
-        )
-    if isinstance(config, Mapping):
-        config = build(FitConfig, apply_overrides(dict(config), overrides) if overrides else dict(config))
-    config = load(FitConfig, config, overrides)
-    if isinstance(data, Path | str):
-        config, data = config.changed("data", path=Path(data)), None
+    config, data = load(FitConfig, config, overrides), _instances(data)
+    if isinstance(data, Path):
+        config, data = config.changed("data", path=data), None
     if config.run.dir is None:
         run = _fit_here(config, data, reporter)
     else:
@@ -145,6 +139,22 @@ def fit(
         first = next(run.rows())
         raise WorkError(f"All {run.tally.count} fits failed.", str(first["advice"]))
     return run
+
+
+def _instances(data: object) -> Sequence[Instance] | Path | None:
+    if isinstance(data, Instance):
+        return [data]
+    if isinstance(data, Path | str):
+        return Path(data)
+    if data is None or isinstance(data, ReadReport):
+        return data
+    if not isinstance(data, Sequence) or not data or not all(isinstance(one, Instance) for one in data):
+        raise UsageError(
+            f"The data are of type {type(data).__name__}"
+            + (", of no instances." if isinstance(data, Sequence) else "."),
+            "Read a pandas table with read_frame, an xarray object with read_xarray, or give a list of Instance.",
+        )
+    return data
 
 
 def _fit_here(config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> FitRun:

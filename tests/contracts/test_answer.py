@@ -1,11 +1,13 @@
-"""What every answer offers, whoever gives it: a fit of a series, a fit of counts through the solver, an operator."""
+"""What every answer offers, whoever gives it: a fit of a series, of counts by the solver, of a field; an operator."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -16,6 +18,7 @@ from distlfm.answer import Answer
 from distlfm.errors import DistlfmError, UsageError
 from distlfm.lfo import Examples, LoopConfig, OperatorConfig, SplitConfig, Training, TrainSettings, finish
 from distlfm.store import Store
+from tests.support.field_problems import Line, line
 from tests.support.lfo_toy import make_store
 
 COLUMNS = ("mean", "sd", "lower68", "upper68", "lower95", "upper95")
@@ -43,6 +46,21 @@ def of_a_fit_through_the_solver() -> Answer:
 
 
 @cache
+def of_a_fit_of_a_field() -> Answer:
+    times, places = np.repeat(np.linspace(0, 1, 5), 3), np.tile([0.2, 0.5, 0.8], 5)
+    tube = lfm.Instance("tube", "level", times, times * np.sin(np.pi * places), positions=places[:, None])
+    few = {"refinements": 0, "num_times": 4, "num_places": 4, "shown_times": 4, "shown_places": 5}
+    model = lfm.Model(
+        lfm.ReactionDiffusion(fixed={"sensitivity": 1.0, "decay": 0.5, "diffusion": 0.05}),
+        force=lfm.RBF(lengthscale=lfm.LogNormal(0.4, 0.2)),
+        inference={"method": "collapsed", "posterior": {"stages": [4], "draws": 8}, "field": few},
+    )
+    by_hand = Line(line(np.linspace(0.2, 0.8, 7)), ("sensitivity", "decay", "diffusion"))
+    with patch("distlfm.inference.field.settings.meshed", lambda *_: by_hand):
+        return model.fit(tube)[0]
+
+
+@cache
 def of_an_operator() -> Answer:
     with TemporaryDirectory() as folder:
         store: Store = make_store(Path(folder) / "store", count=60)
@@ -55,7 +73,7 @@ def of_an_operator() -> Answer:
         return finish(training)(store.instances(0, 1)[0])
 
 
-IMPLEMENTATIONS = [of_a_linear_fit, of_a_fit_through_the_solver, of_an_operator]
+IMPLEMENTATIONS = [of_a_linear_fit, of_a_fit_through_the_solver, of_a_fit_of_a_field, of_an_operator]
 
 
 @pytest.fixture(params=IMPLEMENTATIONS, ids=lambda make: make.__name__)
@@ -113,10 +131,30 @@ def test_tables_say_the_same_as_the_bands(answer: Answer) -> None:
     frame, data = answer.to_frame(), answer.to_xarray()
     first = frame[(frame["kind"] == "force") & (frame["name"] == answer.force_names[0])]
     np.testing.assert_array_equal(first["upper95"], answer.force.upper95[0])
-    np.testing.assert_array_equal(data["force_mean"].sel(force=answer.force_names[0]), answer.force.mean[0])
+    of_one = data["force_mean"].sel(force=answer.force_names[0])
+    np.testing.assert_array_equal(of_one.values.ravel(), answer.force.mean[0])
     assert data.attrs["id"] == answer.id
     assert ("outputs_mean" in data) == answer.has_outputs
     assert list(data["parameter"].values) == list(answer.parameters)
+
+
+def test_a_field_has_places_wherever_a_series_has_times_alone() -> None:
+    answer = of_a_fit_of_a_field()
+    assert answer.positions is not None
+    assert answer.positions.shape == (20, 1)
+    assert {"time", "x"} <= {*answer.to_frame().columns}
+    data = answer.to_xarray()
+    assert data["force_mean"].dims == ("force", "time", "x")
+    assert data["observed_x"].dims == ("observation",)
+    np.testing.assert_array_equal(data["outputs_sd"].sel(output="level").values.ravel(), answer.outputs.sd[0])
+    scattered = answer.draws(4, [0.1, 0.5, 0.9], np.array([[0.3], [0.7], [0.4]])).to_xarray()
+    assert scattered["force"].dims == ("draw", "force_name", "point")
+    assert scattered["x"].dims == ("point",)
+    if importlib.util.find_spec("arviz"):
+        assert answer.to_arviz(6).posterior["outputs"].dims[-2:] == ("time", "x")
+    axes = answer.plot(["level"])
+    assert axes[0].get_ylabel() == "x"
+    plt.close(axes[0].figure)
 
 
 def test_pictures_and_words_are_short_and_whole(answer: Answer) -> None:
@@ -130,6 +168,11 @@ def test_pictures_and_words_are_short_and_whole(answer: Answer) -> None:
     assert next(iter(answer.parameters)) in html
     with pytest.raises(UsageError, match="no force or output 'nothing'"):
         answer.plot(["nothing"])
+
+
+def test_checkers_are_told_what_plot_and_to_arviz_return() -> None:
+    told = [method.__annotations__["return"] for method in (Answer.plot, Answer.to_arviz)]
+    assert told == ["NDArray[np.object_]", "InferenceData"]
 
 
 def test_arviz_has_the_draws_or_says_what_is_missing(answer: Answer) -> None:

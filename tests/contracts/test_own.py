@@ -207,6 +207,7 @@ OWN = {
     "A likelihood": ("test_likelihood", "student"),
     "A method": ("test_method", "prior"),
     "A reader": ("test_reader", ".tsv"),
+    "A time scheme": ("test_scheme", "backward_euler"),
 }
 """By the section that shows it: the suite, and the name under which it stands there."""
 

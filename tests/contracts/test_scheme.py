@@ -1,4 +1,4 @@
-"""What every scheme of time stepping has to pass, in every engine; put your own into `EVERY`.
+"""What every scheme of time stepping has to pass, in every engine: those shipped, and those of `--plugin FILE`.
 
 The last tests add one as a user does: a file, and two lines of a config.
 """
@@ -10,6 +10,8 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,18 +21,20 @@ from torch import Tensor
 
 from distlfm.config import build
 from distlfm.equations.base import BoundaryConfig, EquationRef, MeshConfig, ProblemSpec
-from distlfm.errors import UsageError
+from distlfm.errors import OtherWork, UsageError
 from distlfm.fleets.fit_job import model_of
 from distlfm.inference.field.points import kicks_of, pulse_of, take_apart
 from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.instance import Instance
+from distlfm.mechanisms.build import import_plugins
+from distlfm.runs.folder import identity, same_settings
 from distlfm.runs.settings import FitConfig, SimulateConfig
 from distlfm.simulation.instances import simulate_from
 from distlfm.solvers.fem.spec import AssembledSystem, split
 from distlfm.solvers.field.dense import ByEngine, DenseEngine, Modal, OneByOne
 from distlfm.solvers.field.engine import Engine, Inputs, TimeGrid, solve
 from distlfm.solvers.field.meshed import Meshed, meshed
-from distlfm.solvers.field.scheme import SCHEMES, Scheme, scheme_named
+from distlfm.solvers.field.scheme import SCHEMES, Scheme, register, scheme_named
 from distlfm.solvers.field.sparse import ReducedEngine, SparseEngine
 from distlfm.solvers.field.tangent import ObservedSteps, Tangent, trajectory
 from tests.support.field_problems import Line, line
@@ -252,8 +256,10 @@ QUICK = {"posterior": {"stages": [8], "draws": 8}, "field": {"refinements": 0, "
 def plugin(tmp_path: Path) -> Iterator[str]:
     path = tmp_path / "own_scheme.py"
     path.write_text(PLUGIN)
+    before = dict(SCHEMES)
     yield str(path)
-    SCHEMES.pop("backward_euler", None)
+    SCHEMES.clear()
+    SCHEMES.update(before)
     sys.modules.pop("own_scheme", None)
 
 
@@ -295,6 +301,25 @@ def test_a_scheme_of_the_users_own_fits(plugin: str) -> None:
 def test_a_scheme_that_nobody_registered_is_refused() -> None:
     with pytest.raises(UsageError, match=r"no time scheme 'leapfrog'.*crank_nicolson"):
         scheme_named("leapfrog")
+
+
+def test_a_scheme_does_not_take_the_name_of_another(plugin: str) -> None:
+    with pytest.raises(UsageError, match=r"There is a time scheme 'crank_nicolson' already\. Register it by another"):
+        register(Scheme("crank_nicolson", old=0.4, new=0.6, order=1))
+    assert scheme_named("crank_nicolson").old == 0.5
+    import_plugins([plugin])
+    assert register(Scheme("backward_euler", old=0.0, new=1.0, order=1)) is scheme_named("backward_euler")
+
+
+def test_a_run_knows_the_weights_of_ones_own_scheme(plugin: str) -> None:
+    content = {"plugins": [plugin], "mechanism": MECHANISM, "force": FORCE}
+    assert "scheme" not in identity(build(FitConfig, content))
+    config = build(FitConfig, {**content, "mechanism": {**MECHANISM, "scheme": "backward_euler"}})
+    begun: Any = SimpleNamespace(path="run", spec=SimpleNamespace(attributes=identity(config), block=1))
+    same_settings(begun, config, 1)
+    SCHEMES["backward_euler"] = Scheme("backward_euler", old=0.1, new=0.9, order=1)
+    with pytest.raises(OtherWork, match="another backward_euler: the file of that scheme has changed since"):
+        same_settings(begun, config, 1)
 
 
 def test_a_scheme_that_misses_a_part_of_the_rate_is_refused() -> None:

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks.house import traced
+from benchmarks.house import HOPS, traced
 from tests.support.importing import ROOT
 
 
@@ -32,11 +32,28 @@ def test_a_page_that_names_a_file_that_is_gone_is_refused(program: ModuleType) -
         program.written(f"{page}\nSee `distlfm/pipeline/fit.py`.\n")
 
 
+@pytest.fixture(scope="module")
+def passed() -> dict[str, list[str]]:
+    return traced()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_every_stop_of_a_road_is_passed(program: ModuleType) -> None:
-    passed = traced()
+def test_every_stop_of_a_road_is_passed(program: ModuleType, passed: dict[str, list[str]]) -> None:
     assert set(program.ROADS) == set(passed)
     assert {road: [path for path in stops if path not in passed[road]] for road, stops in program.ROADS.items()} == {
         road: [] for road in passed
     }
+
+
+ABOVE = ("fit of a series", "fit of a field")
+"""Above their goals, at 74 and 86 modules: take a road out of here when it is within."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "road", [pytest.param(one, marks=[pytest.mark.xfail(strict=True)] if one in ABOVE else []) for one in HOPS]
+)
+def test_a_road_stays_within_its_number_of_modules(road: str, passed: dict[str, list[str]]) -> None:
+    assert len(passed[road]) <= HOPS[road], "\n".join(passed[road])

@@ -156,7 +156,7 @@ def test_a_run_of_version_0_1_goes_on_without_a_drift_and_a_new_one_has_the_equa
 
 
 def test_counts_and_fields_refuse_a_drift() -> None:
-    with pytest.raises(UsageError, match="counts"):
+    with pytest.raises(UsageError, match="Gaussian noise, and the likelihood 'poisson' has another"):
         Model(
             build_system({"kind": "transcription"}, ("a",)),
             ForceConfig(),

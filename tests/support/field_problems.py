@@ -56,7 +56,7 @@ def line(
 class Line(Discretised):
     """A line discretised by hand."""
 
-    affine, reason = True, ""
+    affine, reason, kind = True, "", "dense"
 
     def __init__(self, operators: Operators, names: tuple[str, ...]) -> None:
         self.nodes, self.cells = operators.nodes, operators.cells

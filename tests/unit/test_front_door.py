@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -143,6 +145,31 @@ def test_fit_takes_a_mapping_and_refuses_what_is_no_config(done: dict[str, objec
     np.testing.assert_array_equal(run[0].force.mean, result.force.mean)  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match=r"model\.fit"):
         lfm.fit(model, data)  # type: ignore[arg-type]
+
+
+def test_every_verb_takes_a_mapping_with_overrides(tmp_path: Path) -> None:
+    content = {"mechanism": {"kind": "transcription"}, "num_outputs": 1, "points": 5, "run": {"executor": "serial"}}
+    store = lfm.generate({"verb": "generate", **content}, ["instances=2", f"run.dir={tmp_path / 'store'}"])
+    assert store.spec.instances == 2
+    with pytest.raises(UsageError, match="no data to probe"):
+        lfm.estimate({"verb": "fit", "mechanism": {"kind": "transcription"}})
+    with pytest.raises(UsageError, match="Unknown key 'lop'"):
+        lfm.train({"verb": "train", "lop": {}})
+
+
+@pytest.mark.parametrize("verb", [lfm.fit, lfm.estimate, lfm.generate, lfm.train])
+def test_every_verb_refuses_what_is_no_config(verb: Callable[..., object]) -> None:
+    with pytest.raises(UsageError, match=r"The config is of type int\. Give the path of a config file or a mapping"):
+        verb(5)
+
+
+def test_what_is_no_data_and_no_fit_is_refused(tmp_path: Path) -> None:
+    for data, words in ((5, "The data are of type int"), ([1, 2], "list, of no instances"), (table(), "read_frame")):
+        with pytest.raises(UsageError, match=words):
+            lfm.fit({"mechanism": {"kind": "transcription"}}, data)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"not a fit, but of type str\. Give one of a run"):
+        lfm.save_fit("x", tmp_path / "a.npz")  # type: ignore[arg-type]
+    assert not (tmp_path / "a.npz").exists()
 
 
 def test_a_run_in_a_folder_is_read_from_it(done: dict[str, object], tmp_path: Path) -> None:
@@ -338,8 +365,26 @@ def test_every_name_is_shown_and_can_be_had() -> None:
     assert set(lfm.__all__) <= set(dir(lfm))
     for name in lfm.__all__:
         assert getattr(lfm, name) is not None
+    others = set(dir(lfm)) - set(lfm.__all__)
+    assert [name for name in others if not name.startswith("__") and f"distlfm.{name}" not in sys.modules] == []
     with pytest.raises(AttributeError, match="no attribute 'Modle'"):
         _ = lfm.Modle  # type: ignore[attr-defined]
+
+
+def test_instances_are_simulated_by_the_model_alone() -> None:
+    """`distlfm.simulation.instances.simulate` takes a model of inference, and not `lfm.Model`."""
+    assert not hasattr(lfm, "simulate")
+    (one,) = lfm.Model(lfm.Transcription(["p21"], fixed={"sensitivity": 1.0})).simulate(points=5)
+    assert one.outputs == ("p21",)
+    assert one.truth is not None
+
+
+def test_an_equation_is_shown_as_it_is_written() -> None:
+    assert repr(lfm.Transcription(["p21", "mdm2"])) == "Transcription(['p21', 'mdm2'])"
+    assert repr(lfm.ReactionDiffusion()) == "ReactionDiffusion(['output'])"
+    assert len(repr(lfm.Transcription([f"gene {i}" for i in range(1000)]))) < 100
+    for made in (lfm.AdvectionDiffusion, lfm.FisherKpp, lfm.ReactionDiffusion):
+        assert getattr(importlib.import_module(made.__module__), made.__name__) is made
 
 
 def test_importing_it_loads_nothing_large() -> None:

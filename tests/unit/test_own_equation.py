@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 
 from distlfm.config import build
 from distlfm.equations import EQUATIONS, Equation, positive, register_equation
 from distlfm.errors import UsageError
-from distlfm.mechanisms import REGISTRY, register
+from distlfm.mechanisms import REGISTRY, build_system, register
 from distlfm.runs.settings import FitConfig
 
 
@@ -35,6 +36,16 @@ def test_a_coefficient_that_is_a_number_is_told_how_a_prior_is_given_and_how_it_
     said = refusal(coefficients={"loss": 0.02}, form=lambda self, y, v, f, p: None)
     assert "The coefficient 'loss' of Rod is a float." in said
     assert "positive(median, spread) or real(mean, sd); mechanism.fixed.loss makes it known." in said
+
+
+def test_an_equation_of_ones_own_has_the_name_and_the_module_that_it_was_written_in() -> None:
+    @register_equation("rod_test")
+    class Rod(Equation):
+        def form(self, y: Any, v: Any, f: Any, p: Mapping[str, Any]) -> Any: ...
+
+    rod = build_system({"kind": "rod_test", "outputs": ["heat"]})
+    assert repr(rod) == "Rod(['heat'])"
+    assert type(rod).__module__ == __name__
 
 
 @pytest.mark.parametrize(("decorator", "base"), [(register, "Mechanism"), (register_equation, "Equation")])

@@ -6,7 +6,7 @@ A scheme solves `M ẏ = F(y, f)` by the rate at both ends of a step: `M (y' −
 steps and their adjoints in order. Nothing here needs torch, because ranks of helper groups use it too.
 
 A new scheme is a file with `register(Scheme("name", old, new, order))`. A config names the file in `plugins` and the
-scheme in `mechanism.scheme`. `tests/contracts/test_scheme.py` is what it has to pass.
+scheme in `mechanism.scheme`. `tests/contracts/test_scheme.py` is what it has to pass; `--plugin FILE` puts it through.
 
 Shapes: `N` steps, `K ≤ N + 1` leading times at which a value is not zero, `P ≤ N` leading steps that they reach.
 """
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from distlfm.config.keys import Registry
 from distlfm.errors import UsageError
 
 Array = TypeVar("Array")
@@ -121,23 +122,18 @@ def _any(array: object) -> Any:
     return array
 
 
-SCHEMES: dict[str, Scheme] = {}
+SCHEMES: Registry[Scheme] = Registry("time scheme")
 
 
 def register(scheme: Scheme) -> Scheme:
-    """Make a scheme known to `mechanism.scheme` by its name."""
-    SCHEMES[scheme.name] = scheme
+    """Make a scheme known to `mechanism.scheme` by its name, unless another one has it."""
+    SCHEMES.put(scheme.name, scheme, repr)
     return scheme
 
 
 def scheme_named(name: str) -> Scheme:
     """The registered scheme of this name; UsageError where there is none."""
-    if name not in SCHEMES:
-        raise UsageError(
-            f"There is no time scheme {name!r}.",
-            f"Set mechanism.scheme to {' or '.join(sorted(SCHEMES))}, or name the file that registers it in plugins.",
-        )
-    return SCHEMES[name]
+    return SCHEMES.find(name)
 
 
 def scheme_in(header: Mapping[str, Any]) -> Scheme:
