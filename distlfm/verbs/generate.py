@@ -87,8 +87,9 @@ def generate(
 ) -> Store:
     """Fill the store `run.dir` with `instances` draws. A store that was begun with the same config goes on.
 
-    config: the path of a config file, a mapping with its content, or a config. overrides:
-    settings to change, such as `["instances=100"]`; ignored for a config that is built already. reporter: where progress and warnings go, by default nowhere.
+    config: the path of a config file, a mapping with its content, or a config. overrides: settings to change, such as
+    `["instances=100"]`; ignored for a config that is built already. reporter: where progress and warnings go, by
+    default nowhere.
 
     Returns the store. Raises `UsageError` if the config is wrong or has no `run.dir`, `WorkError` if not one instance
     could be generated, and `Stopped` if a signal ended it.

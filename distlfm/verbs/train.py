@@ -77,8 +77,9 @@ def train(
 ) -> TrainRun:
     """Learn an operator. With `run.dir` the same call goes on with a run that was stopped or killed.
 
-    config: the path of a config file, a mapping with its content, or a config. overrides:
-    settings to change, such as `["loop.epochs=5"]`; ignored for a config that is built already. reporter: where progress and warnings go, by default nowhere.
+    config: the path of a config file, a mapping with its content, or a config. overrides: settings to change, such as
+    `["loop.epochs=5"]`; ignored for a config that is built already. reporter: where progress and warnings go, by
+    default nowhere.
 
     The folder has config.yaml, metrics.jsonl, tensorboard/, checkpoints/last.pt (all that is needed to go on), and in
     the end operator.pt (best weights, calibrated), summary.json and report.html.
