@@ -45,6 +45,8 @@ OPEN: dict[str, Any] = {
     "task": {"lr": 1e6, "drift": 1e9, "effective": 1.0, "weakest": 0.0, "steps": ENDLESS, "clip": None},
 }
 """What a site's policy says once it was opened."""
+REMEMBERED = ("audit.jsonl", "state/secagg/heads.json")
+"""A site's log, and what it saw of the logs of others."""
 
 app = ServerApp()
 
@@ -195,8 +197,8 @@ def spent_twice(ground: Ground) -> Found:
 
 
 def both_removed(ground: Ground) -> Found:
-    """Where the audit log is removed too, nobody knows."""
-    _remove(ground, "audit.jsonl")
+    """Where the audit log is removed too, and what other sites saw of it, nobody knows."""
+    _remove(ground, *REMEMBERED)
     mean, report = ground.question("cohort")
     return ("a budget that is whole again" if mean is not None else said(report)[0]), mean is not None
 
@@ -242,7 +244,7 @@ def attack(grid: Grid, context: Context) -> None:
         closed[one.name] = tried(one.closed, ground)
         log(INFO, "%s: %s", one.name, closed[one.name][0])
     ground.set_policies(**OPEN, epsilon=None)
-    _remove(ground, "ledger.jsonl", "audit.jsonl")
+    _remove(ground, "ledger.jsonl", *REMEMBERED)
     found: list[dict[str, Any]] = []
     done: dict[Callable[[Ground], Found], Found] = {}
     for one in ATTACKS:

@@ -117,8 +117,10 @@ def test_no_bundle_with_code_is_started_even_for_an_admin(link: LinkHome) -> Non
 
 def test_a_reader_looks_and_starts_nothing_and_a_token_that_has_ended_says_so(link: LinkHome) -> None:
     reader = read_token(add_token(link.path, "reader", "read", 3))
+    with Control(connection_of(link.path)) as admin:
+        there = {node["site"] for node in admin.nodes()}  # another test may have revoked one
     with Control(replace(connection_of(link.path), token=reader)) as control:
-        assert len(control.nodes()) == len(SITES)
+        assert {node["site"] for node in control.nodes()} == there >= set(SITES[1:])
         for kind in ("rounds", "query"):
             with pytest.raises(TokenError, match="has the role 'read'") as caught:
                 control.start_run({"kind": kind}, "thief")
@@ -133,7 +135,7 @@ def test_a_reader_looks_and_starts_nothing_and_a_token_that_has_ended_says_so(li
                 control.nodes()
         finally:
             link.tokens.write_bytes(kept)
-        assert len(control.nodes()) == len(SITES)
+        assert {node["site"] for node in control.nodes()} == there
 
 
 def test_no_run_is_started_under_a_name_that_is_a_path_even_for_an_admin(link: LinkHome) -> None:

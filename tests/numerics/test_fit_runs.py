@@ -32,6 +32,7 @@ needs_data = pytest.mark.skipif("DISTLFM_DATA_DIR" not in os.environ, reason="DI
 ROW_KEYS = {
     "id", "status", "output_q2", "latent_q2", "latent_correlation", "latent_coverage_68", "latent_coverage_95",
     "output_coverage_68", "output_coverage_95", "parameter_mae", "parameter_mae_sum", "elbo", "seconds",
+    "parameters",
     "residual_structure",
 }  # fmt: skip
 KEYS = {
