@@ -166,6 +166,13 @@ def the_difference(ground: Ground) -> Found:
     return f"{ground.victim}'s number of patients, {counts[0] - counts[1]:g}", counts[0] - counts[1] == known
 
 
+def exploding(ground: Ground) -> Found:
+    """Steps without a clip that a pull makes longer each time; where they explode, a site might fall silent."""
+    from distlfm.federated.settings import RoundTask
+
+    return said(ground.tune(RoundTask(steps=6, batch=0, optimiser="sgd", lr=0.4, mu=100, clip=None))[1], Reason.TASK)
+
+
 def without_end(ground: Ground) -> Found:
     """More steps than a site would ever take."""
     from distlfm.federated.settings import RoundTask
@@ -226,6 +233,7 @@ ATTACKS = (
     Attack(
         "fewer sites", "the same round over all, and in another attempt over all but one", fewer_sites, the_difference
     ),
+    Attack("exploding steps", "a round without a clip, whose steps lead away", exploding),
     Attack("endless steps", f"a round of {ENDLESS} steps", without_end, until_the_deadline),
     Attack("probing paths", "operator: /etc/shadow", probed_paths),
     Attack("ledger removed", "a question, after the site's ledger was removed", spent_twice, both_removed),
