@@ -7,6 +7,8 @@ Shapes: `A` problems, `n` unknowns.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,10 @@ DIFFERENCE = 1e-3
 """Step of the central differences of the gradient; unknowns have the scale of a standard normal."""
 
 
+CHORDS, ROUNDING = 4, 1e-12
+"""Newton steps that end a search, and by what share of itself rounding may raise the objective."""
+
+
 def find_modes(objective: Objective, z0: Tensor, options: OptimiserConfig) -> Optimum:
     """Minimise from z0 [A, n] in rounds of L-BFGS, the later ones preconditioned by the curvature."""
     found = minimise(objective, z0, options)
@@ -34,13 +40,29 @@ def find_modes(objective: Objective, z0: Tensor, options: OptimiserConfig) -> Op
         _, grad = evaluate(objective, found.z[rows], rows)
         # The gradient in units of the posterior's deviations: how far the mode still is.
         away = (root.mT @ grad.unsqueeze(-1)).squeeze(-1).abs().amax(-1)
-        found.status[rows] = torch.where(away <= options.distance, int(Status.CONVERGED), found.status[rows])
-        rows, root = rows[away > options.distance], root[away > options.distance]
+        near = away <= options.distance
+        found.status[rows[near]] = int(Status.CONVERGED)
+        if bool(near.any()):
+            found = _polished(objective, found, rows[near], root[near], grad[near])
+        rows, root = rows[~near], root[~near]
         if len(rows) == 0:
             break
         with during("round", number + 1, options.rounds):
             found = _round(objective, found, rows, root, options)
     return found
+
+
+def _polished(objective: Objective, found: Optimum, rows: Tensor, root: Tensor, grad: Tensor) -> Optimum:
+    """Newton steps of the problems `rows`, whose curvature is known: modes are then the same in any batch."""
+    z, value = found.z[rows], found.value[rows]
+    for _ in range(CHORDS):
+        ahead = z - (root @ (root.mT @ grad.unsqueeze(-1))).squeeze(-1)
+        level, slope = evaluate(objective, ahead, rows)
+        better = torch.isfinite(slope).all(-1) & (level <= value + ROUNDING * (1 + value.abs()))
+        z, grad = (torch.where(better.unsqueeze(-1), *pair) for pair in ((ahead, z), (slope, grad)))
+        value = torch.where(better, level, value)
+    iterations = torch.full_like(rows, CHORDS)
+    return found.moved(rows, Optimum(z, value, found.status[rows], iterations, CHORDS, value.unsqueeze(0)))
 
 
 def _round(objective: Objective, found: Optimum, rows: Tensor, root: Tensor, options: OptimiserConfig) -> Optimum:
@@ -52,14 +74,7 @@ def _round(objective: Objective, found: Optimum, rows: Tensor, root: Tensor, opt
 
     closer = options.model_copy(update={"gradient": options.distance, "max_step": 4.0})
     moved = minimise(whitened, torch.zeros_like(base), closer)
-    z, value, status, iterations = found.z.clone(), found.value.clone(), found.status.clone(), found.iterations.clone()
-    z[rows] = base + (root @ moved.z.unsqueeze(-1)).squeeze(-1)
-    value[rows], status[rows] = moved.value, moved.status
-    iterations[rows] += moved.iterations
-    later = found.value.expand(len(moved.trace), -1).clone()
-    later[:, rows] = moved.trace
-    trace = torch.cat([found.trace, later])
-    return Optimum(z, value, status, iterations, found.evaluations + moved.evaluations, trace)
+    return found.moved(rows, replace(moved, z=base + (root @ moved.z.unsqueeze(-1)).squeeze(-1)))
 
 
 def hessian(objective: Objective, z: Tensor, rows: Tensor) -> Tensor:

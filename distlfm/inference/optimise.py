@@ -87,6 +87,17 @@ class Optimum:
         z, value, status, iterations = (one[index] for one in (self.z, self.value, self.status, self.iterations))
         return Optimum(z, value, status, iterations, self.evaluations, self.trace[:, index])
 
+    def moved(self, index: Tensor, later: Optimum) -> Optimum:
+        """With the problems at `index` as `later` found them, after these iterations."""
+        z, value, status, iterations = (one.clone() for one in (self.z, self.value, self.status, self.iterations))
+        z[index], value[index], status[index] = later.z, later.value, later.status
+        iterations[index] += later.iterations
+        after = self.value.expand(len(later.trace), -1).clone()
+        after[:, index] = later.trace
+        return Optimum(
+            z, value, status, iterations, self.evaluations + later.evaluations, torch.cat([self.trace, after])
+        )
+
 
 def minimise(objective: Objective, z0: Tensor, options: OptimiserConfig) -> Optimum:
     """Minimise each row's objective from z0 [B, n]."""

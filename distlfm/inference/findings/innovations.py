@@ -36,8 +36,10 @@ LAGS = 3
 MOST_VALUES = 4096
 """Of longer series whose matrices are dense, innovations are not computed."""
 
-DRAWS, LONG = 5, 400
-"""Draws of the unknowns that are asked, and the number of values from which one is enough."""
+DRAWS, LONG = 5, 1500
+"""Draws of the unknowns that are asked, and the number of values from which one is, where matrices are dense. It is a
+draw and not their mean, which lies beside a bent ridge and is no value that the data leave possible.
+"""
 
 SHORT, TRIALS = 60, 40_000
 """With fewer values the law of autocorrelations is that of so many series of random numbers."""
@@ -50,18 +52,16 @@ def innovations(result: FitResult) -> FloatArray | None:
         return None
     if count > MOST_VALUES and result.method != "filter":
         return None
-    z = _typical(result, DRAWS if count < LONG else 1)
+    z = _typical(result, DRAWS if count < LONG or result.method == "filter" else 1)
     with torch.no_grad():
         found = marginal.innovations(z, torch.full((len(z),), result.row))
     return None if found is None else found[..., : len(result.instance.times)].numpy()
 
 
 def _typical(result: FitResult, count: int) -> Tensor:
-    """Draws [D, n] of the unknowns, of equal weight; one alone is their mean."""
+    """Draws [D, n] of the unknowns, of equal weight."""
     unknowns = result.posterior.unknowns()
     proposals, weights = unknowns.proposals[:, result.row], unknowns.weights[:, result.row]
-    if count == 1:
-        return (weights.unsqueeze(-1) * proposals).sum(0, keepdim=True)
     marks = (torch.arange(count, dtype=weights.dtype) + 0.5) / count
     return proposals[torch.searchsorted(weights.cumsum(0), marks).clamp_max(len(weights) - 1)]
 

@@ -155,9 +155,10 @@ class Collapsed(LinearMethod):
         """Fit the instances for which few waves are enough, and say which these are."""
         starts = Starts(options.restarts, options.random_start)
 
-        def search(marginal: Marginal, z: Tensor | None) -> Optimum:
+        def search(marginal: Marginal, places: Tensor, z: Tensor | None) -> Optimum:
             if z is None:
-                return best_of_starts(marginal.negative, seeds, model.space.num_free, options.optimiser, starts)
+                own = [seeds[int(i)] for i in places]
+                return best_of_starts(marginal.negative, own, model.space.num_free, options.optimiser, starts)
             return find_modes(marginal.negative, z, options.optimiser)
 
         settled = settle(model, observations, options.until, search)
@@ -168,15 +169,15 @@ class Collapsed(LinearMethod):
             if not len(kept):
                 return None
             here = settled.rows(kept)
-            data = observations.rows(kept)
+            data = observations.rows(here.places)
             marginal = fourier.FourierGaussian(model, data, model.linearity, here.basis(data, options.until))
-            own = [seeds[int(i)] for i in kept]
+            own = [seeds[int(i)] for i in here.places]
             fit = fit_at(self.name, marginal, here.best, own, options.posterior)
             assert isinstance(fit.posterior, CollapsedPosterior)
             some = fit.posterior.draws[:: max(1, len(fit.posterior.draws) // CHECKED)]
             fine = roughness(marginal, here, options.until, some) <= ROUGH
             if bool(fine.all()):
-                return fit, kept.tolist()
+                return fit, here.places.tolist()
             kept = kept[fine]
         return None
 
