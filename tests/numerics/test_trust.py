@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
 from distlfm.config import build
 from distlfm.inference.archive import load_fit, save_fit
+from distlfm.inference.base import Unknowns
+from distlfm.inference.findings import innovations
 from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.result import UNRELIABLE, FitResult
@@ -105,6 +109,15 @@ def test_an_unreliable_fit_is_saved_and_read_as_one(tmp_path: Any) -> None:
 
 def statuses(instances: Sequence[Instance], model: Model) -> list[str]:
     return [one.status for one in fit_instances(model, instances, FAST)]
+
+
+def test_innovations_are_asked_of_draws_and_not_of_their_mean_beside_a_bent_ridge() -> None:
+    angle = torch.linspace(0.0, 2.0, 40, dtype=torch.float64)
+    ridge = torch.stack([angle.cos(), angle.sin()], -1).unsqueeze(1)
+    unknowns = Unknowns(ridge, torch.full((40, 1), 1 / 40, dtype=torch.float64))
+    fit = cast("FitResult", SimpleNamespace(row=0, posterior=SimpleNamespace(unknowns=lambda: unknowns)))
+    for count in (1, 5):
+        torch.testing.assert_close(innovations._typical(fit, count).norm(dim=-1), torch.ones(count).double())
 
 
 def test_a_well_posed_fleet_raises_no_alarm() -> None:
