@@ -159,7 +159,7 @@ def resume(
     if verb not in (None, "fit", "generate", "train", "tune"):
         cause = f"{run} has the config of a verb that is not resumed: {verb}."
         raise UsageError(cause, "Repeat the command that began it.")
-    trains = verb in ("train", "tune")  # their launcher is kept, and is no executor
+    trains = verb in ("train", "tune")  # their launcher is kept; it is not an executor
     settings = as_overrides(_workers(None if trains else executor, workers, address))
     if verb == "train":
         tell_training(resume_train(run, settings, STATE.reporter))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,7 +46,7 @@ def ls(
         except DistlfmError as error:
             failures.append(str(error))
     if as_json:
-        typer.echo(json.dumps([one.to_dict() for one in found], indent=2))
+        typer.echo(json.dumps([asdict(one) for one in found], indent=2))
     elif found:
         columns = ("store", "kind", "mechanism", "done", "failed", "of", "dims", "size", "config")
         STATE.reporter.table("", columns, [_row(one) for one in found])

@@ -23,7 +23,7 @@ from distlfm.errors import UsageError
 from distlfm.lfo.grid import BLOCK, GriddedData, Resampler, fill, grid_points, to_grid
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import Index
-from distlfm.likelihoods import LIKELIHOODS
+from distlfm.likelihoods import LIKELIHOODS, LikelihoodConfig, build_likelihood
 from distlfm.store import STATUSES, Store
 from distlfm.store.layout import ABSENT, UNLEARNED
 
@@ -114,6 +114,12 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def in_memory(self) -> Examples:
+        """These examples with all shards read, if they fit in memory: copies in other processes need not read them."""
+        if len(self._shards) <= self._room:
+            self._cache = Memory([self._read(shard) for shard in range(len(self._shards))])
+        return self
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
@@ -209,6 +215,22 @@ class Cache:
         return Cache, (self._read, self._room)
 
 
+class Memory(Cache):
+    """All shards, read already. They are part of its pickle, whose arrays Ray maps into every process of a node."""
+
+    def __init__(self, shards: Sequence[Arrays]) -> None:
+        self._shards = list(shards)
+
+    def fetch(self, keys: Iterable[int]) -> None:
+        """All are here."""
+
+    def get(self, key: int) -> Arrays:
+        return self._shards[key]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Memory, (self._shards,)
+
+
 def read_rows(store: Store, schema: OperatorSchema, rows: range) -> Arrays:
     """The arrays of a `Batch` for consecutive rows of a store, failed ones among them."""
 
@@ -259,16 +281,18 @@ def _observed(store: Store, schema: OperatorSchema, read: Any) -> tuple[NDArray[
 def _noise(store: Store, read: Any) -> NDArray[Any]:
     """Standard deviation [b, P] of the observation noise of generated instances; NaN where it is not Gaussian."""
     spec, config = store.spec, store.spec.attributes.get("config", {})
-    likelihood, given = config.get("likelihood", {}), config.get("noise")
-    params = read("params_mean")
-    found = np.full((len(params), len(spec.outputs)), np.nan)
-    known = LIKELIHOODS.get(likelihood.get("kind", "gaussian"))
-    if known is None or not known.gaussian or likelihood.get("relative"):
-        return found
-    if given is not None:
-        return np.full_like(found, given)
+    options, params = config.get("likelihood", {}), read("params_mean")
+    noise = np.full((len(params), len(spec.outputs)), np.nan)
+    if options.get("kind", "gaussian") not in LIKELIHOODS:
+        return noise
+    likelihood = build_likelihood(LikelihoodConfig.model_validate(options), spec.outputs)
+    if not likelihood.gaussian or likelihood.takes_level:
+        return noise
+    if config.get("noise") is not None:
+        return np.full_like(noise, config["noise"])
     for i, output in enumerate(spec.outputs):
         name = f"noise[{output}]" if f"noise[{output}]" in spec.parameters else "noise"
         if name in spec.parameters:
-            found[:, i] = np.hypot(params[:, spec.parameters.index(name)], likelihood.get("floor", 0.0))
-    return found
+            deviation = likelihood.deviation({"noise": params[:, spec.parameters.index(name)]}, np.zeros(()), None)
+            noise[:, i] = np.nan if deviation is None else deviation[:, 0]
+    return noise

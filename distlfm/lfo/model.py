@@ -91,7 +91,7 @@ class Scaling(nn.Module):
         x, logs = torch.addcmul(self.param_mean, z, self.param_sd), self.param_log > 0
         if not torch.is_grad_enabled():
             return torch.where(logs, x.exp(), x)
-        # A large x that is no logarithm must not overflow: its gradient would be 0 · ∞.
+        # A large x that is not a logarithm must not overflow: its gradient would be 0 · ∞.
         return torch.where(logs, torch.where(logs, x, torch.zeros_like(x)).exp(), x)
 
 

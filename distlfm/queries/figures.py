@@ -159,9 +159,9 @@ def parameter_scores(
     sides = ("mean", "lower68", "upper68", "lower95", "upper95")
     rows = [[true.get(one.name, 1.0), *(getattr(one, side) for side in sides)] for one in answer.estimates]
     natural = torch.tensor(rows, dtype=torch.float32).reshape(-1, 1 + len(sides)).T
-    told = operator.model.normal.standardised(natural).double().numpy()
+    true_z, mean, low68, high68, low95, high95 = operator.model.normal.standardised(natural).double().numpy()
     known = np.array([one.name in true for one in answer.estimates], bool)
-    return np.where(known, told[0] - told[1], np.nan), (told[3] - told[2]) / 2, (told[5] - told[4]) / 2
+    return np.where(known, true_z - mean, np.nan), (high68 - low68) / 2, (high95 - low95) / 2
 
 
 def _inside(off: FloatArray, half68: FloatArray, half95: FloatArray) -> FloatArray:

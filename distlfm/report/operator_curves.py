@@ -45,7 +45,7 @@ def plot_learning(lines: Sequence[Line]) -> Figure:
             axes.set_xlabel("step")
             style.set_ticks(axes, x=4, integer=True)
             if not axes.lines:
-                style.say_instead(axes, "not recorded")
+                style.show_message(axes, "not recorded")
     return figure
 
 

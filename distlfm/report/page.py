@@ -171,10 +171,10 @@ class Provenance:
     more: Mapping[str, Cell] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: str, told: Mapping[str, Any]) -> Provenance:
+    def of(cls, config: str, facts: Mapping[str, Any]) -> Provenance:
         """Take `versions`, `seed`, `hash` and `date` from a mapping, where it has them; the rest goes to `more`."""
-        own = {key: told[key] for key in ("versions", "seed", "hash", "date") if key in told}
-        return cls(config, **own, more={key: value for key, value in told.items() if key not in own})
+        own = {key: facts[key] for key in ("versions", "seed", "hash", "date") if key in facts}
+        return cls(config, **own, more={key: value for key, value in facts.items() if key not in own})
 
     @property
     def table(self) -> Table:

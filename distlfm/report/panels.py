@@ -169,7 +169,7 @@ def draw_histogram(
     axes.set(xlabel=label, ylabel="instances")
     style.set_ticks(axes, y=4, integer=True)
     if len(values) == 0:
-        style.say_instead(axes, nothing)
+        style.show_message(axes, nothing)
         return
     style.set_ticks(axes, x=4)
     edges = bins(axes, values)

@@ -107,8 +107,8 @@ def q2_bins(_: Axes, values: FloatArray) -> FloatArray:
     return np.linspace(low, 1.0, 21)
 
 
-def say_instead(axes: Axes, text: str) -> None:
-    """Words in place of what cannot be drawn."""
+def show_message(axes: Axes, text: str) -> None:
+    """Write a message in place of what cannot be drawn."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=QUIET)
     axes.set(xticks=[], yticks=[])
 

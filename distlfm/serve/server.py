@@ -46,7 +46,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def sweep(parent: Path) -> None:
-    """Remove folders of our own whose process is no more."""
+    """Remove folders of our own whose process has ended."""
     try:
         found = list(parent.iterdir())
     except OSError:  # one may write there, and not look

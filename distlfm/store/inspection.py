@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -219,9 +218,6 @@ class StoreSummary:
     config_hash: str
     created: str
     driver: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def summarise(path: str | Path) -> StoreSummary:

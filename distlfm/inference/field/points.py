@@ -70,13 +70,13 @@ def lattice(times: Tensor, places: Tensor) -> Tensor:
 
 def pulse_of(force: Tensor, grid: TimeGrid) -> Tensor:
     """A force [..., 1, J] put at the time [..., K, J] from which it kicks the first step alone."""
-    return torch.nn.functional.pad(force, (0, 0, grid.scheme.pulse[0], 0))
+    return torch.nn.functional.pad(force, (0, 0, grid.scheme.pulse_time, 0))
 
 
 def kicks_of(time: Tensor, places: Places, grid: TimeGrid) -> Tensor:
     """How strongly the answer to a pulse j + 1 steps ago counts at each time: [A, U, N, r] of time [A, N + 1, r]."""
     steps = grid.steps
-    kicks = grid.scheme.mix(time, steps) / grid.scheme.pulse[1]
+    kicks = grid.scheme.mix_in_pulses(time, steps)
     # The answer of pulse k to step n is answers[n − 1 − k]; row `steps` is a zero for pulses that are still to come.
     padded = torch.cat([kicks, torch.zeros_like(kicks[:, :1])], 1)
     lag = torch.arange(steps)

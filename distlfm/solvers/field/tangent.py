@@ -128,15 +128,15 @@ class Tangent:
     def backward(self, watched: ObservedSteps) -> Gradients:
         """The gradients of every observation, in one sweep."""
         seen = sp.csc_array(watched.rows.T)[self.free].toarray()
-        count, steps, scheme = seen.shape[1], self.grid.steps, self.grid.scheme
+        count, steps = seen.shape[1], self.grid.steps
         force = np.zeros((steps + 1, self.num_nodes, count))
         theta = np.zeros((self._by_theta.shape[2], count))
         initial = np.zeros((self.num_nodes, count))
         pulled = (seen * watched.weight(n) for n in range(steps, -1, -1))
 
         def visit(n: int, multiplier: FloatArray) -> None:
-            force[n] += scheme.old * (self._load[n].T @ multiplier)
-            force[n + 1] += scheme.new * (self._load[n + 1].T @ multiplier)
+            for at, part in enumerate(self.grid.scheme.between_transposed(multiplier), n):
+                force[at] += self._load[at].T @ part
             theta[:] += self._by_theta[n].T @ multiplier
 
         initial[self.free] = sweep_back(self._back, pulled, visit)

@@ -255,7 +255,7 @@ def _read_meshio(path: Path) -> MeshArrays:
     cells = np.concatenate([block.data for block in mesh.cells if block.type == SIMPLICES[dims]]).astype(np.int64)
     parts = _named_facets(mesh, dims)
     vertices = _flattened(np.asarray(mesh.points, dtype=np.float64), dims, path)
-    # Points of the geometry, such as the centre of a circle, come as cells of one vertex, and are no part of the mesh.
+    # Points of the geometry, such as the centre of a circle, come as cells of one vertex: not part of the mesh.
     points = [block.data.ravel() for block in mesh.cells if block.type == "vertex"]
     of_geometry = np.concatenate([np.zeros(0, dtype=np.int64), *points])
     kept = np.setdiff1d(np.arange(len(vertices)), np.setdiff1d(of_geometry, cells))
