@@ -130,8 +130,8 @@ class Examples:
     def some(self, indices: Index, most: int) -> Index:
         """The indices, or, of more than `most` or than memory holds at once, evenly spaced ones."""
         count = min(most, self._most, len(indices))
-        found: Index = indices[np.unique(np.linspace(0, len(indices) - 1, count).astype(int))]
-        return found
+        chosen: Index = indices[np.unique(np.linspace(0, len(indices) - 1, count).astype(int))]
+        return chosen
 
     def batch(self, indices: Index | Sequence[int], upcoming: Index | None = None) -> Batch:
         """The examples with these numbers, in this order. Shards of `upcoming` ones are read in the background."""
@@ -139,15 +139,15 @@ class Examples:
         shards = self._shard_of[at]
         if upcoming is not None and len(upcoming):
             self._cache.fetch(dict.fromkeys(self._shard_of[upcoming].tolist()))
-        found: Arrays = {}
+        gathered: Arrays = {}
         for shard in dict.fromkeys(shards.tolist()):
             arrays, here = self._cache.get(shard), np.flatnonzero(shards == shard)
             for name, array in arrays.items():
-                into = found.setdefault(name, np.empty((len(at), *array.shape[1:]), np.float32))
+                into = gathered.setdefault(name, np.empty((len(at), *array.shape[1:]), np.float32))
                 into[here] = array[self._places[at[here], 2]]
         if not len(at):
-            found = {name: array[:0] for name, array in self._cache.get(0).items()}
-        tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in found.items()}
+            gathered = {name: array[:0] for name, array in self._cache.get(0).items()}
+        tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in gathered.items()}
         return Batch(**tensors, ids=tuple(self.ids[i] for i in at))
 
     def order(self, indices: Index, seed: int, epoch: int) -> Index:
@@ -159,8 +159,8 @@ class Examples:
         if len(self._shards) <= self._room:
             return random.permutation(indices)
         rank = random.permutation(len(self._shards))[self._shard_of[indices]] // max(1, self._room // 2)
-        found: Index = indices[np.lexsort([random.random(len(indices)), rank])]
-        return found
+        ordered: Index = indices[np.lexsort([random.random(len(indices)), rank])]
+        return ordered
 
     def _read(self, shard: int) -> Arrays:
         which, block = self._shards[shard]
@@ -244,7 +244,7 @@ def read_rows(store: Store, schema: OperatorSchema, rows: range) -> Arrays:
     unknown = np.array([place < 0 for place in wanted], bool)
     generated = store.spec.kind == "generate"
     shape = (len(rows), len(schema.outputs), *schema.shape)
-    found = {
+    arrays = {
         "values": values,
         "mask": mask,
         "force": resample(read("force_mean"), times),
@@ -254,7 +254,7 @@ def read_rows(store: Store, schema: OperatorSchema, rows: range) -> Arrays:
         "clean": resample(read("solution_mean"), times) if generated else np.full(shape, np.nan),
         "noise": _noise(store, read) if generated else np.full(shape[:2], np.nan),
     }
-    return {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in found.items()}
+    return {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in arrays.items()}
 
 
 def _observed(store: Store, schema: OperatorSchema, read: Any) -> tuple[NDArray[Any], NDArray[Any]]:

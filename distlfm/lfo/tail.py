@@ -118,5 +118,5 @@ class Tail:
         shift, shift_logvar = weights.get(f"{self.name}.estimate.bias", self.stage.estimate.bias).chunk(2, -1)
         force, logvar = (seen.hidden @ weight.T + bias).movedim(-1, 1).chunk(2, 1)
         params, params_logvar = seen.params + shift, seen.params_logvar + shift_logvar
-        found = HeadOutput(seen.force + force, logvar, params, params_logvar, seen.summary)
-        return self.model.answer(found, seen.unit, grid)
+        output = HeadOutput(seen.force + force, logvar, params, params_logvar, seen.summary)
+        return self.model.answer(output, seen.unit, grid)

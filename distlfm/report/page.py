@@ -82,11 +82,11 @@ class Table:
         """Return scores over all instances, under the names of their columns, and the errors of parameters."""
         mean, worst = tally.overall()
         rows = [[name, *(number(row.get(key)) for key in scores)] for name, row in (("mean", mean), ("worst", worst))]
-        found = [cls("Mean and worst of each score over the instances.", ("over all", *scores.values()), rows).known()]
+        tables = [cls("Mean and worst of each score over the instances.", ("over all", *scores.values()), rows).known()]
         if mean["parameter_mae"]:
             errors = [(name, number(value)) for name, value in mean["parameter_mae"].items()]
-            found.append(cls("Mean absolute error of each parameter, over instances.", ("parameter", "error"), errors))
-        return found
+            tables.append(cls("Mean absolute error of each parameter, over instances.", ("parameter", "error"), errors))
+        return tables
 
     @classmethod
     def by_instance(cls, caption: str, rows: Sequence[Row], scores: Mapping[str, str]) -> Table:

@@ -115,11 +115,11 @@ def show_message(axes: Axes, text: str) -> None:
 
 def handles(*, data: bool, truth: bool) -> list[Artist]:
     """What a legend shows; `data` and `truth` only where they are drawn."""
-    found: list[Artist] = [
+    artists: list[Artist] = [
         Line2D([], [], color=MEASURED, marker="o", markersize=3, linestyle="none", label="data"),
         Line2D([], [], color=INFERRED, label="posterior mean"),
         Patch(color=BAND68, linewidth=0, label="68 % interval"),
         Patch(color=BAND95, linewidth=0, label="95 % interval"),
         Line2D([], [], color=TRUTH, linestyle=DASHED, label="truth"),
     ]
-    return found[0 if data else 1 : 5 if truth else 4]
+    return artists[0 if data else 1 : 5 if truth else 4]

@@ -161,11 +161,11 @@ def _probe(worker: Worker, store: Store, seconds: float) -> list[tuple[int, floa
     worker.attempt(0, [0])  # libraries are loaded and compiled once in a worker's life
     last = store.spec.num_blocks - 1
     places = sorted({round(last * part / (PLACES - 1)) for part in range(PLACES)})
-    found = [_fitted(worker, 0, min(FIRST, len(store.block_range(0))))]
-    size = int(seconds / PLACES / (found[0][1] / found[0][0]))
+    probes = [_fitted(worker, 0, min(FIRST, len(store.block_range(0))))]
+    size = int(seconds / PLACES / (probes[0][1] / probes[0][0]))
     if size > FIRST:  # a batch of more is cheaper for each
-        found += [_fitted(worker, block, min(size, len(store.block_range(block)))) for block in places]
-    return found
+        probes += [_fitted(worker, block, min(size, len(store.block_range(block)))) for block in places]
+    return probes
 
 
 def _fitted(worker: Worker, block: int, count: int) -> tuple[int, float]:
@@ -192,12 +192,16 @@ def _spent() -> float:
 def tell_estimate(config: Path, overrides: Sequence[str] = (), *, as_json: bool = False) -> list[str]:
     """Return the lines that `distlfm fit --estimate` prints."""
     settled = load(FitConfig, config, overrides)
-    found, run = estimate(settled), settled.run
+    result, run = estimate(settled), settled.run
     if as_json:
-        nodes = found.nodes()
-        more = {"core_hours": found.core_hours, "nodes": nodes, "hours": None if nodes is None else found.hours(nodes)}
-        return [json.dumps({**asdict(found), **more})]
-    return found.lines(1 if run.executor == "serial" else run.workers or usable_cpus())
+        nodes = result.nodes()
+        more = {
+            "core_hours": result.core_hours,
+            "nodes": nodes,
+            "hours": None if nodes is None else result.hours(nodes),
+        }
+        return [json.dumps({**asdict(result), **more})]
+    return result.lines(1 if run.executor == "serial" else run.workers or usable_cpus())
 
 
 def of_job(found: Estimate, asked: Resources) -> list[str]:

@@ -234,13 +234,13 @@ def ray_session(address: str | None = None, cpus: int | None = None) -> Iterator
 
 
 def _present(ray: ModuleType, address: str | None) -> RaySession:
-    found = _address(ray)
-    if address not in (None, "auto", found):
+    connected = _address(ray)
+    if address not in (None, "auto", connected):
         raise UsageError(
-            f"This process is connected to the Ray at {found} already, and {address} was asked for.",
+            f"This process is connected to the Ray at {connected} already, and {address} was asked for.",
             "Call ray.shutdown() first, or leave the address out.",
         )
-    return RaySession(ray, found, local=False)
+    return RaySession(ray, connected, local=False)
 
 
 def require_tokens(version: str) -> None:

@@ -145,8 +145,8 @@ def whitened_basis(
 def whiten(covariance: Tensor, cross: Tensor) -> Tensor:
     """Columns [A, n, M] of independent numbers, from covariances [A, M, M] and those with other points [A, M, n]."""
     factor, _ = safe_cholesky(covariance)
-    found: Tensor = torch.linalg.solve_triangular(factor, cross, upper=False).mT
-    return found
+    whitened: Tensor = torch.linalg.solve_triangular(factor, cross, upper=False).mT
+    return whitened
 
 
 def left_open(basis: Tensor) -> Tensor:
@@ -185,8 +185,8 @@ def _on_a_line(points: FloatArray, values: FloatArray, nodes: FloatArray) -> Flo
             f"{nodes.min():g} to {nodes.max():g}.",
             COVER,
         )
-    found: FloatArray = np.interp(nodes, points, values[order])
-    return found
+    interpolated: FloatArray = np.interp(nodes, points, values[order])
+    return interpolated
 
 
 def _between(points: FloatArray, values: FloatArray, nodes: FloatArray) -> FloatArray:
@@ -201,14 +201,14 @@ def _between(points: FloatArray, values: FloatArray, nodes: FloatArray) -> Float
             f"The {len(points)} points of the initial state span no part of a domain in {nodes.shape[1]} dimensions.",
             f"{COVER} They must not all lie on one line or plane.",
         ) from None
-    found: FloatArray = interpolant(nodes)
-    outside = np.isnan(found)
+    interpolated: FloatArray = interpolant(nodes)
+    outside = np.isnan(interpolated)
     inwards = nodes[outside] + EDGE * (points.mean(0) - nodes[outside])
-    found[outside] = interpolant(inwards)
-    if np.isnan(found).any():
-        first = nodes[np.isnan(found)][0]
+    interpolated[outside] = interpolant(inwards)
+    if np.isnan(interpolated).any():
+        first = nodes[np.isnan(interpolated)][0]
         raise UsageError(
             f"The initial state is not given around ({', '.join(f'{x:g}' for x in first)}), which is in the domain.",
             COVER,
         )
-    return found
+    return interpolated

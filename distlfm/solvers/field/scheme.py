@@ -50,8 +50,8 @@ class Scheme:
 
     def between(self, before: Array, after: Array, zero: Any = 0.0) -> Array:
         """What a step takes for a value given at both its ends. zero: stands for a weight that is zero."""
-        found: Array = (self.old or zero) * _any(before) + (self.new or zero) * _any(after)
-        return found
+        weighted: Array = (self.old or zero) * _any(before) + (self.new or zero) * _any(after)
+        return weighted
 
     def between_transposed(self, gradient: Array) -> tuple[Array, Array]:
         """The adjoint of `between`: the gradients by the value at the start and at the end of a step."""

@@ -132,11 +132,11 @@ class CachedStepper(Stepper):
             if not self.d.linear:
                 self._forward.parameters["newton_solver"].update(self.newton(scale))
             self._forward.solve()
-            found = adjoint.Function(self.d.space)
-            found.vector()[:] = self.after.vector()
+            after = adjoint.Function(self.d.space)
+            after.vector()[:] = self.after.vector()
         adjoint.get_working_tape().add_block(block)
-        block.add_output(found.create_block_variable())
-        return found
+        block.add_output(after.create_block_variable())
+        return after
 
     def _set(self, before: Any, force_before: Any, force_after: Any, after: Any) -> None:
         shared = (self.before, self.force_before, self.force_after, self.after)

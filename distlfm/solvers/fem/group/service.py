@@ -52,9 +52,9 @@ def held(session: Session, kind: str, header: Header, of: type[Opened]) -> Opene
     problems = session.get(kind, {})
     if header["key"] not in problems:
         raise UsageError(f"The helper group holds no problem {header['key']!r}.", "Open it first.")
-    found = problems[header["key"]]
-    assert isinstance(found, of)
-    return found
+    problem = problems[header["key"]]
+    assert isinstance(problem, of)
+    return problem
 
 
 def forget(kind: str, session: Session, header: Header, _: Arrays) -> Answer:
