@@ -73,8 +73,8 @@ def gaussian(squared_error: Tensor, logvar: Tensor, spread: Tensor, beta: float)
 
     All of one shape, [B, ...], and so is the result.
     """
-    density = 0.5 * (logvar + (squared_error + spread) * torch.exp(-logvar))
-    return density * torch.exp(beta * logvar.detach()) if beta else density
+    loss = 0.5 * (logvar + (squared_error + spread) * torch.exp(-logvar))
+    return loss * torch.exp(beta * logvar.detach()) if beta else loss
 
 
 def mean_known(loss: Tensor, target: Tensor) -> Tensor:

@@ -224,7 +224,7 @@ def _profiles(view: FieldView) -> PageFigure:
 
 
 def _checks(view: FieldView) -> list[PageFigure]:
-    sentences = []
+    figures = []
     left = residuals(view.result)
     if left is not None and len(left):
         far = float((abs(left.values) > 1.96).mean())
@@ -236,10 +236,10 @@ def _checks(view: FieldView) -> list[PageFigure]:
             f"Instance {view.result.id}: fitted against observed values, and {len(left)} standardised residuals where "
             f"they were observed; {100 * far:.1f} % are beyond 1.96."
         )
-        sentences.append(embed(plot_residuals(view, left), caption, alt))
+        figures.append(embed(plot_residuals(view, left), caption, alt))
     if view.mesh is not None:
         assumed = assumed_words(view.result.posterior.model.field.field)
         words = f"The mesh: {view.mesh.words}. {assumed}"
         alt = f"Instance {view.result.id}: the mesh of {view.mesh.words}, with the places of the data."
-        sentences.append(embed(plot_mesh(view), words, alt))
-    return sentences
+        figures.append(embed(plot_mesh(view), words, alt))
+    return figures

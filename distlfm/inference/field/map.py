@@ -114,12 +114,12 @@ def samples(model: Model, which: Iterable[str], around: Tensor | None = None) ->
     around: modes [B, n] to stay near to, in place of the middle of the whole prior.
     """
     middle = torch.zeros(1, model.space.num_free, dtype=torch.float64) if around is None else around
-    rows_of_z = [middle]
+    proposals = [middle]
     for name in which:
         step = torch.zeros(model.space.num_free, dtype=torch.float64)
         step[model.space.free_names.index(name)] = FAR if around is None else NEAR
-        rows_of_z += [middle + step, middle - step]
-    return model.space.unpack(torch.cat(rows_of_z))
+        proposals += [middle + step, middle - step]
+    return model.space.unpack(torch.cat(proposals))
 
 
 DENSE_PRODUCT = 4

@@ -20,11 +20,11 @@ from torch import Tensor
 from distlfm.equations.base import MeshConfig, ProblemSpec
 from distlfm.errors import UsageError
 from distlfm.solvers.fem.group.client import LinearSolverConfig, PartitionedSolver
-from distlfm.solvers.fem.group.owner import Group
+from distlfm.solvers.fem.group.owner import Group, GroupHandle
 from distlfm.solvers.fem.spec import Csr, FloatArray, IntArray, split, unpack_csr, unpack_operators
 from distlfm.solvers.field.dense import DenseEngine
 from distlfm.solvers.field.engine import Engine
-from distlfm.solvers.field.remote import GroupHandle, PetscEngine, TapedEngine
+from distlfm.solvers.field.remote import PetscEngine, TapedEngine
 from distlfm.solvers.field.sparse import SparseEngine
 
 

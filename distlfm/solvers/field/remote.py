@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from distlfm.errors import DistlfmError, UsageError
+from distlfm.errors import UsageError
 from distlfm.solvers.fem.group.client import PartitionedSolver, RunId
-from distlfm.solvers.fem.group.owner import Group
+from distlfm.solvers.fem.group.owner import Group, GroupHandle
 from distlfm.solvers.fem.spec import pack_csr
 from distlfm.solvers.field.engine import Engine, Inputs, TimeGrid
 from distlfm.solvers.field.sparse import to_csr
-
-
-class GroupHandle:
-    """Something that a group keeps, dropped when nobody can ask for it any more. name: by which to ask for it."""
-
-    def __init__(self, drop: Callable[[], None], name: Any = None) -> None:
-        self._drop, self.name = drop, name
-
-    def __del__(self) -> None:
-        with contextlib.suppress(DistlfmError, OSError):
-            self._drop()
 
 
 class PetscEngine(Engine):
