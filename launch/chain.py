@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     options.add_argument("--scripts", type=Path, default=Path("slurm"), help="where the job scripts are")
     options.add_argument("--dry-run", action="store_true", help="show the calls of sbatch, and send nothing")
     options.add_argument("sbatch", nargs="*", help="options for every sbatch, after --")
-    found = options.parse_args(arguments)
+    given = options.parse_args(arguments)
     reporter = reporter_for(sys.stdout)
 
     def show(words: Sequence[str]) -> str:
@@ -159,24 +159,24 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         return f"JOB_OF_{Path(words[[word.endswith('.sbatch') for word in words].index(True)]).stem.upper()}"
 
     try:
-        jobs = links(found.out.absolute(), *(_there(getattr(found, verb)) for verb in ("generate", "fit", "train")))
+        jobs = links(given.out.absolute(), *(_there(getattr(given, verb)) for verb in ("generate", "fit", "train")))
         check(jobs)
-        if found.dry_run:
-            chain(jobs, found.scripts, found.sbatch, show)
+        if given.dry_run:
+            chain(jobs, given.scripts, given.sbatch, show)
             sys.exit(0)
         for link in jobs:
             with storing("the jobs' logs", link.folder):
                 link.folder.mkdir(parents=True, exist_ok=True)
-        numbers = chain(jobs, found.scripts, found.sbatch, send)
+        numbers = chain(jobs, given.scripts, given.sbatch, send)
         for link in jobs:
             if link.config is not None:
-                add_note(link.folder, note_of(link, numbers[link.verb], found.scripts, found.sbatch))
+                add_note(link.folder, note_of(link, numbers[link.verb], given.scripts, given.sbatch))
     except DistlfmError as error:
         sys.stderr.write(f"distlfm: {error}\n")
         sys.exit(error.exit_code)
     for verb, number in numbers.items():
         reporter.say(f"{verb}: job {number}")
-    reporter.say(f"Results go to {found.out.absolute()}. To follow: squeue --jobs={','.join(numbers.values())}")
+    reporter.say(f"Results go to {given.out.absolute()}. To follow: squeue --jobs={','.join(numbers.values())}")
     sys.exit(0)
 
 

@@ -23,11 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the fit with as many ranks as there are tasks."""
     options = parser("mpi_group", "Fit fields whose mesh is divided among the tasks of this job.")
     options.add_argument("--ranks", type=int, help="how many ranks; one per task of the job, or per core, by default")
-    found = options.parse_args(arguments)
-    words = verb_of(found, options, VERBS)
+    given = options.parse_args(arguments)
+    words = verb_of(given, options, VERBS)
 
     def work(log: JobLog) -> int:
-        ranks = found.ranks or (log.allocation.tasks if log.allocation else usable_cpus())
+        ranks = given.ranks or (log.allocation.tasks if log.allocation else usable_cpus())
         started = {LAUNCHER: "srun"} if log.allocation and ranks > 1 else {}
         log.reporter.say(f"a group of {ranks} ranks, started by {'srun' if started else 'mpirun'}")
         # One fit at a time has them all: several groups would share the same cores.

@@ -255,9 +255,9 @@ def requeue(allocation: Allocation, reporter: Reporter) -> None:
 
 def parser(program: str, summary: str) -> argparse.ArgumentParser:
     """A launch program's own options; what comes after them is the verb's."""
-    found = argparse.ArgumentParser(prog=f"python -m distlfm.launch.{program}", description=summary)
-    found.add_argument("verb", nargs=argparse.REMAINDER, help="a verb of distlfm and all of its arguments")
-    return found
+    options = argparse.ArgumentParser(prog=f"python -m distlfm.launch.{program}", description=summary)
+    options.add_argument("verb", nargs=argparse.REMAINDER, help="a verb of distlfm and all of its arguments")
+    return options
 
 
 def verb_of(found: argparse.Namespace, options: argparse.ArgumentParser, allowed: Sequence[str] = ()) -> list[str]:

@@ -39,17 +39,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     options = parser("ray_cluster", "Run a verb on a Ray over the nodes of this job, or over some hosts.")
     options.add_argument("--hosts", help="hosts to reach by ssh, such as a,b or node[1-4]; the first is the head")
     options.add_argument("--cpus", type=int, default=0, help="CPUs of each host; all that may be used by default")
-    found = options.parse_args(arguments)
-    words = verb_of(found, options, VERBS)
+    given = options.parse_args(arguments)
+    words = verb_of(given, options, VERBS)
 
     def work(log: JobLog) -> int:
         allocation = log.allocation
-        reach: Reach = "srun" if allocation and not found.hosts else "ssh"
-        if found.hosts:
-            hosts = expand_hosts(found.hosts)
+        reach: Reach = "srun" if allocation and not given.hosts else "ssh"
+        if given.hosts:
+            hosts = expand_hosts(given.hosts)
         else:
             hosts = allocation.nodes if allocation else (socket.gethostname(),)
-        site = site_of(os.environ, allocation, found.cpus)
+        site = site_of(os.environ, allocation, given.cpus)
         with ray_over(hosts, reach, site, log.reporter, log.relay.check) as ray:
             return log.run([*verb_command(words), "--address", ray.address], ray.environment, ray.look)
 

@@ -74,13 +74,13 @@ def equations(
     from distlfm.verbs.config import describe_equation, list_equations
 
     if kind is None:
-        found = list_equations(plugin or [])
+        summaries = list_equations(plugin or [])
     else:
         sheet = describe_equation(kind, overrides or [], plugin or [])
     if as_json:
-        typer.echo(json.dumps(found if kind is None else asdict(sheet), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(summaries if kind is None else asdict(sheet), indent=2, ensure_ascii=False))
     elif kind is None:
-        STATE.reporter.table("", ("mechanism.kind", "equation"), [[name, line] for name, line in found.items()])
+        STATE.reporter.table("", ("mechanism.kind", "equation"), [[name, line] for name, line in summaries.items()])
         say("One of them with its parameters and options: distlfm config equations NAME")
     else:
         _tell(sheet)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from distlfm.cli.options import STATE, AsJson, Overrides, Plugins, as_overrides, say
+from distlfm.cli.options import MOST_LISTED, STATE, Address, AsJson, Overrides, Plugins, as_overrides, number, say
 from distlfm.config import apply_overrides, build, dump, read_yaml
 from distlfm.errors import UsageError
 
@@ -24,11 +24,6 @@ Executor = Annotated[
     str | None, Option("--executor", help="auto, ray, or serial, which needs no Ray. Short for run.executor.")
 ]
 Workers = Annotated[int | None, Option("--workers", min=1, help="Maximum number of blocks in flight.")]
-Address = Annotated[
-    str | None, Option("--address", help="Join a Ray cluster: HOST:PORT, or auto for the one of this machine.")
-]
-
-MOST_LISTED = 20
 
 
 def simulate(
@@ -128,10 +123,12 @@ def fit(
         return 0
     if part is None:
         return tell(run_fit(config, overrides=settings, reporter=reporter), reporter)
-    found = fit_part(config, share_of(part), settings, reporter)
-    reporter.say(f"part {found.share}: {found.count} instances, {found.failed} failed; {found.left} are left to others")
-    code = 0 if found.run is None else tell(found.run, reporter)
-    return 1 if found.failed else code
+    fitted = fit_part(config, share_of(part), settings, reporter)
+    reporter.say(
+        f"part {fitted.share}: {fitted.count} instances, {fitted.failed} failed; {fitted.left} are left to others"
+    )
+    code = 0 if fitted.run is None else tell(fitted.run, reporter)
+    return 1 if fitted.failed else code
 
 
 def resume(
@@ -159,7 +156,7 @@ def resume(
     if verb not in (None, "fit", "generate", "train", "tune"):
         cause = f"{run} has the config of a verb that is not resumed: {verb}."
         raise UsageError(cause, "Repeat the command that began it.")
-    trains = verb in ("train", "tune")  # their launcher is kept, and is no executor
+    trains = verb in ("train", "tune")  # their launcher is kept; it is not an executor
     settings = as_overrides(_workers(None if trains else executor, workers, address))
     if verb == "train":
         tell_training(resume_train(run, settings, STATE.reporter))
@@ -175,11 +172,6 @@ def resume(
 def _workers(executor: str | None, workers: int | None, address: str | None) -> dict[str, object]:
     """The options that say who computes, by their keys."""
     return {"run.executor": executor, "run.workers": workers, "run.address": address}
-
-
-def number(value: float | None) -> str:
-    """Return a figure as tables show it."""
-    return "–" if value is None else f"{value:.4g}"
 
 
 def tell(run: FitRun, reporter: Reporter) -> int:

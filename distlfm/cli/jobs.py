@@ -125,28 +125,28 @@ def status(run: Annotated[Path, Argument(help="The folder of a run, or a store."
     """
     from distlfm.verbs.status import status as look
 
-    found = look(run)
-    stopped = found.state == "stopped"
+    state = look(run)
+    stopped = state.state == "stopped"
     if as_json:
-        typer.echo(json.dumps(found.plain()))
+        typer.echo(json.dumps(state.plain()))
         return int(stopped)
-    what = f"{found.kind} of {found.mechanism}" if found.mechanism else found.kind
-    say(f"{found.path}: {what}, {found.state}")
-    if found.total:
-        share = 100 * found.done / found.total
-        blocks = f"; {found.blocks_done}/{found.blocks} blocks" if found.blocks else ""
-        counts = f"{found.failed} failed, {found.running} running{blocks}"
-        say(f"{found.done}/{found.total} {found.unit} done ({share:.0f} %), {counts}")
-    if found.statuses:
-        say("ended as: " + ", ".join(f"{count} {name}" for name, count in sorted(found.statuses.items())))
-    if found.driver is not None:
-        speed = "" if not found.rate else f", {found.rate:.3g} instances/s"
-        left = "" if found.left_s is None else f", {found.left_s:.0f} s left"
-        others = f", and {found.others} more with their parts" if found.others else ""
-        workers = 1 + found.others if found.workers is None else found.workers
-        say(f"worked on by {found.driver}{others}, {workers} workers{speed}{left}")
-    say(*(f"{job.words}; log: {job.note.log}" for job in found.jobs))
+    what = f"{state.kind} of {state.mechanism}" if state.mechanism else state.kind
+    say(f"{state.path}: {what}, {state.state}")
+    if state.total:
+        share = 100 * state.done / state.total
+        blocks = f"; {state.blocks_done}/{state.blocks} blocks" if state.blocks else ""
+        counts = f"{state.failed} failed, {state.running} running{blocks}"
+        say(f"{state.done}/{state.total} {state.unit} done ({share:.0f} %), {counts}")
+    if state.statuses:
+        say("ended as: " + ", ".join(f"{count} {name}" for name, count in sorted(state.statuses.items())))
+    if state.driver is not None:
+        speed = "" if not state.rate else f", {state.rate:.3g} instances/s"
+        left = "" if state.left_s is None else f", {state.left_s:.0f} s left"
+        others = f", and {state.others} more with their parts" if state.others else ""
+        workers = 1 + state.others if state.workers is None else state.workers
+        say(f"worked on by {state.driver}{others}, {workers} workers{speed}{left}")
+    say(*(f"{job.words}; log: {job.note.log}" for job in state.jobs))
     if stopped:
-        lacking = "; only its report is missing" if found.blocks and found.blocks_done == found.blocks else ""
-        say(f"nobody works on it{lacking}; to go on: {found.command}")
+        lacking = "; only its report is missing" if state.blocks and state.blocks_done == state.blocks else ""
+        say(f"nobody works on it{lacking}; to go on: {state.command}")
     return int(stopped)

@@ -68,6 +68,9 @@ AsJson = Annotated[bool, Option("--json", help="Print JSON for programs.")]
 Overrides = Annotated[
     list[str] | None, Argument(help="Settings in place of the config's, such as run.seed=1; any number of them.")
 ]
+Address = Annotated[
+    str | None, Option("--address", help="Join a Ray cluster: HOST:PORT, or auto for the one of this machine.")
+]
 RunFolder = Annotated[Path | None, Option("--out", help="The run's folder. Short for run.dir=DIR.")]
 Plugins = Annotated[
     list[str] | None,
@@ -75,6 +78,14 @@ Plugins = Annotated[
         "--plugin", metavar="MODULE", help="A module with an equation of your own, or its file; may be given again."
     ),
 ]
+
+
+MOST_LISTED = 20
+
+
+def number(value: float | None) -> str:
+    """Return a figure as tables show it."""
+    return "–" if value is None else f"{value:.4g}"
 
 
 def as_overrides(options: Mapping[str, object], overrides: Sequence[str] | None = None) -> list[str]:

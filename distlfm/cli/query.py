@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from distlfm.cli.fit import MOST_LISTED, number
-from distlfm.cli.options import STATE, Overrides, Plugins, as_overrides, group, say, warn
+from distlfm.cli.options import MOST_LISTED, STATE, Overrides, Plugins, as_overrides, group, number, say, warn
 from distlfm.cli.train import Checkpoint
 from distlfm.config import apply_overrides, build
 from distlfm.optional import require

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,18 +39,18 @@ def ls(
     """
     from distlfm.store.inspection import stores_at, summarise
 
-    found, failures = [], []
+    summaries, failures = [], []
     for path in stores_at(paths or [Path()]):
         try:
-            found.append(summarise(path))
+            summaries.append(summarise(path))
         except DistlfmError as error:
             failures.append(str(error))
     if as_json:
-        typer.echo(json.dumps([one.to_dict() for one in found], indent=2))
-    elif found:
+        typer.echo(json.dumps([asdict(one) for one in summaries], indent=2))
+    elif summaries:
         columns = ("store", "kind", "mechanism", "done", "failed", "of", "dims", "size", "config")
-        STATE.reporter.table("", columns, [_row(one) for one in found])
-        say(*(f"{one.path}: in use by {one.driver}" for one in found if one.driver))
+        STATE.reporter.table("", columns, [_row(one) for one in summaries])
+        say(*(f"{one.path}: in use by {one.driver}" for one in summaries if one.driver))
     warn(*failures)
     return 1 if failures else 0
 
@@ -72,13 +73,13 @@ def verify(paths: Stores) -> int:
     for path in paths:
         store = Store.open(path)
         with STATE.reporter.task(f"verify {path}", len(finished(store.path))) as task:
-            found = check(store, lambda _: task.advance())
-        warn(*found.flaws)
-        say(*found.mentions)
-        state = "whole" if found.ok else f"damaged ({len(found.flaws)} flaws)"
-        blocks = f"{found.num_blocks} of {store.spec.num_blocks} blocks"
-        say(f"{path}: {state}; {blocks}, {found.num_instances} instances, {_size(found.num_bytes)}")
-        whole = whole and found.ok
+            verification = check(store, lambda _: task.advance())
+        warn(*verification.flaws)
+        say(*verification.mentions)
+        state = "whole" if verification.ok else f"damaged ({len(verification.flaws)} flaws)"
+        blocks = f"{verification.num_blocks} of {store.spec.num_blocks} blocks"
+        say(f"{path}: {state}; {blocks}, {verification.num_instances} instances, {_size(verification.num_bytes)}")
+        whole = whole and verification.ok
     return 0 if whole else 1
 
 

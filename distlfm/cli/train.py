@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from distlfm.cli.fit import Address, number
-from distlfm.cli.options import STATE, Overrides, Plugins, RunFolder, as_overrides, say
+from distlfm.cli.options import STATE, Address, Overrides, Plugins, RunFolder, as_overrides, number, say
 
 if TYPE_CHECKING:
     from distlfm.verbs.evaluate import Evaluation
@@ -114,11 +113,11 @@ def evaluate(
     from distlfm.verbs.evaluate import evaluate as run_evaluate
 
     settings = as_overrides({"run.dir": out, "limit": limit, "plugins": plugin}, overrides)
-    found = run_evaluate(checkpoint, store, settings, STATE.reporter)
-    _tell(found)
+    evaluation = run_evaluate(checkpoint, store, settings, STATE.reporter)
+    _tell(evaluation)
     if out is not None:
         say(f"summary: {out / 'summary.json'}", f"report: {out / 'report.html'}")
-    return 1 if found.tally.failed else 0
+    return 1 if evaluation.tally.failed else 0
 
 
 def _tell(found: Evaluation) -> None:

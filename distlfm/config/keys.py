@@ -140,11 +140,11 @@ def sections_of(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, t
 
 def _section(annotation: Any) -> tuple[type[BaseModel] | None, str]:
     """The model that stands under a key, by itself or under names that the user gives; a choice is not a section."""
-    found = parts(annotation)
-    if len(found) == 1 and is_mapping(found[0]):
-        section, below = _section(typing.get_args(found[0])[1])
+    members = parts(annotation)
+    if len(members) == 1 and is_mapping(members[0]):
+        section, below = _section(typing.get_args(members[0])[1])
         return section, f"NAME.{below}"
-    return (found[0] if len(found) == 1 and is_model(found[0]) else None), ""
+    return (members[0] if len(members) == 1 and is_model(members[0]) else None), ""
 
 
 def is_model(annotation: Any) -> bool:
@@ -205,8 +205,8 @@ def kind_of(model: type[BaseModel]) -> str:
 
 def bounds(field: FieldInfo) -> str:
     """Limits of a number, such as `≥ 0, < 1`."""
-    found = [(sign, getattr(rule, name, None)) for rule in field.metadata for name, sign in BOUNDS.items()]
-    return ", ".join(f"{sign} {value:g}" for sign, value in found if value is not None)
+    limits = [(sign, getattr(rule, name, None)) for rule in field.metadata for name, sign in BOUNDS.items()]
+    return ", ".join(f"{sign} {value:g}" for sign, value in limits if value is not None)
 
 
 def default(field: FieldInfo, style: Style = PLAIN, given: Any = None) -> str:

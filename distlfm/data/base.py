@@ -335,8 +335,8 @@ def infer_columns(table: Table) -> tuple[ColumnMap, Problem]:
     output = _one(table, "name the output", _OUTPUT, lambda name: not table.numbers(name).mostly_numeric)
     rest = [name for name in table.names if name not in {time, instance, variance, output, *positions}]
     if len(rest) != 1 or not table.numbers(rest[0]).mostly_numeric:
-        found = f"Columns {_quoted(rest)} could each be" if len(rest) > 1 else "No column is clearly"
-        raise _doubt(table, f"{found} the observed values.")
+        cause = f"Columns {_quoted(rest)} could each be" if len(rest) > 1 else "No column is clearly"
+        raise _doubt(table, f"{cause} the observed values.")
     columns = ColumnMap(
         time=time, instance=instance, output=output, values=(rest[0],), positions=positions, variance=variance
     )
@@ -347,10 +347,10 @@ def infer_columns(table: Table) -> tuple[ColumnMap, Problem]:
 def _one(
     table: Table, role: str, pattern: re.Pattern[str], possible: Callable[[str], bool] = lambda _: True
 ) -> str | None:
-    found = [name for name in table.names if pattern.fullmatch(name) and possible(name)]
-    if len(found) > 1:
-        raise _doubt(table, f"Columns {_quoted(found)} could each {role}.")
-    return found[0] if found else None
+    matching = [name for name in table.names if pattern.fullmatch(name) and possible(name)]
+    if len(matching) > 1:
+        raise _doubt(table, f"Columns {_quoted(matching)} could each {role}.")
+    return matching[0] if matching else None
 
 
 def _doubt(table: Table, what: str) -> DataError:

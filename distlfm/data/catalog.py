@@ -88,9 +88,9 @@ def load(name: str, columns: ColumnMap | None = None) -> ReadReport:
     entry = dataset(name)
     path = path_of(name)
     report = read(path, columns or entry.column_map)
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != entry.sha256:
-        what = f"The file is not the one that is known: its sha256 is {found} and not {entry.sha256}."
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest != entry.sha256:
+        what = f"The file is not the one that is known: its sha256 is {digest} and not {entry.sha256}."
         report.notices.append(Problem(what, "Results on it may differ from published ones.", str(path)))
     report.instances = [_with_entry(instance, entry) for instance in report.instances]
     return report

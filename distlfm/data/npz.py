@@ -79,8 +79,8 @@ def _reports(path: Path, archive: Any) -> Iterator[ReadReport]:
             groups.setdefault(number, {})[rest] = key
         whole = [_NUMBER.fullmatch(number) and {"times", "values"} <= set(group) for number, group in groups.items()]
         if not groups or not all(whole):
-            found = ", ".join(list(keys)[:8]) or "nothing"
-            fix = f"Give arrays times [N] and values [P, N], or t [N] and y [B, P, N]. The file has: {found}."
+            listed = ", ".join(list(keys)[:8]) or "nothing"
+            fix = f"Give arrays times [N] and values [P, N], or t [N] and y [B, P, N]. The file has: {listed}."
             raise refused("The archive has neither of the known forms.", fix, str(path))
     numbers = sorted(groups, key=lambda number: int(number or 0))
     for start in range(0, len(numbers), STEP):

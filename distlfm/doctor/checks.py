@@ -209,8 +209,8 @@ def _ask(probe: Probe, directory: Path, base: Mapping[str, str], stop: threading
     answers = [line for line in output.splitlines() if line.startswith('{"status": ')]
     if code != 0 or not answers:
         return Check(probe.name, "broken", _last_error(code, errors), probe.fix)
-    found = Check(probe.name, **json.loads(answers[-1]))
-    return found if found.status == "ok" or found.fix else replace(found, fix=probe.fix)
+    check = Check(probe.name, **json.loads(answers[-1]))
+    return check if check.status == "ok" or check.fix else replace(check, fix=probe.fix)
 
 
 def _last_error(returncode: int, stderr: str) -> str:

@@ -133,7 +133,7 @@ def run_blocks(fleet: Fleet, config: WorkConfig, reporter: Reporter) -> None:
 
 
 @contextmanager
-def says_how_to_resume(store: Path, command: str) -> Iterator[None]:
+def resumable(store: Path, command: str) -> Iterator[None]:
     """Signals outside the blocks, while data are read or the report is written, end the work with a sentence too.
 
     store: where it is, or will be; command: what goes on once it is there.

@@ -190,7 +190,8 @@ class FitWorker(Worker):
         columns(self.job.store.spec, chosen, fitted, self._seeds(chosen))
 
     def close(self) -> None:
-        close_helper_groups()
+        if self.model.is_field:
+            close_helper_groups()
 
     def _chosen(self, block: int) -> list[Instance]:
         where = self.job.store.block_range(block)

@@ -69,7 +69,7 @@ def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path |
     model = model_with(config, source.outputs)
     _named_alike(model, source.outputs)
     check_inference(model, config.inference)
-    found: Survey | None = None
+    surveyed: Survey | None = None
     noiseless: str | None = None
     costs = array("d")
     negatives = Negatives(model.system)
@@ -78,28 +78,28 @@ def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path |
         _placed(model, chosen)
         negatives.add(chosen)
         part = survey(model, piece, chosen, config.inference)
-        found = part if found is None else found.joined(part)
+        surveyed = part if surveyed is None else surveyed.joined(part)
         costs.extend(float(len(instance.times)) ** 2 for instance in chosen)
         noiseless = noiseless or next((one.id for one in chosen if one.variance is None), None)
-    assert found is not None
-    if found.variance and noiseless is not None:  # each alone could be fitted, and no block of both
+    assert surveyed is not None
+    if surveyed.variance and noiseless is not None:  # each alone could be fitted, and no block of both
         raise UsageError(
             f"Some instances have a noise variance and {noiseless!r} has none.", "Give it for all of them or for none."
         )
-    options = settled(model, found, config.inference)
-    block = config.run.batch or batch_size(model, found, options)
+    options = settled(model, surveyed, config.inference)
+    block = config.run.batch or batch_size(model, surveyed, options)
     units = known_units(source, config.data)
     known = (
         negatives.notice(),
         units_notice(model.system, units),
-        prior_notice(model, found),
-        length_notice(model, found, options),
+        prior_notice(model, surveyed),
+        length_notice(model, surveyed, options),
     )
     notices = tuple(filter(None, known))
     for notice in notices:
         reporter.warn(notice)
     notices = (*map(str, intake.doubts), *notices)  # those were reported when the data were read
-    return FitPlan(model, options, source, found, block, costs, intake.set_aside, folder, notices)
+    return FitPlan(model, options, source, surveyed, block, costs, intake.set_aside, folder, notices)
 
 
 def _named_alike(model: Model, outputs: Sequence[str]) -> None:

@@ -146,13 +146,13 @@ class Stored(Source):
             return []
         rows = self._rows[start:stop]
         within = Store.open(self.path).instances(int(rows[0]), int(rows[-1]) + 1)
-        found = [one for one in within if one.id not in self._unfit]
-        if len(found) != len(rows):
+        usable = [one for one in within if one.id not in self._unfit]
+        if len(usable) != len(rows):
             raise WorkError(
-                f"{self.path} has no observation in {len(rows) - len(found)} of its rows {rows[0]} to {rows[-1]}.",
+                f"{self.path} has no observation in {len(rows) - len(usable)} of its rows {rows[0]} to {rows[-1]}.",
                 "Export it with `distlfm store export --format npz`, which leaves those out, and fit that.",
             )
-        return found
+        return usable
 
 
 def open_source(config: DataConfig, data: Sequence[Instance] | None, folder: Path | None) -> tuple[Source, Intake]:
@@ -179,8 +179,8 @@ def open_source(config: DataConfig, data: Sequence[Instance] | None, folder: Pat
 
 def known_units(source: Source, config: DataConfig) -> dict[str, str]:
     """`time_unit`, `value_unit` and `position_unit` as far as they are known: by the config, or else by the data."""
-    found = source.read(0, 1)[0].metadata
-    stated = {key: found.get(key, UNKNOWN_UNIT) for key in ("time_unit", "value_unit", "position_unit")}
+    metadata = source.read(0, 1)[0].metadata
+    stated = {key: metadata.get(key, UNKNOWN_UNIT) for key in ("time_unit", "value_unit", "position_unit")}
     named = config.units.as_metadata()
     if config.scale == "output":
         named.pop("value_unit", None)

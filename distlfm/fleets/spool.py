@@ -85,11 +85,11 @@ class Spooled(Source):
     sums: Sequence[str]
 
     def read(self, start: int, stop: int) -> list[Instance]:
-        found: list[Instance] = []
+        instances: list[Instance] = []
         for piece in range(start // PIECE, (stop - 1) // PIECE + 1):
             first = piece * PIECE
-            found += self._piece(piece)[max(start - first, 0) : stop - first]
-        return found
+            instances += self._piece(piece)[max(start - first, 0) : stop - first]
+        return instances
 
     def _piece(self, number: int) -> list[Instance]:
         path = _place(self.folder, number, self.sums[number])

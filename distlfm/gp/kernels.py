@@ -125,13 +125,13 @@ class FunctionalKernel:
             )
         self.num_dims = num_dims
         self.template: Kernel = template if isinstance(template, ScaleKernel | LinearKernel) else ScaleKernel(template)
-        found = _find_parameters(self.template)
-        free = [item for item in found if item.parameter.requires_grad]
-        self._fixed = {item.name: item.natural for item in found if not item.parameter.requires_grad}
+        parameters = _find_parameters(self.template)
+        free = [item for item in parameters if item.parameter.requires_grad]
+        self._fixed = {item.name: item.natural for item in parameters if not item.parameter.requires_grad}
         self._initial = {item.name: item.natural for item in free}
         self.parameter_names: tuple[str, ...] = tuple(item.name for item in free)
         self.shapes: dict[str, tuple[int, ...]] = {item.name: item.shape for item in free}
-        self.expression: Node = _take_apart(self.template, {id(item.parameter): item for item in found})
+        self.expression: Node = _take_apart(self.template, {id(item.parameter): item for item in parameters})
 
     def initial(self) -> dict[str, Tensor]:
         """The template's own values, without batch dimensions."""

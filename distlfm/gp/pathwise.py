@@ -147,11 +147,11 @@ def draw_posterior(
 
 def _prior_part(kernel: FunctionalKernel, hyper: Hyper, domain: Domain, noise: Tensor) -> tuple[_WeightedBasis, Tensor]:
     """noise: [S, B, 2, R]."""
-    found = spectrum(kernel, hyper, domain.upper - domain.lower, noise.shape[-1])
-    if found is not None:
-        weights = noise[..., : found.amplitudes.shape[-1]] * found.amplitudes[..., None, :]
-        ok = found.amplitudes.detach().isfinite().all(-1).expand(noise.shape[1])
-        return _WeightedBasis(_SpectralBasis(found), weights.flatten(-2)), ok
+    waves = spectrum(kernel, hyper, domain.upper - domain.lower, noise.shape[-1])
+    if waves is not None:
+        weights = noise[..., : waves.amplitudes.shape[-1]] * waves.amplitudes[..., None, :]
+        ok = waves.amplitudes.detach().isfinite().all(-1).expand(noise.shape[1])
+        return _WeightedBasis(_SpectralBasis(waves), weights.flatten(-2)), ok
     available = noise.flatten(-2)
     num_dims = domain.lower.shape[-1]
     count = int(min(NUM_BASIS, available.shape[-1]) ** (1 / num_dims) + 1e-9)

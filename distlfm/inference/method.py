@@ -43,7 +43,8 @@ def register_method(name: str) -> Callable[[Kind], Kind]:
 class Method(ABC):
     """A way to fit. What differs between instances is in its fields: those with equal methods are fitted together.
 
-    fields: whether it is for partial differential equations. together: at most so many instances are a fleet's block.
+    fields: whether it is for partial differential equations. together: the maximum number of instances in a
+    fleet's block.
     """
 
     name: ClassVar[str] = ""

@@ -79,8 +79,9 @@ def survey(model: Model, whole: Sequence[Instance], chosen: Sequence[Instance], 
         return replace(found, extent=extent_of(model, whole))
     if options.variational.num_inducing or not _is_solved(model, found, options):
         return found
+    unlike = {(one.times.tobytes(), one.mask.any(0).tobytes()): one for one in chosen}
     # One with an output that the mechanism does not know is refused alone, when it is fitted.
-    each = [collate([one.blind()], one.outputs) for one in _unlike(chosen)]
+    each = [collate([one.blind()], one.outputs) for one in unlike.values()]
     return replace(found, inducing=max(choose_num_inducing(model, one) for one in each))
 
 
@@ -106,8 +107,3 @@ def settled(model: Model, found: Survey, options: InferenceConfig) -> InferenceC
 def settle_fleet(model: Model, instances: Sequence[Instance], options: InferenceConfig) -> InferenceConfig:
     """Options settled for a fleet that is in memory."""
     return settled(model, survey(model, instances, instances, options), options)
-
-
-def _unlike(instances: Sequence[Instance]) -> list[Instance]:
-    """One instance of each pattern of observed times."""
-    return list({(one.times.tobytes(), one.mask.any(0).tobytes()): one for one in instances}.values())

@@ -122,12 +122,12 @@ def _factors(off: Tensor, instances: int) -> Factors:
 
 def coverage(ready: OperatorOutput, batch: Batch, normal: Scaling, calibration: Calibration) -> dict[str, float]:
     """Share of the truth within the bands of a calibrated prediction: `force_68`, `force_95`, `parameters_68`, …."""
-    found = {}
+    shares = {}
     force, params = _off(ready, batch, normal)
     for level in LEVELS:
-        found[f"force_{level}"] = _inside(force.movedim(1, -1), calibration.forces, level)
-        found[f"parameters_{level}"] = _inside(params, calibration.parameters, level)
-    return found
+        shares[f"force_{level}"] = _inside(force.movedim(1, -1), calibration.forces, level)
+        shares[f"parameters_{level}"] = _inside(params, calibration.parameters, level)
+    return shares
 
 
 def _inside(off: Tensor, factors: tuple[Factors, ...], level: int) -> float:

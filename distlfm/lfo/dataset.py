@@ -23,7 +23,7 @@ from distlfm.errors import UsageError
 from distlfm.lfo.grid import BLOCK, GriddedData, Resampler, fill, grid_points, to_grid
 from distlfm.lfo.schema import OperatorSchema
 from distlfm.lfo.settings import Index
-from distlfm.likelihoods import LIKELIHOODS
+from distlfm.likelihoods import LIKELIHOODS, LikelihoodConfig, build_likelihood
 from distlfm.store import STATUSES, Store
 from distlfm.store.layout import ABSENT, UNLEARNED
 
@@ -115,6 +115,12 @@ class Examples:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def in_memory(self) -> Examples:
+        """These examples with all shards read, if they fit in memory: copies in other processes need not read them."""
+        if len(self._shards) <= self._room:
+            self._cache = Memory([self._read(shard) for shard in range(len(self._shards))])
+        return self
+
     @cached_property
     def sources(self) -> tuple[str, ...]:
         """A fingerprint of each store: which instances of which config or data are learned from, wherever it lies."""
@@ -124,8 +130,8 @@ class Examples:
     def some(self, indices: Index, most: int) -> Index:
         """The indices, or, of more than `most` or than memory holds at once, evenly spaced ones."""
         count = min(most, self._most, len(indices))
-        found: Index = indices[np.unique(np.linspace(0, len(indices) - 1, count).astype(int))]
-        return found
+        chosen: Index = indices[np.unique(np.linspace(0, len(indices) - 1, count).astype(int))]
+        return chosen
 
     def batch(self, indices: Index | Sequence[int], upcoming: Index | None = None) -> Batch:
         """The examples with these numbers, in this order. Shards of `upcoming` ones are read in the background."""
@@ -133,15 +139,15 @@ class Examples:
         shards = self._shard_of[at]
         if upcoming is not None and len(upcoming):
             self._cache.fetch(dict.fromkeys(self._shard_of[upcoming].tolist()))
-        found: Arrays = {}
+        gathered: Arrays = {}
         for shard in dict.fromkeys(shards.tolist()):
             arrays, here = self._cache.get(shard), np.flatnonzero(shards == shard)
             for name, array in arrays.items():
-                into = found.setdefault(name, np.empty((len(at), *array.shape[1:]), np.float32))
+                into = gathered.setdefault(name, np.empty((len(at), *array.shape[1:]), np.float32))
                 into[here] = array[self._places[at[here], 2]]
         if not len(at):
-            found = {name: array[:0] for name, array in self._cache.get(0).items()}
-        tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in found.items()}
+            gathered = {name: array[:0] for name, array in self._cache.get(0).items()}
+        tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in gathered.items()}
         return Batch(**tensors, ids=tuple(self.ids[i] for i in at))
 
     def order(self, indices: Index, seed: int, epoch: int) -> Index:
@@ -153,8 +159,8 @@ class Examples:
         if len(self._shards) <= self._room:
             return random.permutation(indices)
         rank = random.permutation(len(self._shards))[self._shard_of[indices]] // max(1, self._room // 2)
-        found: Index = indices[np.lexsort([random.random(len(indices)), rank])]
-        return found
+        ordered: Index = indices[np.lexsort([random.random(len(indices)), rank])]
+        return ordered
 
     def _read(self, shard: int) -> Arrays:
         which, block = self._shards[shard]
@@ -209,6 +215,22 @@ class Cache:
         return Cache, (self._read, self._room)
 
 
+class Memory(Cache):
+    """All shards, read already. They are part of its pickle, whose arrays Ray maps into every process of a node."""
+
+    def __init__(self, shards: Sequence[Arrays]) -> None:
+        self._shards = list(shards)
+
+    def fetch(self, keys: Iterable[int]) -> None:
+        """All are here."""
+
+    def get(self, key: int) -> Arrays:
+        return self._shards[key]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Memory, (self._shards,)
+
+
 def read_rows(store: Store, schema: OperatorSchema, rows: range) -> Arrays:
     """The arrays of a `Batch` for consecutive rows of a store, failed ones among them."""
 
@@ -222,7 +244,7 @@ def read_rows(store: Store, schema: OperatorSchema, rows: range) -> Arrays:
     unknown = np.array([place < 0 for place in wanted], bool)
     generated = store.spec.kind == "generate"
     shape = (len(rows), len(schema.outputs), *schema.shape)
-    found = {
+    arrays = {
         "values": values,
         "mask": mask,
         "force": resample(read("force_mean"), times),
@@ -232,7 +254,7 @@ def read_rows(store: Store, schema: OperatorSchema, rows: range) -> Arrays:
         "clean": resample(read("solution_mean"), times) if generated else np.full(shape, np.nan),
         "noise": _noise(store, read) if generated else np.full(shape[:2], np.nan),
     }
-    return {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in found.items()}
+    return {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in arrays.items()}
 
 
 def _observed(store: Store, schema: OperatorSchema, read: Any) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -259,16 +281,18 @@ def _observed(store: Store, schema: OperatorSchema, read: Any) -> tuple[NDArray[
 def _noise(store: Store, read: Any) -> NDArray[Any]:
     """Standard deviation [b, P] of the observation noise of generated instances; NaN where it is not Gaussian."""
     spec, config = store.spec, store.spec.attributes.get("config", {})
-    likelihood, given = config.get("likelihood", {}), config.get("noise")
-    params = read("params_mean")
-    found = np.full((len(params), len(spec.outputs)), np.nan)
-    known = LIKELIHOODS.get(likelihood.get("kind", "gaussian"))
-    if known is None or not known.gaussian or likelihood.get("relative"):
-        return found
-    if given is not None:
-        return np.full_like(found, given)
+    options, params = config.get("likelihood", {}), read("params_mean")
+    noise = np.full((len(params), len(spec.outputs)), np.nan)
+    if options.get("kind", "gaussian") not in LIKELIHOODS:
+        return noise
+    likelihood = build_likelihood(LikelihoodConfig.model_validate(options), spec.outputs)
+    if not likelihood.gaussian or likelihood.takes_level:
+        return noise
+    if config.get("noise") is not None:
+        return np.full_like(noise, config["noise"])
     for i, output in enumerate(spec.outputs):
         name = f"noise[{output}]" if f"noise[{output}]" in spec.parameters else "noise"
         if name in spec.parameters:
-            found[:, i] = np.hypot(params[:, spec.parameters.index(name)], likelihood.get("floor", 0.0))
-    return found
+            deviation = likelihood.deviation({"noise": params[:, spec.parameters.index(name)]}, np.zeros(()), None)
+            noise[:, i] = np.nan if deviation is None else deviation[:, 0]
+    return noise

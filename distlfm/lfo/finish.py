@@ -32,16 +32,16 @@ def lineage(store: Store) -> tuple[str, ...]:
     data of fits; and of the draws of generated ones, which a store with more instances or on another grid has too.
     """
     attributes = store.spec.attributes
-    found = [fingerprint(store)]
+    marks = [fingerprint(store)]
     if markers := store.markers():
-        found.append(content_hash(markers))
+        marks.append(content_hash(markers))
     if store.spec.kind == "generate":
         origins = [attributes, *attributes.get("merged_from", [])]
-        found += [str(one["config_hash"]) for one in origins if one.get("config_hash")]
-        found += [_draws(attributes["config"])] if "seed" in attributes.get("config", {}) else []
+        marks += [str(one["config_hash"]) for one in origins if one.get("config_hash")]
+        marks += [_draws(attributes["config"])] if "seed" in attributes.get("config", {}) else []
     elif attributes.get("data"):
-        found.append(str(attributes["data"]))
-    return tuple(dict.fromkeys(found))
+        marks.append(str(attributes["data"]))
+    return tuple(dict.fromkeys(marks))
 
 
 def lineage_of(examples: Examples) -> tuple[str, ...]:
@@ -65,9 +65,9 @@ Empty of data that do not say it.
 
 def priors_of(stores: Sequence[Store], start: Operator | None) -> list[Priors]:
     """All that differ, in the order of learning: those of the operator that a training began with come first."""
-    found = [] if start is None else learned_priors(start) or [{}]
-    found += [_priors_in(store.spec) for store in stores]
-    return [one for i, one in enumerate(found) if one not in found[:i]]
+    priors = [] if start is None else learned_priors(start) or [{}]
+    priors += [_priors_in(store.spec) for store in stores]
+    return [one for i, one in enumerate(priors) if one not in priors[:i]]
 
 
 def learned_priors(operator: Operator) -> list[Priors]:

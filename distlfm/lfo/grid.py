@@ -117,8 +117,8 @@ def _mark_near(seen: NDArray[np.float32], exact: FloatArray) -> None:
 def _interpolated(points: FloatArray, values: FloatArray, axes: Sequence[FloatArray]) -> FloatArray:
     """Linear between observations, and the nearest one's value outside of them."""
     if len(axes) == 1:
-        found: FloatArray = np.interp(axes[0], points[:, 0], values)
-        return found
+        interpolated: FloatArray = np.interp(axes[0], points[:, 0], values)
+        return interpolated
     scale = np.array([axis[-1] - axis[0] for axis in axes])
     wanted = np.stack(np.meshgrid(*axes, indexing="ij"), -1) / scale
     near: FloatArray = NearestNDInterpolator(points / scale, values)(wanted)
@@ -158,12 +158,12 @@ class Resampler:
 
     def __call__(self, array: NDArray[Any], times: NDArray[Any] | None) -> FloatArray:
         """[b, C, *store's grid] → [b, C, *grid]; times [b, steps] where instances have their own."""
-        found = array
+        resampled = array
         if self._nodes is not None:
-            found = (found @ self._nodes.T).reshape(*found.shape[:3], *(dim.size for dim in self.dims[1:]))
+            resampled = (resampled @ self._nodes.T).reshape(*resampled.shape[:3], *(dim.size for dim in self.dims[1:]))
         for axis, matrix in self._lines.items():
-            found = np.moveaxis(np.moveaxis(found, axis, -1) @ matrix.T, -1, axis)
-        return found if times is None else _at_own_times(found, times, self.dims[0])
+            resampled = np.moveaxis(np.moveaxis(resampled, axis, -1) @ matrix.T, -1, axis)
+        return resampled if times is None else _at_own_times(resampled, times, self.dims[0])
 
 
 def _line(points: FloatArray, dim: GridDim) -> FloatArray | None:
@@ -171,39 +171,39 @@ def _line(points: FloatArray, dim: GridDim) -> FloatArray | None:
     wanted = dim.points()
     if len(points) == len(wanted) and np.abs(points - wanted).max() <= SAME * (dim.stop - dim.start):
         return None
-    found: FloatArray = CubicSpline(points, np.eye(len(points)))(wanted)
+    weights: FloatArray = CubicSpline(points, np.eye(len(points)))(wanted)
     slack = SAME * (dim.stop - dim.start)
-    found[(wanted < points.min() - slack) | (wanted > points.max() + slack)] = np.nan
-    return found
+    weights[(wanted < points.min() - slack) | (wanted > points.max() + slack)] = np.nan
+    return weights
 
 
 def _mesh(nodes: FloatArray, dims: Sequence[GridDim]) -> FloatArray:
     """Matrix [lattice, nodes], linear on the triangles between nodes [N, d]; outside of them the nearest node's."""
     wanted = grid_points(dims)
-    found = np.zeros((len(wanted), len(nodes)))
+    weights = np.zeros((len(wanted), len(nodes)))
     if nodes.shape[1] == 1:
         order = np.argsort(nodes[:, 0])
         for column, node in enumerate(order):
-            found[:, node] = np.interp(wanted[:, 0], nodes[order, 0], np.eye(len(nodes))[column])
-        return found
+            weights[:, node] = np.interp(wanted[:, 0], nodes[order, 0], np.eye(len(nodes))[column])
+        return weights
     triangles = Delaunay(nodes)
     cell = triangles.find_simplex(wanted)
     inside = np.flatnonzero(cell >= 0)
     bend = triangles.transform[cell[inside]]
     shares = np.einsum("nij,nj->ni", bend[:, :-1], wanted[inside] - bend[:, -1])
     shares = np.concatenate([shares, 1 - shares.sum(-1, keepdims=True)], -1)
-    np.put_along_axis(found_rows := found[inside], triangles.simplices[cell[inside]], shares, -1)
-    found[inside] = found_rows
+    np.put_along_axis(found_rows := weights[inside], triangles.simplices[cell[inside]], shares, -1)
+    weights[inside] = found_rows
     for row in np.flatnonzero(cell < 0):
-        found[row, np.square(nodes - wanted[row]).sum(-1).argmin()] = 1.0
-    return found
+        weights[row, np.square(nodes - wanted[row]).sum(-1).argmin()] = 1.0
+    return weights
 
 
 def _at_own_times(array: FloatArray, times: FloatArray, dim: GridDim) -> FloatArray:
     """Linear in each instance's own times; NaN before the first and after the last, if by more than a step."""
     wanted = dim.points()
     flat = np.moveaxis(array, 2, -1)
-    found = np.full((*flat.shape[:-1], dim.size), np.nan)
+    resampled = np.full((*flat.shape[:-1], dim.size), np.nan)
     for row, own in enumerate(times):
         there = np.isfinite(own)
         if there.sum() < 2:
@@ -212,9 +212,9 @@ def _at_own_times(array: FloatArray, times: FloatArray, dim: GridDim) -> FloatAr
         at = np.clip(np.searchsorted(t, wanted) - 1, 0, len(t) - 2)
         share = np.clip((wanted - t[at]) / (t[at + 1] - t[at]), 0, 1)
         here = flat[row][..., there]
-        found[row] = here[..., at] * (1 - share) + here[..., at + 1] * share
-        found[row][..., (wanted < t[0] - dim.step) | (wanted > t[-1] + dim.step)] = np.nan
-    return np.moveaxis(found, -1, 2)
+        resampled[row] = here[..., at] * (1 - share) + here[..., at + 1] * share
+        resampled[row][..., (wanted < t[0] - dim.step) | (wanted > t[-1] + dim.step)] = np.nan
+    return np.moveaxis(resampled, -1, 2)
 
 
 BLOCK = 64

@@ -130,8 +130,8 @@ class Stage(nn.Module):
 def upper(size: int, device: torch.device) -> Tensor:
     """Where the upper triangle of a matrix [size, size] is, once that is flat."""
     rows, columns = torch.triu_indices(size, size, device=device)
-    found: Tensor = rows * size + columns
-    return found
+    index: Tensor = rows * size + columns
+    return index
 
 
 def domain_weights(u: Tensor) -> Tensor:

@@ -128,10 +128,10 @@ class Training:
 
     def best_model(self) -> FourierOperator:
         """The averaged weights of the epoch that did best on the validation split, or the last ones without one."""
-        found = copy.deepcopy(self.average)
+        model = copy.deepcopy(self.average)
         if self._best_weights:
-            found.load_state_dict(self._best_weights)
-        return found.eval()
+            model.load_state_dict(self._best_weights)
+        return model.eval()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on: tensors, numbers and texts only."""
@@ -178,18 +178,18 @@ class Training:
             group["lr"] = rate
         self.optimiser.zero_grad(set_to_none=True)
         prediction = self._wrapped(batch.values, batch.mask)
-        found = losses(prediction, batch, self.model.normal, options.loss, self._beta(), self._forward)
+        parts = losses(prediction, batch, self.model.normal, options.loss, self._beta(), self._forward)
         # Each rank has its own number of examples; the mean of gradients over ranks is that of all examples.
-        loss = found["total"].sum() * (self.ranks.world / count)
+        loss = parts["total"].sum() * (self.ranks.world / count)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), options.optimiser.clip)
         if not math.isfinite(float(norm)):
             raise WorkError(f"The gradient is not finite at step {self.step}.", "Lower optimiser.lr.")
         self.optimiser.step()
         self._follow()
-        sums = self.ranks.sum(torch.stack([one.detach().sum() for one in found.values()])).cpu()
-        report = {name: float(value) / count for name, value in zip(found, sums, strict=True)}
-        for name, value in zip(found, sums, strict=True):
+        sums = self.ranks.sum(torch.stack([one.detach().sum() for one in parts.values()])).cpu()
+        report = {name: float(value) / count for name, value in zip(parts, sums, strict=True)}
+        for name, value in zip(parts, sums, strict=True):
             self._sums[name] += value
         self._sums["count"] += count
         return {

@@ -43,19 +43,19 @@ def losses(
         spread * scale,
         beta,
     )
-    found = {"force": mean_known(force, batch.force)}
+    parts = {"force": mean_known(force, batch.force)}
     target = normal.standardised(batch.params)
     known = batch.params_var if config.variance == "expected" else torch.zeros_like(target)
     spread = normal.standardised_variance(batch.params, known)
     parameters = gaussian(
         (prediction.params - torch.nan_to_num(target)).square(), prediction.params_logvar, spread, beta
     )
-    found["parameters"] = mean_known(parameters, target)
-    found["total"] = found["force"] + config.parameters * found["parameters"]
+    parts["parameters"] = mean_known(parameters, target)
+    parts["total"] = parts["force"] + config.parameters * parts["parameters"]
     if forward is not None:
-        found["reconstruction"] = reconstruction(prediction, batch, normal, forward)
-        found["total"] = found["total"] + config.reconstruction * found["reconstruction"]
-    return found
+        parts["reconstruction"] = reconstruction(prediction, batch, normal, forward)
+        parts["total"] = parts["total"] + config.reconstruction * parts["reconstruction"]
+    return parts
 
 
 def reconstruction(prediction: OperatorOutput, batch: Batch, normal: Scaling, forward: GridSolver) -> Tensor:
@@ -73,8 +73,8 @@ def gaussian(squared_error: Tensor, logvar: Tensor, spread: Tensor, beta: float)
 
     All of one shape, [B, ...], and so is the result.
     """
-    found = 0.5 * (logvar + (squared_error + spread) * torch.exp(-logvar))
-    return found * torch.exp(beta * logvar.detach()) if beta else found
+    loss = 0.5 * (logvar + (squared_error + spread) * torch.exp(-logvar))
+    return loss * torch.exp(beta * logvar.detach()) if beta else loss
 
 
 def mean_known(loss: Tensor, target: Tensor) -> Tensor:
@@ -100,19 +100,19 @@ def score(
     """
     labelled = examples.labelled[indices]
     model.eval()
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     if labelled.any():
         batches = _shares(model, examples, indices[labelled], config, ranks)
-        found = score_labelled(model, batches, int(labelled.sum()), config, ranks)
+        scores = score_labelled(model, batches, int(labelled.sum()), config, ranks)
     if forward is not None and not labelled.all():
         total = torch.zeros((), dtype=torch.float64)
         for batch in _shares(model, examples, indices[~labelled], config, ranks):
             off = reconstruction(model(batch.values, batch.mask), batch, model.normal, forward)
             total = total.to(off.device) + off.double().sum()
-        found["reconstruction"] = float(ranks.sum(total)) / int((~labelled).sum())
-        found["standing"] = found.get("calibrated", 0.0) + config.loss.reconstruction * found["reconstruction"]
+        scores["reconstruction"] = float(ranks.sum(total)) / int((~labelled).sum())
+        scores["standing"] = scores.get("calibrated", 0.0) + config.loss.reconstruction * scores["reconstruction"]
     model.train()
-    return found
+    return scores
 
 
 def standing(report: Mapping[str, Any]) -> float:
@@ -142,14 +142,14 @@ def score_labelled(
     names: list[str] = []
     for batch in batches:
         prediction = model(batch.values, batch.mask)
-        found = losses(prediction, batch, model.normal, config.loss, beta=0.0)
-        found["q2"] = force_q2(prediction.force, batch.force)
+        scores = losses(prediction, batch, model.normal, config.loss, beta=0.0)
+        scores["q2"] = force_q2(prediction.force, batch.force)
         squares, logs = standardised_errors(prediction, batch, model.normal)
         names_of_moments = [f"{kind}_{i}" for kind in ("square", "log") for i in range(squares.shape[-1])]
-        found |= dict(zip(names_of_moments, torch.cat([squares, logs], -1).unbind(-1), strict=True))
-        found["parameter_mae"] = torch.nanmean((prediction.params - model.normal.standardised(batch.params)).abs(), -1)
-        names = list(found)
-        part = torch.stack([torch.nan_to_num(one).double().sum() for one in found.values()])
+        scores |= dict(zip(names_of_moments, torch.cat([squares, logs], -1).unbind(-1), strict=True))
+        scores["parameter_mae"] = torch.nanmean((prediction.params - model.normal.standardised(batch.params)).abs(), -1)
+        names = list(scores)
+        part = torch.stack([torch.nan_to_num(one).double().sum() for one in scores.values()])
         sums = part if sums is None else sums + part
     assert sums is not None
     report = dict(zip(names, (ranks.sum(sums) / count).tolist(), strict=True))

@@ -91,7 +91,7 @@ class Scaling(nn.Module):
         x, logs = torch.addcmul(self.param_mean, z, self.param_sd), self.param_log > 0
         if not torch.is_grad_enabled():
             return torch.where(logs, x.exp(), x)
-        # A large x that is no logarithm must not overflow: its gradient would be 0 · ∞.
+        # A large x that is not a logarithm must not overflow: its gradient would be 0 · ∞.
         return torch.where(logs, torch.where(logs, x, torch.zeros_like(x)).exp(), x)
 
 
@@ -142,12 +142,12 @@ class FourierOperator(nn.Module):
         u = self._layered(self.lift(x)) if self.mixed is None else self._mixed(x, self.mixed)
         u = torch.cat([u, x], -1)
         unit = size.unsqueeze(-1) * self.normal.force_sd
-        found = self.first(u, u.new_zeros(u.shape[0], 0))
+        output = self.first(u, u.new_zeros(u.shape[0], 0))
         if self.equation is not None:
-            left = self._unexplained(values, found, size, unit)
-            change = self.second(torch.cat([u, left.movedim(1, -1)], -1), found.summary)
-            found = change._replace(force=found.force + change.force, params=found.params + change.params)
-        return self.answer(found, unit, grid)
+            left = self._unexplained(values, output, size, unit)
+            change = self.second(torch.cat([u, left.movedim(1, -1)], -1), output.summary)
+            output = change._replace(force=output.force + change.force, params=output.params + change.params)
+        return self.answer(output, unit, grid)
 
     def answer(self, found: HeadOutput, unit: Tensor, grid: tuple[int, ...]) -> OperatorOutput:
         """What the heads found, on a grid of the data and in the unit [B, L] of each instance's forces."""
@@ -224,13 +224,13 @@ class FourierOperator(nn.Module):
             matrix = series_table(v.shape[2], self.points[0], self.window, slopes, integrals, v.dtype, v.device)
             every = (v @ matrix).unflatten(-1, (-1, self.points[0])).transpose(1, 2)
             return every[:, 0], [every[:, 1:].flatten(1, 2)]
-        found = [self._taken(integral(v))] if integrals else []
+        channels = [self._taken(integral(v))] if integrals else []
         for window in slopes:
             for dim in range(self.num_dims):
-                found.append(self._taken(v, window, dim, 1))
+                channels.append(self._taken(v, window, dim, 1))
                 if dim:
-                    found.append(self._taken(v, window, dim, 2))
-        return self._taken(v), found
+                    channels.append(self._taken(v, window, dim, 2))
+        return self._taken(v), channels
 
     def thinned(self, v: Tensor) -> Tensor:
         """v [B, P, *grid] at the points of the training grid, where that has fewer: noise is measured at those alone.

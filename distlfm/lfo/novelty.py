@@ -202,27 +202,27 @@ def features(model: FourierOperator, values: Tensor, mask: Tensor, prediction: O
     log_rough, log_spread = _log(torch.stack([rough, spread])).unbind()
     certainty = prediction.force_logvar.flatten(2).mean(-1) - 2 * prediction.unit.log()
     doubt = torch.cat([certainty, prediction.params_logvar], -1)
-    found = {
+    numbers = {
         "size": torch.cat([means, log_spread], -1),
         "roughness": torch.cat([log_rough, log_rough - log_spread], -1),
         "seen": mask.mean(dims) / SEEN,
     }
     if model.equation is None:
-        return found | {"course": prediction.summary, "doubt": doubt}
+        return numbers | {"course": prediction.summary, "doubt": doubt}
     residual = model.equation.residual(values, prediction.force, normal.physical(prediction.params))
     noise = (rough.square() + (LEAST_NOISE * spread).square() + 1e-12).sqrt() * normal.value_sd
     explained = explain(model, values, prediction, noise, residual)
     residual = residual / normal.value_sd.view(wide)
     start = residual[..., : max(2, grid[0] // 8)]
-    found["equation"] = _log(torch.cat([residual.square().mean(-1).sqrt(), start.abs().mean(-1)], -1))
-    found["answer"] = torch.cat([found["equation"], doubt, prediction.params, log_rough, log_spread], -1)
+    numbers["equation"] = _log(torch.cat([residual.square().mean(-1).sqrt(), start.abs().mean(-1)], -1))
+    numbers["answer"] = torch.cat([numbers["equation"], doubt, prediction.params, log_rough, log_spread], -1)
     left = explained.left.square().mean(-1)
-    found["unexplained"] = _log(torch.cat([left, left.mean(-1, keepdim=True)], -1))
-    found["moved"] = _log(explained.moved)
+    numbers["unexplained"] = _log(torch.cat([left, left.mean(-1, keepdim=True)], -1))
+    numbers["moved"] = _log(explained.moved)
     parts = residual @ local_fit(grid[0], 0.5 / WINDOWS, WINDOWS, v.dtype, v.device)[0].T
     expected = rough.mean(-1) + 0.02 * (prediction.unit / normal.force_sd).mean(-1)
-    found["residual"] = (parts / expected.view(-1, 1, 1)).flatten(1)
-    return found
+    numbers["residual"] = (parts / expected.view(-1, 1, 1)).flatten(1)
+    return numbers
 
 
 def _log(x: Tensor) -> Tensor:

@@ -184,36 +184,36 @@ class Operator:
     @property
     def notices(self) -> tuple[str, ...]:
         """What to know of the operator itself before its answers are relied on."""
-        found = []
+        sentences = []
         if not self.calibration.instances:
-            found.append(
+            sentences.append(
                 "The operator is not calibrated, as too few instances were held out for that: nothing has checked its"
                 " intervals. Train with more instances, or a larger split.calibration."
             )
         elif self.training.get("calibrated_before"):
-            found.append(
+            sentences.append(
                 "The operator learned without labels after it had been calibrated: nothing has checked its intervals"
                 " since. Evaluate it on a store, or learn from labelled instances too."
             )
         if self.novelty is None:
-            found.append("It is not known what is unlike its training data, so that no answer warns of it.")
-        return tuple(found)
+            sentences.append("It is not known what is unlike its training data, so that no answer warns of it.")
+        return tuple(sentences)
 
     def _answers(self, instances: list[Instance]) -> list[OperatorAnswer]:
         shapes = [self.grid_of(one) for one in instances]
-        found: dict[int, OperatorAnswer] = {}
+        answers: dict[int, OperatorAnswer] = {}
         for shape in dict.fromkeys(shapes):
             rows = [i for i, other in enumerate(shapes) if other == shape]
-            found |= dict(zip(rows, self._same_grid([instances[i] for i in rows], shape), strict=True))
-        return [found[i] for i in range(len(instances))]
+            answers |= dict(zip(rows, self._same_grid([instances[i] for i in rows], shape), strict=True))
+        return [answers[i] for i in range(len(instances))]
 
     def _same_grid(self, instances: list[Instance], shape: tuple[int, ...]) -> list[OperatorAnswer]:
         values, mask = self.arrays(instances, shape)
         with torch.inference_mode():
-            found = self.predict(values, mask)
-            scores, kinds = self.strangeness(values, mask, found)
-            estimates = self._estimates(found)
-            mean, sd = found.force.double().numpy(), (0.5 * found.force_logvar.double()).exp().numpy()
+            prediction = self.predict(values, mask)
+            scores, kinds = self.strangeness(values, mask, prediction)
+            estimates = self._estimates(prediction)
+            mean, sd = prediction.force.double().numpy(), (0.5 * prediction.force_logvar.double()).exp().numpy()
         wide = (-1, *(1,) * len(shape))
         bands: dict[str, Any] = {"mean": mean, "sd": sd}
         for level in LEVELS:

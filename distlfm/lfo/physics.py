@@ -63,8 +63,8 @@ class GridSolver:
     @cached_property
     def _panels(self) -> Panels:
         times = torch.from_numpy(self.schema.dims[0].points())
-        found = panels(times, 1, ORDER)
-        return Panels(found.nodes.float(), found.weights.float(), found.breaks.float())
+        placed = panels(times, 1, ORDER)
+        return Panels(placed.nodes.float(), placed.weights.float(), placed.breaks.float())
 
     @cached_property
     def _to_nodes(self) -> Tensor:

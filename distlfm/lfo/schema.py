@@ -113,7 +113,7 @@ def check_alike(first: Store, other: Store, here: Sequence[GridDim], there: Sequ
 
 def _says(spec: StoreSpec) -> dict[str, object]:
     """What must be the same in all stores, by a name for people."""
-    found: dict[str, object] = {
+    facts: dict[str, object] = {
         "mechanism": spec.attributes.get("mechanism"),
         "outputs": spec.outputs,
         "forces": spec.forces,
@@ -122,14 +122,14 @@ def _says(spec: StoreSpec) -> dict[str, object]:
     mechanism = mechanism_in(spec)
     system = _system(mechanism, spec.outputs)
     if system is None:
-        return found
+        return facts
     options = system.options.model_dump(mode="json", exclude=set(MAY_DIFFER))
     if isinstance(system.options, FieldConfig):
         start = system.options.initial
         options = {name: value for name, value in options.items() if name not in NUMERICAL}
         options["initial"] = (start.kind, start.points, start.values)
-    found |= {f"mechanism.{name}": value for name, value in options.items()}
-    return found | {"known parameters": known_elements(mechanism, spec.outputs)}
+    facts |= {f"mechanism.{name}": value for name, value in options.items()}
+    return facts | {"known parameters": known_elements(mechanism, spec.outputs)}
 
 
 def _system(mechanism: Mapping[str, Any], outputs: Sequence[str]) -> System | None:
@@ -198,8 +198,8 @@ class OperatorSchema(Config):
 
     def known_unit(self, name: str) -> str | None:
         """The unit of `time`, of an axis, an output, a force or a parameter, where it is known and not one."""
-        found = self.units.get(name)
-        return None if found in (None, "1", UNKNOWN_UNIT) else found
+        unit = self.units.get(name)
+        return None if unit in (None, "1", UNKNOWN_UNIT) else unit
 
     def check(self, store: Store) -> None:
         """Refuse a store of something else than this operator was made for."""
@@ -273,16 +273,16 @@ def _dims(store: Store) -> tuple[GridDim, ...]:
     else:
         times = store.read("time")
         start, stop = float(np.nanmin(times)), float(np.nanmax(times))
-    found = [GridDim(name="time", size=spec.steps, start=start, stop=stop)]
+    dims = [GridDim(name="time", size=spec.steps, start=start, stop=stop)]
     if spec.lattice is not None:
         for axis, points in zip(spec.space, spec.lattice, strict=True):
-            found.append(GridDim(name=axis, size=len(points), start=min(points), stop=max(points)))
+            dims.append(GridDim(name=axis, size=len(points), start=min(points), stop=max(points)))
     elif spec.nodes is not None:
         nodes = np.array(spec.nodes)
         size = max(2, round(len(nodes) ** (1 / nodes.shape[1])))
         for i, axis in enumerate(spec.space):
-            found.append(GridDim(name=axis, size=size, start=nodes[:, i].min(), stop=nodes[:, i].max()))
-    return tuple(found)
+            dims.append(GridDim(name=axis, size=size, start=nodes[:, i].min(), stop=nodes[:, i].max()))
+    return tuple(dims)
 
 
 def _unit(stores: Sequence[Store], name: str) -> str:

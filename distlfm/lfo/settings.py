@@ -56,13 +56,13 @@ class OperatorConfig(Config):
 
 
 def _one_each(name: str, given: int | tuple[int, ...], num_dims: int, least: int) -> tuple[int, ...]:
-    found = (given,) * num_dims if isinstance(given, int) else given
-    if len(found) != num_dims or min(found) < least:
+    values = (given,) * num_dims if isinstance(given, int) else given
+    if len(values) != num_dims or min(values) < least:
         raise UsageError(
             f"operator.{name} is {given} for {num_dims} dimensions.",
             f"Give one number of {least} or more, or {num_dims} of them.",
         )
-    return found
+    return values
 
 
 class LossConfig(Config):

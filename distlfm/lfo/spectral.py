@@ -210,8 +210,8 @@ def local_fit(
     weighted = basis * weight.unsqueeze(-1)
     solved = torch.linalg.solve(weighted.mT @ basis, weighted.mT) @ spline(size, fine)  # [m, 3, n]
     scale = torch.tensor([1.0, UNIT / width, 2 * (UNIT / width) ** 2], dtype=torch.float64)
-    found: Tensor = (solved * scale.unsqueeze(-1)).transpose(0, 1)
-    return found.to(device, dtype).contiguous()
+    weights: Tensor = (solved * scale.unsqueeze(-1)).transpose(0, 1)
+    return weights.to(device, dtype).contiguous()
 
 
 @table

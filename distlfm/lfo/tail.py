@@ -7,18 +7,26 @@ Shapes: `B` instances, `L` forces, `K` parameters, `H` hidden channels of the la
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from distlfm.instance import FloatArray
 from distlfm.lfo.heads import HeadOutput, Stage
 from distlfm.lfo.model import FourierOperator, OperatorOutput
 
 Adapter = Literal["none", "head", "shift"]
 """head: the last projection and the shifts of the parameters, some two hundred weights. shift: only what is added to
 forces, parameters and their log-variances."""
+
+
+GATE, HIDDEN = "first.project.modulate.bias", "first.project.inner.weight"
+"""Weights of the first projection: the gains, then shifts, of its hidden units, and what these see of the channels."""
+PROJECTION = ("first.project.inner.*", "first.project.outer.*", "first.project.modulate.weight")
+"""All other weights of that projection, as patterns."""
 
 
 def last_stage(model: FourierOperator) -> tuple[str, Stage]:
@@ -36,6 +44,22 @@ def adapter_parameters(model: FourierOperator, kind: Adapter) -> tuple[str, ...]
     if kind == "shift":
         return shifts
     return (f"{name}.project.outer.weight", *shifts)
+
+
+def with_projection(
+    model: FourierOperator, inner: FloatArray, bias: FloatArray, outer: FloatArray, last: FloatArray
+) -> FourierOperator:
+    """Return a copy whose first projection has these layers and is not modulated, but for its `GATE`.
+
+    inner: [H, W]; bias: [H]; outer: [2 L, H]; last: [2 L].
+    """
+    changed = copy.deepcopy(model)
+    project = changed.first.project
+    layers = (project.inner.weight, inner), (project.inner.bias, bias), (project.outer.weight, outer)
+    with torch.no_grad():
+        for weight, value in (*layers, (project.outer.bias, last), (project.modulate.weight, 0.0)):
+            weight.copy_(torch.as_tensor(value))
+    return changed
 
 
 class Features(NamedTuple):
@@ -94,5 +118,5 @@ class Tail:
         shift, shift_logvar = weights.get(f"{self.name}.estimate.bias", self.stage.estimate.bias).chunk(2, -1)
         force, logvar = (seen.hidden @ weight.T + bias).movedim(-1, 1).chunk(2, 1)
         params, params_logvar = seen.params + shift, seen.params_logvar + shift_logvar
-        found = HeadOutput(seen.force + force, logvar, params, params_logvar, seen.summary)
-        return self.model.answer(found, seen.unit, grid)
+        output = HeadOutput(seen.force + force, logvar, params, params_logvar, seen.summary)
+        return self.model.answer(output, seen.unit, grid)

@@ -68,13 +68,13 @@ def check_contract(mechanism: Mechanism) -> None:
 def check_parameters(system: System) -> list[Parameter]:
     """The parameters with the options put in; refused if the equation cannot tell them, or tells one twice."""
     with _own_code(system, "parameters", PARAMETERS):
-        found = system.settled()
-        elements = [one.name for one in found] + [f"{one.name}[{label}]" for one in found for label in one.labels]
+        declared = system.settled()
+        elements = [one.name for one in declared] + [f"{one.name}[{label}]" for one in declared for label in one.labels]
     twice = [element for element, count in Counter(elements).items() if count > 1]
     if twice:
         what = f"{type(system).__name__}.parameters gives {twice[0]!r} twice."
         raise UsageError(what, "Give each a name of its own, and each element a label.")
-    return found
+    return declared
 
 
 def _check_finite(mechanism: Mechanism, start: Tensor, values: Values) -> None:
@@ -128,11 +128,11 @@ def _checked(mechanism: Mechanism, method: str, last: int, why: str, *arguments:
     if not isinstance(given, Tensor):
         raise UsageError(f"{name} gives a {type(given).__name__}, and a tensor {wanted} is needed.", made)
     if not _fits(given, (*LEADING, last), whole=method == "initial_state"):
-        found = f"whose shape is {_shape(given)}"
+        problem = f"whose shape is {_shape(given)}"
         fix = "Join states along the last dimension (dim=-1); num_states and mechanism.outputs say how many there are."
         if given.shape == (last,):
-            found, fix = "without the leading dimensions", made
-        raise UsageError(f"{name} gives a tensor {found}, and {wanted} is needed: {why}.", fix)
+            problem, fix = "without the leading dimensions", made
+        raise UsageError(f"{name} gives a tensor {problem}, and {wanted} is needed: {why}.", fix)
     if given.dtype != torch.float64:
         raise UsageError(f"{name} gives {given.dtype}, and float64 is needed.", "Make it of y and values.")
     return given

@@ -50,7 +50,7 @@ class Cascade(Mechanism):
     def parameters(self) -> list[Parameter]:
         genes = self.outputs
         rate, protein, basal, decay = TIME**-1, LogNormal(0.5, 0.7), LogNormal(0.1, 1.0), LogNormal(0.4, 0.8)
-        found = [
+        declared = [
             Parameter(
                 "protein_decay", ("protein",), protein, positive=True, dimension=rate, meaning="δ, of the protein"
             ),
@@ -61,8 +61,8 @@ class Cascade(Mechanism):
         ]
         if self.start == "free":
             known, prior = dict.fromkeys(genes, VALUE), LogNormal(0.3, 1.0)
-            found.append(start_parameter(("protein", *genes), prior, positive=True, dimension=known))
-        return found
+            declared.append(start_parameter(("protein", *genes), prior, positive=True, dimension=known))
+        return declared
 
     def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
         del t

@@ -126,14 +126,14 @@ class FieldMechanism(System):
     @property
     def coefficients(self) -> Mapping[str, Coefficient]:
         """The coefficients of the equation, by name."""
-        found = self.equation().named(self.field.num_dims)
-        for name, one in found.items():
+        named = self.equation().named(self.field.num_dims)
+        for name, one in named.items():
             if not isinstance(one, Coefficient):
                 raise UsageError(
                     f"The coefficient {name!r} of {self.equation.__name__} is a {type(one).__name__}.",
                     f"Give a prior, positive(median, spread) or real(mean, sd); mechanism.fixed.{name} makes it known.",
                 )
-        return found
+        return named
 
     @property
     def force_dims(self) -> int:
@@ -144,10 +144,10 @@ class FieldMechanism(System):
         return (TIME, *(POSITION,) * self.field.num_dims)
 
     def parameters(self) -> list[Parameter]:
-        found = []
+        declared = []
         for name, one in self.coefficients.items():
             prior = PRIOR.validate_python(dict(one.prior))
-            found.append(Parameter(name, (name,), prior, "mechanism", one.positive, {}, one.dimension, one.meaning))
+            declared.append(Parameter(name, (name,), prior, "mechanism", one.positive, {}, one.dimension, one.meaning))
         start = self.field.initial
         unknown: dict[str, list[tuple[str, Dimension | None, str]]] = {
             "scaled": [("scale", None, "how many times the given profile the state at the start is")],
@@ -158,8 +158,8 @@ class FieldMechanism(System):
         }
         for name, of, meaning in unknown.get(start.kind, []):
             prior = getattr(start, name)
-            found.append(Parameter(f"initial_{name}", (name,), prior, "initial", True, {}, of, meaning))
-        return found
+            declared.append(Parameter(f"initial_{name}", (name,), prior, "initial", True, {}, of, meaning))
+        return declared
 
     def problem(self, mesh: MeshConfig) -> ProblemSpec:
         """Return what a helper group is asked to discretise. mesh: one whose extent is settled."""
@@ -172,8 +172,8 @@ def _where(equation: type[Equation]) -> EquationRef:
     file = None
     if not equation.__module__.startswith("distlfm."):
         spec = getattr(sys.modules.get(equation.__module__), "__spec__", None)
-        found = getattr(spec, "origin", None) or inspect.getsourcefile(equation)
-        file = None if found is None else Path(found).resolve()
+        source = getattr(spec, "origin", None) or inspect.getsourcefile(equation)
+        file = None if source is None else Path(source).resolve()
     return EquationRef(module=equation.__module__, name=equation.__qualname__, file=file)
 
 

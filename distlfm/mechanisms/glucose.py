@@ -56,13 +56,13 @@ class Glucose(Mechanism):
 
     def parameters(self) -> list[Parameter]:
         slow, rest = "p, how fast it returns to the base level", "G_b, where it rests"
-        found = [
+        declared = [
             Parameter("return_rate", ("p",), LogNormal(0.02, 0.5), positive=True, dimension=TIME**-1, meaning=slow),
             Parameter("base_level", ("base",), LogNormal(110.0, 0.25), positive=True, dimension=VALUE, meaning=rest),
         ]
         if self.start == "free":
-            found.append(start_parameter(self.outputs, LogNormal(130.0, 0.4), positive=True, dimension=VALUE))
-        return found
+            declared.append(start_parameter(self.outputs, LogNormal(130.0, 0.4), positive=True, dimension=VALUE))
+        return declared
 
     def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
         del t

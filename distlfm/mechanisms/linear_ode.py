@@ -52,13 +52,13 @@ class LinearODE(Mechanism):
         states = {name: VALUE / TIME**i for i, name in enumerate(self.derivatives)}
         pulls = {name: TIME ** (i - self.order) for i, name in enumerate(self.derivatives)}
         of_order = "a_i, of the i-th derivative of y"
-        found = [
+        declared = [
             Parameter("coefficient", self.derivatives, prior, positive=True, dimension=pulls, meaning=of_order),
             Parameter("sensitivity", ("s",), prior, positive=True, dimension=NUMBER, meaning="s, effect of the force"),
         ]
         if self.free_start:
-            found.append(start_parameter(self.derivatives, Normal(mean=0.0, sd=1.0), dimension=states))
-        return found
+            declared.append(start_parameter(self.derivatives, Normal(mean=0.0, sd=1.0), dimension=states))
+        return declared
 
     def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
         del t

@@ -53,7 +53,7 @@ class Transcription(Mechanism):
             LogNormal(median=1.0, spread=1.0),
             LogNormal(median=0.4, spread=0.8),
         )
-        found = [
+        declared = [
             Parameter("basal", genes, basal, positive=True, dimension=RATE, meaning="b, made while no factor acts"),
             Parameter(
                 "sensitivity", pairs, sensitivity, positive=True, dimension=push, meaning="s, effect of the force"
@@ -62,8 +62,8 @@ class Transcription(Mechanism):
             *self.response.parameters(self.force_names, genes),
         ]
         if self.start == "free":
-            found.append(start_parameter(genes, LogNormal(median=0.3, spread=1.0), positive=True, dimension=VALUE))
-        return found
+            declared.append(start_parameter(genes, LogNormal(median=0.3, spread=1.0), positive=True, dimension=VALUE))
+        return declared
 
     def vector_field(self, t: Tensor, y: Tensor, f: Tensor, values: Values) -> Tensor:
         del t

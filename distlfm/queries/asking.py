@@ -170,9 +170,9 @@ def tables(folder: Path, schema: OperatorSchema) -> Iterator[Tables]:
             files.enter_context(draft.open("w", encoding="utf-8", errors="backslashreplace", newline=""))
             for draft in drafts
         ]
-        found = Tables(schema, *opened)
-        yield found
-        found.close()
+        written = Tables(schema, *opened)
+        yield written
+        written.close()
 
 
 def as_data(answer: OperatorAnswer) -> dict[str, Any]:

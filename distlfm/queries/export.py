@@ -54,17 +54,17 @@ class Program(nn.Module):
         self.register_buffer("params_width", torch.tensor(params))
 
     def forward(self, values: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        found = self.model(values, mask)
-        sd = (0.5 * found.force_logvar).exp() * self.force_factor
+        output = self.model(values, mask)
+        sd = (0.5 * output.force_logvar).exp() * self.force_factor
         half = sd * self.force_width
-        params = found.params
-        params_half = (0.5 * found.params_logvar).exp() * self.params_width
+        params = output.params
+        params_half = (0.5 * output.params_logvar).exp() * self.params_width
         physical = self.model.normal.physical
         return (
-            found.force,
+            output.force,
             sd,
-            found.force - half,
-            found.force + half,
+            output.force - half,
+            output.force + half,
             physical(params),
             physical(params - params_half),
             physical(params + params_half),
@@ -114,7 +114,7 @@ def described(checkpoint: str | Path, plugins: Sequence[str] = ()) -> dict[str, 
     path = find_checkpoint(checkpoint)
     operator = Operator.load(path)
     schema, training = operator.schema, operator.training
-    found = {
+    description = {
         "checkpoint": mark(path),
         "mechanism": str(schema.mechanism.get("kind", "unknown")),
         "takes": _named(schema, schema.outputs),
@@ -126,10 +126,10 @@ def described(checkpoint: str | Path, plugins: Sequence[str] = ()) -> dict[str, 
         "calibrated on": f"{operator.calibration.instances} instances" if operator.calibration.instances else "nothing",
     }
     best = training.get("best") or {}
-    found |= {
+    description |= {
         name.replace("_", " "): f"{best[name]:.4g}" for name in ("validation_q2", "validation_loss") if name in best
     }
-    return found | ({"to be known": " ".join(operator.notices)} if operator.notices else {})
+    return description | ({"to be known": " ".join(operator.notices)} if operator.notices else {})
 
 
 def _named(schema: OperatorSchema, names: Sequence[str]) -> str:
@@ -155,9 +155,9 @@ def _any_batch() -> tuple[Any, Any]:
 
 
 def _torch_export(program: Program, given: tuple[Tensor, Tensor], path: Path) -> None:
-    found = torch.export.export(program, given, dynamic_shapes=_any_batch())
+    exported = torch.export.export(program, given, dynamic_shapes=_any_batch())
     buffer = io.BytesIO()  # a disk that fills while torch writes to it ends the process
-    torch.export.save(found, buffer)
+    torch.export.save(exported, buffer)
     path.write_bytes(buffer.getvalue())
 
 
@@ -176,9 +176,9 @@ def _onnx(program: Program, given: tuple[Tensor, Tensor], path: Path) -> None:
     if missing:
         raise MissingExtra(f"ONNX needs {' and '.join(missing)}.", "Install them with: pip install onnx onnxscript")
     names: dict[str, Any] = {"input_names": INPUTS, "output_names": OUTPUTS}
-    found = torch.onnx.export(program, given, dynamic_shapes=_any_batch(), dynamo=True, verbose=False, **names)
-    assert found is not None
-    found.save(str(path))
+    exported = torch.onnx.export(program, given, dynamic_shapes=_any_batch(), dynamo=True, verbose=False, **names)
+    assert exported is not None
+    exported.save(str(path))
 
 
 FORMATS: dict[str, Callable[[Program, tuple[Tensor, Tensor], Path], None]] = {

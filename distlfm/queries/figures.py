@@ -50,26 +50,26 @@ def row_of(
     it.
     """
     status = ANSWERED if answer.warning is None else UNLIKE
-    found: Figures = {"id": answer.id, "status": status, **dict.fromkeys(AVERAGED), "parameter_mae": {}}
+    row: Figures = {"id": answer.id, "status": status, **dict.fromkeys(AVERAGED), "parameter_mae": {}}
     truth = instance.truth
     compared = at_truth(answer, truth)
     if compared is not None:
         band, true, here = compared
-        found["latent_q2"] = q2(band.mean, true, here)
-        found["latent_correlation"] = _correlation(band.mean, true, here)
+        row["latent_q2"] = q2(band.mean, true, here)
+        row["latent_correlation"] = _correlation(band.mean, true, here)
         held = compared if drawn is None else at_truth(answer, drawn.truth) or compared
         for level in (68, 95):
-            found[f"latent_coverage_{level}"] = coverage(held[0], held[1], level, held[2])
+            row[f"latent_coverage_{level}"] = coverage(held[0], held[1], level, held[2])
     if truth is not None and truth.parameters:
         errors = parameter_errors(answer, instance, schema)
-        found["parameter_mae"] = errors
+        row["parameter_mae"] = errors
         kinds = {_base(name): kind for name, kind in zip(schema.parameters, schema.parameter_kinds, strict=True)}
         # Kernel and noise have other units than the equation's parameters: they are listed, and not added.
         own = [error for name, error in errors.items() if kinds.get(name, "mechanism") not in ("kernel", "noise")]
-        found["parameter_mae_sum"] = float(sum(own)) if own else None
+        row["parameter_mae_sum"] = float(sum(own)) if own else None
     novelty = answer.novelty if np.isfinite(answer.novelty) else None
-    found["seconds"], found["novelty"], found["warning"] = seconds, novelty, answer.warning
-    return found
+    row["seconds"], row["novelty"], row["warning"] = seconds, novelty, answer.warning
+    return row
 
 
 def failed_answer(name: str, reason: str) -> Figures:
@@ -159,16 +159,16 @@ def parameter_scores(
     sides = ("mean", "lower68", "upper68", "lower95", "upper95")
     rows = [[true.get(one.name, 1.0), *(getattr(one, side) for side in sides)] for one in answer.estimates]
     natural = torch.tensor(rows, dtype=torch.float32).reshape(-1, 1 + len(sides)).T
-    told = operator.model.normal.standardised(natural).double().numpy()
+    true_z, mean, low68, high68, low95, high95 = operator.model.normal.standardised(natural).double().numpy()
     known = np.array([one.name in true for one in answer.estimates], bool)
-    return np.where(known, told[0] - told[1], np.nan), (told[3] - told[2]) / 2, (told[5] - told[4]) / 2
+    return np.where(known, true_z - mean, np.nan), (high68 - low68) / 2, (high95 - low95) / 2
 
 
 def _inside(off: FloatArray, half68: FloatArray, half95: FloatArray) -> FloatArray:
     """How many errors are inside the interval of each level; between and below the two that are given, normal ones."""
     unit = (1 - _SHARE) * half68 / _NORMAL68 + _SHARE * half95 / _NORMAL95
-    found: FloatArray = (np.abs(off) <= _WIDTHS * unit * (1 + EDGE)).sum(-1).astype(np.float64)
-    return found
+    counts: FloatArray = (np.abs(off) <= _WIDTHS * unit * (1 + EDGE)).sum(-1).astype(np.float64)
+    return counts
 
 
 def _correlation(predicted: FloatArray, true: FloatArray, here: BoolArray) -> float:
@@ -248,5 +248,5 @@ class DrawnTruths:
             rows = self.store.block_range(block)
             self._held = {key: array for key, array in self._held.items() if key[1] == block}
             self._held[name, block] = np.asarray(self.store.read(name, rows.start, rows.stop), dtype=np.float64)
-        found: FloatArray = self._held[name, block][place]
-        return found
+        values: FloatArray = self._held[name, block][place]
+        return values

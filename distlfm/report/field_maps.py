@@ -74,7 +74,7 @@ def plot_field(view: FieldView) -> Figure:
 def _panels(view: FieldView) -> list[Panel]:
     """Maps of the output, then of the force."""
     grid = view.result.grid
-    found = []
+    panels = []
     for name, unit, band, true, kind in (
         (view.output, view.value_unit, grid.outputs, view.true_output, "outputs"),
         (view.force, force_unit(view.result), grid.force, view.true_force, "force"),
@@ -82,8 +82,8 @@ def _panels(view: FieldView) -> list[Panel]:
         mean, sd = view.cloud(grid, band, "mean"), view.cloud(grid, band, "sd")
         known = None if true is None else (true, view.error(true, kind))
         truth = view.truth_name if kind == "force" else "truth"
-        found += band_panels(name, unit, ("posterior mean", mean), sd, truth, known)
-    return found
+        panels += band_panels(name, unit, ("posterior mean", mean), sd, truth, known)
+    return panels
 
 
 def band_panels(
@@ -96,16 +96,16 @@ def band_panels(
     word, mean = level
     title, label = plain(name), quantity(name, unit)
     limits, true_limits = _shared(mean.values, None if known is None else known[0].values)
-    found = [Panel(f"{title}: {word}", label, mean, LEVEL_MAP, limits)]
+    panels = [Panel(f"{title}: {word}", label, mean, LEVEL_MAP, limits)]
     top = sd.values[np.isfinite(sd.values) & (sd.values > 0)]
     limits = Normalize(0.0, float(np.quantile(top, USUAL)) if len(top) else 1.0)
-    found.append(Panel(f"{title}: sd", "sd", sd, SPREAD_MAP, limits))
+    panels.append(Panel(f"{title}: sd", "sd", sd, SPREAD_MAP, limits))
     if known is not None:
         true, error = known
         end = float(np.max(np.abs(error.values), where=np.isfinite(error.values), initial=0.0)) or 1.0
-        found.append(Panel(f"{title}: {truth}", label, true, LEVEL_MAP, true_limits))
-        found.append(Panel(f"{title}: mean − {truth}", "error", error, ERROR_MAP, Normalize(-end, end)))
-    return found
+        panels.append(Panel(f"{title}: {truth}", label, true, LEVEL_MAP, true_limits))
+        panels.append(Panel(f"{title}: mean − {truth}", "error", error, ERROR_MAP, Normalize(-end, end)))
+    return panels
 
 
 def _shared(first: FloatArray, second: FloatArray | None) -> tuple[Normalize, Normalize]:
@@ -170,13 +170,13 @@ _RING: dict[str, Any] = {"s": 1.4, "facecolor": "white", "edgecolor": "none", "a
 def _mark_handles(view: FieldView) -> list[Artist]:
     dot = Line2D([], [], marker="o", markersize=3.5, color=MEASURED, markeredgecolor="white", linestyle="none")
     dot.set_label(f"fitted ({len(view.training.values)} points)")
-    found: list[Artist] = [dot]
+    artists: list[Artist] = [dot]
     if view.held_out is not None:
         ring = Line2D([], [], marker="o", markersize=2.2, color="white", markeredgecolor="#999999", linestyle="none")
         ring.set_markeredgewidth(0.5)
         ring.set_label(f"held back for scoring ({len(view.held_out.values)} points)")
-        found.append(ring)
-    return found
+        artists.append(ring)
+    return artists
 
 
 # ---- in the plane and in space ---------------------------------------------------------------------------------------
@@ -260,18 +260,18 @@ def _triangles(view: FieldView, places: FloatArray) -> Triangulation | None:
     if len(places) < 3 or np.ptp(places, axis=0).min() <= 0:
         return None
     try:
-        found = Triangulation(places[:, 0], places[:, 1])
+        triangulation = Triangulation(places[:, 0], places[:, 1])
     except (RuntimeError, ValueError):  # all on one line
         return None
     if mesh is not None:
         # Between points across a hole or a notch there is no field.
         inside = Triangulation(mesh.nodes[:, 0], mesh.nodes[:, 1], mesh.cells).get_trifinder()
-        middle = places[found.triangles].mean(1)
+        middle = places[triangulation.triangles].mean(1)
         outside = np.asarray(inside(middle[:, 0], middle[:, 1]), dtype=np.int64) < 0
         if outside.all():
             return None
-        found.set_mask(outside)
-    return found
+        triangulation.set_mask(outside)
+    return triangulation
 
 
 def time_title(view: FieldView, time: float) -> str:

@@ -171,15 +171,15 @@ def plot_parameters(result: FitResult) -> Figure:
 def field_figures(result: FitResult, *, mapped: bool = True) -> list[PageFigure]:
     """Maps, profiles, residuals, mesh and parameters of a field that was fitted; unmapped, without the large ones."""
     view = FieldView(result)
-    found = [_maps(view)] if mapped else []
+    figures = [_maps(view)] if mapped else []
     if view.dims == 1:
-        found.append(_profiles(view))
+        figures.append(_profiles(view))
     if mapped:
-        found += _checks(view)
+        figures += _checks(view)
     if result.estimates:
         alt = f"Instance {result.id}: intervals of {len(result.estimates)} parameters."
-        found.append(embed(plot_parameters(result), "Parameters with their intervals of 68 and 95 %.", alt))
-    return found
+        figures.append(embed(plot_parameters(result), "Parameters with their intervals of 68 and 95 %.", alt))
+    return figures
 
 
 def _maps(view: FieldView) -> PageFigure:
@@ -224,7 +224,7 @@ def _profiles(view: FieldView) -> PageFigure:
 
 
 def _checks(view: FieldView) -> list[PageFigure]:
-    found = []
+    figures = []
     left = residuals(view.result)
     if left is not None and len(left):
         far = float((abs(left.values) > 1.96).mean())
@@ -236,10 +236,10 @@ def _checks(view: FieldView) -> list[PageFigure]:
             f"Instance {view.result.id}: fitted against observed values, and {len(left)} standardised residuals where "
             f"they were observed; {100 * far:.1f} % are beyond 1.96."
         )
-        found.append(embed(plot_residuals(view, left), caption, alt))
+        figures.append(embed(plot_residuals(view, left), caption, alt))
     if view.mesh is not None:
         assumed = assumed_words(view.result.posterior.model.field.field)
         words = f"The mesh: {view.mesh.words}. {assumed}"
         alt = f"Instance {view.result.id}: the mesh of {view.mesh.words}, with the places of the data."
-        found.append(embed(plot_mesh(view), words, alt))
-    return found
+        figures.append(embed(plot_mesh(view), words, alt))
+    return figures

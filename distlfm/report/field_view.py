@@ -203,12 +203,12 @@ class FieldView:
     def mesh(self) -> Mesh | None:
         """The mesh, where the posterior has one."""
         field = getattr(getattr(self.result.posterior, "marginal", None), "map", None)
-        found = getattr(field, "discretised", None)
-        if field is None or found is None:
+        discretised = getattr(field, "discretised", None)
+        if field is None or discretised is None:
             return None
-        grid, count = field.grid, f"{len(found.nodes)} nodes and {len(found.cells)} cells"
+        grid, count = field.grid, f"{len(discretised.nodes)} nodes and {len(discretised.cells)} cells"
         words = f"{count}, {grid.steps} steps of {grid.dt:.4g}"
-        return Mesh(found.nodes, found.cells, np.asarray(field.inducing.places), words)
+        return Mesh(discretised.nodes, discretised.cells, np.asarray(field.inducing.places), words)
 
 
 def _spread(times: FloatArray, count: int) -> FloatArray:

@@ -129,7 +129,7 @@ def _num_warned(tally: Tally) -> int:
 
 def _trouble(tally: Tally) -> list[Section]:
     """Fits that failed or did not settle, those that settled with a warning, and instances that were never fitted."""
-    found = []
+    sections = []
     ended: list[list[Cell]] = []
     warned: list[list[Cell]] = []
     # The first of a large fleet may all be warned of; what failed is kept apart, and among the worst.
@@ -143,18 +143,18 @@ def _trouble(tally: Tally) -> list[Section]:
     if count := tally.failed + tally.unsettled + tally.unreliable:
         columns = ("instance", "status", "why, and what to do")
         table = _listed(ended, count, "whose fit did not converge", columns)
-        found.append(Section("Failed and unsettled fits", tables=[table]))
+        sections.append(Section("Failed and unsettled fits", tables=[table]))
     if count := _num_warned(tally):
         table = _listed(warned, count, "whose fit converged with a warning", ("instance", "warning"))
-        found.append(Section(LOOK_AT, tables=[table]))
+        sections.append(Section(LOOK_AT, tables=[table]))
     if tally.set_aside:
         problems = [[str(i), str(problem)] for i, problem in enumerate(tally.set_aside[:MAX_ASIDE], 1)]
         caption = "Data that was not fitted."
         if len(tally.set_aside) > MAX_ASIDE:
             caption = f"The first {MAX_ASIDE} of {len(tally.set_aside)} pieces of data that were not fitted."
         table = Table(caption, ("#", "problem"), problems)
-        found.append(Section("Set aside", "These were left out before fitting.", tables=[table]))
-    return found
+        sections.append(Section("Set aside", "These were left out before fitting.", tables=[table]))
+    return sections
 
 
 def _listed(rows: list[list[Cell]], count: int, which: str, columns: tuple[str, ...]) -> Table:
@@ -219,11 +219,11 @@ def _curves(result: FitResult) -> list[Figure]:
         f"Instance {result.id}: {len(outputs)} outputs with data and bands against time, the inferred {forces}, and "
         f"intervals of {len(result.estimates)} parameters."
     )
-    found = [embed(plot_fit(result), caption, alt)]
+    figures = [embed(plot_fit(result), caption, alt)]
     if result.posterior.model.system.options.kind in PHASE_PLANES:
         alt = f"Instance {result.id}: phase plane of {outputs[0]} against the inferred {forces}."
-        found.append(embed(plot_phase(result), "Phase plane; tubes have each axis's own interval.", alt))
-    return found
+        figures.append(embed(plot_phase(result), "Phase plane; tubes have each axis's own interval.", alt))
+    return figures
 
 
 def _parameters(result: FitResult) -> list[Table]:

@@ -45,7 +45,7 @@ def plot_learning(lines: Sequence[Line]) -> Figure:
             axes.set_xlabel("step")
             style.set_ticks(axes, x=4, integer=True)
             if not axes.lines:
-                style.say_instead(axes, "not recorded")
+                style.show_message(axes, "not recorded")
     return figure
 
 
@@ -130,11 +130,11 @@ def _plane(values: FloatArray, answer: OperatorAnswer) -> tuple[FloatArray, Floa
 
 
 def _draw_line(axes: Axes, lines: Sequence[Line], key: str, colour: str, label: str) -> None:
-    found = [(line["step"], line[key]) for line in lines if line.get(key) is not None and "step" in line]
-    found = [(step, value) for step, value in found if np.isfinite(value)]
-    if found:
+    points = [(line["step"], line[key]) for line in lines if line.get(key) is not None and "step" in line]
+    points = [(step, value) for step, value in points if np.isfinite(value)]
+    if points:
         width = 0.6 if colour == style.BAND68 else 1.3
-        axes.plot(*zip(*found, strict=True), color=colour, linewidth=width, label=label)
+        axes.plot(*zip(*points, strict=True), color=colour, linewidth=width, label=label)
 
 
 def _bins(least: float) -> Callable[[Axes, FloatArray], FloatArray]:

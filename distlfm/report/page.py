@@ -82,11 +82,11 @@ class Table:
         """Return scores over all instances, under the names of their columns, and the errors of parameters."""
         mean, worst = tally.overall()
         rows = [[name, *(number(row.get(key)) for key in scores)] for name, row in (("mean", mean), ("worst", worst))]
-        found = [cls("Mean and worst of each score over the instances.", ("over all", *scores.values()), rows).known()]
+        tables = [cls("Mean and worst of each score over the instances.", ("over all", *scores.values()), rows).known()]
         if mean["parameter_mae"]:
             errors = [(name, number(value)) for name, value in mean["parameter_mae"].items()]
-            found.append(cls("Mean absolute error of each parameter, over instances.", ("parameter", "error"), errors))
-        return found
+            tables.append(cls("Mean absolute error of each parameter, over instances.", ("parameter", "error"), errors))
+        return tables
 
     @classmethod
     def by_instance(cls, caption: str, rows: Sequence[Row], scores: Mapping[str, str]) -> Table:
@@ -171,10 +171,10 @@ class Provenance:
     more: Mapping[str, Cell] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: str, told: Mapping[str, Any]) -> Provenance:
+    def of(cls, config: str, facts: Mapping[str, Any]) -> Provenance:
         """Take `versions`, `seed`, `hash` and `date` from a mapping, where it has them; the rest goes to `more`."""
-        own = {key: told[key] for key in ("versions", "seed", "hash", "date") if key in told}
-        return cls(config, **own, more={key: value for key, value in told.items() if key not in own})
+        own = {key: facts[key] for key in ("versions", "seed", "hash", "date") if key in facts}
+        return cls(config, **own, more={key: value for key, value in facts.items() if key not in own})
 
     @property
     def table(self) -> Table:

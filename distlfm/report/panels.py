@@ -169,7 +169,7 @@ def draw_histogram(
     axes.set(xlabel=label, ylabel="instances")
     style.set_ticks(axes, y=4, integer=True)
     if len(values) == 0:
-        style.say_instead(axes, nothing)
+        style.show_message(axes, nothing)
         return
     style.set_ticks(axes, x=4)
     edges = bins(axes, values)
@@ -210,7 +210,7 @@ class PanelGroup:
 
 def grouped(estimates: Sequence[Estimated]) -> list[PanelGroup]:
     """Panels in the order of the parameters, kind by kind."""
-    found = []
+    groups = []
     for kind in dict.fromkeys(estimate.kind for estimate in estimates):
         vectors: dict[str, list[Estimated]] = {}
         for one in estimates:
@@ -219,12 +219,12 @@ def grouped(estimates: Sequence[Estimated]) -> list[PanelGroup]:
                 vectors.setdefault(name if label else "", []).append(one)
         singles = vectors.pop("", [])
         for name, elements in vectors.items():
-            found.append(PanelGroup(name if name == kind else f"{name} ({kind})", tuple(elements)))
+            groups.append(PanelGroup(name if name == kind else f"{name} ({kind})", tuple(elements)))
         if singles and _decades(singles) < TOGETHER:
-            found.append(PanelGroup(kind, tuple(singles)))
+            groups.append(PanelGroup(kind, tuple(singles)))
         else:
-            found += [PanelGroup(kind, (single,)) for single in singles]
-    return found
+            groups += [PanelGroup(kind, (single,)) for single in singles]
+    return groups
 
 
 def _element(one: Estimated) -> tuple[str, str]:

@@ -116,7 +116,7 @@ def plot_trace(result: FitResult) -> Figure:
             axes.set_xlabel("iteration")
             style.set_ticks(axes, x=5, integer=True)
             if len(trace) == 0:
-                style.say_instead(axes, "no finite value")
+                style.show_message(axes, "no finite value")
         if len(trace):
             mark = "o" if len(trace) == 1 else ""
             left.plot(iterations, trace, color=style.INFERRED, marker=mark)
@@ -127,7 +127,7 @@ def plot_trace(result: FitResult) -> Figure:
                 right.yaxis.set_major_formatter("{x:g}")
                 right.plot(iterations[far], gap[far], color=style.INFERRED, marker="o", markersize=2, linewidth=0.9)
             else:
-                style.say_instead(right, "the bound did not change")
+                style.show_message(right, "the bound did not change")
     return figure
 
 

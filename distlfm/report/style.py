@@ -107,19 +107,19 @@ def q2_bins(_: Axes, values: FloatArray) -> FloatArray:
     return np.linspace(low, 1.0, 21)
 
 
-def say_instead(axes: Axes, text: str) -> None:
-    """Words in place of what cannot be drawn."""
+def show_message(axes: Axes, text: str) -> None:
+    """Write a message in place of what cannot be drawn."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=QUIET)
     axes.set(xticks=[], yticks=[])
 
 
 def handles(*, data: bool, truth: bool) -> list[Artist]:
     """What a legend shows; `data` and `truth` only where they are drawn."""
-    found: list[Artist] = [
+    artists: list[Artist] = [
         Line2D([], [], color=MEASURED, marker="o", markersize=3, linestyle="none", label="data"),
         Line2D([], [], color=INFERRED, label="posterior mean"),
         Patch(color=BAND68, linewidth=0, label="68 % interval"),
         Patch(color=BAND95, linewidth=0, label="95 % interval"),
         Line2D([], [], color=TRUTH, linestyle=DASHED, label="truth"),
     ]
-    return found[0 if data else 1 : 5 if truth else 4]
+    return artists[0 if data else 1 : 5 if truth else 4]

@@ -167,17 +167,17 @@ def direction_words(direction: Direction) -> str:
 
 def directions_words(directions: Sequence[Direction]) -> str:
     """All open directions of an instance in one paragraph, with the advice once."""
-    found = [direction_words(direction) for direction in directions]
-    advised = [words.removesuffix(f" {ADVICE}") for words in found]
-    return " ".join([*advised, ADVICE] if advised != found else found)
+    sentences = [direction_words(direction) for direction in directions]
+    advised = [words.removesuffix(f" {ADVICE}") for words in sentences]
+    return " ".join([*advised, ADVICE] if advised != sentences else sentences)
 
 
 def given_words(parameters: Sequence[Parameter], units: Mapping[str, str] | None = None) -> str:
     """Which parameters were known beforehand, or nothing. units: by the names of elements, where they are known."""
     known = {_element(one, label, one.name): x for one in parameters for label, x in one.fixed.items()}
-    found = [f"{name} = {value:g} {(units or {}).get(name, '')}".rstrip() for name, value in known.items()]
-    more = f" and {len(found) - MOST_GIVEN} more" if len(found) > MOST_GIVEN else ""
-    return f"Given, not inferred: {', '.join(found[:MOST_GIVEN])}{more}." if found else ""
+    known_values = [f"{name} = {value:g} {(units or {}).get(name, '')}".rstrip() for name, value in known.items()]
+    more = f" and {len(known_values) - MOST_GIVEN} more" if len(known_values) > MOST_GIVEN else ""
+    return f"Given, not inferred: {', '.join(known_values[:MOST_GIVEN])}{more}." if known_values else ""
 
 
 def assumed_words(options: FieldConfig) -> str:
@@ -209,10 +209,10 @@ def prior_words(model: Model) -> list[str]:
     own = [one for one in model.space.parameters if one.kind not in kinds]
     first = f"{model.system.force_names[0]}."  # what is said of one force holds for all
     kernel = [_parameter(one, one.name.removeprefix(first)) for one in kinds["kernel"] if one.name.startswith(first)]
-    found = [f"Parameters: {', '.join(_parameter(one, one.name) for one in own)}."] if own else []
-    found.append(f"{', '.join(model.system.force_names)}: {kernel_words(model.force.kernel)}; {', '.join(kernel)}.")
+    sentences = [f"Parameters: {', '.join(_parameter(one, one.name) for one in own)}."] if own else []
+    sentences.append(f"{', '.join(model.system.force_names)}: {kernel_words(model.force.kernel)}; {', '.join(kernel)}.")
     noise = [_parameter(one, one.name.replace("_", " ")) for one in kinds["noise"]]
-    return [*found, f"Noise: {', '.join(model.likelihood.words(noise))}."]
+    return [*sentences, f"Noise: {', '.join(model.likelihood.words(noise))}."]
 
 
 def kernel_words(kernel: KernelConfig) -> str:

@@ -157,8 +157,8 @@ class FitConfig(ModelConfig):
         return self.model_copy(update={"run": run, "data": data, "plugins": self.named_plugins()})
 
     def located(self) -> Self:
-        found, path = super().located(), self.data.path
-        return found if path is None else found.changed("data", path=path.absolute())
+        config, path = super().located(), self.data.path
+        return config if path is None else config.changed("data", path=path.absolute())
 
 
 class DrawnConfig(ModelConfig):

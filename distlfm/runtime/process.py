@@ -179,13 +179,13 @@ def expand_hosts(names: str) -> tuple[str, ...]:
 
 def _numbers(ranges: str, names: str) -> list[str]:
     """Return the numbers of a range: four of `08-10,12`, with their leading zeros."""
-    found: list[str] = []
+    numbers: list[str] = []
     for part in ranges.split(","):
         first, dash, last = part.partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
             raise UsageError(f"The list of hosts {names!r} has a range {part!r}.", "Write ranges as [1-4] or [01,03].")
-        found += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
-    return found
+        numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
+    return numbers
 
 
 LOOPBACK = "127.0.0.1"

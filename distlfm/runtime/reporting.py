@@ -197,7 +197,7 @@ class Terminal(Reporter):
         self._console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        # Text: a cell such as "distlfm[ray]" is no markup.
+        # Text: a cell such as "distlfm[ray]" is not markup.
         table = Table(title=Text(title) if title else None, title_justify="left")
         for column in columns:
             table.add_column(Text(column), overflow="fold")

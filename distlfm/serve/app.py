@@ -99,10 +99,10 @@ async def _add(session: Session, request: Request) -> Response:
     try:
         await _receive(request, draft, name, session.config.max_megabytes)
         settings = [line.strip() for line in request.query_params.getlist("setting") if line.strip()]
-        found = await run_in_threadpool(session.alone, session.library.add, draft, name, settings)
+        added = await run_in_threadpool(session.alone, session.library.add, draft, name, settings)
     finally:
         draft.unlink(missing_ok=True)
-    return PlainJSON(found.about())
+    return PlainJSON(added.about())
 
 
 async def _receive(request: Request, draft: Path, name: str, limit: float) -> None:

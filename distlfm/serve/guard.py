@@ -4,7 +4,7 @@ A page elsewhere in the same browser could try to reach this one: by a name that
 rebinding), by forms and images. So a name in `Host` must be one of ours, and a request of another origin is refused.
 
 The token is in the link that is printed, behind its #, which no browser sends anywhere; the page shows it with each
-request. It is no cookie: a browser sends those of 127.0.0.1 to every port, so to servers of other accounts too.
+request. It is not a cookie: a browser sends those of 127.0.0.1 to every port, so to servers of other accounts too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether a Parquet file holds too much once it is decoded: `python parquet_size.py FILE LIMIT`, a process of its own.
 
-What the file itself says of that is no help: a text that is repeated counts once there, and a page may unpack to any
+What the file itself says of that does not help: a text that is repeated counts once there, and a page may unpack to any
 size. So the file is decoded here a few rows at a time, in a process whose memory is limited, and nothing of it is kept.
 The answer is the exit code.
 """

@@ -46,12 +46,12 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def sweep(parent: Path) -> None:
-    """Remove folders of our own whose process is no more."""
+    """Remove folders of our own whose process has ended."""
     try:
-        found = list(parent.iterdir())
+        folders = list(parent.iterdir())
     except OSError:  # one may write there, and not look
         return
-    for folder in found:
+    for folder in folders:
         match = _NAME.fullmatch(folder.name)
         with suppress(OSError):  # somebody else removes it
             mine = not folder.is_symlink() and folder.stat().st_uid == os.getuid()

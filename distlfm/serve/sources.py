@@ -85,16 +85,16 @@ class Patients:
     def listed(self, search: str) -> dict[str, Any]:
         """Places and names that hold a text, the first ones of many."""
         wanted = search.casefold()
-        found = [(place, name) for place, name in enumerate(self.ids) if wanted in name.casefold()]
-        patients = [{"place": place, "id": name} for place, name in found[:MOST_LISTED]]
-        return {"found": len(found), "patients": patients}
+        matching = [(place, name) for place, name in enumerate(self.ids) if wanted in name.casefold()]
+        patients = [{"place": place, "id": name} for place, name in matching[:MOST_LISTED]]
+        return {"found": len(matching), "patients": patients}
 
     def instance(self, place: int, known: Sequence[str]) -> Instance:
         """An instance as `distlfm query` would ask about it. known: the operator's outputs."""
         if not 0 <= place < len(self.ids):
             raise UnknownKey(f"{self.name} has no patient at place {place}.", "Choose one of the list.")
-        (found,) = self.source.read(place, place + 1)
-        return renamed(for_fitting(found, self.config.data), self.config.outputs, known)
+        (one,) = self.source.read(place, place + 1)
+        return renamed(for_fitting(one, self.config.data), self.config.outputs, known)
 
 
 class Library:
@@ -111,8 +111,8 @@ class Library:
         if data.path is None and data.dataset is None:
             return
         name = data.path.name if data.path is not None else str(data.dataset)
-        found = self._opened(self._query(data), name, self._folder / "named")
-        self._named[found.key] = found
+        opened = self._opened(self._query(data), name, self._folder / "named")
+        self._named[opened.key] = opened
 
     def __iter__(self) -> Iterator[Patients]:
         return chain(self._named.values(), self._dropped.values())
@@ -129,13 +129,13 @@ class Library:
             place = folder / shown
             file.replace(place)
             refuse_oversized(place, shown, self._config.max_megabytes)
-            found = self._opened(self._settled(place, settings), shown, None, dropped=True)
+            opened = self._opened(self._settled(place, settings), shown, None, dropped=True)
         except DistlfmError as error:  # who dropped the file knows it by its name, not by where it is for a moment
             raise UsageError(_without(folder, str(error))) from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             file.unlink(missing_ok=True)
-        return self._dropped.keep(found.key, found)
+        return self._dropped.keep(opened.key, opened)
 
     def forget(self, key: str) -> None:
         """Let go of a dropped file."""

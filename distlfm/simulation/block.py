@@ -246,10 +246,10 @@ def _with_noise(config: GenerateConfig, draws: Draws, drawn: Drawn) -> Drawn:
 def _candidates(config: GenerateConfig, draws: Draws) -> NDArray[np.intp]:
     """Points of the grid that may be observed: those of each `sampling.every`-th time."""
     steps = np.unique(draws.points[:, 0], return_inverse=True)[1]
-    found = np.flatnonzero(steps % config.sampling.every == 0)
-    if (config.sampling.count or 0) > len(found):
+    candidates = np.flatnonzero(steps % config.sampling.every == 0)
+    if (config.sampling.count or 0) > len(candidates):
         raise UsageError(
-            f"sampling.count is {config.sampling.count}, and there are {len(found)} points to draw from.",
+            f"sampling.count is {config.sampling.count}, and there are {len(candidates)} points to draw from.",
             "Lower it, or give more points.",
         )
-    return found
+    return candidates

@@ -54,10 +54,10 @@ def simulate(
     def draw_block(generators: Generators) -> Drawn:
         return draw(model, axis.breaks, generators, draw_exactly)
 
-    found: list[Instance] = []
+    instances: list[Instance] = []
     for first in range(0, num_instances, BLOCK):
-        found += draw_finite(range(first, first + BLOCK), seed, draw_block, observe)
-    return found[:num_instances]
+        instances += draw_finite(range(first, first + BLOCK), seed, draw_block, observe)
+    return instances[:num_instances]
 
 
 def simulate_from(config: SimulateConfig) -> list[Instance]:

@@ -56,8 +56,8 @@ def draw_paths(
 
     An instance's numbers come from its own generator, as many as its own hyperparameters ask for.
     """
-    found = [_draw(kernel, one, times, generators) for kernel, one in zip(kernels, hyper, strict=True)]
-    return torch.stack([path for path, _ in found], 1), torch.stack([ok for _, ok in found]).all(0)
+    paths = [_draw(kernel, one, times, generators) for kernel, one in zip(kernels, hyper, strict=True)]
+    return torch.stack([path for path, _ in paths], 1), torch.stack([ok for _, ok in paths]).all(0)
 
 
 def normals(generators: Generators, *shape: int) -> Tensor:
@@ -105,7 +105,7 @@ def circle_root(kernel: FunctionalKernel, hyper: Hyper, step: float, count: int,
 
 def _draw(kernel: FunctionalKernel, hyper: Hyper, times: Tensor, generators: Generators) -> tuple[Tensor, Tensor]:
     count, step = len(times), float(times[-1] - times[0]) / (len(times) - 1)
-    found = torch.zeros(len(generators), count, dtype=torch.float64)
+    paths = torch.zeros(len(generators), count, dtype=torch.float64)
     ok = torch.ones(len(generators), dtype=torch.bool)
     on_circle = torch.zeros_like(ok)
     if _is_stationary(kernel.expression):
@@ -117,15 +117,15 @@ def _draw(kernel: FunctionalKernel, hyper: Hyper, times: Tensor, generators: Gen
         chosen = waiting[fits]
         if len(chosen):
             noise = normals([generators[int(row)] for row in chosen], size)
-            found[chosen] = torch.fft.irfft(root[fits] * torch.fft.rfft(noise), size)[:, :count]
+            paths[chosen] = torch.fft.irfft(root[fits] * torch.fft.rfft(noise), size)[:, :count]
         waiting, size = waiting[~fits], 2 * size
     others = torch.nonzero(~on_circle).flatten()
     if len(others):
         place = times.unsqueeze(-1)
         factor, ok[others] = steady_factor(lambda own: kernel.covariance(own, place, place), _rows(hyper, others))
         noise = normals([generators[int(row)] for row in others], count)
-        found[others] = (factor @ noise.unsqueeze(-1)).squeeze(-1)
-    return found, ok
+        paths[others] = (factor @ noise.unsqueeze(-1)).squeeze(-1)
+    return paths, ok
 
 
 def _at_lags(kernel: FunctionalKernel, hyper: Hyper, lags: Tensor) -> Tensor:
@@ -320,17 +320,17 @@ def _draw_flow(model: Model, values: Values, breaks: Tensor, generators: Generat
 
 def _settle(model: Model, force: Force, values: Values, breaks: Tensor) -> tuple[Tensor, Tensor]:
     """States [B, N, D] by rk4, each instance's from the first steps that suffice, and [B] whether it stays finite."""
-    found = solve(model.mechanism, force, values, breaks, SolverConfig(steps=FEWEST_STEPS))
-    states, ok, steps = found.states[0], found.ok[0], 2 * FEWEST_STEPS
+    trajectory = solve(model.mechanism, force, values, breaks, SolverConfig(steps=FEWEST_STEPS))
+    states, ok, steps = trajectory.states[0], trajectory.ok[0], 2 * FEWEST_STEPS
     settled = torch.zeros_like(ok)
     while steps <= MOST_STEPS and not bool(settled.all()):
-        found = solve(model.mechanism, force, values, breaks, SolverConfig(steps=steps))
-        finer = found.states[0]
+        trajectory = solve(model.mechanism, force, values, breaks, SolverConfig(steps=steps))
+        finer = trajectory.states[0]
         change = ((finer - states).abs().amax(-2) / finer.abs().amax(-2).clamp_min(1e-300)).amax(-1)
         # Steps that are too long diverge where shorter ones do not: only what diverges twice is given up.
-        done = torch.where(ok & found.ok[0], change < ACCURACY, ~ok & ~found.ok[0])
+        done = torch.where(ok & trajectory.ok[0], change < ACCURACY, ~ok & ~trajectory.ok[0])
         states = torch.where(settled[:, None, None], states, finer)
-        ok = torch.where(settled, ok, found.ok[0])
+        ok = torch.where(settled, ok, trajectory.ok[0])
         settled = settled | done
         steps *= 2
     return states, ok

@@ -87,8 +87,8 @@ def jumps(mechanism: Mechanism, space: ParameterSpace, first: float, last: float
         return None
 
     def coefficients(at: Tensor) -> Tensor:
-        found = extract(mechanism, values, at)
-        return torch.cat([found.A.flatten(-2), found.B.flatten(-2), found.c], -1)
+        system = extract(mechanism, values, at)
+        return torch.cat([system.A.flatten(-2), system.B.flatten(-2), system.c], -1)
 
     seen = coefficients(even)
     limit = JUMP * seen.abs().amax(1, keepdim=True)

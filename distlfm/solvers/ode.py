@@ -63,8 +63,8 @@ class _SetApart(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        found = torch.autograd.grad(ctx.result, ctx.copies, gradients[0], allow_unused=True)
-        return None, *found
+        by_copy = torch.autograd.grad(ctx.result, ctx.copies, gradients[0], allow_unused=True)
+        return None, *by_copy
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def checked_arrays(known: Mapping[str, Variable], arrays: Arrays, where: range) 
     for name in NEEDED:
         if name not in arrays:
             raise UsageError(f"The array {name!r} is not given.", "Every block needs it.")
-    found = {}
+    checked = {}
     for name, variable in known.items():
         wanted = (len(where), *variable.shape[1:])
         values = np.asarray(arrays[name]) if name in arrays else variable.filled(len(where))
@@ -48,11 +48,11 @@ def checked_arrays(known: Mapping[str, Variable], arrays: Arrays, where: range) 
                 f"{name} has shape {values.shape}, and instances {where.start} to {where.stop - 1} need {wanted}.",
                 f"Its dimensions are {', '.join(variable.dims)}.",
             )
-        found[name] = values.astype(np.object_ if variable.dtype == STRING else variable.dtype)
-    unknown = set(np.unique(found["status"]).tolist()) - set(STATUSES.values())
+        checked[name] = values.astype(np.object_ if variable.dtype == STRING else variable.dtype)
+    unknown = set(np.unique(checked["status"]).tolist()) - set(STATUSES.values())
     if unknown:
         raise UsageError(f"{sorted(unknown)[0]} is not a status.", f"Known are: {STATUSES}.")
-    return found
+    return checked
 
 
 def encoded_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -120,34 +120,34 @@ class Encoder:
             return b""
         first = block * self._block
         self._array[first : first + len(values)] = values
-        found: bytes = self._held.pop(shard_name(self._variable, block)).to_bytes()
-        return found
+        content: bytes = self._held.pop(shard_name(self._variable, block)).to_bytes()
+        return content
 
 
 def pack(spec: StoreSpec, instances: Sequence[Instance]) -> dict[str, NDArray[Any]]:
     """Return the observed part of a block: id, observed, observed_time, and any positions and variances."""
-    found = {one.name: one.filled(len(instances)) for one in variables(spec) if one.name.startswith("observed")}
-    found["id"] = np.array([one.id for one in instances], dtype=np.object_)
+    arrays = {one.name: one.filled(len(instances)) for one in variables(spec) if one.name.startswith("observed")}
+    arrays["id"] = np.array([one.id for one in instances], dtype=np.object_)
     for row, one in enumerate(instances):
         what = misfit(spec, one)
         if what:
             raise UsageError(what, "Make the store for the data that it is to hold.")
         order = [spec.outputs.index(name) for name in one.outputs]
         points = slice(0, len(one.times))
-        found["observed"][row, order, points] = np.where(one.mask, one.values, np.nan)
-        found["observed_time"][row, points] = one.times
+        arrays["observed"][row, order, points] = np.where(one.mask, one.values, np.nan)
+        arrays["observed_time"][row, points] = one.times
         if one.positions is not None:
             for i, axis in enumerate(spec.space):
-                found[f"observed_{axis}"][row, points] = one.positions[:, i]
+                arrays[f"observed_{axis}"][row, points] = one.positions[:, i]
         if one.variance is not None:
-            found["observed_variance"][row, order, points] = one.variance
-    return found
+            arrays["observed_variance"][row, order, points] = one.variance
+    return arrays
 
 
 def unpack(spec: StoreSpec, arrays: Arrays) -> list[Instance]:
     """The instances in the arrays of some rows, with their truth where `solution_mean` is among them."""
     places, units = grid_points(spec), _metadata(spec)
-    found = []
+    instances = []
     for row, name in enumerate(arrays["id"]):
         times = arrays["observed_time"][row]
         there = np.isfinite(times)
@@ -157,7 +157,7 @@ def unpack(spec: StoreSpec, arrays: Arrays) -> list[Instance]:
             continue
         positions = [arrays[f"observed_{axis}"][row][there] for axis in spec.space]
         variance = arrays["observed_variance"][row][:, there] if spec.variance else None
-        found.append(
+        instances.append(
             Instance(
                 id=str(name),
                 outputs=spec.outputs,
@@ -170,7 +170,7 @@ def unpack(spec: StoreSpec, arrays: Arrays) -> list[Instance]:
                 metadata=units,
             )
         )
-    return found
+    return instances
 
 
 def grid_points(spec: StoreSpec) -> FloatArray | None:
@@ -184,10 +184,10 @@ def grid_points(spec: StoreSpec) -> FloatArray | None:
 
 def named_parameters(spec: StoreSpec, values: FloatArray) -> dict[str, FloatArray]:
     """Values [parameters] by name, elements in order: `decay[a]` and `decay[b]` are `decay` [2]."""
-    found: dict[str, list[float]] = {}
+    by_name: dict[str, list[float]] = {}
     for name, value in zip(spec.parameters, values, strict=True):
-        found.setdefault(name.partition("[")[0], []).append(float(value))
-    return {name: np.array(elements) for name, elements in found.items()}
+        by_name.setdefault(name.partition("[")[0], []).append(float(value))
+    return {name: np.array(elements) for name, elements in by_name.items()}
 
 
 def _truth(spec: StoreSpec, arrays: Arrays, row: int, places: FloatArray | None) -> Truth:
@@ -207,12 +207,12 @@ def _truth(spec: StoreSpec, arrays: Arrays, row: int, places: FloatArray | None)
 
 def _metadata(spec: StoreSpec) -> dict[str, str]:
     """The units that a store knows, as readers of files have them: one for the time, all places and all outputs."""
-    found = {}
+    facts = {}
     for key, names in (("time_unit", ("time",)), ("position_unit", spec.space), ("value_unit", spec.outputs)):
         units = {spec.units.get(name) for name in names}
         if len(units) == 1 and (unit := units.pop()) is not None:
-            found[key] = unit
-    return found
+            facts[key] = unit
+    return facts
 
 
 def misfit(spec: StoreSpec, one: Instance) -> str:

@@ -54,7 +54,7 @@ SUFFIX = ".npz"
 
 def export_npz(store: Store, target: Path, on_block: OnBlock) -> Exported:
     """Write every instance that has an observation."""
-    found = Exported(target)
+    exported = Exported(target)
     with drafted(target, "the export") as draft, ExitStack() as stack:
         if target.suffix == SUFFIX:
             archive = stack.enter_context(zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED))
@@ -63,17 +63,17 @@ def export_npz(store: Store, target: Path, on_block: OnBlock) -> Exported:
         for block, marker in store.markers().items():
             instances = store.instances(marker.first, marker.first + marker.count)
             if target.suffix == SUFFIX:
-                add_to_npz(archive, instances, found.num_instances)
+                add_to_npz(archive, instances, exported.num_instances)
             elif instances:
                 write_npz(draft / f"{block:05d}{SUFFIX}", instances)
-            found.num_instances += len(instances)
-            found.left_out += marker.count - len(instances)
+            exported.num_instances += len(instances)
+            exported.left_out += marker.count - len(instances)
             on_block(block)
-        if not found.num_instances:
+        if not exported.num_instances:
             raise UsageError(f"No instance of {store.path} has an observation.", "There is nothing to export.")
-    if found.left_out:
-        found.notes.append(f"{found.left_out} instances have no observation and are left out.")
-    return found
+    if exported.left_out:
+        exported.notes.append(f"{exported.left_out} instances have no observation and are left out.")
+    return exported
 
 
 SUFFIXES = (".h5", ".hdf5")
@@ -86,8 +86,8 @@ def export_well(store: Store, target: Path, on_block: OnBlock) -> Exported:
     h5py = require("h5py", "export")
     spec, markers = store.spec, store.markers()
     _exportable(spec, target)
-    found = Exported(target, left_out=sum(one.failed for one in markers.values()))
-    found.num_instances = count = sum(one.count for one in markers.values()) - found.left_out
+    exported = Exported(target, left_out=sum(one.failed for one in markers.values()))
+    exported.num_instances = count = sum(one.count for one in markers.values()) - exported.left_out
     if not count:
         raise UsageError(f"No instance of {store.path} has an answer.", "There is nothing to export.")
     with drafted(target, "the export") as draft, _file(h5py, draft, spec, count) as file:
@@ -97,10 +97,10 @@ def export_well(store: Store, target: Path, on_block: OnBlock) -> Exported:
             at += _fill(file, store, marker, columns, at)
             on_block(block)
         assert at == count, f"{count} instances were announced and {at} found"
-    if found.left_out:
-        found.notes.append(f"{found.left_out} instances failed and are left out.")
-    found.notes.append("Numbers are in single precision, as The Well has them.")
-    return found
+    if exported.left_out:
+        exported.notes.append(f"{exported.left_out} instances failed and are left out.")
+    exported.notes.append("Numbers are in single precision, as The Well has them.")
+    return exported
 
 
 @contextmanager
@@ -115,10 +115,10 @@ def _file(h5py: Any, draft: Path, spec: StoreSpec, count: int) -> Iterator[Any]:
         with h5py.File(draft, "w") as file:
             yield file
     except RuntimeError as error:  # what the operating system refused, in words of HDF5
-        found = re.search(r"errno = (\d+)", str(error))
-        if found is None:
+        match = re.search(r"errno = (\d+)", str(error))
+        if match is None:
             raise
-        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+        raise OSError(int(match[1]), os.strerror(int(match[1]))) from error
 
 
 def _exportable(spec: StoreSpec, target: Path) -> None:

@@ -239,9 +239,9 @@ def flush(path: Path) -> None:
 
 def flush_tree(path: Path) -> None:
     """Flush a file, or a directory with every file and directory below it, to the disk."""
-    found = [Path(directory) / name for directory, _, names in os.walk(path) for name in ("", *names)] or [path]
+    paths = [Path(directory) / name for directory, _, names in os.walk(path) for name in ("", *names)] or [path]
     with ThreadPoolExecutor(FLUSHES) as pool:
-        list(pool.map(flush, found))
+        list(pool.map(flush, paths))
 
 
 def remove(path: Path) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -58,26 +57,26 @@ class Verification:
 def verify(store: Store, on_block: OnBlock = lambda _: None) -> Verification:
     """Read every file that a marker lists, and compare."""
     there = finished(store.path)
-    found = Verification(flaws=list(_shared(store)), num_blocks=len(there))
+    verification = Verification(flaws=list(_shared(store)), num_blocks=len(there))
     seen: dict[str, int] = {}
     for block in there:
         marker, flaws = _marker(store, block)
         if marker is not None:
             flaws += [_flaw(store, block, *one) for one in _files(store, marker)]
             flaws += [] if flaws else [_flaw(store, block, *one) for one in _content(store, marker, seen)]
-            found.num_instances += marker.count
-            found.num_bytes += marker.bytes
-        found.flaws += flaws
+            verification.num_instances += marker.count
+            verification.num_bytes += marker.bytes
+        verification.flaws += flaws
         on_block(block)
     missing = store.missing()
     if missing:
         what = f"{len(missing)} of {store.spec.num_blocks} blocks are not finished ({_some(missing)})."
-        found.mentions.append(f"{what} The command that began the store goes on with them.")
+        verification.mentions.append(f"{what} The command that began the store goes on with them.")
     leftovers = sorted(_leftovers(store, set(there)))
     if leftovers:
         what = f"{len(leftovers)} files belong to no finished block ({_some(leftovers)})"
-        found.mentions.append(f"{what}: a writer was interrupted, and whoever writes the block replaces them.")
-    return found
+        verification.mentions.append(f"{what}: a writer was interrupted, and whoever writes the block replaces them.")
+    return verification
 
 
 def _shared(store: Store) -> Iterator[Flaw]:
@@ -219,9 +218,6 @@ class StoreSummary:
     config_hash: str
     created: str
     driver: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def summarise(path: str | Path) -> StoreSummary:

@@ -110,12 +110,12 @@ class Variable:
 
 def grid(spec: StoreSpec) -> list[tuple[str, int]]:
     """Name and size of the dimensions on which solutions and forces are given, time first."""
-    found = [("step" if spec.times is None else "time", spec.steps)]
+    sizes = [("step" if spec.times is None else "time", spec.steps)]
     if spec.nodes is not None:
-        found.append(("node", len(spec.nodes)))
+        sizes.append(("node", len(spec.nodes)))
     elif spec.lattice is not None:
-        found += [(axis, len(points)) for axis, points in zip(spec.space, spec.lattice, strict=True)]
-    return found
+        sizes += [(axis, len(points)) for axis, points in zip(spec.space, spec.lattice, strict=True)]
+    return sizes
 
 
 def variables(spec: StoreSpec) -> list[Variable]:
@@ -139,24 +139,24 @@ def variables(spec: StoreSpec) -> list[Variable]:
         return Variable(name, ("instance", *dims), shape, attrs={"long_name": long_name, **attrs})
 
     outputs, forces = _units(spec, "output", spec.outputs), _units(spec, "force", spec.forces)
-    found = [make("observed", ("output", "sample"), "observed value", coordinates=seen, **outputs)]
+    made = [make("observed", ("output", "sample"), "observed value", coordinates=seen, **outputs)]
     for axis in ("time", *spec.space):
-        found.append(make(f"observed_{axis}", ("sample",), f"{axis} of the observation", units=unit(spec, axis)))
+        made.append(make(f"observed_{axis}", ("sample",), f"{axis} of the observation", units=unit(spec, axis)))
     if spec.variance:
         text = "variance of the measurement noise"
-        found.append(make("observed_variance", ("output", "sample"), text, coordinates=seen, **_squared(outputs)))
+        made.append(make("observed_variance", ("output", "sample"), text, coordinates=seen, **_squared(outputs)))
     if spec.times is None:
-        found.append(make("time", ("step",), "time", units=unit(spec, "time"), axis="T"))
+        made.append(make("time", ("step",), "time", units=unit(spec, "time"), axis="T"))
     for name, dim, units in (("solution", "output", outputs), ("force", "force", forces)):
         for part, text, of in (("mean", "mean", units), ("var", "variance", _squared(units))):
             dims = (dim, *on_grid)
-            found.append(make(f"{name}_{part}", dims, f"{text} of the {name}", coordinates=near_grid, **of))
+            made.append(make(f"{name}_{part}", dims, f"{text} of the {name}", coordinates=near_grid, **of))
     if spec.draws:
         dims = ("draw", "force", *on_grid)
-        found.append(make("force_draws", dims, "draws of the force", coordinates=near_grid, **forces))
+        made.append(make("force_draws", dims, "draws of the force", coordinates=near_grid, **forces))
     of_parameters = _units(spec, "parameter", spec.parameters)
     where = "id parameter_kind"
-    found += [
+    made += [
         make("params_mean", ("parameter",), "mean of the parameter", coordinates=where, **of_parameters),
         make("params_var", ("parameter",), "variance of the parameter", coordinates=where, **_squared(of_parameters)),
         make("elbo", (), "what the fit maximised", coordinates="id", units="1"),
@@ -164,7 +164,7 @@ def variables(spec: StoreSpec) -> list[Variable]:
     ]
     flags = {"flag_values": [ABSENT, *STATUSES.values()], "flag_meanings": " ".join(["absent", *STATUSES])}
     return [
-        *found,
+        *made,
         replace(make("seed", (), "random seed", coordinates="id", units="1"), dtype="int64", fill=-1),
         replace(make("status", (), "how it ended", coordinates="id", units="1", **flags), dtype="int8", fill=ABSENT),
         replace(make("id", (), "name of the instance"), dtype=STRING, fill=""),
@@ -173,21 +173,21 @@ def variables(spec: StoreSpec) -> list[Variable]:
 
 def statics(spec: StoreSpec) -> list[tuple[Variable, NDArray[Any]]]:
     """The arrays that all instances share, with their content: names, and the grid where it is shared."""
-    found = [
+    fixed = [
         _names("output", "output", spec.outputs, "name of the output"),
         _names("force", "force", spec.forces, "name of the latent force"),
         _names("parameter", "parameter", spec.parameters, "name of the parameter"),
         _names("parameter_kind", "parameter", spec.parameter_kinds, "part of the model the parameter belongs to"),
     ]
     if spec.times is not None:
-        found.append(_line("time", "time", spec.times, {"units": unit(spec, "time"), "long_name": "time", "axis": "T"}))
+        fixed.append(_line("time", "time", spec.times, {"units": unit(spec, "time"), "long_name": "time", "axis": "T"}))
     for i, axis in enumerate(spec.space):
         attrs = {"units": unit(spec, axis), "long_name": f"position along {axis}"}
         if spec.lattice is not None:
-            found.append(_line(axis, axis, spec.lattice[i], {**attrs, "axis": axis.upper()}))
+            fixed.append(_line(axis, axis, spec.lattice[i], {**attrs, "axis": axis.upper()}))
         elif spec.nodes is not None:
-            found.append(_line(axis, "node", [node[i] for node in spec.nodes], attrs))
-    return found
+            fixed.append(_line(axis, "node", [node[i] for node in spec.nodes], attrs))
+    return fixed
 
 
 def mesh_arrays(spec: StoreSpec, points: NDArray[Any], cells: NDArray[Any]) -> list[tuple[Variable, NDArray[Any]]]:

@@ -109,8 +109,8 @@ def _in_use(store: Path, who: Holder | None) -> UsageError:
 
 def drivers(store: Path) -> list[Holder]:
     """Who works on the store now: its driver, or those of its parts."""
-    found = [_holder(path) for path in (store / FILE, *sorted((store / PARTS).glob("*-of-*")))]
-    return [who for who in found if who is not None]
+    holders = [_holder(path) for path in (store / FILE, *sorted((store / PARTS).glob("*-of-*")))]
+    return [who for who in holders if who is not None]
 
 
 def drivers_of(store: Path) -> list[Holder]:

@@ -92,21 +92,21 @@ def _same_layout(stores: Sequence[Store]) -> None:
 
 def _layout(spec: StoreSpec) -> dict[str, Any]:
     """What must be the same in all sources, units as far as they are known."""
-    found = {name: getattr(spec, name) for name in (*NAMES, *GRID)} | {"mechanism": spec.attributes.get("mechanism")}
-    return found | {f"unit of {what}": unit for what, unit in sorted(spec.units.items())}
+    layout = {name: getattr(spec, name) for name in (*NAMES, *GRID)} | {"mechanism": spec.attributes.get("mechanism")}
+    return layout | {f"unit of {what}": unit for what, unit in sorted(spec.units.items())}
 
 
 def _names(stores: Sequence[Store]) -> list[str]:
     """A short name of each store, from its path; numbered where paths end alike."""
-    found: list[str] = []
+    names: list[str] = []
     for store in stores:
         folder = store.path.absolute()
         stem = (folder.parent if folder.name == RUN_STORE else folder).name.removesuffix(".zarr")
         name, number = stem, 2
-        while name in found:
+        while name in names:
             name, number = f"{stem}{number}", number + 1
-        found.append(name)
-    return [f"{name}_" for name in found]
+        names.append(name)
+    return [f"{name}_" for name in names]
 
 
 def _pieces(stores: Sequence[Store], prefixes: Sequence[str]) -> Iterator[_Piece]:
@@ -178,7 +178,7 @@ def _blocks(pieces: Sequence[_Piece], size: int) -> Iterator[list[_Piece]]:
 
 def _arrays(merged: Store, parts: Sequence[_Piece]) -> dict[str, NDArray[Any]]:
     """The arrays of a block; fewer observation points than the merged store has room for are filled up."""
-    found: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     for name, variable in merged.variables.items():
         whole = variable.filled(sum(len(part.rows) for part in parts))
         at = 0
@@ -190,8 +190,8 @@ def _arrays(merged: Store, parts: Sequence[_Piece]) -> dict[str, NDArray[Any]]:
                     values = np.array([f"{part.prefix}{one}" for one in values], dtype=np.object_)
                 whole[(rows, *(slice(0, size) for size in values.shape[1:]))] = values
             at = rows.stop
-        found[name] = whole
-    return found
+        arrays[name] = whole
+    return arrays
 
 
 def _rows(parts: Sequence[_Piece]) -> Iterator[Mapping[str, Any]]:

@@ -161,11 +161,11 @@ def write_progress(path: Path, progress: Mapping[str, Any], part: str = "") -> N
 
 def read_progress(path: Path) -> list[dict[str, Any]]:
     """Return what each driver last reported, those of parts too, as far as it can be read. Some may be long gone."""
-    found = []
+    lines = []
     for file in sorted(path.glob(f"{STEM}*.json")):
         with suppress(OSError, ValueError):
-            found.append(json.loads(file.read_bytes()))
-    return [one for one in found if isinstance(one, dict)]
+            lines.append(json.loads(file.read_bytes()))
+    return [one for one in lines if isinstance(one, dict)]
 
 
 METADATA = "zarr.json"
@@ -264,11 +264,11 @@ def is_store(path: str | Path) -> bool:
 def find_store(path: str | Path) -> Path:
     """Return the store at a path: the path itself, or `store.zarr` in the folder of a run."""
     given = Path(path)
-    found = _located(given)
-    if found is None:
+    located = _located(given)
+    if located is None:
         what = f"{given} is not a store: it has no {METADATA}, and no {RUN_STORE}."
         raise UsageError(what if given.exists() else f"There is no store {given}.", _GIVE)
-    return found
+    return located
 
 
 def _located(path: Path) -> Path | None:

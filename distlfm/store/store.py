@@ -102,8 +102,8 @@ class Store:
 
         path: of the store, or of a run that has one. Raises `UsageError` if there is none.
         """
-        found = find_store(path)
-        return cls(found, read_spec(found))
+        located = find_store(path)
+        return cls(located, read_spec(located))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "spec": self.spec, "_key": self._key}
@@ -221,15 +221,15 @@ class Store:
         if name not in self.variables:
             raise UsageError(f"The store has no array {name!r}.", f"It has: {', '.join(self.variables)}.")
         start, stop, _ = slice(start, stop).indices(self.spec.instances)
-        found = self.variables[name].filled(max(0, stop - start))
+        values = self.variables[name].filled(max(0, stop - start))
         if stop <= start:
-            return found
+            return values
         for block in range(start // self.spec.block, (stop - 1) // self.spec.block + 1):
             if marker_path(self.path, block).exists():
                 whole = self.block_range(block)
                 first, last = max(start, whole.start), min(stop, whole.stop)
-                found[first - start : last - start] = self._shard(name, block, first, last)
-        return found.astype(np.str_) if self.variables[name].dtype == STRING else found
+                values[first - start : last - start] = self._shard(name, block, first, last)
+        return values.astype(np.str_) if self.variables[name].dtype == STRING else values
 
     def instances(self, start: int = 0, stop: int | None = None, *, answers: bool = False) -> list[Instance]:
         """Return the observations of some rows as instances, those of a generated store with their truth.
@@ -248,8 +248,8 @@ class Store:
 
         Raises `KeyError` if there is no such array.
         """
-        found: NDArray[Any] = np.asarray(self._group[name][...])
-        return found
+        array: NDArray[Any] = np.asarray(self._group[name][...])
+        return array
 
     @property
     def created(self) -> str:
@@ -290,10 +290,10 @@ class Store:
         """Rows of one finished block. Zarr takes a shard that is not there for an empty one; here that is damage."""
         try:
             (self.path / name / shard_name(self.variables[name], block)).stat()
-            found: NDArray[Any] = self._group[name][first:last]
+            array: NDArray[Any] = self._group[name][first:last]
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             raise self._unreadable(block, name, error) from error
-        return found
+        return array
 
     def _unreadable(self, block: int, what: str, error: Exception) -> DistlfmError:
         if isinstance(error, PermissionError):  # nothing is wrong with it

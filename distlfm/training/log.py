@@ -60,11 +60,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def _whole_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
-            told = json.loads(line)
+            entry = json.loads(line)
         except ValueError:
             continue
-        if isinstance(told, dict) and {"event", "step"} <= told.keys():
-            yield told
+        if isinstance(entry, dict) and {"event", "step"} <= entry.keys():
+            yield entry
 
 
 _SHOWN = {

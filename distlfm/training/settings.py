@@ -76,8 +76,8 @@ class TrainConfig(TrainSettings, WithPlugins):
 
     def work(self) -> dict[str, Any]:
         """What the weights follow from, besides the data: the same without where things are and who computes."""
-        found = self.model_dump(mode="json", exclude={"run", "data", "title", "start"})
-        return found if self.start is None else found | {"start": mark(find_checkpoint(self.start))}
+        content = self.model_dump(mode="json", exclude={"run", "data", "title", "start"})
+        return content if self.start is None else content | {"start": mark(find_checkpoint(self.start))}
 
     def resolved(self) -> TrainConfig:
         """The same with absolute paths: other processes may have another working directory. With a `start`, the network
@@ -89,8 +89,8 @@ class TrainConfig(TrainSettings, WithPlugins):
             changed["observations"] = observed.model_copy(update={"path": observed.path.resolve()})
         data = self.data.model_copy(update=changed)
         run = self.run if self.run.dir is None else self.run.model_copy(update={"dir": self.run.dir.resolve()})
-        found = self.model_copy(update={"data": data, "run": run})
-        return found if self.start is None else found._from_start(find_checkpoint(self.start).resolve())
+        config = self.model_copy(update={"data": data, "run": run})
+        return config if self.start is None else config._from_start(find_checkpoint(self.start).resolve())
 
     def _from_start(self, start: Path) -> TrainConfig:
         if self.run.dir is not None and start.parent == self.run.dir:

@@ -140,10 +140,10 @@ class _Scribe:
         operator = finish(self.training)
         operator.training = {**operator.training, "plugins": list(self.work.config.plugins)}
         operator.save(self.directory / OPERATOR)
-        told = summary_of(self.work.config, self.training, self.identity)
-        told |= {"coverage": operator.training.get("coverage"), "notices": list(operator.notices)}
+        summary = summary_of(self.work.config, self.training, self.identity)
+        summary |= {"coverage": operator.training.get("coverage"), "notices": list(operator.notices)}
         with storing(SUMMARY, self.directory):
-            put_quickly(self.directory / SUMMARY, (json.dumps(told, indent=2) + "\n").encode())
+            put_quickly(self.directory / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
 
     def tell(self, event: str, report: Line) -> None:
         """One line more in the log, for those who watch too."""

@@ -1,1 +1,1 @@
-"""The verbs as functions, each readable in one screen."""
+"""The verbs as functions, one file each: they read what is given, call the rooms below, and write the result."""

@@ -181,8 +181,8 @@ def summary_of(kind: str, system: type[System]) -> str:
 
 
 def _texts(shown: type) -> list[str]:
-    found = (getattr(inspect.getmodule(shown), "__doc__", None), shown.__doc__)
-    return [inspect.cleandoc(text) for text in found if text]
+    texts = (getattr(inspect.getmodule(shown), "__doc__", None), shown.__doc__)
+    return [inspect.cleandoc(text) for text in texts if text]
 
 
 def _tried(options: dict[str, Any]) -> tuple[list[int], System]:

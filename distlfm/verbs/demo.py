@@ -236,17 +236,17 @@ def _divided() -> Showing:
     assert isinstance(problem, FieldMechanism)
     spec = problem.problem(MeshConfig(kind="rectangle", lower=(0.0, 0.0), upper=(1.0, 1.0), size=1 / SQUARE))
     theta = {"sensitivity": 1.0, "decay": 0.5, "diffusion": 0.02}
-    found = []
+    lines = []
     for ranks in (1, 2):
         with Group.start(ranks) as group:
             solver = PartitionedSolver(group, spec)
             force = np.random.default_rng(SEED).normal(size=(1, 11, solver.num_nodes))
             look = sp.csr_array(np.eye(5, solver.num_nodes, k=solver.num_nodes // 2))
             observed, number = solver.forward(theta, None, force, 0.02, 10, look)
-            found.append(solver.adjoint(number, np.ones_like(observed)).force)
-    apart = float(np.abs(found[1] - found[0]).max() / np.abs(found[0]).max())
-    line = f"{found[0].shape[-1]} nodes on two ranks: the gradient is that of one rank to {apart:.0e}"
-    alone, together = (one[0, 5].reshape(SQUARE + 1, SQUARE + 1) for one in found)
+            lines.append(solver.adjoint(number, np.ones_like(observed)).force)
+    apart = float(np.abs(lines[1] - lines[0]).max() / np.abs(lines[0]).max())
+    line = f"{lines[0].shape[-1]} nodes on two ranks: the gradient is that of one rank to {apart:.0e}"
+    alone, together = (one[0, 5].reshape(SQUARE + 1, SQUARE + 1) for one in lines)
     return Showing(line, [gradient_figure(alone, together)])
 
 

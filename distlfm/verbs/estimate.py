@@ -101,14 +101,14 @@ class Estimate:
         nodes = self.nodes()
         asked = "more than four hours on any number of nodes: set a smaller run.batch" if nodes is None else ""
         if nodes is not None:
-            asked = f"{nodes} node{'s' if nodes > 1 else ''}, {spoken(self.hours(nodes))}"
+            asked = f"{nodes} node{'s' if nodes > 1 else ''}, {in_words(self.hours(nodes))}"
         spread = f"{self.least:.2g} to {self.most:.2g} in its batches, of up to {self.batch}"
         return [
             f"probe: {self.probed} of {self.instances} instances fitted, none kept",
             f"an instance: {self.seconds:.2g} s of a core like this one ({spread})",
             f"the fleet: {self.core_hours:.2g} core hours in {self.blocks} block{'s' if self.blocks > 1 else ''}",
             f"memory: {_gigabytes(self.worker_bytes)} a worker; store: at most {_gigabytes(self.store_bytes)}",
-            f"this machine: {spoken(self.hours(1, workers, start=0.0))} with {workers} "
+            f"this machine: {in_words(self.hours(1, workers, start=0.0))} with {workers} "
             f"worker{'s' if workers > 1 else ''}",
             f"a cluster, {CORES} cores a node: {asked}",
         ]
@@ -161,11 +161,11 @@ def _probe(worker: Worker, store: Store, seconds: float) -> list[tuple[int, floa
     worker.attempt(0, [0])  # libraries are loaded and compiled once in a worker's life
     last = store.spec.num_blocks - 1
     places = sorted({round(last * part / (PLACES - 1)) for part in range(PLACES)})
-    found = [_fitted(worker, 0, min(FIRST, len(store.block_range(0))))]
-    size = int(seconds / PLACES / (found[0][1] / found[0][0]))
+    probes = [_fitted(worker, 0, min(FIRST, len(store.block_range(0))))]
+    size = int(seconds / PLACES / (probes[0][1] / probes[0][0]))
     if size > FIRST:  # a batch of more is cheaper for each
-        found += [_fitted(worker, block, min(size, len(store.block_range(block)))) for block in places]
-    return found
+        probes += [_fitted(worker, block, min(size, len(store.block_range(block)))) for block in places]
+    return probes
 
 
 def _fitted(worker: Worker, block: int, count: int) -> tuple[int, float]:
@@ -192,12 +192,16 @@ def _spent() -> float:
 def tell_estimate(config: Path, overrides: Sequence[str] = (), *, as_json: bool = False) -> list[str]:
     """Return the lines that `distlfm fit --estimate` prints."""
     settled = load(FitConfig, config, overrides)
-    found, run = estimate(settled), settled.run
+    result, run = estimate(settled), settled.run
     if as_json:
-        nodes = found.nodes()
-        more = {"core_hours": found.core_hours, "nodes": nodes, "hours": None if nodes is None else found.hours(nodes)}
-        return [json.dumps({**asdict(found), **more})]
-    return found.lines(1 if run.executor == "serial" else run.workers or usable_cpus())
+        nodes = result.nodes()
+        more = {
+            "core_hours": result.core_hours,
+            "nodes": nodes,
+            "hours": None if nodes is None else result.hours(nodes),
+        }
+        return [json.dumps({**asdict(result), **more})]
+    return result.lines(1 if run.executor == "serial" else run.workers or usable_cpus())
 
 
 def of_job(found: Estimate, asked: Resources) -> list[str]:
@@ -207,7 +211,7 @@ def of_job(found: Estimate, asked: Resources) -> list[str]:
     hours, limit = found.hours(nodes, cores), seconds_of(asked.time) / 3600
     what = f"{nodes} task{'s' if nodes > 1 else ''}" if asked.array else f"{nodes} node{'s' if nodes > 1 else ''}"
     lines = [
-        f"this job: {spoken(hours)} on {what} of {cores} core{'s' if cores > 1 else ''}; its limit is {asked.time}"
+        f"this job: {in_words(hours)} on {what} of {cores} core{'s' if cores > 1 else ''}; its limit is {asked.time}"
     ]
     if hours > limit:
         lines.append(
@@ -224,8 +228,8 @@ def of_job(found: Estimate, asked: Resources) -> list[str]:
     return lines
 
 
-def spoken(hours: float) -> str:
-    """A time as people say it."""
+def in_words(hours: float) -> str:
+    """Return a time in words, rounded."""
     if hours < 1 / 60:
         return f"about {max(1, round(3600 * hours))} s"
     return f"about {60 * hours:.0f} min" if hours < 2 else f"about {hours:.1f} h"

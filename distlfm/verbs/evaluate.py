@@ -177,16 +177,21 @@ def evaluate(
         refuse_other_verbs(folder, config.verb, (SUMMARY, REPORT))
         begin(folder)
     reporter = reporter or Silent()
-    found = scored(config, reporter)
-    for notice in found.operator.notices:
+    evaluation = scored(config, reporter)
+    for notice in evaluation.operator.notices:
         reporter.warn(notice)
     if folder is not None:
         forget_report(folder)
         write_config(folder, config)
-        write_summary(folder, found.rows, found.overall)
-        about, schema = origin(found.operator, found.checkpoint, found.overall["config_hash"]), found.operator.schema
-        evaluation_page(folder / REPORT, found.scores, found.examples, found.fine, schema, dump(config), about)
-    return found
+        write_summary(folder, evaluation.rows, evaluation.overall)
+        about, schema = (
+            origin(evaluation.operator, evaluation.checkpoint, evaluation.overall["config_hash"]),
+            evaluation.operator.schema,
+        )
+        evaluation_page(
+            folder / REPORT, evaluation.scores, evaluation.examples, evaluation.fine, schema, dump(config), about
+        )
+    return evaluation
 
 
 def scored(config: EvaluateConfig, reporter: Reporter) -> Evaluation:
@@ -198,29 +203,29 @@ def scored(config: EvaluateConfig, reporter: Reporter) -> Evaluation:
     draws = DrawnTruths(operator, store) if store.spec.kind != "generate" else None
     reference = "the truth" if draws is None else "the fit of each instance, and bands with draws from its posterior"
     what = f"{len(chosen)} instances of {config.store.name} ({which}), compared with {reference}."
-    found = Evaluation(config, operator, mark(path), what, notices=list(operator.notices))
+    evaluation = Evaluation(config, operator, mark(path), what, notices=list(operator.notices))
     with torch_threads(config.run.threads), reporter.task("evaluate", len(chosen)) as task:
         seconds = 0.0
         for piece in _pieces(store, chosen, config.run):
             for one in ask(operator, piece):
                 if one.answer is None:
-                    found.rows.append(failed_answer(one.instance.id, one.reason))
+                    evaluation.rows.append(failed_answer(one.instance.id, one.reason))
                 else:
                     drawn = None if draws is None else draws.of(one.instance)
-                    found.rows.append(row_of(one.answer, one.instance, operator.schema, one.seconds, drawn))
-                    found.calibration.add(operator, one.answer, drawn or one.instance)
-                found.tally.add(found.rows[-1])
+                    evaluation.rows.append(row_of(one.answer, one.instance, operator.schema, one.seconds, drawn))
+                    evaluation.calibration.add(operator, one.answer, drawn or one.instance)
+                evaluation.tally.add(evaluation.rows[-1])
                 seconds += one.seconds
             task.advance(len(piece))
-        found.speed = {"instances_per_second": found.tally.count / max(seconds, 1e-9)}
-        found.speed |= _single(operator, store, chosen)
-        found.examples = _examples(found, store, chosen, config.run)
+        evaluation.speed = {"instances_per_second": evaluation.tally.count / max(seconds, 1e-9)}
+        evaluation.speed |= _single(operator, store, chosen)
+        evaluation.examples = _examples(evaluation, store, chosen, config.run)
         try:
-            found.fine = resolutions(operator, store)
+            evaluation.fine = resolutions(operator, store)
         except DistlfmError as error:  # the scores stand without it
-            found.notices.append(f"Super-resolution was left out: {error}")
-            reporter.warn(found.notices[-1])
-    return found
+            evaluation.notices.append(f"Super-resolution was left out: {error}")
+            reporter.warn(evaluation.notices[-1])
+    return evaluation
 
 
 def _check(operator: Operator, store: Store) -> None:

@@ -17,7 +17,7 @@ from distlfm.cluster.blocks.ledger import Share
 from distlfm.config import load, nearest
 from distlfm.data import ReadReport
 from distlfm.errors import Problem, UsageError, WorkError
-from distlfm.fleets.driver import Fleet, run_blocks, says_how_to_resume
+from distlfm.fleets.driver import Fleet, resumable, run_blocks
 from distlfm.fleets.fit_plan import FitPlan, command_for, make_plan, open_folder, prepare
 from distlfm.fleets.sources import for_fitting
 from distlfm.inference.archive import SavedFits
@@ -181,7 +181,7 @@ def _planned(config: FitConfig, plan: FitPlan, results: Sequence[FitResult], sto
 def _fit_in(directory: Path, config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> FitRun:
     directory = open_folder(directory, config)
     again = command_for(directory, data is not None)
-    with driver_lock(directory, "fit"), says_how_to_resume(directory / RUN_STORE, again):
+    with driver_lock(directory, "fit"), resumable(directory / RUN_STORE, again):
         plan, fleet = prepare(directory, config, data, reporter)
         run_blocks(fleet, config.run, reporter)
         return conclude(config, plan, fleet, reporter)
@@ -281,7 +281,7 @@ def fit_part(
     directory, config = config.run.dir, config.located()
     directory = open_folder(directory, config)
     again = command_for(directory, share=share)
-    with part_lock(directory, str(share)), says_how_to_resume(directory / RUN_STORE, again):
+    with part_lock(directory, str(share)), resumable(directory / RUN_STORE, again):
         with turn(directory):
             plan, whole = prepare(directory, config, None, reporter)
         fleet = replace(whole, share=share, command=again)

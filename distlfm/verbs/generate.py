@@ -17,7 +17,7 @@ import torch
 from distlfm.cluster.blocks.job import Worker
 from distlfm.config import apply_overrides, build, load
 from distlfm.errors import UsageError, WorkError
-from distlfm.fleets.driver import Fleet, StoreJob, run_blocks, says_how_to_resume
+from distlfm.fleets.driver import Fleet, StoreJob, resumable, run_blocks
 from distlfm.runs.folder import same_settings
 from distlfm.runs.settings import GenerateConfig
 from distlfm.runtime.reporting import Reporter, Silent
@@ -99,7 +99,7 @@ def generate(
         raise UsageError("No folder is given for the store.", "Give --out STORE, or set run.dir in the config.")
     path, config = config.run.dir.resolve(), config.located()
     again = f"distlfm resume {shlex.quote(str(path))}"
-    with says_how_to_resume(path, again):
+    with resumable(path, again):
         store = open_store(config, path)
         with driver_lock(store.path, "generate"):
             job = GenerateJob.of(config, store)

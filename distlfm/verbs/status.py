@@ -116,10 +116,10 @@ class RunStatus:
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
-        found = asdict(self) | {"state": self.state, "path": str(self.path)}
-        found["driver"] = None if self.driver is None else self.driver.model_dump()
-        found["jobs"] = [job.plain() for job in self.jobs]
-        return found
+        content = asdict(self) | {"state": self.state, "path": str(self.path)}
+        content["driver"] = None if self.driver is None else self.driver.model_dump()
+        content["jobs"] = [job.plain() for job in self.jobs]
+        return content
 
 
 def status(path: Path | str) -> RunStatus:

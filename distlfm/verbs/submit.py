@@ -176,8 +176,8 @@ def plan(
         asked = replace(asked, tasks_per_node=mpi_ranks // asked.nodes, memory_per_cpu=MPI_MEMORY)
         overrides = [*overrides, f"mechanism.ranks={mpi_ranks}"]  # as the job will have it
     setting = Setting(tasks=asked.nodes * asked.tasks_per_node, shared=program == RAY, waits=bool(asked.dependency))
-    found: Any = checked(verb, config, overrides, setting)
-    run: Path = found.run.dir
+    settled: Any = checked(verb, config, overrides, setting)
+    run: Path = settled.run.dir
     folder = jobs_folder(run)
     name = new_name(folder, verb)
     script = BatchScript(
@@ -192,7 +192,7 @@ def plan(
         variables=((COMPLETE, str(run)),) if verb == "fit" else (),
     )
     script.text()  # what it cannot hold is refused now
-    return ReadyJob(verb, run, found, script, name)
+    return ReadyJob(verb, run, settled, script, name)
 
 
 def submit(job: ReadyJob) -> JobNote:
@@ -254,7 +254,7 @@ def _site(given: Path | None) -> Path | None:
 def _awaited(job: ReadyJob) -> set[str]:
     """Numbers of this run's jobs, and of others, that have ended when this one begins."""
     asked = job.script.resources
-    found = ends_awaited(asked.dependency)
+    verbs = ends_awaited(asked.dependency)
     if "singleton" in asked.dependency.split(","):  # it waits for all that have its name
-        found |= {note.job for note in notes_of(job.run) if note.log == str(job.script.log(note.job))}
-    return found
+        verbs |= {note.job for note in notes_of(job.run) if note.log == str(job.script.log(note.job))}
+    return verbs

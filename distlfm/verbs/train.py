@@ -94,10 +94,10 @@ def train(
         if launcher != "inline":
             raise UsageError(f"run.dir is required for the {launcher} launcher.", "Give --out DIR, or set run.dir.")
         return _in_memory(config, reporter)
-    found = _train_in(config.run.dir, config, place, launcher, reporter)
-    if found.is_main:
+    run = _train_in(config.run.dir, config, place, launcher, reporter)
+    if run.is_main:
         report_training(config.run.dir, reporter)
-    return found
+    return run
 
 
 def _train_in(directory: Path, config: TrainConfig, place: Place, launcher: str, reporter: Reporter) -> TrainRun:
@@ -111,10 +111,10 @@ def _train_in(directory: Path, config: TrainConfig, place: Place, launcher: str,
     if not report["finished"]:
         again = f"distlfm train {directory / CONFIG}"
         raise Stopped(stop.signal or signal.SIGTERM, f"after {report['step']} of {report['total']} steps", again)
-    found = open_run(directory, config, is_main=place.rank == 0)
-    for notice in found.operator.notices if found.is_main else ():
+    run = open_run(directory, config, is_main=place.rank == 0)
+    for notice in run.operator.notices if run.is_main else ():
         reporter.warn(notice)
-    return found
+    return run
 
 
 def open_run(directory: Path | str, config: TrainConfig | None = None, *, is_main: bool = True) -> TrainRun:
@@ -205,8 +205,8 @@ def _in_memory(config: TrainConfig, reporter: Reporter) -> TrainRun:
     """A run of which nothing is kept but what is returned."""
     with tempfile.TemporaryDirectory(prefix="distlfm-train-") as folder:
         inside = config.changed("run", dir=Path(folder), tensorboard=False, checkpoint_every=1e9)
-        found = _train_in(Path(folder), inside, find_place(os.environ), "inline", reporter)
-        return replace(found, config=config, directory=None, held=found.operator)
+        run = _train_in(Path(folder), inside, find_place(os.environ), "inline", reporter)
+        return replace(run, config=config, directory=None, held=run.operator)
 
 
 MOST = 1000
@@ -226,23 +226,23 @@ def report_training(run: Path | str, reporter: Reporter | None = None) -> Path:
     operator = Operator.load(folder / OPERATOR)
     kept = (folder / CONFIG).is_file()
     stores = read_yaml(folder / CONFIG).get("data", {}).get("stores", []) if kept else []
-    found: tuple[Scores | None, list[Example], list[Resolutions]] = (None, [], [])
+    figures: tuple[Scores | None, list[Example], list[Resolutions]] = (None, [], [])
     if stores and find_or_none(Path(stores[0])) is not None:
         config = EvaluateConfig(checkpoint=folder, store=Path(stores[0]), limit=MOST)
         with suppress(UsageError):  # no validation split
             one = scored(config, reporter or Silent())
-            found = (one.scores, one.examples, one.fine)
+            figures = (one.scores, one.examples, one.fine)
     work = json.dumps(operator.training.get("settings"), sort_keys=True)
     about = origin(operator, mark(folder / OPERATOR), digest(work)) | _training_figures(operator.training)
     text = (folder / CONFIG).read_text(encoding="utf-8") if kept else ""
     lines = read_metrics(folder / METRICS)
-    return training_page(folder / REPORT, lines, *found, operator.schema, text, about, operator.notices)
+    return training_page(folder / REPORT, lines, *figures, operator.schema, text, about, operator.notices)
 
 
 def _training_figures(training: Any) -> dict[str, Any]:
     """What the checkpoint says about its training, in a few numbers."""
-    found = {"steps": training.get("step"), "seconds": training.get("seconds")}
-    found |= {f"instances: {part}": count for part, count in training.get("instances", {}).items()}
+    facts = {"steps": training.get("step"), "seconds": training.get("seconds")}
+    facts |= {f"instances: {part}": count for part, count in training.get("instances", {}).items()}
     coverage = training.get("coverage") or {}
-    found |= {f"coverage of {name.replace('_', ', ')} %": value for name, value in coverage.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    facts |= {f"coverage of {name.replace('_', ', ')} %": value for name, value in coverage.items()}
+    return {name: value for name, value in facts.items() if value is not None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -15,20 +16,20 @@ from typing import Any
 from distlfm.cluster.ranks.group import joined
 from distlfm.cluster.ranks.place import Place
 from distlfm.cluster.ray.sweep import TIME, Report, SweepPlan, SweepTask, SweepWatch, Values, sweep
-from distlfm.config import dump, load
+from distlfm.config import digest, dump, load
 from distlfm.errors import DistlfmError, Stopped, UsageError, WorkError
 from distlfm.lfo import Examples, split
 from distlfm.optional import require
-from distlfm.report.operator_page import FAILED, FINISHED, STOPPED, Trial, ranked
+from distlfm.report.operator_page import FAILED, FINISHED, STOPPED, Trial, ranked, tune_page
+from distlfm.report.page import Provenance
 from distlfm.runs import CONFIG, REPORT
-from distlfm.runs.folder import begin, refuse_changed, refuse_other_verbs, write_config
+from distlfm.runs.folder import begin, refuse_changed, refuse_other_verbs, versions, write_config
 from distlfm.runtime.process import Stop
 from distlfm.runtime.reporting import Reporter, Silent, Task
 from distlfm.store import driver_lock
 from distlfm.store.files import put_all, storing
 from distlfm.training.log import METRICS, read_metrics
 from distlfm.training.settings import VALIDATION, TrainConfig, TuneConfig
-from distlfm.training.trials import report_sweep, shared_examples, trial_name
 from distlfm.training.work import TrainWork, open_examples
 
 TRIALS, TABLE, BEST, FOLDER, SCRATCH = "trials.json", "trials.csv", "best.yaml", "trials", ".ray"
@@ -51,6 +52,11 @@ class TuneRun:
     @property
     def best(self) -> TrainConfig:
         return self.config.trial(self.winner.values)
+
+
+def trial_name(values: Values) -> str:
+    """The same for the same values."""
+    return hashlib.sha256(json.dumps(dict(values), sort_keys=True).encode()).hexdigest()[:10]
 
 
 @dataclass(frozen=True)
@@ -150,7 +156,7 @@ def _sweep(config: TuneConfig, directory: Path, ledger: TrialLog, reporter: Repo
                 concurrent=concurrent,
                 cpus=config.run.threads,
                 scratch=directory / SCRATCH,
-                shared=shared_examples(config.train),
+                shared=open_examples(config.train).in_memory(),
             )
     done = len(ledger.done)
     if stop.requested and done < config.search.trials:
@@ -168,7 +174,10 @@ def _conclude(config: TuneConfig, directory: Path, ledger: TrialLog, reporter: R
     head = f"# The best of {len(run.trials)} trials: {config.search.metric} {winner.best:.6g} at epoch {winner.at}.\n"
     with storing(BEST, directory):
         put_all({directory / BEST: (head + dump(run.best)).encode()})
-        report_sweep(directory, config, run.trials)
+        search, work = config.search, json.dumps(config.work(), sort_keys=True)
+        more = {"sampler": search.sampler, "stopped early by": "asynchronous successive halving"}
+        provenance = Provenance(dump(config), versions(), search.seed, digest(work), more=more)
+        tune_page(directory / REPORT, search.metric, search.mode, run.trials, provenance)
     reporter.say(f"The best settings are in {directory / BEST}: distlfm train {directory / BEST} --out DIR")
     return run
 

@@ -6,8 +6,6 @@ head switch on one after another in time, so that the gradients of neighbours di
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import torch
 
@@ -16,28 +14,13 @@ from distlfm.federated.settings import RoundTask
 from distlfm.federated.site.work import Site, codec_of
 from distlfm.instance import FloatArray
 from distlfm.lfo import FourierOperator, Operator
+from distlfm.lfo.tail import GATE, HIDDEN, PROJECTION, with_projection
 
-LAYER = "first.project.modulate.bias"
-SHARED = ("first.project.inner.*", "first.project.outer.*", "first.project.modulate.weight")
+LAYER, SHARED = GATE, PROJECTION
 GAIN = 1e3
 """Of a hidden unit on the time channel: it is on after its threshold and off before."""
 SILENT = -1e5
 """Value of the layer with which nothing passes it."""
-
-
-def with_head(
-    operator: Operator, inner: FloatArray, bias: FloatArray, outer: FloatArray, last: float
-) -> FourierOperator:
-    """Return a copy of the network whose first head is the coordinator's."""
-    model = copy.deepcopy(operator.model)
-    head = model.first.project
-    with torch.no_grad():
-        head.inner.weight.copy_(torch.tensor(inner))
-        head.inner.bias.copy_(torch.tensor(bias))
-        head.outer.weight.copy_(torch.tensor(outer))
-        head.outer.bias.copy_(torch.tensor([last, 0.0]))
-        head.modulate.weight.zero_()
-    return model
 
 
 def silenced(operator: Operator) -> torch.Tensor:
@@ -49,9 +32,9 @@ def silenced(operator: Operator) -> torch.Tensor:
 
 def deadening(operator: Operator) -> tuple[FourierOperator, RoundTask]:
     """Return weights and a task that drive the layer which stays at a site to `SILENT` in one step."""
-    hidden, width = operator.model.first.project.inner.weight.shape
+    hidden, width = operator.model.get_parameter(HIDDEN).shape
     outer = np.stack([np.ones(hidden), np.zeros(hidden)])
-    model = with_head(operator, np.zeros((hidden, width)), np.zeros(hidden), outer, 1e3)
+    model = with_projection(operator.model, np.zeros((hidden, width)), np.zeros(hidden), outer, np.array([1e3, 0.0]))
     task = RoundTask(steps=1, batch=0, optimiser="adam", lr=-SILENT, clip=None, shared=SHARED, local=(LAYER,))
     return model, task
 
@@ -60,12 +43,13 @@ def made_to_measure(
     operator: Operator, local: tuple[str, ...], batch: int, points: int
 ) -> tuple[FourierOperator, RoundTask]:
     """Return weights whose hidden units switch on one after another at the `points` of a series, and their task."""
-    hidden, width = operator.model.first.project.inner.weight.shape
+    hidden, width = operator.model.get_parameter(HIDDEN).shape
     times = _channels(operator, points)[0, :, -1].numpy()
     inner = np.zeros((hidden, width))
     inner[:, -1] = GAIN
     outer = np.stack([np.full(hidden, 1e-3), np.zeros(hidden)])
-    model = with_head(operator, inner, -GAIN * ((times[1:] + times[:-1]) / 2)[:hidden], outer, 5.0)
+    thresholds = ((times[1:] + times[:-1]) / 2)[:hidden]
+    model = with_projection(operator.model, inner, -GAIN * thresholds, outer, np.array([5.0, 0.0]))
     shared = SHARED if local else (*SHARED, LAYER)
     return model, RoundTask(steps=1, batch=batch, optimiser="sgd", lr=1e-2, clip=None, shared=shared, local=local)
 
@@ -79,9 +63,9 @@ def recovered(operator: Operator, task: RoundTask, moved: Vector, points: int) -
     for name, size in zip(codec.names, codec.sizes, strict=True):
         parts[name] = moved[start : start + size].reshape(codec.shapes[name])
         start += size
-    inner = parts["first.project.inner.weight"]
+    inner = parts[HIDDEN]
     hidden, width = inner.shape
-    gain = 1 + operator.model.first.project.modulate.bias[:hidden].detach().double().numpy()
+    gain = 1 + operator.model.get_parameter(LAYER)[:hidden].detach().double().numpy()
     slopes = inner / gain[:, None]
     channels = _channels(operator, points).shape[-1]
     ones = slopes[:, width - channels + _outputs(operator)]  # the mask's channel is one everywhere

@@ -59,7 +59,7 @@ fixed_cohort:
 min_difference: 3
 cover_noise: 4.0
 cover_answers: 10
-# Weights that a round may tune and leave here, by name or pattern such as second.estimate.*; none by default.
+# Weights that a round may tune and leave here, by name or pattern such as second.*; none by default.
 local: []
 # What a round may ask at most: see docs/federation.md.
 task:

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.run import Run, RunNotRunningException
 
 from distlfm.federated.audit import verify
-from distlfm.federated.drill.weights import SHARED, with_head
+from distlfm.federated.drill.weights import SHARED
 from distlfm.federated.link.supernode import stop_ended
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.grid import SecureGrid
@@ -28,6 +28,7 @@ from distlfm.federated.site.policy import TaskLimits
 from distlfm.federated.site.work import OWN, Site, codec_of
 from distlfm.federated.site.worktime import Runs, WorkTime, keep_time, working
 from distlfm.lfo import Operator
+from distlfm.lfo.tail import with_projection
 from tests.federated.test_hostile_coordinator import asked, set_policy
 from tests.support.secure_sites import ask, make_sites, name_of, request, stage_of
 from tests.support.site_toy import make_federation
@@ -117,7 +118,7 @@ def switched(operator: Operator, site: Site, gain: float, between: tuple[int, in
     inner = np.zeros((hidden, width))
     inner[:, -place] = gain
     outer = np.stack([np.full(hidden, 1e-3), np.zeros(hidden)])
-    model = with_head(operator, inner, np.full(hidden, -gain * threshold), outer, 0.0)
+    model = with_projection(operator.model, inner, np.full(hidden, -gain * threshold), outer, np.zeros(2))
     return model, RoundTask(steps=1, batch=0, optimiser="sgd", lr=1e-2, shared=SHARED[:2])
 
 

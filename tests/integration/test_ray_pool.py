@@ -17,7 +17,7 @@ import pytest
 
 from distlfm.cluster.blocks.job import BlockDone, Event, RowsSetAside, Started, WorkerLost
 from distlfm.cluster.blocks.serial import SerialPool
-from distlfm.cluster.ray.knock import knock
+from distlfm.cluster.ray.contact import contact
 from distlfm.cluster.ray.pool import RayPool
 from distlfm.cluster.ray.session import RaySession, ray_session
 from distlfm.config import build
@@ -153,7 +153,7 @@ def test_nobody_joins_without_the_token(
     else:
         monkeypatch.setenv("RAY_AUTH_TOKEN", token)
     with pytest.raises(WorkError, match="refused this process's token"):
-        knock(session.address)
+        contact(session.address)
 
 
 def test_an_address_without_a_cluster_is_told_at_once() -> None:
@@ -161,11 +161,11 @@ def test_an_address_without_a_cluster_is_told_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(WorkError, match=f"There is no Ray cluster at 127.0.0.1:{port}"):
-        knock(f"127.0.0.1:{port}")
+        contact(f"127.0.0.1:{port}")
     with pytest.raises(WorkError, match=r"There is no Ray cluster at nowhere\.invalid:6379"):
-        knock("nowhere.invalid:6379")
+        contact("nowhere.invalid:6379")
     with pytest.raises(UsageError, match="is not an address"):
-        knock("somewhere")
+        contact("somewhere")
     assert time.monotonic() - began < 20
 
 
@@ -173,7 +173,7 @@ def test_a_port_that_never_answers_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(WorkError, match="did not answer as a Ray cluster within 2 s"):
-            knock(address, patience=2.0)
+            contact(address, patience=2.0)
 
 
 def test_a_session_inside_a_session_is_the_same(session: RaySession) -> None:

@@ -17,6 +17,7 @@ SPEC = {
     "mesh": {"kind": "rectangle", "lower": [0, 0], "upper": [1, 1], "size": 0.2},
     "boundary": {"left": {"kind": "dirichlet", "value": 0.2}},
 }
+NODES = 36
 
 
 def main() -> None:
@@ -32,8 +33,8 @@ def main() -> None:
     weights = MPI.COMM_WORLD.bcast(weights)  # as the owner would send them
     given = {
         "theta": generator.uniform(0.3, 1.0, (2, 4)),
-        "initial": generator.uniform(size=(2, 2, about["num_nodes"])),
-        "force": generator.normal(size=(2, 2, 3, about["num_nodes"])),
+        "initial": generator.uniform(size=(2, 2, NODES)),
+        "force": generator.normal(size=(2, 2, 3, NODES)),
         **{name.replace("matrix", "observe"): value for name, value in weights.items()},
     }
     given["force"][1, 1] = -1e9

@@ -1,4 +1,4 @@
-"""Verbs that only tests ask a helper group for, beside those of the partitioned path."""
+"""Verbs that only tests ask a helper group for, beside its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distlfm.errors import UsageError
-from distlfm.solvers.fem.group.partitioned_service import VERBS as PARTITIONED
+from distlfm.solvers.fem.group.service import VERBS as OWN
 
 Answer = tuple[Mapping[str, Any], Mapping[str, Any]]
 
@@ -81,7 +81,7 @@ def operators(session: dict[str, Any], header: Mapping[str, Any], arrays: Mappin
 
 
 VERBS = {
-    **PARTITIONED,
+    **OWN,
     "where": where,
     "keep": keep,
     "kept": kept,

@@ -16,7 +16,7 @@ import pytest
 from distlfm.config import build
 from distlfm.errors import Stopped, StorageError, UsageError
 from distlfm.fleets import fit_plan
-from distlfm.fleets.driver import Fleet, _pool, says_how_to_resume
+from distlfm.fleets.driver import Fleet, _pool, resumable
 from distlfm.inference.archive import load_fit
 from distlfm.runs import folder as rundir
 from distlfm.runs.settings import FitConfig, WorkConfig
@@ -80,7 +80,7 @@ def test_a_signal_while_the_report_is_written_is_told_and_the_run_goes_on(
 
 
 def test_a_second_ctrl_c_says_how_to_go_on_too(tmp_path: Path) -> None:
-    with pytest.raises(Stopped, match="Stopped by SIGINT") as found, says_how_to_resume(tmp_path / "no.zarr", "again"):
+    with pytest.raises(Stopped, match="Stopped by SIGINT") as found, resumable(tmp_path / "no.zarr", "again"):
         raise KeyboardInterrupt
     assert found.value.exit_code == 130
 

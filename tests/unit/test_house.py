@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.house import CHANGING, PROJECT, SINCE, changing_with, code_lines, importers_of, modules_of
+from benchmarks.house import GROWN, PROJECT, SINCE, changing_with, code_lines, importers_of, modules_of, run
 
 SOURCE = '''"""A docstring
 of two lines."""
@@ -50,8 +50,10 @@ def test_a_module_is_imported_by_its_name_or_by_something_in_it() -> None:
 
 def test_only_what_the_list_of_changes_says_is_new_is_counted_apart_from_version_0_1() -> None:
     new, old = " ".join((PROJECT / "CHANGELOG.md").read_text().split()).split("## 0.1.0")
-    assert SINCE.keys() <= set(modules_of(PROJECT))
-    assert [words for words in SINCE.values() if words not in new or words in old] == []
+    assert SINCE.keys() | GROWN.keys() <= set(modules_of(PROJECT))
+    assert not SINCE.keys() & GROWN.keys()
+    named = [*SINCE.values(), *(words for _, words in GROWN.values())]
+    assert [words for words in named if words not in new or words in old] == []
 
 
 READERS = {
@@ -82,6 +84,20 @@ def test_a_module_changes_with_the_time_scheme_if_it_names_its_weights() -> None
     assert changing_with(modules)["the time scheme"] == ["distlfm/weight.py"]
 
 
-def test_few_modules_change_with_a_likelihood_or_a_time_scheme() -> None:
-    modules = {name: (PROJECT / name).read_text() for name in modules_of(PROJECT)}
-    assert {what: found for what, found in changing_with(modules).items() if len(found) > CHANGING} == {}
+def test_a_module_changes_with_the_head_if_it_names_its_weights() -> None:
+    modules = {
+        "distlfm/lfo/heads.py": "",
+        "distlfm/name.py": "NAME = 'second.estimate.bias'\n",
+        "distlfm/text.py": "TEXT = 'One of first.level.*'\n",
+        "federated/use.py": "def f(model): return model.first.project\n",
+        "distlfm/other.py": "NAME = 'first.name'\ndef f(row): return row.first.value, model.project\n",
+    }
+    changing = changing_with(modules)["the operator's head"]
+    assert changing == ["distlfm/lfo/heads.py", "distlfm/name.py", "distlfm/text.py", "federated/use.py"]
+
+
+def test_the_layout_keeps_to_its_goals() -> None:
+    """What grows without a capability that SINCE or GROWN names fails here; slim elsewhere, or record it with its words
+    in the list of changes."""
+    figures = run(quick=True)["figures"]
+    assert {what: figure for what, figure in figures.items() if not figure["ok"]} == {}

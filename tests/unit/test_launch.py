@@ -219,13 +219,13 @@ def test_a_nodes_ray_heeds_what_the_site_says_of_patience_and_nothing_of_another
     assert environment_of(Orders("secret"), {patience: "5"})[patience] == "5"
 
 
-@pytest.mark.parametrize(("joined", "asked"), [("n1:20017", "reach"), ("n2:20017", "knock"), ("", "knock")])
+@pytest.mark.parametrize(("joined", "asked"), [("n1:20017", "reach"), ("n2:20017", "contact"), ("", "contact")])
 def test_a_ray_that_has_let_the_launcher_in_is_not_tried_once_more(
     joined: str, asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[str] = []
     monkeypatch.setenv(ray_session.JOINED, joined)
-    for name in ("reach", "knock"):
+    for name in ("reach", "contact"):
         monkeypatch.setattr(ray_session, name, lambda address, name=name: called.append(f"{name} {address}"))
     monkeypatch.setattr(ray_session, "_connected", lambda *_: nullcontext())
     monkeypatch.setattr(ray_session, "_address", lambda _: "n1:20017")

@@ -19,9 +19,9 @@ from distlfm.lfo import Alone, Training
 from distlfm.runtime.reporting import Plain, Silent
 from distlfm.training.log import Follower, Progress, RunLog, read_metrics
 from distlfm.training.settings import TrainConfig, TrainRunConfig, TuneConfig
-from distlfm.training.trials import trial_name
 from distlfm.training.work import together
 from distlfm.verbs.train import launcher_for
+from distlfm.verbs.tune import trial_name
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RANKS = Place(0, 2, 0, 2, "torchrun", "env://")

@@ -13,7 +13,7 @@ from distlfm.errors import UsageError
 from distlfm.lfo import dataset
 from distlfm.runs.settings import GenerateConfig
 from distlfm.training.settings import TrainConfig, TuneConfig
-from distlfm.training.trials import shared_examples
+from distlfm.training.work import open_examples
 from distlfm.verbs.generate import generate
 from distlfm.verbs.tune import TrialWork, tune
 
@@ -30,7 +30,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_examples_cross_processes_with_their_arrays_and_without_a_copy(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    examples = shared_examples(build(TrainConfig, {"data": {"stores": [str(store)]}}))
+    examples = open_examples(build(TrainConfig, {"data": {"stores": [str(store)]}})).in_memory()
     wanted = examples.batch([9, 0, 4])
     buffers: list[pickle.PickleBuffer] = []
     text = pickle.dumps(examples, protocol=5, buffer_callback=buffers.append)
@@ -47,7 +47,7 @@ def test_examples_cross_processes_with_their_arrays_and_without_a_copy(
 
 def test_more_than_fits_in_memory_is_left_to_the_trials(store: Path) -> None:
     content = {"data": {"stores": [str(store)]}, "loop": {"memory": 1e-3}}
-    examples = shared_examples(build(TrainConfig, content))
+    examples = open_examples(build(TrainConfig, content)).in_memory()
     assert len(examples.batch([0, 9])) == 2
     assert len(pickle.dumps(examples)) < 10_000
 
@@ -60,7 +60,7 @@ def tuned(store: Path, **split: float) -> TuneConfig:
 
 def test_a_trial_reports_its_figure_and_writes_events_for_tensorboard(store: Path, tmp_path: Path) -> None:
     config, told = tuned(store, validation=0.5, calibration=0.0), []
-    TrialWork(config, tmp_path)({"optimiser.lr": 0.01}, told.append, shared_examples(config.train))
+    TrialWork(config, tmp_path)({"optimiser.lr": 0.01}, told.append, open_examples(config.train).in_memory())
     assert [set(one) for one in told] == [{"validation_calibrated", "time_units"}] * 2
     (events,) = tmp_path.glob("trials/*/tensorboard/*")
     assert b"epoch/validation_calibrated" in events.read_bytes()

@@ -38,10 +38,10 @@ class Share:
 
 def share_of(text: str) -> Share:
     """The share that a text such as `2/16` names."""
-    found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise UsageError(f"{text!r} is not a part of the work.", "Give --part I/N with I from 1 to N, such as 2/16.")
-    return Share(int(found[1]), int(found[2]))
+    return Share(int(match[1]), int(match[2]))
 
 
 KINDS_A_DOUBLING = 4

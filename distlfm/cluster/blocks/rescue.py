@@ -35,8 +35,8 @@ NOBODY = ("storage", "extra")
 """No row is to blame if one of these fails, and none can be had: the run ends at once."""
 
 EVERYBODY = "usage"
-"""If every row fails in this way before any block has worked, the call may be wrong and not the data. It is no matter
-of chance or of the moment: nothing that fails so is tried again."""
+"""If every row fails in this way before any block has worked, the call may be wrong and not the data. What fails so is
+never tried again: neither chance nor the moment matters."""
 
 LOST = (
     "Nothing of it is stored, and the same command tries it again. If memory is short, free some, or give fewer "

@@ -38,9 +38,9 @@ class Place:
 def find_place(environment: Mapping[str, str]) -> Place:
     """The place that the environment tells, a single process if it tells none."""
     for look in (_torchrun, _mpirun, _srun):
-        found = look(environment)
-        if found is not None:
-            return found if found.world > 1 else Place()
+        place = look(environment)
+        if place is not None:
+            return place if place.world > 1 else Place()
     return Place()
 
 

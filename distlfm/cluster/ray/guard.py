@@ -40,9 +40,9 @@ def sweep(directory: str, driver: int) -> None:
     """End them all, and those that they start meanwhile; then remove the directory."""
     until, quiet = time.monotonic() + SWEEP_SECONDS, 0
     while time.monotonic() < until and quiet < 2:
-        found = list(belongings(directory, driver))
-        quiet = 0 if found else quiet + 1
-        for process in found:
+        processes = list(belongings(directory, driver))
+        quiet = 0 if processes else quiet + 1
+        for process in processes:
             try:
                 os.kill(process, signal.SIGKILL)
             except ProcessLookupError:

@@ -57,14 +57,14 @@ class RayCluster:
     environment: dict[str, str]
     nodes: list[HostProcess]
     reporter: Reporter
-    _told: set[str] = field(default_factory=set)
+    _reported: set[str] = field(default_factory=set)
 
     def look(self) -> None:
         """Say which nodes are lost since the last look."""
         for node in self.nodes:
-            if node.process.poll() is not None and node.host not in self._told:
-                self._told.add(node.host)
-                left = len(self.nodes) - len(self._told)
+            if node.process.poll() is not None and node.host not in self._reported:
+                self._reported.add(node.host)
+                left = len(self.nodes) - len(self._reported)
                 self.reporter.warn(f"Ray: {node.host} is lost; {left} of {len(self.nodes)} nodes are left")
 
 
@@ -172,7 +172,7 @@ def start_command(host: str, reach: Reach, site: Machines) -> list[str]:
 
 def _count(address: str, wanted: int, environment: dict[str, str]) -> subprocess.Popen[str]:
     """A process that waits for the nodes, and meanwhile is one of Ray's."""
-    command = [sys.executable, "-m", "distlfm.cluster.ray.knock", address, str(wanted), f"{START_SECONDS:.0f}"]
+    command = [sys.executable, "-m", "distlfm.cluster.ray.contact", address, str(wanted), f"{START_SECONDS:.0f}"]
     return subprocess.Popen(
         command,
         env={**environment, **import_environment()},

@@ -1,6 +1,6 @@
 """Blocks spread over Ray actors, on one machine or a cluster.
 
-The driver keeps all that is known of a block, and an actor only does what it is told: so any of them may be killed at
+The driver keeps all that is known of a block, and an actor only follows its orders: so any of them may be killed at
 any moment, and what it had in hand is done again elsewhere.
 """
 

@@ -27,7 +27,7 @@ from typing import Any, TextIO
 
 from distlfm.cluster.machine import object_store_bytes, usable_cpus
 from distlfm.cluster.ray import guard as ray_guard
-from distlfm.cluster.ray.knock import knock, reach
+from distlfm.cluster.ray.contact import contact, reach
 from distlfm.errors import UsageError, WorkError
 from distlfm.optional import require
 from distlfm.runtime.process import LOOPBACK, short_temporary, touch
@@ -203,7 +203,7 @@ class RaySession:
         try:
             touch(self.address, CONNECT_SECONDS)
         except OSError as error:
-            return not isinstance(error, ConnectionRefusedError)  # a busy network is no proof
+            return not isinstance(error, ConnectionRefusedError)  # a busy network proves nothing
         return True
 
     def node_cpus(self) -> dict[str, int]:
@@ -234,13 +234,13 @@ def ray_session(address: str | None = None, cpus: int | None = None) -> Iterator
 
 
 def _present(ray: ModuleType, address: str | None) -> RaySession:
-    found = _address(ray)
-    if address not in (None, "auto", found):
+    connected = _address(ray)
+    if address not in (None, "auto", connected):
         raise UsageError(
-            f"This process is connected to the Ray at {found} already, and {address} was asked for.",
+            f"This process is connected to the Ray at {connected} already, and {address} was asked for.",
             "Call ray.shutdown() first, or leave the address out.",
         )
-    return RaySession(ray, found, local=False)
+    return RaySession(ray, connected, local=False)
 
 
 def require_tokens(version: str) -> None:
@@ -278,7 +278,7 @@ def _joined(ray: ModuleType, address: str) -> Iterator[RaySession]:
     if os.environ.get(JOINED) == address:
         reach(address)
     else:
-        knock(address)
+        contact(address)
     os.environ.update(NO_HISTORY)
     with _connected(ray, f"Cannot join the Ray cluster at {address}", {"address": address}):
         yield RaySession(ray, _address(ray), local=False)

@@ -207,12 +207,12 @@ def jobs_of(run: Path) -> tuple[RunJob, ...]:
     """The last jobs of a run and how they are."""
     notes = notes_of(run)[-MOST_SHOWN:]
     answers = {note.job: _answer([*SQUEUE, f"--jobs={note.job}"]) for note in notes}
-    found = [task for text in answers.values() for task in _tasks(text)]
+    tasks = [task for text in answers.values() for task in _tasks(text)]
     gone = sorted(job for job, text in answers.items() if text == "")
     if gone:
-        found += _tasks(_answer([*SACCT, f"--jobs={','.join(gone)}"]))
+        tasks += _tasks(_answer([*SACCT, f"--jobs={','.join(gone)}"]))
     return tuple(
-        RunJob(note, tuple(task for task in found if base_of(task.id) == note.job), answers[note.job] is not None)
+        RunJob(note, tuple(task for task in tasks if base_of(task.id) == note.job), answers[note.job] is not None)
         for note in notes
     )
 

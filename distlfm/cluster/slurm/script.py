@@ -128,12 +128,12 @@ class BatchScript:
         given = {name: value for name, value in options.items() if value is not None}
         yield from (f"--{name}={_quoted(value)}" if value else f"--{name}" for name, value in given.items())
         for option in asked.others:
-            found = _OPTION.fullmatch(option)
-            if found is None:
+            match = _OPTION.fullmatch(option)
+            if match is None:
                 raise UsageError(f"{option!r} is not an option of sbatch.", "Write --name=value, such as --qos=long.")
-            if found["name"] in given:
-                raise UsageError(f"--{found['name']} is set already.", f"Leave {option!r} out.")
-            yield f"--{found['name']}={_quoted(option.partition('=')[2])}" if "=" in option else option
+            if match["name"] in given:
+                raise UsageError(f"--{match['name']} is set already.", f"Leave {option!r} out.")
+            yield f"--{match['name']}={_quoted(option.partition('=')[2])}" if "=" in option else option
 
 
 def bytes_of(memory: str) -> int:
@@ -144,13 +144,13 @@ def bytes_of(memory: str) -> int:
 
 def seconds_of(time: str) -> int:
     """A limit as Slurm writes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, …"""
-    found = _TIME.fullmatch(time)
-    if found is None or not time.strip("0:-"):  # Slurm takes zero for no limit at all
+    match = _TIME.fullmatch(time)
+    if match is None or not time.strip("0:-"):  # Slurm takes zero for no limit at all
         raise UsageError(f"--time {time!r} is not a time.", "Give 90 (minutes), 12:00:00 (hours) or 2-00:00 (days).")
-    parts = [int(part) for part in found["parts"].split(":")]
-    if found["days"] is not None:
+    parts = [int(part) for part in match["parts"].split(":")]
+    if match["days"] is not None:
         hours, minutes, seconds = (*parts, 0, 0)[:3]
-        return ((int(found["days"]) * 24 + hours) * 60 + minutes) * 60 + seconds
+        return ((int(match["days"]) * 24 + hours) * 60 + minutes) * 60 + seconds
     hours, minutes, seconds = (0, *parts, 0) if len(parts) == 1 else (0, *parts)[-3:]
     return (hours * 60 + minutes) * 60 + seconds
 

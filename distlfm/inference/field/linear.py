@@ -60,8 +60,8 @@ def force_on(field_map: FieldMap, values: Values, w: Tensor, times: Tensor) -> T
         return torch.einsum("anjr,ar->anj", basis, own)
     space, time, deviation = force_bases(field_map, values, times)
     table = own.unflatten(-1, (space.shape[-1], time.shape[-1]))
-    found: Tensor = deviation[:, None, None] * (time @ table.mT @ space.mT)
-    return found
+    force: Tensor = deviation[:, None, None] * (time @ table.mT @ space.mT)
+    return force
 
 
 def linear_columns(field_map: FieldMap, found: Linearisation, values: Values, rows: Tensor) -> OutputMap:
@@ -156,7 +156,7 @@ class Curved:
         offset = offset + torch.einsum("ai,itj,aj->at", inner, self.linear.by_initial, initial)
         columns, slack = torch.zeros(()), torch.zeros(())
         for i in range(len(self.theta)):
-            found = linear_columns(field_map, self.linear, values, torch.full((len(theta),), i))
-            columns = columns + inner[:, i, None, None] * found.columns
-            slack = found.slack if i == 0 else slack
+            linear = linear_columns(field_map, self.linear, values, torch.full((len(theta),), i))
+            columns = columns + inner[:, i, None, None] * linear.columns
+            slack = linear.slack if i == 0 else slack
         return OutputMap(offset, columns, slack)

@@ -63,10 +63,10 @@ def solve_at(field_map: FieldMap, point: Point) -> Solved:
         own = point.w[:, -field_map.num_initial :].unsqueeze(1)
         initial = initial + size * (own @ starts[:, :-1]).squeeze(1)
     field = _meshed(field_map)
-    found = [trajectory(field, theta[b], initial[b], force[b], grid) for b in range(len(theta))]
-    ok = torch.tensor([one is not None for one in found])
+    trajectories = [trajectory(field, theta[b], initial[b], force[b], grid) for b in range(len(theta))]
+    ok = torch.tensor([one is not None for one in trajectories])
     none = torch.zeros_like(force[0])
-    return Solved(theta, initial, force, torch.stack([none if one is None else one for one in found]), ok)
+    return Solved(theta, initial, force, torch.stack([none if one is None else one for one in trajectories]), ok)
 
 
 def shown_by(places: Places, solved: Solved) -> Tensor:
@@ -123,10 +123,10 @@ class LinearisedField(WhitenedMarginal):
         self._curved = None if sides is None else self._bend(sides)
 
     def state(self) -> dict[str, Tensor]:
-        found = {"point_z": self.point.z, "point_w": self.point.w}
+        tensors = {"point_z": self.point.z, "point_w": self.point.w}
         if self.sides is not None:
-            found |= {"sides_z": self.sides.z.unsqueeze(0), "sides_w": self.sides.w.unsqueeze(0)}
-        return found
+            tensors |= {"sides_z": self.sides.z.unsqueeze(0), "sides_w": self.sides.w.unsqueeze(0)}
+        return tensors
 
     def row_bytes(self, num_query: int) -> int:
         steps, size = self.map.grid.steps + 1, self.point.w.shape[1]
@@ -135,11 +135,11 @@ class LinearisedField(WhitenedMarginal):
     def compared(self, values: Values, rows: Tensor) -> Compared:
         data = self.observations.rows(rows)
         if self._curved is None:
-            found = linear_columns(self.map, self._linear, values, rows)
+            linear = linear_columns(self.map, self._linear, values, rows)
         else:
-            found = self._curved.columns(self.map, values)
+            linear = self._curved.columns(self.map, values)
         noise = noise_of(self.model, values, data)
-        return Compared(data.values[:, 0] - found.offset, found.columns, found.slack, noise, data.mask[:, 0])
+        return Compared(data.values[:, 0] - linear.offset, linear.columns, linear.slack, noise, data.mask[:, 0])
 
     def query_map(self, values: Values, rows: Tensor, query: Tensor) -> QueryMap:
         longer = self._reaching(query)
@@ -243,8 +243,8 @@ class LinearisedField(WhitenedMarginal):
         at = (1 - share) * steps[places.before] + share * steps[later]
         flat = at.permute(1, 0, 2).flatten(1)
         seen = (places.observe @ flat).unflatten(1, at.shape[::2])
-        found: Tensor = seen[places.place[0], places.time[0]]
-        return found
+        seen_values: Tensor = seen[places.place[0], places.time[0]]
+        return seen_values
 
     def _tangent(self, b: int) -> Tangent:
         if b not in self._tangents:
@@ -254,8 +254,8 @@ class LinearisedField(WhitenedMarginal):
 
     def _linearise(self) -> Linearisation:
         stepped("gradients")
-        found = [self._gradients(b) for b in range(len(self.solved.ok))]
-        by_force, by_initial, by_theta = (torch.stack(part) for part in zip(*found, strict=True))
+        gradients = [self._gradients(b) for b in range(len(self.solved.ok))]
+        by_force, by_initial, by_theta = (torch.stack(part) for part in zip(*gradients, strict=True))
         point = self.solved
         constant = self.reached - torch.einsum("btnj,bnj->bt", by_force, point.force)
         constant = constant - (by_initial @ point.initial.unsqueeze(-1)).squeeze(-1)
@@ -269,5 +269,5 @@ class LinearisedField(WhitenedMarginal):
         places, time = self.places, self.places.time[b]
         rows = Csr(to_csr(places.observe)[places.place[b].numpy()])
         watched = ObservedSteps(places.before[time].numpy(), places.share[time].numpy(), rows)
-        found = self._tangent(b).backward(watched)
-        return torch.from_numpy(found.force), torch.from_numpy(found.initial), torch.from_numpy(found.theta)
+        gradients = self._tangent(b).backward(watched)
+        return torch.from_numpy(gradients.force), torch.from_numpy(gradients.initial), torch.from_numpy(gradients.theta)

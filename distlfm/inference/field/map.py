@@ -92,8 +92,8 @@ def groups_of(nodes: Tensor) -> Tensor:
     everywhere = torch.ones(1, len(nodes), dtype=torch.bool)
     centres = place_on_points(nodes.unsqueeze(0), everywhere, num_inducing=MOST_GROUPS)[0]
     nearest = torch.cat([torch.cdist(some, centres).argmin(-1) for some in nodes.split(10_000)])
-    found: Tensor = torch.unique(nearest, return_inverse=True)[1]
-    return found
+    group: Tensor = torch.unique(nearest, return_inverse=True)[1]
+    return group
 
 
 def pulses_of(groups: Tensor) -> Tensor:
@@ -104,8 +104,8 @@ def pulses_of(groups: Tensor) -> Tensor:
 
 def largest_in(groups: Tensor, values: Tensor) -> Tensor:
     """The largest of values [..., J] in each group, [..., G]."""
-    found = values.new_zeros(*values.shape[:-1], int(groups.max()) + 1)
-    return found.scatter_reduce(-1, groups.expand_as(values), values, "amax", include_self=False)
+    largest = values.new_zeros(*values.shape[:-1], int(groups.max()) + 1)
+    return largest.scatter_reduce(-1, groups.expand_as(values), values, "amax", include_self=False)
 
 
 def samples(model: Model, which: Iterable[str], around: Tensor | None = None) -> Values:
@@ -114,12 +114,12 @@ def samples(model: Model, which: Iterable[str], around: Tensor | None = None) ->
     around: modes [B, n] to stay near to, in place of the middle of the whole prior.
     """
     middle = torch.zeros(1, model.space.num_free, dtype=torch.float64) if around is None else around
-    found = [middle]
+    proposals = [middle]
     for name in which:
         step = torch.zeros(model.space.num_free, dtype=torch.float64)
         step[model.space.free_names.index(name)] = FAR if around is None else NEAR
-        found += [middle + step, middle - step]
-    return model.space.unpack(torch.cat(found))
+        proposals += [middle + step, middle - step]
+    return model.space.unpack(torch.cat(proposals))
 
 
 DENSE_PRODUCT = 4
@@ -167,9 +167,9 @@ class FieldMap:
     def with_grid(self, grid: TimeGrid) -> FieldMap:
         if grid == self.grid:
             return self
-        found = copy.copy(self)
-        found.grid = grid
-        return found
+        changed = copy.copy(self)
+        changed.grid = grid
+        return changed
 
     def reduced(self, values: Values) -> FieldMap:
         """The same on the shapes that solutions take at these values [A, …]; as it is where that brings nothing."""
@@ -182,9 +182,9 @@ class FieldMap:
                 initial = torch.cat([initial, torch.zeros_like(pulses[:, :, 0])], 1)
                 force = torch.cat([force, pulses], 1)
             shapes = find_shapes(self.engine, self.theta(values), initial, force, self.grid)
-        found = copy.copy(self)
-        found.engine = ReducedEngine(self.engine, shapes)
-        return found
+        changed = copy.copy(self)
+        changed.engine = ReducedEngine(self.engine, shapes)
+        return changed
 
     def places(self, points: Tensor) -> Places:
         """points: [B, T, 1 + d], none before the start of the grid or beyond its end."""
@@ -198,17 +198,17 @@ class FieldMap:
         """The force at points [A, Q, 1 + d] as columns [A, Q, R] of w, and the variance [A, Q] that they leave open."""
         hyper = self.model.hyper(values)[0]
         if self.separable is None:
-            found = self.joint_basis(hyper, points)
-            left = self.kernel.diagonal(hyper, points) - found.square().sum(-1)
+            basis = self.joint_basis(hyper, points)
+            left = self.kernel.diagonal(hyper, points) - basis.square().sum(-1)
         else:
             scale = self.separable.variance(hyper)
             time = whitened_basis(self.separable.time, hyper, points[..., 0], self.inducing.times)
             space = whitened_basis(self.separable.space, hyper, points[..., 1:], self.inducing.places)
             both = (space.unsqueeze(-1) * time.unsqueeze(-2)).flatten(-2)
-            found = scale.sqrt()[:, None, None] * both
-            left = scale[:, None] - found.square().sum(-1)
-        extra = found.new_zeros(*found.shape[:-1], self.num_initial)
-        return torch.cat([found, extra], -1), left.clamp_min(0.0)
+            basis = scale.sqrt()[:, None, None] * both
+            left = scale[:, None] - basis.square().sum(-1)
+        extra = basis.new_zeros(*basis.shape[:-1], self.num_initial)
+        return torch.cat([basis, extra], -1), left.clamp_min(0.0)
 
     @property
     def num_initial(self) -> int:
@@ -244,7 +244,7 @@ class FieldMap:
         open_time = left_open(time)
         both = torch.cat([time, open_time, torch.ones_like(open_time)], -1)
         kicks = kicks_of(both, places, self.grid)
-        found = self._pairs(answers[:, :size], kicks[..., : time.shape[-1]], places, rows)
+        columns = self._pairs(answers[:, :size], kicks[..., : time.shape[-1]], places, rows)
         open_answers = answers[:, size:]
         if self.both_ways:
             groups = groups_of(self.nodes)
@@ -254,8 +254,8 @@ class FieldMap:
         loose = torch.einsum("atji,aijo->ato", kicks[..., -2:], open_answers)
         scale = self.separable.variance(hyper)
         slack = scale[:, None] * pick(loose, places, rows).square()
-        found = scale.sqrt()[:, None, None] * found.flatten(-2)
-        return found, slack, deviation[..., None] * pick(at_times(observed[:, num_pulses:], places), places, rows)
+        columns = scale.sqrt()[:, None, None] * columns.flatten(-2)
+        return columns, slack, deviation[..., None] * pick(at_times(observed[:, num_pulses:], places), places, rows)
 
     def _sources(self, values: Values) -> tuple[Tensor, Tensor, Tensor]:
         """What goes through the solver: initial states [A, S, J], pulses [A, S, K, J], and the deviation of the start.

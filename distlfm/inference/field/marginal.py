@@ -146,21 +146,21 @@ class FieldGaussian(WhitenedMarginal):
 
     def compared(self, values: Values, rows: Tensor) -> Compared:
         data = self.observations.rows(rows)
-        found = self.map.columns(values, rows, self.places)
+        columns = self.map.columns(values, rows, self.places)
         noise = noise_of(self.model, values, data)
-        residual = data.values[:, 0] - found.offset
-        mask = data.mask[:, 0] & ~given(residual, found.columns, data.values[:, 0])
-        return Compared(residual, found.columns, found.slack, noise, mask)
+        residual = data.values[:, 0] - columns.offset
+        mask = data.mask[:, 0] & ~given(residual, columns.columns, data.values[:, 0])
+        return Compared(residual, columns.columns, columns.slack, noise, mask)
 
     def fitted(self, z: Tensor, rows: Tensor) -> Tensor:
         """Outputs at the observed points given z [A, n], [A, T]."""
-        found = self.map.columns(self.model.space.unpack(z), rows, self.places)
-        return found.offset + (found.columns @ self.whitened(z, rows).mean.unsqueeze(-1)).squeeze(-1)
+        columns = self.map.columns(self.model.space.unpack(z), rows, self.places)
+        return columns.offset + (columns.columns @ self.whitened(z, rows).mean.unsqueeze(-1)).squeeze(-1)
 
     def query_map(self, values: Values, rows: Tensor, query: Tensor) -> QueryMap:
         longer, places, which = self._where(rows, query)
-        found = longer.columns(values, which, places)
-        return QueryMap(found.offset, found.columns, found.slack, *longer.force_columns(values, query))
+        columns = longer.columns(values, which, places)
+        return QueryMap(columns.offset, columns.columns, columns.slack, *longer.force_columns(values, query))
 
     def left_over(
         self, values: Values, rows: Tensor, query: Tensor, generator: torch.Generator

@@ -70,13 +70,13 @@ def lattice(times: Tensor, places: Tensor) -> Tensor:
 
 def pulse_of(force: Tensor, grid: TimeGrid) -> Tensor:
     """A force [..., 1, J] put at the time [..., K, J] from which it kicks the first step alone."""
-    return torch.nn.functional.pad(force, (0, 0, grid.scheme.pulse[0], 0))
+    return torch.nn.functional.pad(force, (0, 0, grid.scheme.pulse_time, 0))
 
 
 def kicks_of(time: Tensor, places: Places, grid: TimeGrid) -> Tensor:
     """How strongly the answer to a pulse j + 1 steps ago counts at each time: [A, U, N, r] of time [A, N + 1, r]."""
     steps = grid.steps
-    kicks = grid.scheme.mix(time, steps) / grid.scheme.pulse[1]
+    kicks = grid.scheme.mix_in_pulses(time, steps)
     # The answer of pulse k to step n is answers[n − 1 − k]; row `steps` is a zero for pulses that are still to come.
     padded = torch.cat([kicks, torch.zeros_like(kicks[:, :1])], 1)
     lag = torch.arange(steps)
@@ -145,8 +145,8 @@ def whitened_basis(
 def whiten(covariance: Tensor, cross: Tensor) -> Tensor:
     """Columns [A, n, M] of independent numbers, from covariances [A, M, M] and those with other points [A, M, n]."""
     factor, _ = safe_cholesky(covariance)
-    found: Tensor = torch.linalg.solve_triangular(factor, cross, upper=False).mT
-    return found
+    whitened: Tensor = torch.linalg.solve_triangular(factor, cross, upper=False).mT
+    return whitened
 
 
 def left_open(basis: Tensor) -> Tensor:
@@ -185,8 +185,8 @@ def _on_a_line(points: FloatArray, values: FloatArray, nodes: FloatArray) -> Flo
             f"{nodes.min():g} to {nodes.max():g}.",
             COVER,
         )
-    found: FloatArray = np.interp(nodes, points, values[order])
-    return found
+    interpolated: FloatArray = np.interp(nodes, points, values[order])
+    return interpolated
 
 
 def _between(points: FloatArray, values: FloatArray, nodes: FloatArray) -> FloatArray:
@@ -201,14 +201,14 @@ def _between(points: FloatArray, values: FloatArray, nodes: FloatArray) -> Float
             f"The {len(points)} points of the initial state span no part of a domain in {nodes.shape[1]} dimensions.",
             f"{COVER} They must not all lie on one line or plane.",
         ) from None
-    found: FloatArray = interpolant(nodes)
-    outside = np.isnan(found)
+    interpolated: FloatArray = interpolant(nodes)
+    outside = np.isnan(interpolated)
     inwards = nodes[outside] + EDGE * (points.mean(0) - nodes[outside])
-    found[outside] = interpolant(inwards)
-    if np.isnan(found).any():
-        first = nodes[np.isnan(found)][0]
+    interpolated[outside] = interpolant(inwards)
+    if np.isnan(interpolated).any():
+        first = nodes[np.isnan(interpolated)][0]
         raise UsageError(
             f"The initial state is not given around ({', '.join(f'{x:g}' for x in first)}), which is in the domain.",
             COVER,
         )
-    return found
+    return interpolated

@@ -123,10 +123,10 @@ def _bent(now: LinearisedField, best: Optimum, optimiser: OptimiserConfig) -> tu
         if sides is None or not bool(solved.ok[0]):
             break
         bent = LinearisedField(now.observations, now.map, centre, solved, sides)
-        found = find_modes(bent.negative, centre.z, optimiser)
-        if found.status[0] == Status.DIVERGED:
+        modes = find_modes(bent.negative, centre.z, optimiser)
+        if modes.status[0] == Status.DIVERGED:
             break
-        now, best = bent, replace(found, trace=torch.cat([best.trace, found.value.unsqueeze(0)]))
+        now, best = bent, replace(modes, trace=torch.cat([best.trace, modes.value.unsqueeze(0)]))
     return now, best
 
 
@@ -138,7 +138,7 @@ def _covariance(now: LinearisedField, z: Tensor) -> Tensor:
 
 def _sides(now: LinearisedField, z: Tensor, covariance: Tensor, held: list[int]) -> Point | None:
     """Each coefficient up and down, kernel, noise and force as they go with it; None if none can be solved."""
-    found = []
+    sides = []
     for i in held:
         for sign in (1.0, -1.0):
             step = sign * ASIDE * covariance[:, i] / covariance[i, i].sqrt()
@@ -147,12 +147,12 @@ def _sides(now: LinearisedField, z: Tensor, covariance: Tensor, held: list[int])
             for _ in range(HALVINGS):
                 point = Point(z + step, now.whitened(z + step, torch.arange(1)).mean)
                 if bool(solve_at(now.map, point).ok[0]):
-                    found.append(point)
+                    sides.append(point)
                     break
                 step = step / 2
             else:
                 return None
-    return Point(torch.cat([one.z for one in found]), torch.cat([one.w for one in found]))
+    return Point(torch.cat([one.z for one in sides]), torch.cat([one.w for one in sides]))
 
 
 @torch.no_grad()

@@ -158,11 +158,11 @@ def open_on(model: Model, mesh: MeshConfig, ranks: int) -> Meshed:
     options = model.field.field
     spec = model.field.problem(mesh).model_dump_json()
     linear = options.linear_solver, options.linear_tolerance
-    found = meshed(spec, options.solver, ranks, *linear)
-    if ranks > 1 and options.ranks is None and not found.affine:
+    field = meshed(spec, options.solver, ranks, *linear)
+    if ranks > 1 and options.ranks is None and not field.affine:
         # A recorded trajectory is not divided unless that is asked for.
-        found = meshed(spec, options.solver, 1, *linear)
-    return found
+        field = meshed(spec, options.solver, 1, *linear)
+    return field
 
 
 def num_ranks(model: Model, settings: FieldSettings) -> int:
@@ -299,8 +299,8 @@ def _short_lengths(model: Model) -> list[float]:
     parameter = model.space[name]
     at = torch.tensor(LIKELY, dtype=torch.float64)
     likely = {label: float(parameter.prior_of(label).natural(at)) for label in parameter.labels}
-    found = [parameter.fixed.get(label, likely[label]) for label in parameter.labels]
-    return found if len(found) == dims else found * dims
+    lengths = [parameter.fixed.get(label, likely[label]) for label in parameter.labels]
+    return lengths if len(lengths) == dims else lengths * dims
 
 
 def _count(side: float, length: float, most: int) -> int:

@@ -96,7 +96,7 @@ class FieldSlopes(WhitenedMarginal):
         return 8 * 3 * num_query * times * places
 
     def compared(self, values: Values, rows: Tensor) -> Compared:
-        found = linear_columns(self.map, self._linear, values, rows)
+        linear = linear_columns(self.map, self._linear, values, rows)
         ratio, apart = torch.ones(len(rows), 1, dtype=torch.float64), None
         belief = self.surface.belief
         if self.model.likelihood.learns_noise:
@@ -108,7 +108,7 @@ class FieldSlopes(WhitenedMarginal):
             apart = -0.5 * belief.freedom * (1 / ratio + noise.log()).squeeze(-1)
         spread = ratio * self._variance + self._floor
         mask = torch.ones_like(spread, dtype=torch.bool)
-        return Compared(self._slopes - found.offset, found.columns, found.slack, spread, mask, apart)
+        return Compared(self._slopes - linear.offset, linear.columns, linear.slack, spread, mask, apart)
 
     def query_map(self, values: Values, rows: Tensor, query: Tensor) -> QueryMap:
         """The force as matched; outputs are the surface's own."""

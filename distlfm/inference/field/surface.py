@@ -85,8 +85,8 @@ class Surface:
         """How far draws of the surface, one per row, are from its mean at points [A, Q, 1 + d]: [A, Q]."""
         columns = self._columns(self.hyper, points.flatten(0, 1))[0].unflatten(0, points.shape[:2])
         noise = torch.randn(len(points), columns.shape[-1], 1, generator=generator, dtype=torch.float64)
-        found: Tensor = (columns @ (self.belief.root @ noise)).squeeze(-1)
-        return found
+        change: Tensor = (columns @ (self.belief.root @ noise)).squeeze(-1)
+        return change
 
     @torch.no_grad()
     def columns_on(self, times: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,9 +100,9 @@ class Surface:
         # From lengths of the prior's middle, and from shorter ones: what is rough may look like noise from afar.
         starts = torch.zeros(2, size, dtype=torch.float64)
         starts[1, : len(self._extent)] = -1.0
-        found = minimise(lambda z, _: self._objective(z), starts, OPTIMISER)
-        value = torch.where(torch.isfinite(found.value), found.value, torch.inf)
-        return found.z[value.argmin()].unsqueeze(0)
+        optimum = minimise(lambda z, _: self._objective(z), starts, OPTIMISER)
+        value = torch.where(torch.isfinite(optimum.value), optimum.value, torch.inf)
+        return optimum.z[value.argmin()].unsqueeze(0)
 
     def _objective(self, z: Tensor) -> Tensor:
         scaled, residual, noise = self._scaled(z)

@@ -72,8 +72,8 @@ def unpack_operators(arrays: Mapping[str, Any]) -> Operators:
 
     def names(group: str, ending: str) -> list[str]:
         start = f"{group}/"
-        found = [name for name in arrays if name.startswith(start) and name.endswith(ending)]
-        return [name[len(start) : len(name) - len(ending)] for name in found]
+        matching = [name for name in arrays if name.startswith(start) and name.endswith(ending)]
+        return [name[len(start) : len(name) - len(ending)] for name in matching]
 
     stiffness, load = (
         {name: unpack_csr(f"{group}/{name}", arrays) for name in names(group, "/shape")} for group in BY_COEFFICIENT

@@ -100,22 +100,22 @@ class DenseEngine(Engine):
         dt = saved.grid.dt
         states = saved.grid.scheme.mix(saved.states.permute(0, 2, 1, 3), saved.grid.steps)
         outer = moved.permute(0, 2, 1, 3).flatten(2) @ states.flatten(2).mT
-        found = dt * torch.einsum("aij,kij->ak", outer, self.stiffness)
+        gradient = dt * torch.einsum("aij,kij->ak", outer, self.stiffness)
         early = moved[:, : saved.mixed.shape[2]]
         forced = early.permute(0, 2, 1, 3).flatten(2) @ saved.mixed.permute(0, 3, 2, 1).flatten(2).mT
-        found += dt * torch.einsum("aij,kij->ak", forced, self.load)
+        gradient += dt * torch.einsum("aij,kij->ak", forced, self.load)
         if saved.driven:
-            found += dt * torch.einsum("ai,ki->ak", moved.sum((1, 3)), self.source)
-        return found[:, 1:]
+            gradient += dt * torch.einsum("ai,ki->ak", moved.sum((1, 3)), self.source)
+        return gradient[:, 1:]
 
 
 def _after_pulse(advance: Tensor, start: Tensor, first: Tensor, steps: int) -> Tensor:
     """States [A, N + 1, F, S] where nothing happens after the first step: powers of the step, doubled each time."""
-    found, power = first.unsqueeze(1), advance
-    while found.shape[1] < steps:
-        found = torch.cat([found, power.unsqueeze(1) @ found[:, : steps - found.shape[1]]], 1)
+    answers, power = first.unsqueeze(1), advance
+    while answers.shape[1] < steps:
+        answers = torch.cat([answers, power.unsqueeze(1) @ answers[:, : steps - answers.shape[1]]], 1)
         power = power @ power
-    return torch.cat([start.unsqueeze(1), found], 1)
+    return torch.cat([start.unsqueeze(1), answers], 1)
 
 
 SAME_MODES = 1e-10

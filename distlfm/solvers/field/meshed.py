@@ -20,11 +20,11 @@ from torch import Tensor
 from distlfm.equations.base import MeshConfig, ProblemSpec
 from distlfm.errors import UsageError
 from distlfm.solvers.fem.group.client import LinearSolverConfig, PartitionedSolver
-from distlfm.solvers.fem.group.owner import Group
+from distlfm.solvers.fem.group.owner import Group, GroupHandle
 from distlfm.solvers.fem.spec import Csr, FloatArray, IntArray, split, unpack_csr, unpack_operators
 from distlfm.solvers.field.dense import DenseEngine
 from distlfm.solvers.field.engine import Engine
-from distlfm.solvers.field.remote import GroupHandle, PetscEngine, TapedEngine
+from distlfm.solvers.field.remote import PetscEngine, TapedEngine
 from distlfm.solvers.field.sparse import SparseEngine
 
 
@@ -43,10 +43,10 @@ class Discretised(ABC):
 
     def observe(self, places: FloatArray) -> Tensor:
         """`weights` as a tensor: sparse where the mesh is not small."""
-        found = self.weights(places)
-        rows = np.repeat(np.arange(found.shape[0]), np.diff(found.indptr))
-        index = torch.from_numpy(np.stack([rows, found.indices]))
-        tensor = torch.sparse_coo_tensor(index, torch.from_numpy(found.data), found.shape, check_invariants=True)
+        matrix = self.weights(places)
+        rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
+        index = torch.from_numpy(np.stack([rows, matrix.indices]))
+        tensor = torch.sparse_coo_tensor(index, torch.from_numpy(matrix.data), matrix.shape, check_invariants=True)
         return tensor.coalesce()
 
 
@@ -163,8 +163,8 @@ def meshed(
 ) -> Meshed:
     """Return the cached discretised problem for a spec."""
     name = (spec_json, solver, ranks, linear, tolerance)
-    found = _in_use.get(name)
-    if found is None:
+    problem = _in_use.get(name)
+    if problem is None:
         settings = LinearSolverConfig.model_validate({"kind": linear, "tolerance": tolerance})
-        found = _in_use[name] = Meshed(ProblemSpec.model_validate_json(spec_json), solver, ranks, settings)
-    return found
+        problem = _in_use[name] = Meshed(ProblemSpec.model_validate_json(spec_json), solver, ranks, settings)
+    return problem

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from distlfm.errors import DistlfmError, UsageError
+from distlfm.errors import UsageError
 from distlfm.solvers.fem.group.client import PartitionedSolver, RunId
-from distlfm.solvers.fem.group.owner import Group
+from distlfm.solvers.fem.group.owner import Group, GroupHandle
 from distlfm.solvers.fem.spec import pack_csr
 from distlfm.solvers.field.engine import Engine, Inputs, TimeGrid
 from distlfm.solvers.field.sparse import to_csr
-
-
-class GroupHandle:
-    """Something that a group keeps, dropped when nobody can ask for it any more. name: by which to ask for it."""
-
-    def __init__(self, drop: Callable[[], None], name: Any = None) -> None:
-        self._drop, self.name = drop, name
-
-    def __del__(self) -> None:
-        with contextlib.suppress(DistlfmError, OSError):
-            self._drop()
 
 
 class PetscEngine(Engine):
@@ -39,7 +24,7 @@ class PetscEngine(Engine):
         self, given: Inputs, grid: TimeGrid, observe: Tensor, *, driven: bool, keep: bool
     ) -> tuple[Tensor, GroupHandle]:
         theta, initial, force = given
-        looked, found = to_csr(observe), []
+        looked, trajectories = to_csr(observe), []
         runs: list[RunId] = []
         held = GroupHandle(lambda: self.solver.drop(*runs), runs)  # also those before one that fails
         for a, values in enumerate(theta.tolist()):
@@ -48,14 +33,14 @@ class PetscEngine(Engine):
             observed, run = self.solver.forward(
                 named, start, pushed, grid.dt, grid.steps, looked, driven=driven, keep_states=keep, scheme=grid.scheme
             )
-            found.append(observed)
+            trajectories.append(observed)
             runs.append(run)
-        return torch.from_numpy(np.stack(found)), held
+        return torch.from_numpy(np.stack(trajectories)), held
 
     def adjoint(self, saved: GroupHandle, weights: Tensor) -> Inputs:
-        found = [self.solver.adjoint(run, weight.numpy()) for run, weight in zip(saved.name, weights, strict=True)]
-        theta = np.array([[one.theta[name] for name in self.names] for one in found])
-        initial, force = np.stack([one.initial for one in found]), np.stack([one.force for one in found])
+        gradients = [self.solver.adjoint(run, weight.numpy()) for run, weight in zip(saved.name, weights, strict=True)]
+        theta = np.array([[one.theta[name] for name in self.names] for one in gradients])
+        initial, force = np.stack([one.initial for one in gradients]), np.stack([one.force for one in gradients])
         return Inputs(*map(torch.from_numpy, (theta, initial, force)))
 
 

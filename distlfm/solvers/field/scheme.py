@@ -48,10 +48,14 @@ class Scheme:
         """The matrix that is applied to the state before a step."""
         return mass + self.old * dt * rate
 
-    def between(self, before: Array, after: Array) -> Array:
-        """What a step takes for a value given at both its ends."""
-        found: Array = self.old * _any(before) + self.new * _any(after)
-        return found
+    def between(self, before: Array, after: Array, zero: Any = 0.0) -> Array:
+        """What a step takes for a value given at both its ends. zero: stands for a weight that is zero."""
+        weighted: Array = (self.old or zero) * _any(before) + (self.new or zero) * _any(after)
+        return weighted
+
+    def between_transposed(self, gradient: Array) -> tuple[Array, Array]:
+        """The adjoint of `between`: the gradients by the value at the start and at the end of a step."""
+        return self.old * _any(gradient), self.new * _any(gradient)
 
     def mix(self, values: Array, steps: int) -> Array:
         """`between` for each step: values [..., K, J] at the leading times → [..., P, J]."""
@@ -71,9 +75,14 @@ class Scheme:
         return out
 
     @property
-    def pulse(self) -> tuple[int, float]:
-        """The time, 0 or 1, at which a force kicks the first step and no other, and its weight there."""
-        return (0, self.old) if self.old else (1, self.new)
+    def pulse_time(self) -> int:
+        """The time, 0 or 1, at which a force kicks the first step and no other."""
+        return 0 if self.old else 1
+
+    def mix_in_pulses(self, values: Array, steps: int) -> Array:
+        """`mix` in units of the kick of a force of one at `pulse_time`."""
+        mixed: Array = _any(self.mix(values, steps)) / (self.old or self.new)
+        return mixed
 
 
 @dataclass(frozen=True)

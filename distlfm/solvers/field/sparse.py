@@ -39,8 +39,8 @@ class _Factor:
 
     def kick(self, mixed: FloatArray, n: int, dt: float, *, driven: bool) -> Any:
         """Of step n, [F, S], by the force [S, P, J] that steps take."""
-        found: Any = dt * (self.load @ mixed[:, n].T) if n < mixed.shape[1] else 0.0
-        return found + dt * self.source[:, None] if driven else found
+        pushed: Any = dt * (self.load @ mixed[:, n].T) if n < mixed.shape[1] else 0.0
+        return pushed + dt * self.source[:, None] if driven else pushed
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ class SparseEngine(Engine):
         right = sp.csr_array(scheme.right(system.mass, stiffness, dt))
         step = Step[FloatArray](solver.solve, right.__matmul__)
         back = Step[FloatArray](functools.partial(solver.solve, trans="T"), right.T.__matmul__)
-        found = _Factor(step, back, load, source)
+        factor = _Factor(step, back, load, source)
         while len(self._factors) >= KEPT:
             self._factors.pop(next(iter(self._factors)))
-        self._factors[key] = found
-        return found
+        self._factors[key] = factor
+        return factor
 
     def forward(
         self, given: Inputs, grid: TimeGrid, observe: Tensor, *, driven: bool, keep: bool
@@ -111,8 +111,8 @@ class SparseEngine(Engine):
         return torch.from_numpy(np.stack(observed)), _Saved(factors, kept, mixed, force.shape, grid, looked, driven)
 
     def adjoint(self, saved: _Saved, weights: Tensor) -> Inputs:
-        found = [self._adjoint(saved, a, weight.numpy()) for a, weight in enumerate(weights)]
-        return Inputs(*(torch.from_numpy(np.stack(parts)) for parts in zip(*found, strict=True)))
+        gradients = [self._adjoint(saved, a, weight.numpy()) for a, weight in enumerate(weights)]
+        return Inputs(*(torch.from_numpy(np.stack(parts)) for parts in zip(*gradients, strict=True)))
 
     def _adjoint(self, saved: _Saved, a: int, weights: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """The gradients of one value by theta [k], initial state [S, J] and force [S, K, J]; weights: [S, N + 1, O]."""
@@ -138,14 +138,14 @@ class SparseEngine(Engine):
     ) -> float:
         """How the multiplier of one step weighs the coefficient k."""
         stiffness, load, source = self.system.stiffness[k], self.system.load[k], self.system.source[k]
-        found = 0.0
+        total = 0.0
         if stiffness.nnz:
-            found += float(np.vdot(multiplier, stiffness @ state))
+            total += float(np.vdot(multiplier, stiffness @ state))
         if load.nnz and push is not None:
-            found += float(np.vdot(multiplier, load @ push))
+            total += float(np.vdot(multiplier, load @ push))
         if driven:
-            found += float(multiplier.sum(1) @ source)
-        return found
+            total += float(multiplier.sum(1) @ source)
+        return total
 
 
 def to_csr(observe: Tensor) -> Csr:
@@ -190,10 +190,10 @@ class ReducedEngine(Engine):
         return observed, saved
 
     def adjoint(self, saved: Any, weights: Tensor) -> Inputs:
-        found = self.dense.adjoint(saved, weights)
-        initial = found.initial.new_zeros(*found.initial.shape[:2], self.num_nodes)
-        initial[..., self.free] = found.initial @ self.onto
-        return Inputs(found.theta, initial, found.force)
+        gradients = self.dense.adjoint(saved, weights)
+        initial = gradients.initial.new_zeros(*gradients.initial.shape[:2], self.num_nodes)
+        initial[..., self.free] = gradients.initial @ self.onto
+        return Inputs(gradients.theta, initial, gradients.force)
 
 
 def find_shapes(full: SparseEngine, theta: Tensor, initial: Tensor, force: Tensor, grid: TimeGrid) -> FloatArray:
@@ -209,8 +209,8 @@ def find_shapes(full: SparseEngine, theta: Tensor, initial: Tensor, force: Tenso
     for a in range(len(theta)):
         one = theta[a : a + 1]
         sample = Inputs(one, initial[a : a + 1], force[a : a + 1])
-        found, _ = full.forward(sample, grid, everywhere, driven=False, keep=False)
-        columns = found[0].flatten(0, 1).numpy()[:, free].T
+        responses, _ = full.forward(sample, grid, everywhere, driven=False, keep=False)
+        columns = responses[0].flatten(0, 1).numpy()[:, free].T
         sketch = columns @ stream.standard_normal((columns.shape[1], SKETCH))
         none = torch.zeros(1, 1, full.num_nodes, dtype=torch.float64)
         driven, _ = full.forward(Inputs(one, none, none.unsqueeze(2)), grid, everywhere, driven=True, keep=False)

@@ -40,18 +40,18 @@ class Form:
 def form_at(field: Meshed, theta: Tensor, states: FloatArray, force: FloatArray) -> Form:
     """The weak form at states [n, J] and force [n, J], for coefficients theta [k]. Nothing is solved."""
     arrays = {"theta": theta.detach().numpy(), "states": states, "force": force}
-    found = field.group.call("linearise", {"key": field.key}, arrays)[0].arrays
-    indices, pointers, shape = np.array(found["indices"]), np.array(found["indptr"]), (states.shape[1],) * 2
+    replied = field.group.call("linearise", {"key": field.key}, arrays)[0].arrays
+    indices, pointers, shape = np.array(replied["indices"]), np.array(replied["indptr"]), (states.shape[1],) * 2
 
     def matrix(entries: Any) -> sp.csr_array:
         return sp.csr_array((np.array(entries), indices, pointers), shape=shape)
 
     return Form(
-        np.array(found["value"]),
-        np.array(found["by_theta"]),
-        matrix(found["mass"]),
-        [matrix(entries) for entries in found["by_state"]],
-        [matrix(entries) for entries in found["by_force"]],
+        np.array(replied["value"]),
+        np.array(replied["by_theta"]),
+        matrix(replied["mass"]),
+        [matrix(entries) for entries in replied["by_state"]],
+        [matrix(entries) for entries in replied["by_force"]],
     )
 
 
@@ -60,8 +60,8 @@ def trajectory(field: Meshed, theta: Tensor, initial: Tensor, force: Tensor, gri
     index, ones = torch.arange(len(initial)).repeat(2, 1), torch.ones(len(initial), dtype=torch.float64)
     everywhere = torch.sparse_coo_tensor(index, ones, check_invariants=True).coalesce()
     with torch.no_grad():
-        found = solve(field.engine, theta[None], initial[None, None], force[None, None], grid, everywhere)[0, 0]
-    return found if bool(torch.isfinite(found).all()) else None
+        states = solve(field.engine, theta[None], initial[None, None], force[None, None], grid, everywhere)[0, 0]
+    return states if bool(torch.isfinite(states).all()) else None
 
 
 @dataclass(frozen=True)
@@ -120,23 +120,23 @@ class Tangent:
 
     def _swept(self, start: FloatArray, kicks: Iterable[FloatArray]) -> FloatArray:
         """Changes [N + 1, J, S] from a start [F, S] and a kick [F, S] for each step."""
-        found = np.zeros((self.grid.steps + 1, self.num_nodes, start.shape[1]))
+        changes = np.zeros((self.grid.steps + 1, self.num_nodes, start.shape[1]))
         for n, now in enumerate(sweep([step.advance for step in self._steps], start, kicks)):
-            found[n, self.free] = now
-        return found
+            changes[n, self.free] = now
+        return changes
 
     def backward(self, watched: ObservedSteps) -> Gradients:
         """The gradients of every observation, in one sweep."""
         seen = sp.csc_array(watched.rows.T)[self.free].toarray()
-        count, steps, scheme = seen.shape[1], self.grid.steps, self.grid.scheme
+        count, steps = seen.shape[1], self.grid.steps
         force = np.zeros((steps + 1, self.num_nodes, count))
         theta = np.zeros((self._by_theta.shape[2], count))
         initial = np.zeros((self.num_nodes, count))
         pulled = (seen * watched.weight(n) for n in range(steps, -1, -1))
 
         def visit(n: int, multiplier: FloatArray) -> None:
-            force[n] += scheme.old * (self._load[n].T @ multiplier)
-            force[n + 1] += scheme.new * (self._load[n + 1].T @ multiplier)
+            for at, part in enumerate(self.grid.scheme.between_transposed(multiplier), n):
+                force[at] += self._load[at].T @ part
             theta[:] += self._by_theta[n].T @ multiplier
 
         initial[self.free] = sweep_back(self._back, pulled, visit)

@@ -32,9 +32,9 @@ def import_adjoint() -> ModuleType:
     `ufl_legacy` came first.
     """
     dolfin = require("dolfin", "fem")
-    spoken: str = dolfin.FiniteElement.__module__.partition(".")[0]
-    if spoken != NAME_OF_DOLFIN_ADJOINT:
-        _alias_package(spoken, NAME_OF_DOLFIN_ADJOINT)
+    package: str = dolfin.FiniteElement.__module__.partition(".")[0]
+    if package != NAME_OF_DOLFIN_ADJOINT:
+        _alias_package(package, NAME_OF_DOLFIN_ADJOINT)
     # The gradient by a Constant lives in a space of one degree of freedom. On several ranks SCOTCH, the default, fails
     # to order the empty rest of it on one rank, and the others wait for ever.
     dolfin.parameters["dof_ordering_library"] = "Boost"

@@ -51,9 +51,9 @@ def interpolation(d: Discretisation, points: FloatArray) -> Csr:
         )
     mine = np.flatnonzero(all_distances.argmin(axis=0) == d.comm.rank)
     rows, nodes, weights = (concatenated(d.comm, part) for part in _weights(d, points, cells, mine))
-    found: Csr = coo_array((weights, (rows, d.canonical[nodes])), shape=(len(points), d.num_nodes)).tocsr()
-    found.sort_indices()
-    return found
+    matrix: Csr = coo_array((weights, (rows, d.canonical[nodes])), shape=(len(points), d.num_nodes)).tocsr()
+    matrix.sort_indices()
+    return matrix
 
 
 def _locate(d: Discretisation, points: FloatArray) -> tuple[IntArray, FloatArray]:
@@ -155,9 +155,9 @@ class FormDerivatives:
         own, entries = self._ordered(matrix)
         if len(own) == len(keys):
             return entries
-        found = np.zeros(len(keys))
-        found[np.searchsorted(keys, own)] = entries
-        return found
+        values = np.zeros(len(keys))
+        values[np.searchsorted(keys, own)] = entries
+        return values
 
     def _ordered(self, matrix: Any) -> tuple[IntArray, FloatArray]:
         """Canonical places row · J + column of the entries, in order, and the entries, on every rank."""

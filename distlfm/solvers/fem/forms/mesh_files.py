@@ -255,7 +255,7 @@ def _read_meshio(path: Path) -> MeshArrays:
     cells = np.concatenate([block.data for block in mesh.cells if block.type == SIMPLICES[dims]]).astype(np.int64)
     parts = _named_facets(mesh, dims)
     vertices = _flattened(np.asarray(mesh.points, dtype=np.float64), dims, path)
-    # Points of the geometry, such as the centre of a circle, come as cells of one vertex, and are no part of the mesh.
+    # Points of the geometry, such as the centre of a circle, come as cells of one vertex: not part of the mesh.
     points = [block.data.ravel() for block in mesh.cells if block.type == "vertex"]
     of_geometry = np.concatenate([np.zeros(0, dtype=np.int64), *points])
     kept = np.setdiff1d(np.arange(len(vertices)), np.setdiff1d(of_geometry, cells))
@@ -269,7 +269,7 @@ def _read_meshio(path: Path) -> MeshArrays:
 def _named_facets(mesh: Any, dims: int) -> Mapping[str, IntArray]:
     """Facets by group, from the groups of Gmsh and Medit or from meshio's cell sets."""
     kind = SIMPLICES[dims - 1]
-    found: dict[str, list[IntArray]] = {}
+    facets: dict[str, list[IntArray]] = {}
     for column in FACET_GROUPS:
         if column not in mesh.cell_data:
             continue
@@ -278,14 +278,14 @@ def _named_facets(mesh: Any, dims: int) -> Mapping[str, IntArray]:
             if block.type == kind and block_tags is not None:
                 for tag in np.unique(block_tags):
                     if tag:
-                        found.setdefault(names.get(int(tag), str(tag)), []).append(block.data[block_tags == tag])
+                        facets.setdefault(names.get(int(tag), str(tag)), []).append(block.data[block_tags == tag])
     for name, members in mesh.cell_sets.items():
-        if name.startswith("gmsh:") or name in found:
+        if name.startswith("gmsh:") or name in facets:
             continue
         for block, inside in zip(mesh.cells, members, strict=True):
             if block.type == kind and inside is not None and len(inside):
-                found.setdefault(name, []).append(block.data[inside])
-    return {name: np.concatenate(blocks).astype(np.int64) for name, blocks in found.items()}
+                facets.setdefault(name, []).append(block.data[inside])
+    return {name: np.concatenate(blocks).astype(np.int64) for name, blocks in facets.items()}
 
 
 def _flattened(points: FloatArray, dims: int, path: Path) -> FloatArray:

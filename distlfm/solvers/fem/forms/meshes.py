@@ -209,15 +209,15 @@ def _boundaries(mesh: Any, plan: _Plan) -> dict[str, IntArray]:
     exterior = np.flatnonzero(on_boundary.array()).astype(np.int64)
     corners = _corners(mesh, dims, exterior)
     tolerance = SAME_PLACE * float((plan.upper - plan.lower).max())
-    found = {WHOLE: exterior}
+    parts = {WHOLE: exterior}
     for axis in range(dims):
         for name, bound in zip(SIDES[axis], (plan.lower, plan.upper), strict=True):
             on_side = (np.abs(corners[:, :, axis] - bound[axis]) <= tolerance).all(axis=1)
-            found[name] = exterior[on_side]
+            parts[name] = exterior[on_side]
     for name, midpoints in (plan.midpoints or {}).items():
         distance, _ = cKDTree(midpoints).query(corners.mean(axis=1))
-        found[name] = exterior[distance <= tolerance]
-    return found
+        parts[name] = exterior[distance <= tolerance]
+    return parts
 
 
 def _corners(mesh: Any, dims: int, facets: IntArray) -> FloatArray:

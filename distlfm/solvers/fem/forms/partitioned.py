@@ -294,9 +294,9 @@ def run_adjoint(run: ForwardRun, weights: FloatArray) -> dict[str, FloatArray]:
 
     def pull(n: int) -> FloatArray:
         """The weights of one time, carried back to the nodes [S, J_r]."""
-        found = np.zeros((len(weights), bases.num_local))
-        found[:, run.seen] = (run.observe_seen.T @ weights[:, n].T).T
-        return found
+        observed_gradient = np.zeros((len(weights), bases.num_local))
+        observed_gradient[:, run.seen] = (run.observe_seen.T @ weights[:, n].T).T
+        return observed_gradient
 
     back = Step(solve, lambda _: combined(stepper.right))
     gradient = sweep_back([back] * run.num_steps, map(pull, range(run.num_steps, -1, -1)), visit)

@@ -42,8 +42,7 @@ class Stepper(ABC):
             old = replace(d.form, {d.state: self.before, d.force: self.force_before})
             moved = self.rate * (self.after - self.before) * d.test * dolfin.dx
             # A literal zero would drop the form, and derivatives of nothing cannot be assembled.
-            weights = [weight or dolfin.Constant(0.0) for weight in (scheme.new, scheme.old)]
-            self.residual = moved - weights[0] * new - weights[1] * old
+            self.residual = moved - scheme.between(old, new, zero=dolfin.Constant(0.0))
             self.jacobian = dolfin.derivative(self.residual, self.after, trial)
             self.left: Any = None
             self.right: Any = None
@@ -133,11 +132,11 @@ class CachedStepper(Stepper):
             if not self.d.linear:
                 self._forward.parameters["newton_solver"].update(self.newton(scale))
             self._forward.solve()
-            found = adjoint.Function(self.d.space)
-            found.vector()[:] = self.after.vector()
+            after = adjoint.Function(self.d.space)
+            after.vector()[:] = self.after.vector()
         adjoint.get_working_tape().add_block(block)
-        block.add_output(found.create_block_variable())
-        return found
+        block.add_output(after.create_block_variable())
+        return after
 
     def _set(self, before: Any, force_before: Any, force_after: Any, after: Any) -> None:
         shared = (self.before, self.force_before, self.force_after, self.after)
@@ -177,7 +176,7 @@ def _step_block(stepper: CachedStepper, *inputs: Any) -> Any:
             if output.adj_value is None:
                 return
             dependencies = self.get_dependencies()
-            reached = dependencies[:-1]  # the step's length is no control
+            reached = dependencies[:-1]  # the step's length is not a control
             wanted = [not markings or variable.is_control_dependent for variable in reached]
             saved = [variable.saved_output for variable in dependencies]
             products = stepper.pull_back(saved, output.saved_output, output.adj_value, wanted)

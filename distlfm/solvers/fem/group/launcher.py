@@ -107,8 +107,8 @@ def reachable_address(environment: Mapping[str, str]) -> str:
     """This machine's address on the network that the site names, or on the way to the job's other nodes."""
     names = expand_hosts(environment.get("SLURM_JOB_NODELIST") or socket.gethostname())
     interface = environment.get("DISTLFM_INTERFACE", "")
-    found = own_address(names, interface)
-    return found if interface or found != LOOPBACK else socket.gethostbyname(socket.gethostname())
+    address = own_address(names, interface)
+    return address if interface or address != LOOPBACK else socket.gethostbyname(socket.gethostname())
 
 
 class LaunchedRanks:
@@ -198,16 +198,16 @@ class LaunchedRanks:
             code = self.process.poll()
             return (None, "") if code is None else (0, _how(code))
         text = self._log("launcher.log")
-        if found := re.search(r"process rank (\d+) .*?exited on signal (\d+)", text, re.DOTALL):
-            return int(found[1]), _how(-int(found[2]))
-        if found := re.search(r"Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+(\d+)", text):
-            return int(found[1]), _how(int(found[2]))
-        if found := re.search(r"srun: error: Task launch for \S+ failed on node (\S+): (.+)", text):
-            return None, f"node {found[1]} cannot be reached ({found[2].strip()})"
-        if found := re.search(r"srun: error: task (\d+) launch failed: (.+)", text):
-            return int(found[1]), f"could not be launched ({found[2].strip()})"
-        if found := re.search(r"srun: error: \S+: task (\d+): (.+)", text):
-            return int(found[1]), f"ended ({found[2].strip()})"
+        if match := re.search(r"process rank (\d+) .*?exited on signal (\d+)", text, re.DOTALL):
+            return int(match[1]), _how(-int(match[2]))
+        if match := re.search(r"Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+(\d+)", text):
+            return int(match[1]), _how(int(match[2]))
+        if match := re.search(r"srun: error: Task launch for \S+ failed on node (\S+): (.+)", text):
+            return None, f"node {match[1]} cannot be reached ({match[2].strip()})"
+        if match := re.search(r"srun: error: task (\d+) launch failed: (.+)", text):
+            return int(match[1]), f"could not be launched ({match[2].strip()})"
+        if match := re.search(r"srun: error: \S+: task (\d+): (.+)", text):
+            return int(match[1]), f"ended ({match[2].strip()})"
         return None, ""
 
     def last_words(self, rank: int | None) -> str:

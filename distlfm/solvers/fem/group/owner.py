@@ -55,6 +55,17 @@ SERVICE = "distlfm.solvers.fem.group.service"
 _log = logging.getLogger(__name__)
 
 
+class GroupHandle:
+    """Something that a group keeps, dropped when nobody can ask for it any more. name: by which to ask for it."""
+
+    def __init__(self, drop: Callable[[], None], name: Any = None) -> None:
+        self._drop, self.name = drop, name
+
+    def __del__(self) -> None:
+        with contextlib.suppress(DistlfmError, OSError):
+            self._drop()
+
+
 class Group:
     """A running helper group. Use it as a context manager, or call `close`; it also ends with its owner.
 

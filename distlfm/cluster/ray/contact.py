@@ -1,7 +1,7 @@
 """Does a Ray cluster answer at an address, and are its nodes there?
 
 This is a process of its own, because Ray itself asks for minutes, and whoever asks is part of it until it ends. Run as
-`python -m distlfm.cluster.ray.knock ADDRESS [NODES SECONDS]`: waits for NODES nodes, and prints one JSON line, with
+`python -m distlfm.cluster.ray.contact ADDRESS [NODES SECONDS]`: waits for NODES nodes, and prints one JSON line, with
 `nodes`, how many there are, if the cluster let us in.
 """
 
@@ -28,11 +28,11 @@ REFUSED = "InvalidAuthToken"
 """Ray names it in its log only, and raises that it could not connect."""
 
 
-def knock(address: str, patience: float = ANSWER_SECONDS) -> None:
+def contact(address: str, patience: float = ANSWER_SECONDS) -> None:
     """Return if the cluster at `address` (`auto` or `HOST:PORT`) answers this process's token; else say why not."""
     if address != "auto":
         reach(address)
-    command = [sys.executable, "-m", "distlfm.cluster.ray.knock", address]
+    command = [sys.executable, "-m", "distlfm.cluster.ray.contact", address]
     answer = run_within(command, patience, {**os.environ, **import_environment(), **FEW_TRIES})
     if answer.returncode == TOO_LONG:
         raise WorkError(
