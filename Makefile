@@ -7,8 +7,9 @@ MEMORY := $(shell df --output=avail -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$
 TEMPORARY := $(or $(MEMORY),/tmp)/distlfm-tests
 # No test may lean on another: `make test ORDER_SEED=n` repeats the order of a run that printed n.
 ORDER_SEED ?= random
+# Compiled modules are kept, whatever the shell has: else each of the many processes would compile all that it imports.
 pytest = @folder=$(TEMPORARY)-$$$$; trap 'rm -rf $$folder' EXIT; \
-	$(VENV)/bin/python -m pytest --basetemp=$$folder --order-seed $(ORDER_SEED)
+	PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest --basetemp=$$folder --order-seed $(ORDER_SEED)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-tests demo test check docs lint format test-release lock sbom clean
