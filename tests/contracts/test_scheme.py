@@ -125,7 +125,7 @@ def test_the_linear_part_and_its_adjoint_are_transposes(name: str, leading: int,
 @pytest.mark.parametrize("leading", [1, 3, 7])
 @pytest.mark.parametrize("name", ["dense", "sparse", "reduced"])
 def test_gradients_match_finite_differences(name: str, leading: int, driven: bool, scheme: Scheme) -> None:
-    """Of each parameter, and of start and force in a direction: in these the answer is linear, and has its transpose."""
+    """Of each parameter, and of start and force in a direction: in these it is linear, and has its transpose."""
     engine, grid = engines()[name], TimeGrid(0.0, 0.07, 6, scheme)
     theta, initial, force = wanted = [one.requires_grad_() for one in inputs(leading)]
 
