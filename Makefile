@@ -7,8 +7,9 @@ MEMORY := $(shell df --output=avail -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$
 TEMPORARY := $(or $(MEMORY),/tmp)/distlfm-tests
 # No test may lean on another: `make test ORDER_SEED=n` repeats the order of a run that printed n.
 ORDER_SEED ?= random
+# Compiled modules are kept, whatever the shell has: else each of the many processes would compile all that it imports.
 pytest = @folder=$(TEMPORARY)-$$$$; trap 'rm -rf $$folder' EXIT; \
-	$(VENV)/bin/python -m pytest --basetemp=$$folder --order-seed $(ORDER_SEED)
+	PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest --basetemp=$$folder --order-seed $(ORDER_SEED)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-tests demo test check docs lint format test-release lock sbom clean
@@ -26,9 +27,9 @@ demo: setup  ## the main job end to end on this machine, under 5 minutes after t
 	@$(VENV)/bin/distlfm demo --out runs/demo
 
 test: setup-tests  ## the whole test-suite with the real FEniCS, MPI, Ray, Slurm and Flower
-	@echo "[test] fast tests first, then those that start real processes, two files side by side"
+	@echo "[test] fast tests first, then those that start real processes, three files side by side: they often wait"
 	$(pytest) -m "not slow" -q -n auto
-	$(pytest) -m slow -q -n 2 --dist loadfile --durations=40 --durations-min=10
+	$(pytest) -m slow -q -n 3 --dist loadfile --durations=40 --durations-min=10
 
 check: setup  ## the fast subset for daily work, under 3 minutes
 	$(pytest) -m "not slow" -q -n auto

@@ -9,11 +9,13 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Annotated
 
 import click
 import typer
 from typer import Option
+from typer.main import get_command
 
 from distlfm.cli import config, federated, fit, jobs, query, store, train
 from distlfm.cli.options import STATE, group, start
@@ -85,9 +87,15 @@ def _global_first(arguments: Sequence[str]) -> list[str]:
     return [*sorted(arguments[:end], key=lambda word: not ANYWHERE.fullmatch(word)), *arguments[end:]]
 
 
+@cache
+def _command() -> click.Command:
+    """All verbs, as click has them; a program that calls `main` often makes them once."""
+    return get_command(app)
+
+
 def _run(arguments: list[str]) -> int:
     try:
-        result = app(args=arguments, prog_name="distlfm", standalone_mode=False)
+        result = _command()(args=arguments, prog_name="distlfm", standalone_mode=False)
         if result == INTERRUPTED:  # typer turns Ctrl-C into this code, without a word
             typer.echo("Interrupted.", err=True)
         return result if isinstance(result, int) else 0

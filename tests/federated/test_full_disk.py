@@ -27,6 +27,7 @@ from distlfm.federated.setup.enrolment import Roster, write_handed
 from distlfm.federated.setup.homes import Home, LinkHome
 from distlfm.federated.simulation import run as simulate
 from distlfm.federated.simulation.grid import TO_SERVER
+from distlfm.federated.site import accounting
 from distlfm.federated.site.ledger import Ledger
 from distlfm.runtime.reporting import Silent, reporter_for
 from tests.support.secure_sites import ask, local_grid, make_sites, request
@@ -69,11 +70,12 @@ def test_of_an_audit_log_on_a_full_disk_no_line_is_half_written(small: Path) -> 
 def test_a_ledger_on_a_full_disk_pays_for_nothing_and_forgets_nothing(small: Path) -> None:
     enlarge(small, 8)
     ledger = Ledger(small / "ledger.jsonl", budget=1e6, delta=1e-5)
-    paid, told = until_full(lambda: ledger.charge("train", noise=4.0, rate=0.5, steps=10))
+    little = accounting.LEAST / 2  # what it costs is a formula, and soon computed
+    paid, told = until_full(lambda: ledger.charge("train", noise=little, rate=0.5, steps=1))
     assert told == f"Cannot write the privacy ledger in {small}: No space left on device."
     assert len(ledger.charges) == paid > 0
     enlarge(small, 100)
-    ledger.charge("train", noise=4.0, rate=0.5, steps=10)
+    ledger.charge("train", noise=little, rate=0.5, steps=1)
     assert len(ledger.charges) == paid + 1
 
 

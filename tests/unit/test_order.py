@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def run(folder: Path, seed: str, *options: str) -> str:
     """What pytest prints of the tests in a folder, with nothing but the plugin."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.order", "-p", "no:cacheprovider", *options]
-    around = {**os.environ, "PYTHONPATH": str(ROOT)}
+    around = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     found = subprocess.run(
         [*command, "-c", "/dev/null", f"--order-seed={seed}"], capture_output=True, text=True, cwd=folder, env=around
     )
@@ -53,4 +53,4 @@ def test_an_order_is_drawn_told_and_had_again(folder: Path) -> None:
 
 
 def test_workers_share_the_order_that_was_drawn(folder: Path) -> None:
-    assert run(folder, "random", "-n", "2", "--dist", "loadfile").count("[order]") == 1
+    assert run(folder, "random", "-p", "xdist.plugin", "-n", "2", "--dist", "loadfile").count("[order]") == 1
