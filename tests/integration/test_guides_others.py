@@ -1,0 +1,15 @@
+"""Commands and programs of the guides that `test_guides_first.py` leaves out are run, in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.documents import GUIDES, check_blocks, named
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", GUIDES[1::2], ids=named)
+def test_commands_and_programs_of_a_guide_work_in_order(document: Path, tmp_path: Path) -> None:
+    check_blocks(document, tmp_path)
