@@ -9,7 +9,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel
 
-from distlfm.config import apply_overrides, build, read_yaml
+from distlfm.config import Overrides, apply_overrides, build, read_yaml
 from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig
 from distlfm.inference.model import ForceConfig
@@ -64,7 +64,7 @@ class Model:
         self.config = build(FitConfig, content, source="Model")
 
     @classmethod
-    def from_config(cls, config: Path | str | Mapping[str, Any] | FitConfig, overrides: Sequence[str] = ()) -> Model:
+    def from_config(cls, config: Path | str | Mapping[str, Any] | FitConfig, overrides: Overrides = ()) -> Model:
         """Return the model that a config of `distlfm fit` describes.
 
         config: the path of its file, a mapping with its content, or a config. overrides: settings to change, such as
@@ -112,7 +112,7 @@ class Model:
         executor: Literal["auto", "serial", "ray"] | None = None,
         workers: int | None = None,
         seed: int | None = None,
-        overrides: Sequence[str] = (),
+        overrides: Overrides = (),
         reporter: Reporter | None = None,
     ) -> FitRun:
         """Infer the forces of instances, and return one result for each: `run[0]`, `run["sample-3"]`.
@@ -121,7 +121,7 @@ class Model:
         out: a folder to write results and a report to; a run that was stopped goes on there when it is repeated.
         executor: with `out`, who works: `ray` on all cores, or `serial`. workers: the largest number of processes, by
         default one per core. seed: everything random follows from it, by default 0. overrides: keys of the config,
-        such as `["inference.restarts=3"]`. reporter: where progress and warnings go, by default nowhere.
+        such as `{"inference.restarts": 3}`. reporter: where progress and warnings go, by default nowhere.
 
         Raises `UsageError` if an argument or the data are wrong, `WorkError` if every fit failed, and, with `out`,
         `Stopped` if a signal ended it.

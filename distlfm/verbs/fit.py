@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from distlfm.cluster.blocks.ledger import Share
-from distlfm.config import load, nearest
+from distlfm.config import Overrides, load, nearest
 from distlfm.data import ReadReport
 from distlfm.errors import Problem, UsageError, WorkError
 from distlfm.fleets.driver import Fleet, run_blocks, says_how_to_resume
@@ -112,14 +112,14 @@ class FitRun(Sequence[FitResult]):
 def fit(
     config: FitConfig | Mapping[str, Any] | Path | str,
     data: Instance | Sequence[Instance] | Path | str | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     reporter: Reporter | None = None,
 ) -> FitRun:
     """Infer the forces of all instances.
 
     config: the path of a config file, a mapping with its content, or a config. data: instances, or a path to them, in
-    place of the config's. overrides: settings to change, such as `["run.seed=1"]`; ignored for a config that is built
-    already. reporter: where progress and warnings go, by default nowhere.
+    place of the config's. overrides: settings to change, such as `{"run.seed": 1}` or `["run.seed=1"]`; ignored for a
+    config that is built already. reporter: where progress and warnings go, by default nowhere.
 
     With `run.dir` set, the run directory is written: config.yaml, store.zarr/, fits/, summary.json, report.html. A run
     that was stopped goes on where it was. Without, all is done in this process and kept in memory.
@@ -128,9 +128,7 @@ def fit(
     failed or the work could not be done, and, with `run.dir`, `Stopped` if a signal ended it.
     """
     reporter = reporter or Silent()
-    config, data = load(FitConfig, config, overrides), _instances(data)
-    if isinstance(data, Path):
-        config, data = config.changed("data", path=data), None
+    config, data = with_data(load(FitConfig, config, overrides), data)
     if config.run.dir is None:
         run = _fit_here(config, data, reporter)
     else:
@@ -141,20 +139,21 @@ def fit(
     return run
 
 
-def _instances(data: object) -> Sequence[Instance] | Path | None:
+def with_data(config: FitConfig, data: object) -> tuple[FitConfig, Sequence[Instance] | None]:
+    """The config with the path of its data where `data` is one, and instances where it has those."""
     if isinstance(data, Instance):
-        return [data]
+        return config, [data]
     if isinstance(data, Path | str):
-        return Path(data)
+        return config.changed("data", path=Path(data)), None
     if data is None or isinstance(data, ReadReport):
-        return data
+        return config, data
     if not isinstance(data, Sequence) or not data or not all(isinstance(one, Instance) for one in data):
         raise UsageError(
             f"The data are of type {type(data).__name__}"
             + (", of no instances." if isinstance(data, Sequence) else "."),
             "Read a pandas table with read_frame, an xarray object with read_xarray, or give a list of Instance.",
         )
-    return data
+    return config, data
 
 
 def _fit_here(config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> FitRun:
