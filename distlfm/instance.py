@@ -112,10 +112,21 @@ def named(unit: str) -> Dimension:
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
+
+def numbers(given: object) -> FloatArray:
+    """Return a list or an array as floats, NaN where NumPy masks it. Raises `TypeError` or `ValueError` for others."""
+    if np.asanyarray(given).dtype.kind in "mMc":
+        raise TypeError("dates would be counted in nanoseconds, and imaginary parts lost")
+    array: Any = np.ma.array(given, dtype=np.float64, copy=False)  # type: ignore[no-untyped-call]
+    return array.filled(np.nan) if array.mask.any() else np.asarray(given, dtype=np.float64)
+
+
 MIN_TIMES = 2
+AXES = ("x", "y", "z")
+"""Names of the space dimensions of a field."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Truth:
     """The truth of an instance, which a simulation knows and a fit never sees. It is there for scoring only.
 
@@ -131,6 +142,10 @@ class Truth:
     parameters: Mapping[str, FloatArray] = field(default_factory=dict)
     scored: BoolArray | None = None
     measured: bool = False
+
+    def __repr__(self) -> str:
+        known = [name for name in ("force", "outputs", "positions") if getattr(self, name) is not None]
+        return f"<Truth at {len(self.times)} times: {', '.join([*known, f'{len(self.parameters)} parameters'])}>"
 
 
 @dataclass(frozen=True)
@@ -263,11 +278,8 @@ class Instance:
         vars(self).update(outputs=outputs, **arrays)  # the class is frozen for others
 
     def _numbers(self, name: str, given: Any) -> FloatArray:
-        """A list or an array as numbers; NaN where NumPy masks it."""
         try:
-            if np.asanyarray(given).dtype.kind not in "mMc":  # dates would be counted in nanoseconds
-                array = np.ma.array(given, dtype=np.float64, copy=False)  # type: ignore[no-untyped-call]
-                return array.filled(np.nan) if array.mask.any() else np.asarray(given, dtype=np.float64)
+            return numbers(given)
         except (TypeError, ValueError):
             pass
         self._refuse(

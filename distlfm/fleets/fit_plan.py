@@ -13,7 +13,7 @@ from distlfm.cluster.blocks.ledger import Share
 from distlfm.errors import Problem, UsageError
 from distlfm.fleets import spool
 from distlfm.fleets.driver import Fleet
-from distlfm.fleets.fit_job import AXES, FITS, FitJob, grid_part, mesh_of, model_with, parameter_part
+from distlfm.fleets.fit_job import FITS, FitJob, grid_part, mesh_of, model_with, parameter_part
 from distlfm.fleets.sources import for_fitting, known_units, open_source
 from distlfm.fleets.spool import Source
 from distlfm.inference.field.settings import num_ranks
@@ -21,7 +21,7 @@ from distlfm.inference.findings.expectations import Negatives, length_notice, pr
 from distlfm.inference.fit import InferenceConfig, check_inference, instance_bytes, method_of
 from distlfm.inference.model import Model
 from distlfm.inference.survey import Survey, settled, survey
-from distlfm.instance import Instance
+from distlfm.instance import AXES, Instance
 from distlfm.runs import CONFIG
 from distlfm.runs import folder as run_folder
 from distlfm.runs.settings import FitConfig

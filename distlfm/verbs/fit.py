@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from distlfm.cluster.blocks.ledger import Share
 from distlfm.config import Overrides, load, nearest
 from distlfm.data import ReadReport
+from distlfm.data.base import item_of
 from distlfm.errors import Problem, UsageError, WorkError
 from distlfm.fleets.driver import Fleet, run_blocks, says_how_to_resume
 from distlfm.fleets.fit_plan import FitPlan, command_for, make_plan, open_folder, prepare
@@ -35,6 +37,10 @@ from distlfm.store.metadata import RUN_STORE
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+MOST_ROWS, MOST_COLUMNS = 20, 8
+"""Of the table that a notebook shows of a run."""
 
 
 @dataclass(repr=False)
@@ -65,13 +71,24 @@ class FitRun(Sequence[FitResult]):
     def __getitem__(self, index: slice) -> Sequence[FitResult]: ...
     def __getitem__(self, index: int | str | slice) -> FitResult | Sequence[FitResult]:
         if not isinstance(index, str):
-            return self.results[index]
-        every = {str(row["id"]): self.store is None or row.get("kept") for row in self.rows()}
-        if every.get(index):
-            return self.results[[name for name, kept in every.items() if kept].index(index)]
+            return self.results[index] if isinstance(index, slice) else item_of(self.results, index)
+        if index in self.ids:
+            return self.results[self.ids.index(index)]
+        every = [str(row["id"]) for row in self.rows()]
         if index in every:
             raise UsageError(f"The posterior of {index!r} was not kept.", "Fit again with run.keep=all.")
-        raise UsageError(f"There is no instance {index!r} in the run.", nearest(index, list(every)))
+        raise UsageError(f"There is no instance {index!r} in the run.", nearest(index, every))
+
+    def __contains__(self, item: object) -> bool:
+        return item in self.ids if isinstance(item, str) else any(one is item for one in self.results)
+
+    @property
+    def ids(self) -> list[str]:
+        """The id of each result."""
+        return [str(row["id"]) for row in self.rows() if self.store is None or row.get("kept")]
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self))}</p>{self.to_frame().iloc[:, :MOST_COLUMNS].to_html(max_rows=MOST_ROWS)}"
 
     def __repr__(self) -> str:
         kept = "" if len(self) == self.tally.count else f", {len(self)} kept whole"
