@@ -71,9 +71,13 @@ def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path |
     check_inference(model, config.inference)
     found: Survey | None = None
     noiseless: str | None = None
-    costs = array("d")
+    costs, known = array("d"), set[str]()
     negatives = Negatives(model.system)
     for piece in source.pieces():
+        for one in piece:
+            if one.id in known:
+                raise UsageError(f"Two instances have the name {one.id!r}.", "Give each its own name.")
+            known.add(one.id)
         chosen = [for_fitting(instance, config.data) for instance in piece]
         _placed(model, chosen)
         negatives.add(chosen)
@@ -89,13 +93,13 @@ def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path |
     options = settled(model, found, config.inference)
     block = config.run.batch or batch_size(model, found, options)
     units = known_units(source, config.data)
-    known = (
+    told = (
         negatives.notice(),
         units_notice(model.system, units),
         prior_notice(model, found),
         length_notice(model, found, options),
     )
-    notices = tuple(filter(None, known))
+    notices = tuple(filter(None, told))
     for notice in notices:
         reporter.warn(notice)
     notices = (*map(str, intake.doubts), *notices)  # those were reported when the data were read

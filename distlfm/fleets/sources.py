@@ -218,7 +218,7 @@ def _reports(config: DataConfig) -> Iterator[ReadReport]:
 def _prepared(reports: Iterator[ReadReport], config: DataConfig, intake: Intake) -> Iterator[Instance]:
     """Instances chosen, cut and scaled as the config says; problems and notices go to `intake`."""
     known: list[str] = []
-    seen, wanted = set[str](), set(config.only)
+    wanted = set(config.only)
     for report in reports:
         intake.set_aside += report.set_aside
         intake.notices += report.notices
@@ -234,9 +234,6 @@ def _prepared(reports: Iterator[ReadReport], config: DataConfig, intake: Intake)
             except DataError as error:  # too little is left of it
                 intake.set_aside.append(error.problem)
             else:
-                if one.id in seen:
-                    raise UsageError(f"Two instances have the name {one.id!r}.", "Give each its own name.")
-                seen.add(one.id)
                 named = replace(one, metadata={**one.metadata, **config.units.as_metadata()})
                 yield scaled(named) if config.scale == "output" else named
     missing = [name for name in config.only if name not in known]

@@ -83,8 +83,8 @@ class FitResult(Answer):
 
     force_names: of the L forces. grid, at_data: force and outputs on the grid, and at the observed times. estimates: of
     the parameters, in the order of the model. undetermined: combinations of parameters that the data leave open.
-    noise_sd: standard deviation of the learned noise, [1] or [P], or None. relative_noise: the learned share of the
-    signal's level, or None. misfit: whether the residuals have a shape, None where that was not looked at.
+    noise: parameters of the likelihood in the middle of the posterior, by name, each [K], such as the deviation
+    `noise` of white noise. misfit: whether the residuals have a shape, None where that was not looked at.
 
     posterior, row: the posterior of the batch, and this instance's place in it. at_truth: force and outputs at the
     times of the truth, if they were predicted together with the rest.
@@ -104,7 +104,6 @@ class FitResult(Answer):
     grid: Prediction
     at_data: Prediction
     noise: Mapping[str, FloatArray]
-    """Parameters of the likelihood in the middle of the posterior, each [K]."""
     posterior: Posterior
     row: int
     tail: float = 0.0
