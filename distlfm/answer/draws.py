@@ -256,6 +256,10 @@ class Exceedance:
     start: float | None = None
     stop: float | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.level, str):
+            raise UsageError(f"The level is {self.level!r}.", f"Give a number first: Exceedance(1.0, {self.level!r}).")
+
     @property
     def name(self) -> str:
         return f"time of {self.of or 'the force'} above {self.level:g}"

@@ -186,7 +186,7 @@ def _measured(report: ReadReport, units: Mapping[str, str] | None) -> ReadReport
     """The same instances with their units named."""
     for name in units or {}:
         if name not in UNITS:
-            raise UsageError(f"units names {name!r}.", f"Known are: {', '.join(UNITS)}.")
+            raise UsageError(f"units names {name!r}.", f'Known are: {", ".join(UNITS)}, as in {{"time": "h"}}.')
     stated = {f"{name}_unit": str(unit) for name, unit in (units or {}).items()}
     return replace(report, instances=[replace(one, metadata={**one.metadata, **stated}) for one in report.instances])
 

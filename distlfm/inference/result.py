@@ -184,7 +184,7 @@ class FitResult(Answer):
 
         Returns the draws, a sequence. Raises `UsageError` if an argument is wrong, or the fit failed.
         """
-        self._drawable(count)
+        self._drawable(count, seed)
         if times is None:
             times, positions = self.grid.times, self.grid.positions
         points, order = self._asked(times, positions)
@@ -199,7 +199,9 @@ class FitResult(Answer):
         found = [values[one.name][..., i].numpy() for one in space.parameters for i in one.free]
         return Draws(wanted, *curves, dict(zip(space.free_names, found, strict=True)), *names, places)
 
-    def _drawable(self, count: object) -> None:
+    def _drawable(self, count: object, seed: object) -> None:
+        if not isinstance(seed, int | np.integer):
+            raise UsageError(f"The seed is {_brief(seed)}.", "Give a whole number, such as draws(200, seed=1).")
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
             raise UsageError(
                 f"The number of draws is {_brief(count)}.", "Write draws(200), or draws(200, times=[0.0, 1.0])."

@@ -69,13 +69,16 @@ class Model:
         self.config = config.model_copy(update={"plugins": plugins}) if plugins else config
 
     @classmethod
-    def from_config(cls, config: Path | str | Mapping[str, Any] | FitConfig, overrides: Overrides = ()) -> Model:
+    def from_config(
+        cls, config: Path | str | Mapping[str, Any] | FitConfig | Model, overrides: Overrides = ()
+    ) -> Model:
         """Return the model that a config of `distlfm fit` describes.
 
-        config: the path of its file, a mapping with its content, or a config. overrides: settings to change, such as
-        `["run.seed=1"]`. Data and settings of the run are kept: `Model.from_config(path).fit()` does what
-        `distlfm fit path` does. Raises `UsageError` if the file cannot be read, or a key or value is wrong.
+        config: the path of its file, a mapping with its content, a config, or another model. overrides: settings to
+        change, such as `{"run.seed": 1}`. Data and settings of the run are kept: `Model.from_config(path).fit()` does
+        what `distlfm fit path` does. Raises `UsageError` if the file cannot be read, or a key or value is wrong.
         """
+        config = config.config if isinstance(config, Model) else config
         if isinstance(config, FitConfig):
             config = {"verb": "fit", **_brief(config)}
         given = isinstance(config, Mapping)

@@ -145,6 +145,11 @@ def fit(
     failed or the work could not be done, and, with `run.dir`, `Stopped` if a signal ended it.
     """
     reporter = reporter or Silent()
+    if not isinstance(reporter, Reporter):
+        raise UsageError(
+            f"The reporter is of type {type(reporter).__name__}.",
+            "Give one of distlfm.runtime.reporting, such as reporter_for(), or leave it out.",
+        )
     config, data = with_data(load(FitConfig, config, overrides), data)
     if config.run.dir is None:
         run = _fit_here(config, data, reporter)
@@ -164,13 +169,13 @@ def with_data(config: FitConfig, data: object) -> tuple[FitConfig, Sequence[Inst
         return config.changed("data", path=Path(data)), None
     if data is None or isinstance(data, ReadReport):
         return config, data
-    if not isinstance(data, Sequence) or not data or not all(isinstance(one, Instance) for one in data):
+    given = list(data) if isinstance(data, Sequence | Iterator) else None
+    if not given or not all(isinstance(one, Instance) for one in given):
         raise UsageError(
-            f"The data are of type {type(data).__name__}"
-            + (", of no instances." if isinstance(data, Sequence) else "."),
+            f"The data are of type {type(data).__name__}" + ("." if given is None else ", of no instances."),
             "Read a pandas table with read_frame, an xarray object with read_xarray, or give a list of Instance.",
         )
-    return config, data
+    return config, given
 
 
 def _fit_here(config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> FitRun:

@@ -512,12 +512,24 @@ def test_calls_that_cannot_be_meant_are_refused_in_their_own_words(toy: tuple[lf
         "data['time'] = (data['time'] - data['time'].min())": lambda: lfm.read_xarray(
             xr.DataArray([1.0, 2.0, 3.0], {"time": frame["t"].to_numpy()}, dims="time")
         ),
+        "The seed is None": lambda: result.draws(3, seed=None),  # type: ignore[arg-type]
+        "Give a number first: Exceedance(1.0, 'p21')": lambda: lfm.Exceedance("p21"),  # type: ignore[arg-type]
+        "no parameter 0": lambda: result.parameters[0],  # type: ignore[index]
+        "The reporter is of type": lambda: model.fit(one, reporter=print),  # type: ignore[arg-type]
         "0 is not the name of a column": lambda: lfm.read_frame(frame, time=0, value="y"),  # type: ignore[arg-type]
         "value is not finite: inf, of p21 at 1": lambda: lfm.Instance("A", "p21", [0, 1], [1, np.inf]),
     }
     for words, call in calls.items():
         with pytest.raises((UsageError, DataError), match=re.escape(words)):
             call()
+
+
+def test_instances_may_come_from_a_generator_and_a_model_from_another(toy: tuple[lfm.Model, lfm.FitRun]) -> None:
+    model, run = toy
+    again = model.fit(result.instance for result in run)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(again["2"].force.mean, run["2"].force.mean)
+    assert lfm.Model.from_config(model, {"run.seed": 3}).config.run.seed == 3
+    assert lfm.Model.from_config(model) == model
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
