@@ -112,10 +112,21 @@ def named(unit: str) -> Dimension:
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
+
+def numbers(given: object) -> FloatArray:
+    """Return a list or an array as floats, NaN where NumPy masks it. Raises `TypeError` or `ValueError` for others."""
+    if np.asanyarray(given).dtype.kind in "mMc":
+        raise TypeError("dates would be counted in nanoseconds, and imaginary parts lost")
+    array: Any = np.ma.array(given, dtype=np.float64, copy=False)  # type: ignore[no-untyped-call]
+    return array.filled(np.nan) if array.mask.any() else np.asarray(given, dtype=np.float64)
+
+
 MIN_TIMES = 2
+AXES = ("x", "y", "z")
+"""Names of the space dimensions of a field."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Truth:
     """The truth of an instance, which a simulation knows and a fit never sees. It is there for scoring only.
 
@@ -132,15 +143,20 @@ class Truth:
     scored: BoolArray | None = None
     measured: bool = False
 
+    def __repr__(self) -> str:
+        known = [name for name in ("force", "outputs", "positions") if getattr(self, name) is not None]
+        return f"<Truth at {len(self.times)} times: {', '.join([*known, f'{len(self.parameters)} parameters'])}>"
+
 
 @dataclass(frozen=True)
 class Instance:
     """Observations of one system. Lists will do for arrays; they are made arrays.
 
-    id: a name that is unique in a fleet. outputs: names of the P outputs.
+    id: a name that is unique in a fleet; a whole number is made text. outputs: names of the P outputs.
     times: [N], strictly increasing when there are no positions, else non-decreasing.
     values: [P, N], finite; zero where nothing was observed.
-    mask: [P, N], True where a value was observed; by default wherever `values` has a number, and not where it is NaN.
+    mask: [P, N], True where a value was observed; by default wherever `values` has a number, and not where it is NaN or
+    masked by NumPy.
     positions: [N, d] or None.
     variance: [P, N] variance of the measurement noise, or None where it is to be learned.
     truth: what a simulation knows of it, for scoring; None of real data.
@@ -201,8 +217,14 @@ class Instance:
         for name, array in (("time", self.times), ("position", self.positions)):
             if array is not None and not np.isfinite(array).all():
                 self._refuse(f"A {name} is not finite.", f"Remove the row, or write the {name} as a number.")
-        if not np.isfinite(self.values[self.mask]).all():
-            self._refuse("An observed value is not finite.", "Leave the cell empty where nothing was observed.")
+        wrong = np.argwhere(self.mask & ~np.isfinite(self.values))
+        if len(wrong):
+            row, at = wrong[0]
+            self._refuse(
+                f"An observed value is not finite: {self.values[row, at]:g}, of {self.outputs[row]} at "
+                f"{self.times[at]:g}.",
+                "Where nothing was observed, give NaN and no mask, or a mask that is false there.",
+            )
         if not self.mask.any():
             self._refuse("There is no observed value.", "Give at least two observed time points.")
         if self.num_times < MIN_TIMES:
@@ -226,9 +248,15 @@ class Instance:
                 )
 
     def _as_arrays(self) -> None:
-        """Make arrays of lists, and a mask where none is given."""
+        """Make arrays of lists, a mask where none is given, and text of an id that is a whole number."""
+        if not isinstance(self.id, str):
+            if isinstance(self.id, bool) or not isinstance(self.id, int | np.integer):
+                self._refuse("The id is not text.", 'Give a name, such as "sample-1".')
+            vars(self)["id"] = str(self.id)
         alone = isinstance(self.outputs, str)
-        outputs = (self.outputs,) if alone else tuple(self.outputs)
+        outputs = (self.outputs,) if alone else tuple(() if self.outputs is None else self.outputs)
+        if not outputs or len(set(outputs)) < len(outputs) or not all(isinstance(name, str) for name in outputs):
+            self._refuse(f"outputs is {self.outputs!r}.", 'Give the name of each output, as in ["p21", "mdm2"].')
         times, values = self._numbers("times", self.times), self._numbers("values", self.values)
         mask = None if self.mask is None else np.asarray(self.mask)
         positions = None if self.positions is None else self._numbers("positions", self.positions)
@@ -251,15 +279,17 @@ class Instance:
 
     def _numbers(self, name: str, given: Any) -> FloatArray:
         try:
-            return np.asarray(given, dtype=np.float64)
+            return numbers(given)
         except (TypeError, ValueError):
-            self._refuse(
-                f"{name} is not an array of numbers.",
-                "Give numbers, in lists of equal length; times are counted from a start, not dates.",
-            )
+            pass
+        self._refuse(
+            f"{name} is not an array of numbers.",
+            "Give numbers, in lists of equal length, with NaN where nothing was observed; times are counted from a "
+            "start, not dates.",
+        )
 
     def _refuse(self, what: str, fix: str) -> NoReturn:
-        raise DataError(Problem(what, fix, instance=self.id))
+        raise DataError(Problem(what, fix, instance=str(self.id)))
 
     @property
     def num_times(self) -> int:

@@ -6,10 +6,13 @@ Shapes: `L` forces, `P` outputs, `Q` times, or points of a field; `d` space dime
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from distlfm.answer import picture, tables
 from distlfm.answer.draws import Draws, Functional, Summary, summarise
@@ -17,7 +20,6 @@ from distlfm.answer.parameters import Estimated, Parameters, html_table
 from distlfm.instance import FloatArray, Instance
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
     import xarray as xr
     from arviz import InferenceData
@@ -28,7 +30,7 @@ NUM_DRAWS = 400
 """Draws that an interval of a functional is made of, unless another number is given."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Band:
     """mean, sd, and the central intervals of 68 and 95 %, each of the same shape."""
 
@@ -38,6 +40,16 @@ class Band:
     upper68: FloatArray
     lower95: FloatArray
     upper95: FloatArray
+
+    def __repr__(self) -> str:
+        return f"<Band of shape {self.mean.shape}: {', '.join(vars(self))}>"
+
+
+_RECENT: deque[tuple[Answer, object, Draws]] = deque(maxlen=4)
+"""Draws that were summarised last, as the next functional is mostly one of the same; none of more than MOST_KEPT."""
+
+MOST_KEPT = 100_000_000
+"""Bytes."""
 
 
 class Answer(ABC):
@@ -132,9 +144,16 @@ class Answer(ABC):
         functional: a function of a `Draw`, such as `lambda draw: draw["p21"].max()`, or a shipped one: `Integral`,
         `PeakTime`, `PeakHeight`, `Exceedance`. count, times, positions, seed: as for `draws`. name: of the summary, by
         default the functional's. Raises `UsageError` as `draws` does, and if no interval can be made of what the
-        functional gives.
+        functional gives. Draws are kept for a while, so that further functionals of the same ones take no time.
         """
-        return summarise(self.draws(count, times, positions, seed), functional, name)
+        places = [None if one is None else np.asarray(one, dtype=object).tolist() for one in (times, positions)]
+        key = repr([count, seed, places])
+        kept = next((draws for answer, of, draws in list(_RECENT) if answer is self and of == key), None)
+        draws = kept or self.draws(count, times, positions, seed)
+        if kept is None and draws.force.nbytes + draws.outputs.nbytes <= MOST_KEPT:
+            _RECENT.append((self, key, draws))
+        own = replace(draws, force=draws.force.copy(), outputs=draws.outputs.copy())  # a functional may write on them
+        return summarise(own, functional, name)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a table with a row for each curve and time: kind, name, time, places of a field, and the band."""
@@ -160,12 +179,13 @@ class Answer(ABC):
         """
         return tables.to_arviz(self, count, seed)
 
-    def plot(self, names: Sequence[str] | None = None) -> NDArray[np.object_]:
+    def plot(self, names: Sequence[str] | None = None, ax: object = None) -> NDArray[np.object_]:
         """Draw forces and outputs with their bands, and the observations; return the axes, an array of matplotlib's.
 
-        names: forces and outputs to draw, by default all. A field on a line is drawn as means over time and place.
+        names: forces and outputs to draw, by default all. ax: axes of matplotlib to draw into, one for each name, by
+        default of a new figure. A field on a line is drawn as means over time and place.
         """
-        return picture.plot(self, names)
+        return picture.plot(self, names, ax)
 
     def __repr__(self) -> str:
         where = f"{len(self.times)} {'times' if self.positions is None else 'points'}"

@@ -8,11 +8,13 @@ Shapes: `S` draws, `L` forces, `P` outputs, `Q` times (or points of a field), `d
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distlfm.answer import tables
 from distlfm.config import nearest
@@ -20,6 +22,7 @@ from distlfm.errors import UsageError
 from distlfm.instance import FloatArray
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray as xr
 
 
@@ -41,6 +44,15 @@ class _Curves(Generic[Number]):
         """Names of the forces, then of the outputs."""
         return [*self.force_names, *self.output_names]
 
+    def _named(self, name: str) -> Any:
+        for names, curves in ((self.force_names, self.force), (self.output_names, self.outputs)):
+            if name in names:
+                return curves[..., names.index(name), :]
+        if name in self.parameters:
+            return self.parameters[name]
+        known = [*self.names, *self.parameters]
+        raise UsageError(f"There is no force, output or parameter {name!r}.", nearest(name, known))
+
 
 class Draw(_Curves[float]):
     """One draw of force, outputs and parameters.
@@ -48,15 +60,11 @@ class Draw(_Curves[float]):
     times: [Q]. force: [L, Q]. outputs: [P, Q]. parameters: a number by name. force_names, output_names: of the L forces
     and the P outputs. positions: [Q, d] of a field, or None.
 
-    `draw["p21"]` is the curve [Q] of the force or output of that name.
+    `draw["p21"]` is the curve [Q] of the force or output of that name, and `draw["decay[p21]"]` a parameter's number.
     """
 
-    def __getitem__(self, name: str) -> FloatArray:
-        for names, curves in ((self.force_names, self.force), (self.output_names, self.outputs)):
-            if name in names:
-                curve: FloatArray = curves[names.index(name)]
-                return curve
-        raise UsageError(f"There is no force or output {name!r}.", nearest(name, self.names))
+    def __getitem__(self, name: str) -> Any:
+        return self._named(name)
 
     def __repr__(self) -> str:
         return f"<draw of {', '.join(self.names)} at {len(self.times)} points>"
@@ -68,7 +76,8 @@ class Draws(_Curves[FloatArray], Sequence[Draw]):
     times: [Q]. force: [S, L, Q]. outputs: [S, P, Q]. parameters: [S] by name. force_names, output_names: of the L
     forces and the P outputs. positions: [Q, d] of a field, or None.
 
-    A sequence of `Draw`: `draws[0]` is the first one.
+    A sequence of `Draw`: `draws[0]` is the first one, and `draws[:10]` are ten. `draws["p21"]` are the curves [S, Q] of
+    a force or an output, and `draws["decay[p21]"]` the values [S] of a parameter.
     """
 
     def __len__(self) -> int:
@@ -77,11 +86,16 @@ class Draws(_Curves[FloatArray], Sequence[Draw]):
     @overload
     def __getitem__(self, index: int) -> Draw: ...
     @overload
-    def __getitem__(self, index: slice) -> Draws: ...
-    def __getitem__(self, index: int | slice) -> Draw | Draws:
+    def __getitem__(self, index: slice | NDArray[Any]) -> Draws: ...
+    @overload
+    def __getitem__(self, index: str) -> FloatArray: ...
+    def __getitem__(self, index: int | slice | NDArray[Any] | str) -> Draw | Draws | FloatArray:
+        if isinstance(index, str):
+            curves: FloatArray = self._named(index)
+            return curves
         names = (self.force_names, self.output_names, self.positions)
         force, outputs = self.force[index], self.outputs[index]
-        if isinstance(index, slice):
+        if not isinstance(index, int | np.integer):
             some = {name: values[index] for name, values in self.parameters.items()}
             return Draws(self.times, force, outputs, some, *names)
         one = {name: float(values[index]) for name, values in self.parameters.items()}
@@ -94,6 +108,13 @@ class Draws(_Curves[FloatArray], Sequence[Draw]):
     def to_xarray(self) -> xr.Dataset:
         """Return the draws with named dimensions: `force`, `outputs`, and `parameters` by name."""
         return tables.draws_to_xarray(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a table with a row for each curve, draw and time: kind, name, draw, time, places of a field, value.
+
+        Parameters have one value in each draw: `pandas.DataFrame(draws.parameters)`.
+        """
+        return tables.draws_to_frame(self)
 
 
 Functional = Callable[[Draw], Any]
@@ -125,16 +146,29 @@ class Summary:
 
 def summarise(draws: Draws, functional: Functional, name: str | None = None) -> Summary:
     """Apply `functional` to each draw, and return the mean, sd and central intervals of what it gives."""
+    if not callable(functional):
+        raise UsageError(
+            f"The functional is {reprlib.repr(functional)}, and not a function of a draw.",
+            'Give one at a time, such as PeakTime("p21"), or lambda draw: draw["p21"].max().',
+        )
     called = name or getattr(functional, "name", None) or getattr(functional, "__name__", "functional")
     called = "functional" if called == "<lambda>" else str(called)
     given = [functional(draw) for draw in draws]
     try:
         values = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError):
+        values = np.zeros(0)
+    if not len(values) or given[0] is None:
         raise UsageError(
             f"The functional gives {type(given[0]).__name__}, of which no interval can be made.",
             "Let it return a number, or an array of the same shape for each draw.",
-        ) from None
+        )
+    lost = int((~np.isfinite(values)).reshape(len(values), -1).any(1).sum())
+    if lost:
+        raise UsageError(
+            f"The functional gives no finite number for {lost} of {len(values)} draws, so that there is no mean.",
+            "Let it return a number for each, such as the last time for a level that is never reached.",
+        )
     ends = [np.quantile(values, level, axis=0) for level in (0.16, 0.84, 0.025, 0.975)]
     columns = [values.mean(0), values.std(0), *ends]
     return Summary(called, values, *(float(one) if np.ndim(one) == 0 else one for one in columns))
@@ -221,6 +255,10 @@ class Exceedance:
     of: str | None = None
     start: float | None = None
     stop: float | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.level, str):
+            raise UsageError(f"The level is {self.level!r}.", f"Give a number first: Exceedance(1.0, {self.level!r}).")
 
     @property
     def name(self) -> str:

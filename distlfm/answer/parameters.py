@@ -45,7 +45,7 @@ class Parameters(dict[str, Estimated]):
         super().__init__({one.name: one for one in estimates})
 
     def __missing__(self, name: str) -> NoReturn:
-        raise UnknownParameter(f"There is no parameter {name!r}.", nearest(name, list(self)))
+        raise UnknownParameter(f"There is no parameter {name!r}.", nearest(str(name), list(self)))
 
     def __repr__(self) -> str:
         shown = [f"{one.name} {one.mean:.3g} ± {one.sd:.2g}" for one in list(self.values())[:6]]

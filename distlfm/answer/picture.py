@@ -24,13 +24,21 @@ MOST_SHOWN = 9
 """Panels that a notebook shows without being asked."""
 
 
-def plot(answer: Answer, names: Sequence[str] | None = None) -> NDArray[np.object_]:
-    """Draw the curves `names` into a figure of pyplot, which a notebook shows, and return its axes [panels]."""
+def plot(answer: Answer, names: Sequence[str] | None = None, ax: object = None) -> NDArray[np.object_]:
+    """Draw the curves `names` into axes [panels], by default of a figure of pyplot, which a notebook shows."""
     import matplotlib.pyplot as plt
+    from matplotlib.axes import Axes
 
     wanted = _wanted(answer, names)
-    figure = plt.figure(figsize=_size(len(wanted)), layout="constrained")
-    return _draw(answer, figure, wanted)
+    if ax is None:
+        return _draw(answer, _panels(plt.figure(figsize=_size(len(wanted)), layout="constrained"), len(wanted)), wanted)
+    axes = np.array(ax, dtype=object).ravel()
+    if len(axes) < len(wanted) or not all(isinstance(one, Axes) for one in axes):
+        raise UsageError(
+            f"ax is not axes of matplotlib for each of {', '.join(name for _, name, _ in wanted)}.",
+            f'Choose what to plot, as in plot("{wanted[0][1]}", ax=axes), or make as many axes with pyplot.subplots.',
+        )
+    return _draw(answer, axes[: len(wanted)], wanted)
 
 
 def picture(answer: Answer) -> str:
@@ -45,7 +53,7 @@ def picture(answer: Answer) -> str:
     wanted = _wanted(answer, None)[:MOST_SHOWN]
     figure = Figure(figsize=_size(len(wanted)), layout="constrained")
     FigureCanvasAgg(figure)
-    _draw(answer, figure, wanted)
+    _draw(answer, _panels(figure, len(wanted)), wanted)
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=90)
     code = base64.b64encode(file.getvalue()).decode()
@@ -59,10 +67,11 @@ def _wanted(answer: Answer, names: Sequence[str] | None) -> list[tuple[str, str,
     if answer.has_outputs:
         known += [("output", name, i) for i, name in enumerate(answer.output_names)]
     by_name = {one[1]: one for one in reversed(known)}
+    names = [names] if isinstance(names, str) else names
     for name in names or ():
         if name not in by_name:
             raise UsageError(f"There is no force or output {name!r}.", nearest(name, [one for _, one, _ in known]))
-    return known if names is None else [by_name[name] for name in names]
+    return [by_name[name] for name in names] if names else known
 
 
 def _size(panels: int) -> tuple[float, float]:
@@ -70,9 +79,12 @@ def _size(panels: int) -> tuple[float, float]:
     return 3.6 * columns, 2.7 * math.ceil(panels / columns)
 
 
-def _draw(answer: Answer, figure: Any, wanted: Sequence[tuple[str, str, int]]) -> NDArray[np.object_]:
-    columns = min(COLUMNS, len(wanted))
-    axes = [figure.add_subplot(math.ceil(len(wanted) / columns), columns, i + 1) for i in range(len(wanted))]
+def _panels(figure: Any, count: int) -> NDArray[np.object_]:
+    columns = min(COLUMNS, count)
+    return np.array([figure.add_subplot(math.ceil(count / columns), columns, i + 1) for i in range(count)])
+
+
+def _draw(answer: Answer, axes: NDArray[np.object_], wanted: Sequence[tuple[str, str, int]]) -> NDArray[np.object_]:
     for axis, (kind, name, row) in zip(axes, wanted, strict=True):
         band = answer.force if kind == "force" else answer.outputs
         if answer.positions is None:
@@ -80,7 +92,7 @@ def _draw(answer: Answer, figure: Any, wanted: Sequence[tuple[str, str, int]]) -
         else:
             _field(answer, axis, row, band)
         axis.set_title(name)
-    return np.array(axes)
+    return axes
 
 
 def _series(answer: Answer, axis: Any, kind: str, name: str, row: int, band: Band) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distlfm.answer.parameters import COLUMNS
-from distlfm.instance import FloatArray
+from distlfm.instance import AXES, FloatArray
 from distlfm.optional import require
 
 if TYPE_CHECKING:
@@ -19,22 +20,42 @@ if TYPE_CHECKING:
     from distlfm.answer.base import Answer, Band
     from distlfm.answer.draws import Draws
 
-AXES = "xyz"
-
 
 def to_frame(answer: Answer) -> pd.DataFrame:
     """One row for each curve and time."""
+    return _joined(
+        {"kind": kind, "name": name, **_places(answer), **{column: getattr(band, column)[i] for column in COLUMNS}}
+        for kind, names, band in _curves(answer)
+        for i, name in enumerate(names)
+    )
+
+
+def draws_to_frame(draws: Draws) -> pd.DataFrame:
+    """One row for each curve, draw and time."""
+    count, points = len(draws), len(draws.times)
+    places = {name: np.tile(values, count) for name, values in _places(draws).items()}
+    number = np.repeat(np.arange(count), points)
+    return _joined(
+        {"kind": kind, "name": name, "draw": number, **places, "value": curves[:, i].ravel()}
+        for kind, names, curves in (
+            ("force", draws.force_names, draws.force),
+            ("output", draws.output_names, draws.outputs),
+        )
+        for i, name in enumerate(names)
+    )
+
+
+def _joined(parts: Iterable[dict[str, Any]]) -> pd.DataFrame:
     import pandas
 
-    parts = []
-    for kind, names, band in _curves(answer):
-        for i, name in enumerate(names):
-            columns: dict[str, Any] = {"kind": kind, "name": name, "time": answer.times}
-            if answer.positions is not None:
-                columns |= {AXES[k]: answer.positions[:, k] for k in range(answer.positions.shape[1])}
-            parts.append(pandas.DataFrame(columns | {column: getattr(band, column)[i] for column in COLUMNS}))
-    frame: pd.DataFrame = pandas.concat(parts, ignore_index=True)
+    frame: pd.DataFrame = pandas.concat([pandas.DataFrame(part) for part in parts], ignore_index=True)
     return frame
+
+
+def _places(of: Answer | Draws) -> dict[str, FloatArray]:
+    """The columns of times, and of the places of a field."""
+    places = () if of.positions is None else of.positions.T
+    return {"time": of.times, **dict(zip(AXES, places, strict=False))}
 
 
 def to_xarray(answer: Answer) -> xr.Dataset:

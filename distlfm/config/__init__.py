@@ -22,6 +22,8 @@ from distlfm.config.keys import is_mapping, is_model, parts
 from distlfm.errors import UsageError
 
 Model = TypeVar("Model", bound=BaseModel)
+Overrides = Sequence[str] | Mapping[str, Any]
+"""Settings to change: `["run.seed=1"]`, or `{"run.seed": 1}`."""
 
 DATA_ENDINGS = (".csv", ".csv.gz", ".parquet", ".npz", ".tsv", ".xlsx", ".zarr")
 """What has such a name is not a config; some people give their data first."""
@@ -37,7 +39,7 @@ class Config(BaseModel):
         return self.model_copy(update={section: getattr(self, section).model_copy(update=values)})
 
 
-def load(model: type[Model], config: Model | Mapping[str, Any] | Path | str, overrides: Sequence[str] = ()) -> Model:
+def load(model: type[Model], config: Model | Mapping[str, Any] | Path | str, overrides: Overrides = ()) -> Model:
     """Check the content of a YAML file, or a mapping, with `key.sub=value` overrides. A config that is built stays."""
     if isinstance(config, model):
         return config
@@ -87,10 +89,12 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
     return content
 
 
-def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def apply_overrides(content: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
     """A copy of `content` with each `a.b=value` set; values are read as YAML (`1e-3`, `[a, b]`, `null`, text)."""
     result: dict[str, Any] = json.loads(json.dumps(content, default=str))
-    for override in overrides:
+    if isinstance(overrides, Mapping):
+        overrides = [f"{key}={json.dumps(one, default=str)}" for key, one in overrides.items()]
+    for override in [overrides] if isinstance(overrides, str) else overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:
             raise UsageError(f"{override!r} is not an override.", "Write key=value, for example run.seed=1.")

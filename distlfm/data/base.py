@@ -14,8 +14,9 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, overload
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from distlfm.config import Config, nearest
 from distlfm.errors import DataError, Problem, UsageError, refused
 from distlfm.instance import BoolArray, FloatArray, Instance
+
+Item = TypeVar("Item")
 
 CHUNK = 20_000
 """Rows of a large table that are read at a time."""
@@ -237,20 +240,45 @@ class ReadReport(Sequence[Instance]):
     def __getitem__(self, index: slice) -> list[Instance]: ...
     def __getitem__(self, index: int | str | slice) -> Instance | list[Instance]:
         if not isinstance(index, str):
-            return self.instances[index]
-        known = [one.id for one in self.instances]
-        if index not in known:
-            raise UsageError(f"There is no instance {index!r}.", nearest(index, known))
-        return self.instances[known.index(index)]
+            return self.instances[index] if isinstance(index, slice) else item_of(self.instances, index)
+        if index not in self.ids:
+            raise UsageError(f"There is no instance {index!r}.", nearest(index, self.ids))
+        return self.instances[self.ids.index(index)]
+
+    def __contains__(self, item: object) -> bool:
+        return item in self.ids or any(one is item for one in self.instances)
+
+    @property
+    def ids(self) -> list[str]:
+        """The id of each instance."""
+        return [one.id for one in self.instances]
+
+    def _repr_html_(self) -> str:
+        problems = "".join(f"<li>{escape(str(one))}</li>" for one in (*self.set_aside, *self.notices))
+        return f"<p>{escape(repr(self))}</p><ul>{problems}</ul>"
 
     def __repr__(self) -> str:
-        ids = [repr(one.id) for one in self.instances]
+        ids = [repr(one) for one in self.ids]
         some = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
         outputs = list(dict.fromkeys(name for one in self.instances for name in one.outputs))
         named = ", ".join(outputs[:4]) + (f" and {len(outputs) - 4} more" if len(outputs) > 4 else "")
         aside = f"; {len(self.set_aside)} set aside" if self.set_aside else ""
         count = "1 instance" if len(ids) == 1 else f"{len(ids)} instances"
         return f"<{count}: {some}, with {named}{aside}>" if ids else f"<no instance{aside}>"
+
+
+class NoSuchItem(UsageError, IndexError):
+    """A number that no item of a sequence has; an `IndexError`, as sequences raise."""
+
+
+def item_of(items: Sequence[Item], index: int) -> Item:
+    """`items[index]`, or a sentence that says how many there are."""
+    try:
+        return items[index]
+    except IndexError:
+        raise NoSuchItem(
+            f"There is no instance number {index}: there are {len(items)}.", "Count from 0, or give an id."
+        ) from None
 
 
 Reader = Callable[[Path, ColumnMap | None], ReadReport]

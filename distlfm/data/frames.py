@@ -65,6 +65,12 @@ def read_frame(
             f"read_frame reads a pandas DataFrame, and this is a {type(frame).__name__}.",
             "Make one of it, or use read_xarray, Instance, or distlfm.data.read for a file.",
         )
+    for column in (time, output, instance):
+        if not isinstance(column, str | None):
+            raise UsageError(
+                f"{column!r} is not the name of a column, which is text.",
+                "Rename what has numbers, frame.columns = frame.columns.map(str), and name one column for each part.",
+            )
     given = {
         "time": time,
         "values": value if isinstance(value, str) else tuple(value),
@@ -111,6 +117,8 @@ def read_xarray(
         if name not in data.coords and name not in data.dims:
             known = ", ".join(map(str, dict.fromkeys([*data.dims, *data.coords])))
             raise UsageError(f"The data have no dimension or coordinate {name!r}.", f"They have: {known}.")
+        if name in (time, *places):
+            _refuse_dates(name, data[name].dtype.kind, "data", "the data")
     left = [str(dim) for dim in data.dims if dim not in named and not _spanned(data, dim, named)]
     if left:
         raise UsageError(
@@ -145,7 +153,7 @@ def _spanned(data: Any, dim: Any, named: Sequence[str]) -> bool:
 def _table(frame: Any, columns: ColumnMap) -> Table:
     """The columns that have a part, as readers hand them on."""
     wanted = [name for _, name in columns.roles()]
-    if any(name not in frame.columns and name in frame.index.names for name in wanted):
+    if any(name not in frame.columns and name in ("index", *frame.index.names) for name in wanted):
         frame = frame.reset_index()
     refuse_repeated([name for name in frame.columns if name in wanted], TABLE)
     for name in wanted:
@@ -153,14 +161,17 @@ def _table(frame: Any, columns: ColumnMap) -> Table:
             there = list(map(str, frame.columns))
             fix = f"{nearest(name, there)} The table has: {', '.join(there)}."
             raise refused(f"There is no column {name!r}.", fix, TABLE, column=name)
-        if frame[name].dtype.kind in "mM":
-            fix = (
-                f"Count from a start, in numbers: frame[{name!r}] = (frame[{name!r}] - frame[{name!r}].min()) / "
-                'pandas.Timedelta("1h").'
-            )
-            raise refused("The column holds dates or durations.", fix, TABLE, column=name)
+        _refuse_dates(name, frame[name].dtype.kind, "frame", TABLE)
     cells = pa.table({name: _array(frame[name]) for name in wanted})
     return Table(TABLE, cells, range(1, len(frame) + 1))
+
+
+def _refuse_dates(name: str, kind: str, variable: str, where: str) -> None:
+    if kind in "mM":
+        column = f"{variable}[{name!r}]"
+        start = f"({column} - {column}.min())" if kind == "M" else column
+        fix = f'Count from a start, in numbers: {column} = {start} / pandas.Timedelta("1h").'
+        raise refused("These are dates or durations.", fix, where, column=name)
 
 
 def _array(column: Any) -> Any:
@@ -175,7 +186,7 @@ def _measured(report: ReadReport, units: Mapping[str, str] | None) -> ReadReport
     """The same instances with their units named."""
     for name in units or {}:
         if name not in UNITS:
-            raise UsageError(f"units names {name!r}.", f"Known are: {', '.join(UNITS)}.")
+            raise UsageError(f"units names {name!r}.", f'Known are: {", ".join(UNITS)}, as in {{"time": "h"}}.')
     stated = {f"{name}_unit": str(unit) for name, unit in (units or {}).items()}
     return replace(report, instances=[replace(one, metadata={**one.metadata, **stated}) for one in report.instances])
 

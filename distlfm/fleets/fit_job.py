@@ -30,7 +30,7 @@ from distlfm.inference.fit import InferenceConfig, fit_instances, seed_of
 from distlfm.inference.model import Model
 from distlfm.inference.result import FitResult
 from distlfm.inference.survey import Survey
-from distlfm.instance import Instance
+from distlfm.instance import AXES, Instance
 from distlfm.mechanisms import build_system
 from distlfm.runs.settings import FitConfig
 from distlfm.runtime.reporting import during
@@ -38,8 +38,6 @@ from distlfm.solvers.field.meshed import SPARSE_NODES, close_helper_groups
 from distlfm.store import STATUSES, Store, StoreSpec, pack
 from distlfm.store.block import misfit
 from distlfm.store.layout import variables
-
-AXES = ("x", "y", "z")
 
 Arrays = dict[str, NDArray[Any]]
 

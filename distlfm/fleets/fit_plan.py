@@ -13,7 +13,7 @@ from distlfm.cluster.blocks.ledger import Share
 from distlfm.errors import Problem, UsageError
 from distlfm.fleets import spool
 from distlfm.fleets.driver import Fleet
-from distlfm.fleets.fit_job import AXES, FITS, FitJob, grid_part, mesh_of, model_with, parameter_part
+from distlfm.fleets.fit_job import FITS, FitJob, grid_part, mesh_of, model_with, parameter_part
 from distlfm.fleets.sources import for_fitting, known_units, open_source
 from distlfm.fleets.spool import Source
 from distlfm.inference.field.settings import num_ranks
@@ -21,7 +21,7 @@ from distlfm.inference.findings.expectations import Negatives, length_notice, pr
 from distlfm.inference.fit import InferenceConfig, check_inference, instance_bytes, method_of
 from distlfm.inference.model import Model
 from distlfm.inference.survey import Survey, settled, survey
-from distlfm.instance import Instance
+from distlfm.instance import AXES, Instance
 from distlfm.runs import CONFIG
 from distlfm.runs import folder as run_folder
 from distlfm.runs.settings import FitConfig
@@ -71,9 +71,13 @@ def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path |
     check_inference(model, config.inference)
     surveyed: Survey | None = None
     noiseless: str | None = None
-    costs = array("d")
+    costs, known = array("d"), set[str]()
     negatives = Negatives(model.system)
     for piece in source.pieces():
+        for one in piece:
+            if one.id in known:
+                raise UsageError(f"Two instances have the name {one.id!r}.", "Give each its own name.")
+            known.add(one.id)
         chosen = [for_fitting(instance, config.data) for instance in piece]
         _placed(model, chosen)
         negatives.add(chosen)
@@ -89,13 +93,13 @@ def make_plan(config: FitConfig, data: Sequence[Instance] | None, folder: Path |
     options = settled(model, surveyed, config.inference)
     block = config.run.batch or batch_size(model, surveyed, options)
     units = known_units(source, config.data)
-    known = (
+    told = (
         negatives.notice(),
         units_notice(model.system, units),
         prior_notice(model, surveyed),
         length_notice(model, surveyed, options),
     )
-    notices = tuple(filter(None, known))
+    notices = tuple(filter(None, told))
     for notice in notices:
         reporter.warn(notice)
     notices = (*map(str, intake.doubts), *notices)  # those were reported when the data were read

@@ -200,7 +200,8 @@ def first_report(config: DataConfig) -> ReadReport:
 
 def _reports(config: DataConfig) -> Iterator[ReadReport]:
     if config.dataset is None and config.path is None:
-        raise UsageError("No data are named.", "Give --data PATH, or set data.path or data.dataset in the config.")
+        fix = "Give them, on the command line as --data PATH, or set data.path or data.dataset in the config."
+        raise UsageError("No data are named.", fix)
     if config.path is None:
         assert config.dataset is not None
         yield catalog.load(config.dataset, config.columns)

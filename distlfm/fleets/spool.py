@@ -107,21 +107,19 @@ def spool(instances: Iterator[Instance], folder: Path) -> Spooled:
     with storing("a copy of the data", folder):
         folder.mkdir(parents=True, exist_ok=True)
     refuse_others(folder)
-    hashed, outputs, seen, sums = hashlib.sha256(), dict[str, None](), set[str](), list[str]()
+    hashed, outputs, count, sums = hashlib.sha256(), dict[str, None](), 0, list[str]()
     while piece := list(itertools.islice(instances, PIECE)):
         for instance in piece:
-            if instance.id in seen:
-                raise UsageError(f"Two instances have the name {instance.id!r}.", "Give each its own name.")
-            seen.add(instance.id)
             add_to(hashed, instance)
             outputs |= dict.fromkeys(instance.outputs)
+        count += len(piece)
         sums.append(_sum(piece))
         path = _place(folder, len(sums) - 1, sums[-1])
         if not path.exists():
             with storing("a copy of the data", folder), replacing(path) as draft:
                 write_npz(draft, piece)
                 flush(draft)
-    return Spooled(folder, tuple(outputs), hashed.hexdigest()[:16], len(seen), sums)
+    return Spooled(folder, tuple(outputs), hashed.hexdigest()[:16], count, sums)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from distlfm.errors import UsageError
 from distlfm.gp.expression import Periodic, Scaled, Stationary
 from distlfm.gp.kernels import FunctionalKernel, KernelConfig
 from distlfm.inference.observations import Observations
-from distlfm.instance import Dimension
+from distlfm.instance import AXES, Dimension
 from distlfm.likelihoods import LikelihoodConfig, build_likelihood
 from distlfm.mechanisms.base import Known, Mechanism, System
 from distlfm.mechanisms.field import FieldMechanism
@@ -164,7 +164,7 @@ class Model:
     def _dimensions(self, count: int) -> tuple[str, ...]:
         """Names of a kernel's inputs: time and space for a field, numbers otherwise."""
         if self.is_field and count == self.system.force_dims:
-            return ("t", *"xyz"[: count - 1])
+            return ("t", *AXES[: count - 1])
         return tuple(str(i) for i in range(count))
 
     def hyper(self, values: Values) -> list[dict[str, Tensor]]:

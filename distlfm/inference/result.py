@@ -20,20 +20,19 @@ from distlfm.errors import UsageError
 from distlfm.inference.base import Fit, Mixture, Posterior
 from distlfm.inference.findings.estimates import Direction, Estimate, estimates, strain, undetermined
 from distlfm.inference.optimise import Status
-from distlfm.instance import FloatArray, Instance
+from distlfm.instance import FloatArray, Instance, numbers
 from distlfm.runtime.process import torch_threads
+from distlfm.store.layout import FAILED
 
 if TYPE_CHECKING:
     from distlfm.inference.findings.residuals import Structure
 
 LEVELS = (0.68, 0.95)
-FAILED = ("diverged", "failed")
-"""Statuses of instances without an answer: no finite value was found, or fitting it raised an error."""
 UNRELIABLE = Status.UNRELIABLE.name.lower()
 """The status of an answer that failed a check of its own claim."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction:
     """Force and outputs at some times, with their bands.
 
@@ -45,6 +44,10 @@ class Prediction:
     force: Band
     outputs: Band
     positions: FloatArray | None = None
+
+    def __repr__(self) -> str:
+        what = f"forces of shape {self.force.mean.shape}, outputs of shape {self.outputs.mean.shape}"
+        return f"<Prediction at {len(self.times)} {'times' if self.positions is None else 'points'}: {what}>"
 
     @staticmethod
     def of(points: FloatArray, force: Band, outputs: Band) -> Prediction:
@@ -65,7 +68,7 @@ class Prediction:
         return Prediction(self.times[index], force, outputs, None if self.positions is None else self.positions[index])
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class FitResult(Answer):
     """One instance's fit. `predict` answers at any times after the first observation, beyond the last one too.
 
@@ -80,8 +83,8 @@ class FitResult(Answer):
 
     force_names: of the L forces. grid, at_data: force and outputs on the grid, and at the observed times. estimates: of
     the parameters, in the order of the model. undetermined: combinations of parameters that the data leave open.
-    noise: the likelihood's own parameters by name, such as `relative_noise`, in the middle of the posterior, each [K].
-    misfit: whether the residuals have a shape, None where that was not looked at.
+    noise: parameters of the likelihood in the middle of the posterior, by name, each [K], such as the deviation
+    `noise` of white noise. misfit: whether the residuals have a shape, None where that was not looked at.
 
     posterior, row: the posterior of the batch, and this instance's place in it. at_truth: force and outputs at the
     times of the truth, if they were predicted together with the rest.
@@ -159,8 +162,8 @@ class FitResult(Answer):
     def predict(self, times: Sequence[float] | FloatArray, positions: FloatArray | None = None) -> Prediction:
         """Return force and outputs at other times.
 
-        times: [Q], not before the first observation. positions: [Q, d], for a field only. Raises `UsageError` if a time
-        is too early, or times and positions do not fit together.
+        times: [Q], or a single time, not before the first observation. positions: [Q, d], for a field only. Raises
+        `UsageError` if a time is too early, or times and positions do not fit together.
         """
         points, order = self._asked(times, positions)
         at = torch.from_numpy(points[order]).unsqueeze(0)
@@ -181,7 +184,7 @@ class FitResult(Answer):
 
         Returns the draws, a sequence. Raises `UsageError` if an argument is wrong, or the fit failed.
         """
-        self._drawable(count)
+        self._drawable(count, seed)
         if times is None:
             times, positions = self.grid.times, self.grid.positions
         points, order = self._asked(times, positions)
@@ -196,7 +199,9 @@ class FitResult(Answer):
         found = [values[one.name][..., i].numpy() for one in space.parameters for i in one.free]
         return Draws(wanted, *curves, dict(zip(space.free_names, found, strict=True)), *names, places)
 
-    def _drawable(self, count: object) -> None:
+    def _drawable(self, count: object, seed: object) -> None:
+        if not isinstance(seed, int | np.integer):
+            raise UsageError(f"The seed is {_brief(seed)}.", "Give a whole number, such as draws(200, seed=1).")
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
             raise UsageError(
                 f"The number of draws is {_brief(count)}.", "Write draws(200), or draws(200, times=[0.0, 1.0])."
@@ -208,8 +213,8 @@ class FitResult(Answer):
         """Times and positions as points [Q, 1 + d]."""
         assert self.instance.positions is not None
         dims = self.instance.positions.shape[1]
-        wanted = np.asarray(times, dtype=np.float64)
-        where = None if positions is None else np.asarray(positions, dtype=np.float64)
+        wanted = _numbers(times)
+        where = None if positions is None else _numbers(positions)
         if where is not None and where.ndim == 1 and dims == 1:
             where = where[:, None]
         if where is None or wanted.ndim != 1 or where.shape != (len(wanted), dims) or len(wanted) == 0:
@@ -229,16 +234,27 @@ class FitResult(Answer):
         if self.instance.positions is not None:
             points = self._places(times, positions)
             return points, np.arange(len(points))
-        wanted = np.asarray(times, dtype=np.float64)
+        wanted = _numbers(times)
         first = float(self.instance.times[0])
         if wanted.ndim != 1 or len(wanted) == 0 or not np.isfinite(wanted).all():
-            raise UsageError("Times to predict at must be a list of finite numbers.", "Give at least one.")
+            raise UsageError(
+                "Times to predict at must be a list of finite numbers.",
+                "Give one or more.",
+            )
         if wanted.min() < first:
             raise UsageError(
                 f"Cannot predict at {wanted.min():g}: the data begin at {first:g}, and so does the equation.",
                 "Ask for later times.",
             )
         return wanted, np.argsort(wanted, kind="stable")
+
+
+def _numbers(given: object) -> FloatArray:
+    """Times or places, of which one may stand alone; NaN, which is refused, in place of what is not a number."""
+    try:
+        return np.atleast_1d(numbers(given))
+    except (TypeError, ValueError):
+        return np.full(1, np.nan)
 
 
 def _brief(given: object) -> str:

@@ -20,7 +20,7 @@ from distlfm.instance import FloatArray, Instance
 from distlfm.lfo.grid import joined_points, lattice
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class OperatorAnswer(Answer):
     """The answer of an operator for one instance.
 

@@ -34,7 +34,7 @@ TOGETHER = 32
 """Instances that go through the network at once."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Operator:
     """A trained network with what it needs to answer. `Operator.load(path)(instance)` answers.
 
@@ -49,6 +49,10 @@ class Operator:
     calibration: Calibration
     novelty: Novelty | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        what = f"{', '.join(self.schema.outputs[:4])} over {', '.join(dim.name for dim in self.schema.dims)}"
+        return f"<Operator of {self.schema.mechanism['kind']}: {what}; {len(self.schema.parameters)} parameters>"
 
     @classmethod
     def load(cls, path: str | Path) -> Operator:

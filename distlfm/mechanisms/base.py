@@ -13,7 +13,7 @@ import inspect
 import math
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -118,12 +118,16 @@ class System(ABC):
         return f"{type(self).__name__}({reprlib.repr(list(self.outputs))})"
 
     @classmethod
-    def _options(cls, outputs: Sequence[str] | str = (), /, **given: Any) -> MechanismConfig:
+    def _options(cls, outputs: Sequence[str] | str = (), /, *others: object, **given: Any) -> MechanismConfig:
         """The options that a call names one by one."""
         if not cls.kind:
             raise UsageError(f"{cls.__name__} has no name.", f'Write @register("{cls.__name__.lower()}") above it.')
         if "outputs" in given and not outputs:
             outputs = given.pop("outputs")
+        if others or not isinstance(outputs, Iterable):
+            shown = ", ".join(map(repr, (outputs, *others)))
+            fix = f'Give the names of its outputs in a list: {cls.__name__}(["p21"]).'
+            raise UsageError(f"{cls.__name__} is given {shown}.", fix)
         names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
         content = {"kind": cls.kind, **({"outputs": names} if names else {}), **given}
         return build(cls.Options, content, source=cls.__name__)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from distlfm.answer import Band
 from distlfm.errors import UsageError
 from distlfm.inference.result import FitResult, Prediction
-from distlfm.instance import BoolArray, FloatArray, Instance, Truth
+from distlfm.instance import AXES, BoolArray, FloatArray, Instance, Truth
 from distlfm.report.style import quantity
 from distlfm.report.words import instance_row, output_names
 
@@ -96,7 +96,7 @@ class FieldView:
         return self.instance.metadata.get("value_unit")
 
     def position_label(self, axis: int) -> str:
-        name = "position" if self.dims == 1 else "xyz"[axis]
+        name = "position" if self.dims == 1 else AXES[axis]
         return quantity(name, self.instance.metadata.get("position_unit"))
 
     def cloud(self, where: Prediction, band: Band, column: str) -> Cloud:

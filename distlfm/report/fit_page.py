@@ -10,11 +10,12 @@ import numpy as np
 
 from distlfm.inference.findings.residuals import structure
 from distlfm.inference.findings.scores import MAX_ROWS, NUM_BEST, NUM_WORST, Tally, directions_of
-from distlfm.inference.result import FAILED, FitResult
+from distlfm.inference.result import FitResult
 from distlfm.report import words
 from distlfm.report.field_section import field_figures
 from distlfm.report.page import Cell, Figure, Provenance, Section, Table, embed, write_page
 from distlfm.report.plots import plot_fit, plot_overview, plot_phase, plot_trace
+from distlfm.store.layout import FAILED
 
 MAX_PICTURED = 6
 """Fleets up to this size have every instance drawn; of larger ones the worst, the median and the best."""

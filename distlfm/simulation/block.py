@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from distlfm.config import nearest
 from distlfm.errors import UsageError
-from distlfm.instance import Dimension, FloatArray
+from distlfm.instance import AXES, Dimension, FloatArray
 from distlfm.mechanisms import Parameter, System
 from distlfm.runs.folder import identity, versions
 from distlfm.runs.settings import GenerateConfig
@@ -91,7 +91,6 @@ def _one(stated: Mapping[str, str], names: Sequence[str]) -> str | None:
     return units.pop() if len(units) == 1 else None
 
 
-AXES = ("x", "y", "z")
 FEWEST = 2
 """Values that are always left, however much is missing."""
 

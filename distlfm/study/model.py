@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel
 
-from distlfm.config import apply_overrides, build, read_yaml
+from distlfm.config import Overrides, apply_overrides, build, read_yaml
 from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig
+from distlfm.inference.method import FIELDS, SERIES
 from distlfm.inference.model import ForceConfig
 from distlfm.instance import Instance
-from distlfm.likelihoods import LikelihoodConfig
+from distlfm.likelihoods import LIKELIHOODS, LikelihoodConfig
+from distlfm.likelihoods import Likelihood as Own
 from distlfm.mechanisms import System, find_system
-from distlfm.mechanisms.build import source_of, written_class
+from distlfm.mechanisms.build import written_class
 from distlfm.runs.settings import FitConfig, SimulateConfig
 from distlfm.runtime.reporting import Reporter
 from distlfm.simulation.instances import simulate_from
+from distlfm.solvers.field.scheme import HOMES
 from distlfm.study.parts import Kernel, Likelihood, of_forces
 from distlfm.verbs.fit import FitRun, fit
 
@@ -32,7 +37,7 @@ class Model:
     mechanism: an equation, such as `Transcription(["p21", "mdm2"])`; without names, the data's outputs are taken.
     force: the kernel of the latent force, such as `RBF(lengthscale=LogNormal(2.0, 0.3))`; of several forces each may
     have its own, by their names.
-    likelihood: how data scatter, `Gaussian()` by default.
+    likelihood: how data scatter, `Gaussian()` by default; or a registered class of your own.
     inference: how a fit is done, by the keys of the section `inference` of a config, such as `{"restarts": 3}`.
 
     `config` is the same, checked and with all defaults. Raises `UsageError` if a part is not one, or wrong.
@@ -44,15 +49,13 @@ class Model:
         self,
         mechanism: System | Mapping[str, Any],
         force: Kernel | Mapping[str, Kernel] | ForceConfig | Mapping[str, Any] | None = None,
-        likelihood: Likelihood | LikelihoodConfig | Mapping[str, Any] | None = None,
+        likelihood: Likelihood | Own | type[Own] | LikelihoodConfig | Mapping[str, Any] | None = None,
         inference: InferenceConfig | Mapping[str, Any] | None = None,
     ) -> None:
         content: dict[str, Any] = {"verb": "fit", "mechanism": _mechanism(mechanism)}
-        if isinstance(mechanism, System) and (plugins := _plugins(type(mechanism))):
-            content["plugins"] = plugins
         sections: dict[str, Any] = {
             "force": _force(force),
-            "likelihood": likelihood.to_config() if isinstance(likelihood, Likelihood) else likelihood,
+            "likelihood": _likelihood(likelihood),
             "inference": inference,
         }
         for name, section in sections.items():
@@ -61,16 +64,21 @@ class Model:
             if not isinstance(section, BaseModel | Mapping):
                 raise UsageError(f"{name} is {section!r}.", EXAMPLES[name])
             content[name] = _brief(section) if isinstance(section, BaseModel) else dict(section)
-        self.config = build(FitConfig, content, source="Model")
+        config = build(FitConfig, content, source="Model")
+        plugins = tuple(dict.fromkeys(name for home in _homes(config).values() for name in _plugin(home)))
+        self.config = config.model_copy(update={"plugins": plugins}) if plugins else config
 
     @classmethod
-    def from_config(cls, config: Path | str | Mapping[str, Any] | FitConfig, overrides: Sequence[str] = ()) -> Model:
+    def from_config(
+        cls, config: Path | str | Mapping[str, Any] | FitConfig | Model, overrides: Overrides = ()
+    ) -> Model:
         """Return the model that a config of `distlfm fit` describes.
 
-        config: the path of its file, a mapping with its content, or a config. overrides: settings to change, such as
-        `["run.seed=1"]`. Data and settings of the run are kept: `Model.from_config(path).fit()` does what
-        `distlfm fit path` does. Raises `UsageError` if the file cannot be read, or a key or value is wrong.
+        config: the path of its file, a mapping with its content, a config, or another model. overrides: settings to
+        change, such as `{"run.seed": 1}`. Data and settings of the run are kept: `Model.from_config(path).fit()` does
+        what `distlfm fit path` does. Raises `UsageError` if the file cannot be read, or a key or value is wrong.
         """
+        config = config.config if isinstance(config, Model) else config
         if isinstance(config, FitConfig):
             config = {"verb": "fit", **_brief(config)}
         given = isinstance(config, Mapping)
@@ -112,7 +120,7 @@ class Model:
         executor: Literal["auto", "serial", "ray"] | None = None,
         workers: int | None = None,
         seed: int | None = None,
-        overrides: Sequence[str] = (),
+        overrides: Overrides = (),
         reporter: Reporter | None = None,
     ) -> FitRun:
         """Infer the forces of instances, and return one result for each: `run[0]`, `run["sample-3"]`.
@@ -121,7 +129,7 @@ class Model:
         out: a folder to write results and a report to; a run that was stopped goes on there when it is repeated.
         executor: with `out`, who works: `ray` on all cores, or `serial`. workers: the largest number of processes, by
         default one per core. seed: everything random follows from it, by default 0. overrides: keys of the config,
-        such as `["inference.restarts=3"]`. reporter: where progress and warnings go, by default nowhere.
+        such as `{"inference.restarts": 3}`. reporter: where progress and warnings go, by default nowhere.
 
         Raises `UsageError` if an argument or the data are wrong, `WorkError` if every fit failed, and, with `out`,
         `Stopped` if a signal ended it.
@@ -133,6 +141,11 @@ class Model:
         config = build(FitConfig, apply_overrides(content, overrides), source="Model.fit")
         if config.run.dir is None and config.run.executor == "ray":
             raise UsageError("Ray works on runs that are kept in a folder.", 'Give it: model.fit(data, out="runs/x").')
+        if config.run.dir is None and workers is not None and workers > 1:
+            raise UsageError(
+                f"{workers} workers share a run that is kept in a folder, and this one is not.",
+                'Give it, model.fit(data, out="runs/x", workers=2), or leave workers out.',
+            )
         return fit(self._workable(config), data, reporter=reporter)
 
     def simulate(self, instances: int = 1, **options: Any) -> list[Instance]:
@@ -141,18 +154,23 @@ class Model:
         instances: how many. options: keys of `distlfm simulate`, such as `points=24`, `stop=12.0` or `seed=1`. Raises
         `UsageError` if an option is wrong, or the model cannot be drawn from.
         """
+        if "times" in options:
+            raise UsageError(
+                "simulate observes at even times, and takes no list of them.",
+                "Give points=24, start=0.0 and stop=12.0; distlfm.simulation.instances.simulate takes any times.",
+            )
         content = {key: value for key, value in self.to_config().items() if key in SHARED}
         return simulate_from(build(SimulateConfig, {**content, "instances": instances, **options}, source="simulate"))
 
     def _workable(self, config: FitConfig) -> FitConfig:
         """The same on this process alone where other ones could not know the equation."""
-        system = find_system(config.mechanism["kind"])
-        if written_class(system).__module__ != "__main__" or config.run.dir is None or config.run.executor == "serial":
+        here = [name for name, home in _homes(config).items() if home == "__main__"]
+        if not here or config.run.dir is None or config.run.executor == "serial":
             return config
         if config.run.executor == "ray":
             raise UsageError(
-                f"{system.__name__} is defined in the notebook or program itself, where workers of Ray do not find it.",
-                'Put the class into a file of its own and import it, or use executor="serial".',
+                f"{here[0]} is defined in the notebook or program itself, where workers of Ray do not find it.",
+                'Put it into a file of its own and import it, or use executor="serial".',
             )
         return config.changed("run", executor="serial")
 
@@ -162,6 +180,10 @@ class Model:
         return self.config.model_dump(mode="json") == other.config.model_dump(mode="json")
 
     __hash__ = None  # type: ignore[assignment]
+
+    def _repr_html_(self) -> str:
+        text = yaml.safe_dump(self.to_config(), sort_keys=False, allow_unicode=True)
+        return f"<p>{escape(repr(self))}</p><pre>{escape(text)}</pre>"
 
     def __repr__(self) -> str:
         config = self.config
@@ -191,15 +213,35 @@ def _mechanism(given: System | Mapping[str, Any]) -> dict[str, Any]:
     raise UsageError(f"The mechanism is {given!r}.", f"Give an equation with its outputs, such as {made}.")
 
 
-def _plugins(system: type[System]) -> list[str]:
-    """The module that registers a user's own equation, as a config names it."""
-    owner = written_class(system)
-    if owner.__module__ == "__main__" or owner.__module__.startswith("distlfm."):
+def _likelihood(given: object) -> Any:
+    """The section `likelihood` of what is one; anything else as it is."""
+    if isinstance(given, type) and issubclass(given, Own):
+        kind = next((kind for kind, one in LIKELIHOODS.items() if one is given), None)
+        if kind is None:
+            name = given.__name__
+            raise UsageError(f"{name} has no name.", f'Write @register_likelihood("{name.lower()}") above it.')
+        return {"kind": kind}
+    return given.to_config() if isinstance(given, Likelihood) else given.options if isinstance(given, Own) else given
+
+
+def _homes(config: FitConfig) -> dict[str, str]:
+    """What a config names, and the module that registers it."""
+    system, method = find_system(config.mechanism["kind"]), config.inference.method
+    classes = [written_class(system), LIKELIHOODS[config.likelihood.kind], SERIES.get(method), FIELDS.get(method)]
+    scheme = str(config.mechanism.get("scheme"))
+    return {one.__name__: one.__module__ for one in classes if one is not None} | {
+        f"The scheme {name!r}": home for name, home in HOMES.items() if name == scheme
+    }
+
+
+def _plugin(module: str) -> list[str]:
+    """A user's own module, as a config names it; nothing of one that is not."""
+    if module == "__main__" or module.startswith("distlfm."):
         return []
-    file = Path(source_of(owner))
-    beside = Path(f"{owner.__module__}.py")
-    if "." in owner.__module__ or file.suffix != ".py" or (beside.is_file() and beside.samefile(file)):
-        return [owner.__module__]
+    file = Path(getattr(sys.modules.get(module), "__file__", None) or "")
+    beside = Path(f"{module}.py")
+    if "." in module or file.suffix != ".py" or (beside.is_file() and beside.samefile(file)):
+        return [module]
     return [str(file)]
 
 

@@ -8,9 +8,11 @@ may have a kernel of its own: `Model(equation, force={"meal": RBF(...), "insulin
 
 from __future__ import annotations
 
+import math
 from abc import ABC
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any, ClassVar, Literal
 
 from distlfm.config import build
@@ -22,6 +24,7 @@ from distlfm.likelihoods.drift import DriftConfig
 from distlfm.mechanisms.priors import HalfNormal, LogNormal, Normal, Uniform
 
 Prior = LogNormal | Normal | Uniform | HalfNormal
+PRIORS = ("prior", "relative", "dispersion")
 Given = Prior | float | Mapping[str, Prior | float]
 
 
@@ -105,12 +108,14 @@ def _parted(kernel: str, name: str, given: Given) -> tuple[Any, dict[str, Prior]
 
 
 def _number(kernel: str, name: str, given: object) -> float:
-    if isinstance(given, bool) or not isinstance(given, int | float):
+    number = float(given) if isinstance(given, Real) and not isinstance(given, bool) else None
+    if number is None or not 0 < number < math.inf:
+        what = "neither a prior nor a number" if number is None else "not a positive number"
         raise UsageError(
-            f"{kernel}: {name} is {given!r}, which is neither a prior nor a number.",
+            f"{kernel}: {name} is {given!r}, which is {what}.",
             f"Write {name}=LogNormal(2.0, 0.3), or {name}=2.0 where it is known.",
         )
-    return float(given)
+    return number
 
 
 class _Stationary(Kernel):
@@ -239,6 +244,13 @@ class Likelihood:
     """
 
     def __init__(self, kind: str, options: dict[str, Any]) -> None:
+        for name, one in options.items():
+            if name in PRIORS and isinstance(one, Real) and not isinstance(one, bool):
+                raise UsageError(
+                    f"{type(self).__name__}: {name} is the number {one}, and it takes a prior.",
+                    f"Write LogNormal({one}, 0.3) if it is about that. Known variances come with the data, and are "
+                    'taken by Gaussian("given").',
+                )
         self._options = {"kind": kind, **{name: one for name, one in options.items() if one is not None}}
         self._config = build(LikelihoodConfig, self._options, source=type(self).__name__)
 

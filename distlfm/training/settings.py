@@ -6,7 +6,6 @@ how.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -175,7 +174,7 @@ class TuneConfig(Config):
     def trial(self, values: Values, run: Mapping[str, Any] | None = None) -> TrainConfig:
         """The training with these values. run: its section `run`, otherwise the default one."""
         content = self.train.model_dump(mode="json") | {"run": dict(run or {})}
-        return build(TrainConfig, apply_overrides(content, [f"{key}={json.dumps(one)}" for key, one in values.items()]))
+        return build(TrainConfig, apply_overrides(content, values))
 
     def work(self) -> dict[str, Any]:
         """What is searched, without where and by whom; more trials may be asked for later."""

@@ -20,14 +20,16 @@ from typing import Any
 from distlfm.cluster.blocks.job import Worker
 from distlfm.cluster.machine import usable_cpus
 from distlfm.cluster.slurm.script import Resources, bytes_of, seconds_of
-from distlfm.config import load
+from distlfm.config import Overrides, load
 from distlfm.errors import UsageError
 from distlfm.fleets.fit_plan import open_folder, prepare
+from distlfm.instance import Instance
 from distlfm.runs.settings import FitConfig
 from distlfm.runtime.process import torch_threads
 from distlfm.runtime.reporting import Reporter, Silent
 from distlfm.store import Store
 from distlfm.store.layout import variables
+from distlfm.verbs.fit import with_data
 
 EFFICIENCY = 0.75
 """Share of all cores' time in which they fit: less than was measured on four virtual nodes (docs/cluster.md)."""
@@ -116,25 +118,26 @@ class Estimate:
 
 def estimate(
     config: FitConfig | Mapping[str, Any] | Path | str,
-    overrides: Sequence[str] = (),
+    data: Instance | Sequence[Instance] | Path | str | None = None,
+    overrides: Overrides = (),
     reporter: Reporter | None = None,
     seconds: float = ENOUGH_SECONDS,
 ) -> Estimate:
     """Probe what a fit will cost. Only a temporary folder is written to.
 
-    config: the path of a config file, or a config; it names the data. overrides: settings to change, as for `fit`.
-    reporter: where warnings go, by default nowhere. seconds: approximate processor time that the probe may take; at
-    least two instances are fitted, where there are two.
+    config: the path of a config file, a mapping with its content, or a config. data: instances, or a path to them, in
+    place of the config's. overrides: settings to change, as for `fit`. reporter: where warnings go, by default nowhere.
+    seconds: approximate processor time that the probe may take; at least two instances are fitted, where there are two.
 
     Returns the estimate. Raises `UsageError` if config or data are wrong.
     """
-    config = load(FitConfig, config, overrides)
-    if config.data.path is None and config.data.dataset is None:
-        raise UsageError("There are no data to probe.", "Set data.path, or data.dataset.")
+    config, data = with_data(load(FitConfig, config, overrides), data)
+    if data is None and config.data.path is None and config.data.dataset is None:
+        raise UsageError("There are no data to probe.", "Give the data, or set data.path or data.dataset.")
     with tempfile.TemporaryDirectory() as name, torch_threads(config.run.threads):
         folder = Path(name) / "probe"
         probed = config.located().changed("run", dir=folder)
-        _, fleet = prepare(open_folder(folder, probed), probed, None, reporter or Silent())
+        _, fleet = prepare(open_folder(folder, probed), probed, data, reporter or Silent())
         worker, store = fleet.job.open(), fleet.store
         try:
             batches = _probe(worker, store, seconds)

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from distlfm.cluster.blocks.ledger import Share
-from distlfm.config import load, nearest
+from distlfm.config import Overrides, load, nearest
 from distlfm.data import ReadReport
+from distlfm.data.base import item_of
 from distlfm.errors import Problem, UsageError, WorkError
 from distlfm.fleets.driver import Fleet, resumable, run_blocks
 from distlfm.fleets.fit_plan import FitPlan, command_for, make_plan, open_folder, prepare
@@ -35,6 +37,10 @@ from distlfm.store.metadata import RUN_STORE
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+MOST_ROWS, MOST_COLUMNS = 20, 8
+"""Of the table that a notebook shows of a run."""
 
 
 @dataclass(repr=False)
@@ -65,13 +71,24 @@ class FitRun(Sequence[FitResult]):
     def __getitem__(self, index: slice) -> Sequence[FitResult]: ...
     def __getitem__(self, index: int | str | slice) -> FitResult | Sequence[FitResult]:
         if not isinstance(index, str):
-            return self.results[index]
-        every = {str(row["id"]): self.store is None or row.get("kept") for row in self.rows()}
-        if every.get(index):
-            return self.results[[name for name, kept in every.items() if kept].index(index)]
+            return self.results[index] if isinstance(index, slice) else item_of(self.results, index)
+        if index in self.ids:
+            return self.results[self.ids.index(index)]
+        every = [str(row["id"]) for row in self.rows()]
         if index in every:
             raise UsageError(f"The posterior of {index!r} was not kept.", "Fit again with run.keep=all.")
-        raise UsageError(f"There is no instance {index!r} in the run.", nearest(index, list(every)))
+        raise UsageError(f"There is no instance {index!r} in the run.", nearest(index, every))
+
+    def __contains__(self, item: object) -> bool:
+        return item in self.ids if isinstance(item, str) else any(one is item for one in self.results)
+
+    @property
+    def ids(self) -> list[str]:
+        """The id of each result."""
+        return [str(row["id"]) for row in self.rows() if self.store is None or row.get("kept")]
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self))}</p>{self.to_frame().iloc[:, :MOST_COLUMNS].to_html(max_rows=MOST_ROWS)}"
 
     def __repr__(self) -> str:
         kept = "" if len(self) == self.tally.count else f", {len(self)} kept whole"
@@ -112,14 +129,14 @@ class FitRun(Sequence[FitResult]):
 def fit(
     config: FitConfig | Mapping[str, Any] | Path | str,
     data: Instance | Sequence[Instance] | Path | str | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     reporter: Reporter | None = None,
 ) -> FitRun:
     """Infer the forces of all instances.
 
     config: the path of a config file, a mapping with its content, or a config. data: instances, or a path to them, in
-    place of the config's. overrides: settings to change, such as `["run.seed=1"]`; ignored for a config that is built
-    already. reporter: where progress and warnings go, by default nowhere.
+    place of the config's. overrides: settings to change, such as `{"run.seed": 1}` or `["run.seed=1"]`; ignored for a
+    config that is built already. reporter: where progress and warnings go, by default nowhere.
 
     With `run.dir` set, the run directory is written: config.yaml, store.zarr/, fits/, summary.json, report.html. A run
     that was stopped goes on where it was. Without, all is done in this process and kept in memory.
@@ -128,9 +145,12 @@ def fit(
     failed or the work could not be done, and, with `run.dir`, `Stopped` if a signal ended it.
     """
     reporter = reporter or Silent()
-    config, data = load(FitConfig, config, overrides), _instances(data)
-    if isinstance(data, Path):
-        config, data = config.changed("data", path=data), None
+    if not isinstance(reporter, Reporter):
+        raise UsageError(
+            f"The reporter is of type {type(reporter).__name__}.",
+            "Give one of distlfm.runtime.reporting, such as reporter_for(), or leave it out.",
+        )
+    config, data = with_data(load(FitConfig, config, overrides), data)
     if config.run.dir is None:
         run = _fit_here(config, data, reporter)
     else:
@@ -141,20 +161,21 @@ def fit(
     return run
 
 
-def _instances(data: object) -> Sequence[Instance] | Path | None:
+def with_data(config: FitConfig, data: object) -> tuple[FitConfig, Sequence[Instance] | None]:
+    """The config with the path of its data where `data` is one, and instances where it has those."""
     if isinstance(data, Instance):
-        return [data]
+        return config, [data]
     if isinstance(data, Path | str):
-        return Path(data)
+        return config.changed("data", path=Path(data)), None
     if data is None or isinstance(data, ReadReport):
-        return data
-    if not isinstance(data, Sequence) or not data or not all(isinstance(one, Instance) for one in data):
+        return config, data
+    given = list(data) if isinstance(data, Sequence | Iterator) else None
+    if not given or not all(isinstance(one, Instance) for one in given):
         raise UsageError(
-            f"The data are of type {type(data).__name__}"
-            + (", of no instances." if isinstance(data, Sequence) else "."),
+            f"The data are of type {type(data).__name__}" + ("." if given is None else ", of no instances."),
             "Read a pandas table with read_frame, an xarray object with read_xarray, or give a list of Instance.",
         )
-    return data
+    return config, given
 
 
 def _fit_here(config: FitConfig, data: Sequence[Instance] | None, reporter: Reporter) -> FitRun:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from distlfm.cluster.blocks.job import Worker
-from distlfm.config import apply_overrides, build, load
+from distlfm.config import Overrides, apply_overrides, build, load
 from distlfm.errors import UsageError, WorkError
 from distlfm.fleets.driver import Fleet, StoreJob, resumable, run_blocks
 from distlfm.runs.folder import same_settings
@@ -82,7 +82,7 @@ WORTH = 64
 
 def generate(
     config: GenerateConfig | Mapping[str, Any] | Path | str,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     reporter: Reporter | None = None,
 ) -> Store:
     """Fill the store `run.dir` with `instances` draws. A store that was begun with the same config goes on.

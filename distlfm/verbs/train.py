@@ -22,7 +22,7 @@ import torch
 from distlfm.cluster.machine import usable_cpus
 from distlfm.cluster.ranks.group import joined
 from distlfm.cluster.ranks.place import Place, find_place
-from distlfm.config import digest, load, read_yaml
+from distlfm.config import Overrides, digest, load, read_yaml
 from distlfm.errors import Stopped, UsageError
 from distlfm.lfo import Operator
 from distlfm.runs import CONFIG, OPERATOR, REPORT, SUMMARY
@@ -72,7 +72,7 @@ class TrainRun:
 
 def train(
     config: TrainConfig | Mapping[str, Any] | Path | str,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     reporter: Reporter | None = None,
 ) -> TrainRun:
     """Learn an operator. With `run.dir` the same call goes on with a run that was stopped or killed.

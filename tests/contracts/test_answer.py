@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -73,6 +74,7 @@ def of_an_operator() -> Answer:
         return finish(training)(store.instances(0, 1)[0])
 
 
+PROJECT = Path(__file__).resolve().parents[2]
 IMPLEMENTATIONS = [of_a_linear_fit, of_a_fit_through_the_solver, of_a_fit_of_a_field, of_an_operator]
 
 
@@ -80,6 +82,12 @@ IMPLEMENTATIONS = [of_a_linear_fit, of_a_fit_through_the_solver, of_a_fit_of_a_f
 def answer(request: pytest.FixtureRequest) -> Answer:
     make: Callable[[], Answer] = request.param
     return make()
+
+
+def test_no_class_of_answers_is_left_out_here() -> None:
+    files = [path for part in ("distlfm", "federated", "launch") for path in (PROJECT / part).rglob("*.py")]
+    found = {name for path in files for name in re.findall(r"^class (\w+)\(Answer\b", path.read_text(), re.MULTILINE)}
+    assert found == {type(make()).__name__ for make in IMPLEMENTATIONS}
 
 
 def test_bands_have_the_shapes_that_their_names_say(answer: Answer) -> None:
@@ -123,6 +131,10 @@ def test_draws_are_joint_or_refused(answer: Answer) -> None:
     assert list(draws.parameters) == list(answer.parameters)
     assert all(values.shape == (12,) for values in draws.parameters.values())
     assert draws[3][answer.output_names[0]].shape == answer.times.shape
+    name = answer.output_names[0]
+    table = draws.to_frame()
+    np.testing.assert_array_equal(table[table["name"] == name]["value"], draws[name].ravel())
+    assert len(table) == 12 * len(answer.times) * len(draws.names)
     again = answer.draws(12)
     np.testing.assert_array_equal(draws.outputs, again.outputs)
 
@@ -166,6 +178,8 @@ def test_pictures_and_words_are_short_and_whole(answer: Answer) -> None:
     html = answer._repr_html_()
     assert "data:image/png;base64," in html
     assert next(iter(answer.parameters)) in html
+    assert answer.plot(answer.force_names[0], ax=axes)[0] is axes[0]
+    assert max(len(repr(one)) for one in (answer.force, answer.instance)) < 150
     with pytest.raises(UsageError, match="no force or output 'nothing'"):
         answer.plot(["nothing"])
 

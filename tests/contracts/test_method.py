@@ -18,11 +18,12 @@ from distlfm.inference.archive import load_fit, save_fit
 from distlfm.inference.fit import InferenceConfig, fit_instances, instance_bytes, method_of
 from distlfm.inference.method import FIELDS, SERIES
 from distlfm.inference.model import ForceConfig, Model
-from distlfm.inference.result import FAILED, FitResult
+from distlfm.inference.result import FitResult
 from distlfm.inference.survey import settle_fleet
 from distlfm.instance import Instance
 from distlfm.likelihoods import LikelihoodConfig
 from distlfm.mechanisms import build_system
+from distlfm.store.layout import FAILED
 
 KNOWN = {name: {"a": value, "b": value} for name, value in (("basal", 0.2), ("sensitivity", 1.0))}
 GENES: dict[str, Any] = {"kind": "transcription", "outputs": ("a", "b"), "fixed": KNOWN}

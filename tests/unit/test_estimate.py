@@ -11,7 +11,7 @@ import pytest
 from distlfm.cli import main
 from distlfm.cluster.slurm.script import Resources, bytes_of
 from distlfm.data import write_npz
-from distlfm.verbs.estimate import EFFICIENCY, START_SECONDS, Estimate, of_job
+from distlfm.verbs.estimate import EFFICIENCY, START_SECONDS, Estimate, estimate, of_job
 from tests.support.fit_toy import make_instances
 
 FOUND = Estimate(10_000, 1000, 20, 8, seconds=1.8, least=1.5, most=2.0, worker_bytes=10**9, store_bytes=10**8)
@@ -65,6 +65,7 @@ def test_a_probe_says_what_the_fleet_costs_and_leaves_nothing(
     assert 0 < found["least"] <= found["seconds"] <= found["most"]
     assert found["core_hours"] == pytest.approx(6 * found["seconds"] / 3600)
     assert found["worker_bytes"] > 1e7
+    assert estimate("fit.yaml", make_instances(3), {"run.seed": 1}, seconds=0.1).instances == 3
     arguments = ["submit", "fit", "fit.yaml", "--data", "toy.npz", "--out", "run", "--time", "60", "--estimate"]
     assert main(arguments) == 0
     said = capsys.readouterr().out

@@ -394,3 +394,176 @@ def test_importing_it_loads_nothing_large() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert shown.stdout == "[]\n"
+
+
+# ---- what newcomers write --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def toy() -> tuple[lfm.Model, lfm.FitRun]:
+    """A model, and its fit of two instances, which takes a second."""
+    model = lfm.Model(
+        lfm.Transcription(["p21"], fixed={"sensitivity": 1.0}),
+        inference={"posterior": {"stages": [8], "draws": 8}, "grid_points": 9},
+    )
+    hours = np.linspace(0, 6, 7)
+    truth = lfm.Truth(hours, force=np.cos(hours)[None])
+    one = lfm.Instance("s1", "p21", hours, 1 + 0.4 * np.sin(hours), truth=truth)
+    return model, model.fit([one, lfm.Instance(2, "p21", hours, np.ma.masked_less(1 + 0.4 * np.cos(hours), 0.7))])  # type: ignore[arg-type]
+
+
+def test_instances_are_found_by_their_ids_and_a_number_too_many_is_refused(toy: tuple[lfm.Model, lfm.FitRun]) -> None:
+    _, run = toy
+    report = lfm.read_frame(table(), time="hours", output="gene", value="level", instance="sample")
+    assert ("s1" in run, "2" in run, "s3" in run, run[0] in run, 7 in run) == (True, True, False, True, False)
+    assert ("sample-1" in report, "s3" in report, report[1] in report) == (True, False, True)
+    assert (run.ids, report.ids) == (["s1", "2"], ["sample-1", "sample-2"])
+    for some in (run, report):
+        with pytest.raises(IndexError, match=r"no instance number 7: there are 2\. Count from 0") as caught:
+            some[7]
+        assert isinstance(caught.value, UsageError)
+        assert len(list(some)) == len(some[:7]) == 2
+
+
+def test_what_a_notebook_shows_is_short(toy: tuple[lfm.Model, lfm.FitRun]) -> None:
+    model, run = toy
+    result = run[0]
+    for shown in (result.force, result.grid, result.at_data, result.instance.truth, result.draws(4), run, model):
+        assert len(repr(shown)) < 150
+    assert "(1, 9)" in repr(result.force)
+    assert "converged" in run._repr_html_()
+    assert "sensitivity: 1.0" in model._repr_html_()
+    with pytest.warns(DistlfmWarning):
+        report = lfm.read_frame(table().assign(level=[-999.0, -999.0, *[1.0] * 26]), **LONG)
+    assert "-999" in report._repr_html_()
+
+
+LONG = {"time": "hours", "output": "gene", "value": "level", "instance": "sample"}
+
+
+def test_draws_are_had_by_name_and_as_a_table(toy: tuple[lfm.Model, lfm.FitRun]) -> None:
+    draws = toy[1][0].draws(6)
+    assert draws["p21"].shape == (6, 9)
+    np.testing.assert_array_equal(draws["p21"][3], draws[3]["p21"])
+    assert draws["decay"][3] == draws[3]["decay"] == draws.parameters["decay"][3]
+    assert len(draws[draws["decay"] > np.median(draws["decay"])]) == 3
+    with pytest.raises(UsageError, match=r"no force, output or parameter 'dekay'\. Did you mean 'decay'"):
+        draws["dekay"]
+    frame = draws.to_frame()
+    assert list(frame.columns) == ["kind", "name", "draw", "time", "value"]
+    some = frame[(frame["name"] == "p21") & (frame["draw"] == 4)]
+    np.testing.assert_array_equal(some["value"], draws[4]["p21"])
+    np.testing.assert_array_equal(some["time"], draws.times)
+
+
+def test_further_functionals_of_the_same_draws_do_not_draw_again(
+    toy: tuple[lfm.Model, lfm.FitRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, asked = toy[1][1], list[object]()
+    draw = lfm.FitResult.draws
+    monkeypatch.setattr(lfm.FitResult, "draws", lambda self, *given: asked.append(given) or draw(self, *given))
+
+    def doubled(one: lfm.Draw) -> float:
+        one.force[:] *= 2  # what a functional writes on is its own
+        return float(one.force.max())
+
+    first = result.summarise(doubled, 5)
+    assert result.summarise(doubled, 5).values.tolist() == first.values.tolist()
+    assert result.summarise(lfm.PeakHeight(), 5).values.tolist() == (first.values / 2).tolist()
+    assert len(asked) == 1
+    result.summarise(doubled, 5, seed=1)
+    result.summarise(doubled, 5, times=[0, 1, 2])
+    toy[1][0].summarise(doubled, 5)
+    assert len(asked) == 4
+
+
+def test_curves_are_drawn_into_axes_that_are_given(toy: tuple[lfm.Model, lfm.FitRun]) -> None:
+    result = toy[1][0]
+    figure, axes = plt.subplots(2, 2)
+    assert result.plot("p21", ax=axes[0, 1]).tolist() == [axes[0, 1]]
+    assert [one.get_title() for one in result.plot(ax=axes)] == ["force", "p21"]
+    assert [axis.get_title() for axis in axes.flat] == ["force", "p21", "", ""]
+    for wrong in (axes[0, 0], figure, "here"):
+        with pytest.raises(UsageError, match=r"ax is not axes of matplotlib for each of force, p21\. Choose"):
+            result.plot(ax=wrong)
+    plt.close(figure)
+
+
+def test_calls_that_cannot_be_meant_are_refused_in_their_own_words(toy: tuple[lfm.Model, lfm.FitRun]) -> None:
+    model, run = toy
+    result, one = run[0], run[0].instance
+    frame = pd.DataFrame({"t": pd.date_range("2026-01-01", periods=3), "y": [1.0, 2.0, 3.0]})
+    assert result.predict(3.0).force.mean.shape == (1, 1)
+    calls: dict[str, Callable[[], object]] = {
+        "list of finite numbers": lambda: result.predict(frame["t"]),
+        "'peak', and not a function of a draw": lambda: result.summarise("peak"),  # type: ignore[arg-type]
+        "Give one at a time": lambda: result.summarise([lfm.PeakTime()]),  # type: ignore[arg-type]
+        "gives NoneType": lambda: result.summarise(lambda draw: None, 3),
+        "no finite number for 3 of 3 draws": lambda: result.summarise(lambda draw: float("nan"), 3),
+        "Two instances have the name 's1'": lambda: model.fit([one, one]),
+        "workers share a run that is kept": lambda: model.fit(one, workers=2),
+        "takes no list of them. Give points=24": lambda: model.simulate(times=[0, 1]),
+        "Unknown key 'inference.restart'": lambda: model.fit(one, overrides={"inference.restart": 3}),
+        "Unknown key 'inference.restarty'": lambda: model.fit(one, overrides="inference.restarty=3"),
+        "Transcription is given 5": lambda: lfm.Transcription(5),
+        "is given 'p21', 'mdm2'. Give the names": lambda: lfm.Transcription("p21", "mdm2"),
+        "lengthscale is -2, which is not a positive number": lambda: lfm.RBF(-2).to_config(),
+        "prior is the number 0.05, and it takes a prior. Write LogNormal(0.05": lambda: lfm.Gaussian(0.05),  # type: ignore[arg-type]
+        "data['time'] = (data['time'] - data['time'].min())": lambda: lfm.read_xarray(
+            xr.DataArray([1.0, 2.0, 3.0], {"time": frame["t"].to_numpy()}, dims="time")
+        ),
+        "The seed is None": lambda: result.draws(3, seed=None),  # type: ignore[arg-type]
+        "Give a number first: Exceedance(1.0, 'p21')": lambda: lfm.Exceedance("p21"),  # type: ignore[arg-type]
+        "no parameter 0": lambda: result.parameters[0],  # type: ignore[index]
+        "The reporter is of type": lambda: model.fit(one, reporter=print),  # type: ignore[arg-type]
+        "0 is not the name of a column": lambda: lfm.read_frame(frame, time=0, value="y"),  # type: ignore[arg-type]
+        "value is not finite: inf, of p21 at 1": lambda: lfm.Instance("A", "p21", [0, 1], [1, np.inf]),
+    }
+    for words, call in calls.items():
+        with pytest.raises((UsageError, DataError), match=re.escape(words)):
+            call()
+
+
+def test_instances_may_come_from_a_generator_and_a_model_from_another(toy: tuple[lfm.Model, lfm.FitRun]) -> None:
+    model, run = toy
+    again = model.fit(result.instance for result in run)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(again["2"].force.mean, run["2"].force.mean)
+    assert lfm.Model.from_config(model, {"run.seed": 3}).config.run.seed == 3
+    assert lfm.Model.from_config(model) == model
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    for two in (np.float32(2), np.int64(2), np.float64(2)):
+        assert lfm.RBF(two).to_config().fixed == {"lengthscale": 2.0}
+
+
+def test_dates_become_times_by_the_fix_that_is_told() -> None:
+    data = xr.DataArray([1.0, 2.0, 3.0], {"time": pd.date_range("2026-01-01", periods=3, freq="h")}, dims="time")
+    with pytest.raises(DataError, match="dates or durations") as caught:
+        lfm.read_xarray(data)
+    exec(
+        caught.value.problem.fix.removeprefix("Count from a start, in numbers: ").removesuffix("."),
+        {"pandas": pd, "data": data},
+    )
+    assert lfm.read_xarray(data)[0].times.tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.slow
+def test_a_model_of_ones_own_parts_is_read_by_a_fresh_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file names the modules of the likelihood, the method and the scheme, and not that of the equation alone."""
+    texts = re.findall(r"```python\n(.*?)```", (PROJECT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    words = {"own_student": "@register_likelihood", "own_prior": "@register_method", "own_euler": "register(Scheme"}
+    for name, word in words.items():
+        (tmp_path / f"{name}.py").write_text(next(text for text in texts if word in text))
+        monkeypatch.syspath_prepend(tmp_path)
+        importlib.import_module(name)
+    student = importlib.import_module("own_student").Student
+    one = lfm.Model(lfm.Transcription(["a"]), likelihood={"kind": "student"}, inference={"method": "prior"})
+    assert lfm.Model(lfm.Transcription(["a"]), likelihood=student, inference={"method": "prior"}) == one
+    other = lfm.Model(lfm.ReactionDiffusion(scheme="backward_euler"))
+    program = "import sys, distlfm as lfm; print([lfm.Model.from_config(path) for path in sys.argv[1:]])"
+    paths = [str(model.save(tmp_path / f"{i}.yaml")) for i, model in enumerate((one, other))]
+    shown = subprocess.run(
+        [sys.executable, "-c", program, *paths], capture_output=True, text=True, timeout=120, check=True, cwd="/"
+    )
+    assert shown.stdout == f"{[one, other]}\n"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from distlfm.errors import DataError
@@ -85,3 +86,31 @@ def test_thinning_keeps_every_second_point_and_the_whole_truth() -> None:
 def test_an_instance_of_many_points_is_shown_in_a_line() -> None:
     shown = repr(Instance("A", [f"gene {i}" for i in range(6)], np.arange(400.0), np.ones((6, 400))))
     assert shown == "<Instance 'A': gene 0, gene 1, gene 2, gene 3 and 2 more; 400 times from 0 to 399; 2400 values>"
+
+
+def test_what_numpy_or_pandas_masks_was_not_observed() -> None:
+    masked = np.ma.masked_array([1.0, -999.0, 3.0], [0, 1, 0])
+    for values in (masked, pd.array([1, None, 3], dtype="Int64"), pd.Series([1.0, None, 3.0]), [1, None, 3]):
+        one = Instance("A", "p21", [0, 1, 2], values)
+        assert one.mask.tolist() == [[True, False, True]]
+        assert one.values.tolist() == [[1.0, 0.0, 3.0]]
+    rows = Instance("A", ["a", "b"], [0, 1, 2], [masked, [4, 5, 6]])
+    assert rows.mask.tolist() == [[True, False, True], [True, True, True]]
+    with pytest.raises(DataError, match="variance is negative or not finite"):
+        Instance("A", "p21", [0, 1, 2], [1, 2, 3], variance=masked)
+
+
+def test_ids_are_text_and_outputs_have_names_of_their_own() -> None:
+    assert Instance(np.int64(7), "p21", [0, 1], [1, 2]).id == "7"  # type: ignore[arg-type]
+    for wrong in (1.5, None, True):
+        with pytest.raises(DataError, match="The id is not text"):
+            Instance(wrong, "p21", [0, 1], [1, 2])  # type: ignore[arg-type]
+    for names in (["a", "a"], [1, 2], [], None):
+        with pytest.raises(DataError, match="Give the name of each output"):
+            make(outputs=names)
+
+
+@pytest.mark.parametrize("times", [pd.date_range("2026-01-01", periods=2), pd.to_timedelta([0, 1], "h"), [0j, 1j]])
+def test_dates_and_complex_numbers_are_not_taken_for_numbers(times: Any) -> None:
+    with pytest.raises(DataError, match="times are counted from a start, not dates"):
+        Instance("A", "p21", times, [1, 2])

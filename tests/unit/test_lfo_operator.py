@@ -68,6 +68,7 @@ def test_an_answer_survives_saving(operator: Operator, instances: list[Instance]
     assert np.array_equal(one.upper95, other.upper95)
     assert one.estimates == other.estimates
     assert one.novelty == other.novelty
+    assert len(repr(operator)) < 200
 
 
 def test_a_batch_is_answered_as_one_by_one(operator: Operator, instances: list[Instance]) -> None:

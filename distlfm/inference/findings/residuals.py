@@ -17,7 +17,7 @@ from torch import Tensor
 
 from distlfm.inference.marginal import Marginal
 from distlfm.inference.result import FitResult
-from distlfm.instance import FloatArray
+from distlfm.instance import AXES, FloatArray
 
 NUM_PERMUTATIONS, FIRST_PERMUTATIONS, ENOUGH = 1999, 199, 20
 """Random orders at most, of which the first are enough if as many as `ENOUGH` exceed what was found (Besag & Clifford
@@ -244,7 +244,7 @@ def _lengthscales(result: FitResult, points: FloatArray) -> FloatArray:
     if name in [parameter.name for parameter in space.parameters]:
         known = dict(space[name].fixed)
         known |= {one.label: one.mean for one in result.estimates if one.parameter == name}
-    labels = ("t", *"xyz"[: points.shape[1] - 1])
+    labels = ("t", *AXES[: points.shape[1] - 1])
     lengths = np.array([known.get(label, np.nan) for label in labels])
     usable = np.isfinite(lengths).all() and (lengths > 0).all()
     return lengths if usable else np.where(extent > 0, extent, 1.0)

@@ -21,8 +21,9 @@ import numpy as np
 from distlfm.answer import Band
 from distlfm.inference.findings.estimates import Direction
 from distlfm.inference.findings.residuals import structure
-from distlfm.inference.result import FAILED, UNRELIABLE, FitResult, Prediction
+from distlfm.inference.result import UNRELIABLE, FitResult, Prediction
 from distlfm.instance import BoolArray, FloatArray
+from distlfm.store.layout import FAILED
 
 Figures = dict[str, Any]
 AVERAGED = (

@@ -184,8 +184,7 @@ class LinearGaussian(GaussianMarginal):
         return offset, self._between(values, weight, weight, grid)
 
     def query_prior(self, values: Values, times: Tensor, query: Tensor) -> tuple[tuple[Tensor, Tensor], QueryPrior]:
-        grid, query_offset, weight, query_weight = self._query_map(values, times, query)
-        offset, _ = self._map(values, times, grid)
+        grid, (offset, weight), (query_offset, query_weight) = self._query_map(values, times, query)
         nodes, at = grid.nodes.unsqueeze(-1), query.unsqueeze(-1)
         observed = torch.zeros(())
         cross, variance = torch.zeros(()), torch.zeros(())
@@ -249,19 +248,23 @@ class LinearGaussian(GaussianMarginal):
         """
         data = self.observations.rows(rows)
         values = self.model.space.unpack(z)
-        observed, prior = self.query_prior(values, data.times, query)
-        grid, _, weight, query_weight = self._query_map(values, data.times, query)
+        grid, (offset, weight), (query_offset, query_weight) = self._query_map(values, data.times, query)
         places = torch.cat([grid.nodes, query], -1).unsqueeze(-1)
-        num_nodes = grid.nodes.shape[-1]
-        forces, seen, shown = [], torch.zeros(()), torch.zeros(())
+        sizes = [grid.nodes.shape[-1], query.shape[-1]]
+        forces, force_cross = [], []
+        seen, shown, observed, cross = [torch.zeros(())] * 4
         for i, (kernel, hyper) in enumerate(zip(self.model.kernels, self.model.hyper(values), strict=True)):
-            factor, _ = safe_cholesky(kernel.covariance(hyper, places, places))
+            covariance = kernel.covariance(hyper, places, places)
+            factor, _ = safe_cholesky(covariance)
+            of_nodes, of_query = (covariance[..., : sizes[0]] @ weight[:, i].mT).split(sizes, -2)
+            observed, cross = observed + weight[:, i] @ of_nodes, cross + query_weight[:, i] @ of_nodes
+            force_cross.append(of_query)
             noise = torch.randn(*places.shape[:-1], 1, generator=generator, dtype=z.dtype)
-            at_nodes, at_query = (factor @ noise).squeeze(-1).split([num_nodes, query.shape[-1]], -1)
+            at_nodes, at_query = (factor @ noise).squeeze(-1).split(sizes, -1)
             forces.append(at_query)
             seen = seen + (weight[:, i] @ at_nodes.unsqueeze(-1)).squeeze(-1)
             shown = shown + (query_weight[:, i] @ at_nodes.unsqueeze(-1)).squeeze(-1)
-        covariance, residual = self._noisy(values, data, *observed)
+        covariance, residual = self._noisy(values, data, offset, observed)
         factor, _ = safe_cholesky(covariance)
         noise_sd = self.model.noise_variance(values, data).flatten(-2).sqrt()
         error = noise_sd * torch.randn(residual.shape, generator=generator, dtype=z.dtype)
@@ -273,8 +276,8 @@ class LinearGaussian(GaussianMarginal):
         missed = residual - seen - error
         mask = data.mask.flatten(-2)
         solved = torch.cholesky_solve((missed * mask).unsqueeze(-1), factor) * mask.unsqueeze(-1)
-        force = torch.stack(forces, 1) + (prior.force_cross @ solved.unsqueeze(1)).squeeze(-1)
-        outputs = prior.offset + shown + (prior.cross @ solved).squeeze(-1)
+        force = torch.stack(forces, 1) + (torch.stack(force_cross, 1) @ solved.unsqueeze(1)).squeeze(-1)
+        outputs = query_offset + shown + (cross @ solved).squeeze(-1)
         return force, outputs.unflatten(-1, (len(self.model.mechanism.outputs), -1))
 
     def _query_grid(self, times: Tensor, query: Tensor) -> Panels:
@@ -287,11 +290,12 @@ class LinearGaussian(GaussianMarginal):
     def _order(self, *, dense: bool) -> int:
         return min(2, self.quadrature.order) if dense else self.quadrature.order
 
-    def _query_map(self, values: Values, times: Tensor, query: Tensor) -> tuple[Panels, Tensor, Tensor, Tensor]:
-        """The grid that query times share with observations, offset [B, P·Q], weights of both, [B, L, N, G]."""
+    def _query_map(
+        self, values: Values, times: Tensor, query: Tensor
+    ) -> tuple[Panels, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The grid that query times share with observations, and the maps of both on it."""
         grid = self._query_grid(times, query)
-        query_offset, query_weight = self._map(values, query, grid)
-        return grid, query_offset, self._map(values, times, grid)[1], query_weight
+        return grid, self._map(values, times, grid), self._map(values, query, grid)
 
     def _map(self, values: Values, times: Tensor, grid: Panels) -> tuple[Tensor, Tensor]:
         """Offset [B, N] and weight [B, L, N, G] of the outputs at `times`."""

@@ -13,6 +13,7 @@ Shapes: `N` steps, `K ≤ N + 1` leading times at which a value is not zero, `P 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -132,11 +133,14 @@ def _any(array: object) -> Any:
 
 
 SCHEMES: Registry[Scheme] = Registry("time scheme")
+HOMES: dict[str, str] = {}
+"""The module that registers each scheme."""
 
 
 def register(scheme: Scheme) -> Scheme:
     """Make a scheme known to `mechanism.scheme` by its name, unless another one has it."""
     SCHEMES.put(scheme.name, scheme, repr)
+    HOMES.setdefault(scheme.name, sys._getframe(1).f_globals["__name__"])
     return scheme
 
 
