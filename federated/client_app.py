@@ -42,7 +42,7 @@ def train(message: Message, context: Context) -> Message:
 
     The site makes its own copy of the weights at a run's end, and all that leaves is that it was there.
     """
-    from distlfm.federated.site.contract import check_effect, in_words
+    from distlfm.federated.site.contract import in_words
     from distlfm.federated.site.votes import check_handed
 
     policy, site, run = policy_of(context), site_of(context), str(context.run_id)
@@ -64,8 +64,7 @@ def train(message: Message, context: Context) -> Message:
             "The sites bring the noise of this round together, and this one would bring none. Set `privacy: "
             "{mechanism: shared}` in its site.yaml, or take `noise` out of the task.",
         )
-    if policy.task.effective > 1 and site.privacy is None and not policy.noise_multiplier:
-        check_effect(policy.task, site.effect(vector, task))
+    check_patients(policy, site, vector, task, "train")
     if policy.noise_multiplier:
         site.count_update(policy.noise_multiplier, run)
     done = site.train(vector, task, run, draft_folder())
@@ -169,8 +168,18 @@ def vector_of(message: Message, policy: SitePolicy, site: Site, task: RoundTask)
     vector = np.asarray(message.content.array_records[ARRAYS][SHARED].numpy(), np.float64)
     if not bool(np.all(np.abs(vector) <= LARGEST_WEIGHT)):  # false for NaN too
         raise Refused(Reason.MALFORMED, "Weights that are not numbers, or larger than any network's.")
-    check_weights(site.base.model, codec_of(site.base.model, task), vector, policy.task.drift)
+    if site.privacy is None:  # with a budget noise hides what any weights bring out
+        check_weights(site.base.model, codec_of(site.base.model, task), vector, policy.task.drift)
     return vector
+
+
+def check_patients(policy: SitePolicy, site: Site, vector: Vector, task: RoundTask, part: Part) -> None:
+    """Refuse weights [D] that are made to measure for few patients of a part; with a budget, noise hides them."""
+    from distlfm.federated.site.contract import check_effect
+
+    if policy.task.effective > 1 and site.privacy is None:
+        effect = site.effect(vector, task, part, policy.min_examples, policy.task.weakest)
+        check_effect(policy.task, effect, figures=part != "train")
 
 
 def hardened(policy: SitePolicy, before: Vector, done: Trained) -> tuple[Vector, SumNoise | None]:

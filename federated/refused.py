@@ -36,9 +36,13 @@ class Reason(StrEnum):
 
 
 class Refused(WorkError):
-    """A site does not do what it was asked. `detail` is for the site's own log."""
+    """A site does not do what it was asked. `detail` is for the site's own log.
 
-    def __init__(self, reason: Reason, detail: str = "") -> None:
+    told: whether this depends on patients' records, so that the refusal itself tells one bit about them.
+    """
+
+    def __init__(self, reason: Reason, detail: str = "", *, told: bool = False) -> None:
         super().__init__(f"Refused: {reason.value}.", detail)
         self.reason = reason
         self.detail = detail
+        self.told = told

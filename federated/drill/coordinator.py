@@ -104,6 +104,31 @@ def measured_weights(ground: Ground) -> Found:
     return said(ground.tune(task, model)[1], Reason.TASK)
 
 
+def spies(ground: Ground) -> Found:
+    """A few units that are on for one patient alone, among others that are as ever."""
+    from distlfm.federated.drill.weights import spying, target_of
+
+    model, task, _ = spying(ground.operator, target_of(ground.operator, map(ground.site, ground.names)), 0.0)
+    return said(ground.tune(task, model)[1], Reason.TASK)
+
+
+def read_by_spies(ground: Ground) -> Found:
+    """At opened sites three full sums tell that patient's record, though no site is silent and none is left out."""
+    from distlfm.federated.drill.weights import likeness, spied, spying, target_of
+
+    target = target_of(ground.operator, map(ground.site, ground.names))
+    moved, times = [], []
+    for late in (-1 / 3, 0.0, 1 / 3):
+        model, task, at = spying(ground.operator, target, late)
+        mean, report, sent = ground.tune(task, model)
+        if mean is None:
+            return said(report)[0], False
+        moved.append(mean.array_records["arrays"]["shared"].numpy() - sent)
+        times.append(at)
+    like = likeness(target, spied(ground.operator, task, moved, times, len(target.series)))
+    return f"a patient's record with a correlation of {like:.3f}", like > 0.9
+
+
 def read_record(ground: Ground) -> Found:
     """At opened sites, of which all but one are silent, the sum is one patient's record."""
     from distlfm.federated.drill.weights import LAYER, made_to_measure, nearest_error, recovered, silenced
@@ -229,6 +254,7 @@ def probed_paths(ground: Ground) -> Found:
 ATTACKS = (
     Attack("dead local layer", "tune a layer that stays at the sites, and leave one out", silent_layer, read_record),
     Attack("weights made to measure", "an update from weights that switch on in turn", measured_weights, read_record),
+    Attack("spies among decoys", "an update from weights of which few are made to measure", spies, read_by_spies),
     Attack("one patient", "a round of batch 1, steps 1", one_patient, one_patient_each),
     Attack(
         "fewer sites", "the same round over all, and in another attempt over all but one", fewer_sites, the_difference

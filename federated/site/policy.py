@@ -32,10 +32,10 @@ class TaskLimits(Config):
     kinds, optimisers: that a round may use. lr, mu, steps, batch, clip: largest ones; batch 0, all windows, is allowed,
     and a round without a clip if `clip` is null. Without it a coordinator can make sites with larger gradients explode.
     seconds: longest work for one message. drift: how far a weight that came may be from the first operator's, in units
-    of the largest weight of its tensor, or of 0.1 if that is more. effective: fewest patients that an update may
-    come from in effect, counted by the length of their gradients; 1 leaves this unchecked, and so does noise.
-    weakest: least length of the patients' gradients, in units of that with the first operator's weights; its inverse is
-    the largest one.
+    of the largest weight of its tensor, or of 0.1 if that is more; a budget leaves this unchecked. effective: fewest
+    patients that any unit's update may come from in effect, counted by the length of their gradients; with 1 no effect
+    is checked, and none is with a budget. weakest: least length of the patients' gradients, in units of that with the
+    first operator's weights; its inverse is the largest one.
     """
 
     shared: tuple[str, ...] = ("*",)
@@ -47,8 +47,8 @@ class TaskLimits(Config):
     batch: int = Field(default=1024, ge=1)
     clip: PositiveFloat | None = 1.0
     seconds: PositiveFloat = 900.0
-    drift: PositiveFloat = 10.0
-    effective: float = Field(default=1.5, ge=1)
+    drift: PositiveFloat = 0.25
+    effective: float = Field(default=1.2, ge=1)
     weakest: float = Field(default=1e-3, ge=0, lt=1)
 
 

@@ -208,7 +208,7 @@ class Site:
                 try:
                     weights, used = self._tuned(operator, codec, self.stays_here(task), batch, task)
                 except NotFinite as error:  # an answer that changes nothing would leave the sum to the others
-                    raise Refused(Reason.TASK, str(error)) from None
+                    raise Refused(Reason.TASK, str(error), told=True) from None
                 local = {name: weight for name, weight in weights.items() if name not in codec.names}
                 if local:
                     save_checkpoint((into or self.folder / "model") / Path(LOCAL).name, {"weights": local}, LOCAL_KIND)
@@ -226,12 +226,15 @@ class Site:
         whole = task.batch == 0 or (self.privacy is not None and self.privacy.mechanism != "update")
         return count if whole else min(task.batch, count)
 
-    def effect(self, vector: Vector, task: RoundTask) -> Effect:
-        """Measure how many patients would be behind an update from these weights, in effect."""
+    def effect(
+        self, vector: Vector, task: RoundTask, part: Part = "train", enough: int = 5, weakest: float = 1e-3
+    ) -> Effect:
+        """Measure how many patients of a part would be behind an answer with these weights, in effect."""
         operator, codec = self._placed(vector, task)
         random = torch.Generator().manual_seed(secrets.randbits(63))
+        batch = self.windows(task.kind, part)
         with torch_threads(self.config.threads):
-            return effect_of(operator, self.base, codec.names, self.windows(task.kind), task, random)
+            return effect_of(operator, self.base, codec.names, batch, task, random, enough, weakest)
 
     def stays_here(self, task: RoundTask) -> tuple[str, ...]:
         """Return the names of the weights that a task tunes and leaves at the site."""

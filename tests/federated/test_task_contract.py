@@ -157,7 +157,7 @@ def test_weights_that_training_would_not_bring_are_refused(federation: tuple[Ope
 
 def test_weights_of_honest_rounds_are_not_refused(federation: tuple[Operator, dict[str, Site]]) -> None:
     operator, sites = federation
-    task, model = RoundTask(steps=10, batch=0, lr=3e-3), operator.model
+    task, model = RoundTask(steps=10, batch=0, lr=1e-3), operator.model
     for run in (11, 12, 13):
         replies, _, _ = asked(sites, model, task, run=run)
         mean = next(one for one in replies if not one.has_error()).content["arrays"]["shared"].numpy()
