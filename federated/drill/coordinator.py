@@ -37,7 +37,10 @@ BUSY_SECONDS = 20.0
 """Least deadline of the work without end; most of it is the sites' time that is lost."""
 PACE = 3.0
 """The deadline in units of what an honest sum takes, on a machine that is busy."""
+MASKED: dict[str, Any] = {"epsilon": None, "exact": ["train", "evaluate", "query"]}
+"""A policy with which masking alone protects patients, so that what is tried after the noise is all that refuses."""
 OPEN: dict[str, Any] = {
+    **MASKED,
     "local": ["*"],
     "min_examples": 1,
     "fixed_cohort": [],
@@ -83,6 +86,29 @@ def said(report: SumReport, *expected: Reason) -> Found:
     reasons = sorted(set(report.dropped.values()))
     wanted = {one.value for one in expected}
     return ("; ".join(reasons) or "answered"), not report.sha256 and bool(wanted & set(reasons))
+
+
+def without_noise(ground: Ground) -> Found:
+    """An honest round that asks for no noise, at sites as they are provisioned. Then they are let go without."""
+    from distlfm.federated.settings import RoundTask
+
+    found = said(ground.tune(RoundTask(steps=2, batch=0, lr=1e-3))[1], Reason.NOISE, Reason.TASK)
+    ground.set_policies(**MASKED)
+    return found
+
+
+def exact_update(ground: Ground) -> Found:
+    """At opened sites the same is answered to the last digit, twice."""
+    from distlfm.federated.settings import RoundTask
+
+    task, means = RoundTask(steps=2, batch=0, lr=1e-3), []
+    for _ in range(2):
+        mean, report, _ = ground.tune(task)
+        if mean is None:
+            return said(report)[0], False
+        means.append(mean.array_records["arrays"]["shared"].numpy())
+    away = float(abs(means[0] - means[1]).max())
+    return f"the sites' mean update, to {away:.0e}", away < 1e-6
 
 
 def silent_layer(ground: Ground) -> Found:
@@ -220,7 +246,7 @@ def until_the_deadline(ground: Ground) -> Found:
 
 def spent_twice(ground: Ground) -> Found:
     """A question under a budget, and once more after the ledger was removed."""
-    ground.set_policies(epsilon=8.0)
+    ground.set_policies(epsilon=8.0, exact=[])
     mean, report = ground.question("cohort")
     if mean is None:
         return f"the honest question was not answered: {said(report)[0]}", False
@@ -252,6 +278,7 @@ def probed_paths(ground: Ground) -> Found:
 
 
 ATTACKS = (
+    Attack("an update without noise", "a round that asks for no noise", without_noise, exact_update),
     Attack("dead local layer", "tune a layer that stays at the sites, and leave one out", silent_layer, read_record),
     Attack("weights made to measure", "an update from weights that switch on in turn", measured_weights, read_record),
     Attack("spies among decoys", "an update from weights of which few are made to measure", spies, read_by_spies),
@@ -277,7 +304,7 @@ def attack(grid: Grid, context: Context) -> None:
     for one in ATTACKS:
         closed[one.name] = tried(one.closed, ground)
         log(INFO, "%s: %s", one.name, closed[one.name][0])
-    ground.set_policies(**OPEN, epsilon=None)
+    ground.set_policies(**OPEN)
     _remove(ground, "ledger.jsonl", *REMEMBERED)
     found: list[dict[str, Any]] = []
     done: dict[Callable[[Ground], Found], Found] = {}

@@ -3,7 +3,7 @@
 First all sites but one are made silent, by a layer that stays with them. Then the hidden units of the network's first
 head switch on one after another in time, so that the gradients of neighbours differ by one point of the record.
 
-Spies need no silent sites: some hidden units are on for one patient of all sites alone, one after another in time. Their
+Spies need no silent sites: some hidden units are on for one patient of all sites alone, one after another. Their
 outer weights are small, so that the other units, which are decoys, give each layer its patients and its strength.
 """
 
@@ -13,6 +13,7 @@ import copy
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -145,11 +146,12 @@ def target_of(operator: Operator, sites: Iterable[Site]) -> Target:
 def spying(operator: Operator, target: Target, late: float) -> tuple[FourierOperator, RoundTask, FloatArray]:
     """Return weights with spies, their task, and the times [SPIES] at which they switch on for the target.
 
-    The weights are as near to the first operator's as a policy with `drift: 10` asks for. late: shift of these times, in
+    The weights are within `drift: 10` of the first operator. late: shift of these times, in
     units of their distance.
     """
     model, outputs = copy.deepcopy(operator.model), _outputs(operator)
-    head, (lift, _, narrow) = model.first.project, model.lift
+    head = model.first.project
+    lift, narrow = (cast("torch.nn.Linear", model.lift[place]) for place in (0, 2))
     hidden = len(head.inner.weight)
     shift = 10 * max(float(head.modulate.bias.detach().abs().max()), 0.1)
     gain, times = 1 + 0.8 * shift, -1 + 2 * (np.arange(SPIES) + 0.5 + late) / SPIES

@@ -66,9 +66,20 @@ def in_words(task: RoundTask, count: int, local: Sequence[str]) -> str:
     noise = task.noise
     shared = "" if noise is None else f" noise {noise.multiplier:g} times {noise.clip:g}, without {noise.lost} sites;"
     return (
-        f"Tune {count} weights (adapter: {task.adapter}) for {task.steps} steps of {each} with {task.optimiser} at "
-        f"rate {task.lr:g}, clip {task.clip or 'none'}, mu {task.mu:g}, on {task.kind};{shared} {stays}."
+        f"Tune {count} weights (shared: {_named(task.shared)}; adapter: {task.adapter}) for {task.steps} steps of "
+        f"{each} with {task.optimiser} at rate {task.lr:g}, clip {task.clip or 'none'}, mu {task.mu:g}, beta "
+        f"{task.beta:g}, on {task.kind};{shared} {stays}."
     )
+
+
+def _named(patterns: Sequence[str]) -> str:
+    """Patterns as they came, shown so that they can be read, and cut where they are long."""
+    shown = [one if one.isprintable() else repr(one) for one in patterns]
+    return ", ".join(one[:LONGEST] for one in shown[:MOST_NAMED]) + (", …" if len(shown) > MOST_NAMED else "")
+
+
+MOST_NAMED, LONGEST = 8, 60
+"""Patterns of a task that are logged, and letters of each."""
 
 
 LEAST_SCALE = 0.1

@@ -59,15 +59,18 @@ class SitePolicy(Config):
     audit: the site's log. peers: public signing keys by site. package: the version of distlfm that is agreed on; any
     if null. allowed: message types, with `*` for any name. min_cohort: fewest sites at the start and at the end of a
     sum. min_examples: fewest patients used for an answer. most_examples: the most that this site counts for. weights:
-    whether a site counts by its patients, or as every other. figure_bound: most that a figure of this site counts.
+    whether a site counts as every other, or by its patients; a round whose noise is shared always counts by these.
+    figure_bound: most that a figure of this site counts.
     fixed_cohort: kinds of message that all pinned sites answer together or not at all; of others a part of them may,
     with covering noise. min_difference: fewest sites by which sums may differ without that noise; 1 allows all.
     cover_noise: its standard deviation, in units of `clip` or `figure_bound`. cover_answers: the most with that noise
     in an epoch. local: patterns of weights that a task may tune and leave at the site; none unless they are named here.
     task: bounds on what a round asks. clip: largest norm of an update. noise_multiplier: noise on it, in units of
     `clip`. colluders: sites that may help the server; noise that the sites bring together is enough without theirs.
-    epsilon, delta: privacy budget; none if null.
-    queries_a_day, bytes_a_day: limits by UTC day; whatever tells figures is a query, so `evaluate` is one too.
+    epsilon, delta: privacy budget; none if null. exact: kinds of message that are answered without one, so without
+    noise that is counted: masking alone hides whose patients they are, and not what all of them together are.
+    rounds_a_day, queries_a_day, bytes_a_day: limits by UTC day; whatever tells figures is a query, so `evaluate` is one
+    too. refusals_a_day: refusals that depend on patients' records, after which nothing is worked for until tomorrow.
     votes_a_day: how often it tells, signed, if a round's model is better for its patients that choose.
     """
 
@@ -81,7 +84,7 @@ class SitePolicy(Config):
     min_cohort: int = Field(default=3, ge=2)
     min_examples: int = Field(default=5, ge=1)
     most_examples: int = Field(default=1000, ge=1)
-    weights: Literal["patients", "equal"] = "patients"
+    weights: Literal["patients", "equal"] = "equal"
     figure_bound: float = Field(default=10.0, gt=0)
     fixed_cohort: tuple[Category, ...] = ("train", "evaluate", "query")
     min_difference: int = Field(default=3, ge=1)
@@ -94,6 +97,9 @@ class SitePolicy(Config):
     colluders: int = Field(default=1, ge=0)
     epsilon: float | None = Field(default=None, gt=0)
     delta: float = Field(default=1e-5, gt=0, lt=1)
+    exact: tuple[Category, ...] = ()
+    rounds_a_day: int = Field(default=50, ge=0)
+    refusals_a_day: int = Field(default=3, ge=1)
     queries_a_day: int = Field(default=100, ge=0)
     votes_a_day: int = Field(default=20, ge=0)
     bytes_a_day: int = Field(default=2_000_000_000, ge=0)
@@ -108,7 +114,11 @@ class SitePolicy(Config):
 
     def weight(self, patients: float) -> float:
         """Return what an answer of so many patients counts for."""
-        return min(patients, float(self.most_examples)) if self.weights == "patients" else 1.0
+        return self.held(patients) if self.weights == "patients" else 1.0
+
+    def held(self, patients: float) -> float:
+        """Return what they count for where sites count by their patients."""
+        return min(patients, float(self.most_examples))
 
     def rules(self) -> Rules:
         """What the members of secure sums hold to."""
@@ -163,6 +173,17 @@ def check_noise(policy: SitePolicy, noise: SharedNoise | None) -> None:
     """Refuse noise that is too little once the sites that may help the server take their part of it off."""
     if noise is not None and noise.lost < policy.colluders:
         raise Refused(Reason.TASK, f"noise.lost is {noise.lost}; the policy asks for {policy.colluders}.")
+
+
+def check_exact(policy: SitePolicy, kind: str) -> None:
+    """Refuse an answer without noise, if the policy does not say in so many words that this kind has none."""
+    if kind not in policy.exact:
+        raise Refused(
+            Reason.NOISE,
+            f"This site has no budget (`epsilon`), and `exact` in its policy does not name {kind}. Set `epsilon`, with "
+            "which answers have noise; or write `exact: [train, evaluate, query]`, with which masking alone protects "
+            "patients: sums then tell about them whatever the coordinator's weights bring out.",
+        )
 
 
 def check_examples(policy: SitePolicy, count: float) -> None:

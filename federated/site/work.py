@@ -102,7 +102,8 @@ def write_site(folder: Path, config: SiteConfig, operator: Operator) -> Site:
 
 
 class Site:
-    """A site, from its folder. budget: ε and δ of the site's policy, which take the place of site.yaml's own.
+    """A site, from its folder. budget: ε and δ of the site's policy, which take the place of site.yaml's own. If that
+    says nothing of privacy, the sites bring their noise together.
 
     counted: δ of a policy that asks for noise, though there may be no budget: then figures have noise too, and what
     leaves is written down in the ledger, which stops nothing.
@@ -113,7 +114,7 @@ class Site:
         self.config = load(SiteConfig, self.folder / SETTINGS)
         self.privacy = self.config.privacy
         if budget is not None:
-            settings = {} if self.privacy is None else self.privacy.model_dump()
+            settings = {"mechanism": "shared"} if self.privacy is None else self.privacy.model_dump()
             self.privacy = build(PrivacyConfig, {**settings, "epsilon": budget[0], "delta": budget[1]})
 
     @cached_property
