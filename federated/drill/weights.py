@@ -156,10 +156,8 @@ def spying(operator: Operator, target: Target, late: float) -> tuple[FourierOper
     shift = 10 * max(float(head.modulate.bias.detach().abs().max()), 0.1)
     gain, times = 1 + 0.8 * shift, -1 + 2 * (np.arange(SPIES) + 0.5 + late) / SPIES
     with torch.no_grad():
-        for one in model.layers.parameters():
-            one.zero_()
         half = len(lift.weight) // 2
-        for one in (lift.weight, narrow.weight, narrow.bias, head.modulate.weight):
+        for one in (*model.layers.parameters(), *lift.parameters(), *narrow.parameters(), head.modulate.weight):
             one.zero_()
         # Of silu(x) − silu(−x) = x the lifting is linear: how far a patient is from the target, in two channels.
         place = 3 * outputs

@@ -124,8 +124,8 @@ AS_BEFORE = 0.75
 HALF = 0.5
 """Share of these patients that a unit must have, if it has not as many as an answer needs. In honest rounds, with 8 to
 12 patients, at most 0.27 of a tensor's units had less, and no unit less than 1.3 patients."""
-FEW = 0.34
-"""Part of a tensor's units that may have less."""
+FEW, MANY = 0.34, 5
+"""Part of a tensor's units that may have less; of fewer units than this it may be chance."""
 
 
 MOST_PATIENTS = 64
@@ -180,8 +180,7 @@ def _of_tensor(here: NDArray[np.float64], before: NDArray[np.float64], enough: i
     with np.errstate(divide="ignore"):
         strength = here.sum(0) / before.sum(0)
     few = (now < np.minimum(enough, HALF * then)) | (strength < weakest)
-    # Of few units one may be so by chance.
-    share = few.mean() if few.sum() > 1 else 0.0
+    share = few.mean() if len(few) >= MANY else 0.0
     least = np.where(alive & (now < AS_BEFORE * then), now, len(here)).min() if alive.any() else 0.0
     lengths = [float(np.linalg.norm(one, axis=1).sum()) for one in (here, before)]
     whole = lengths[0] / lengths[1] if lengths[1] else 1.0
