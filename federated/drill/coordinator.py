@@ -41,6 +41,8 @@ MASKED: dict[str, Any] = {"epsilon": None, "exact": ["train", "evaluate", "query
 """A policy with which masking alone protects patients, so that what is tried after the noise is all that refuses."""
 OPEN: dict[str, Any] = {
     **MASKED,
+    "weights": "patients",
+    "refusals_a_day": 10**6,
     "local": ["*"],
     "min_examples": 1,
     "fixed_cohort": [],

@@ -129,14 +129,16 @@ class Memory:
 
     def _note(self, used: Usage) -> None:
         """Log what is used, then remember it."""
-        self._audit.append(USED, self._run, **used.model_dump())
+        self._audit.append(USED, self._run, **{f"{name}_used": value for name, value in used.model_dump().items()})
         self._put(self._folder / USAGE, used)
 
     def _used(self) -> Usage:
         """What was used today, as the file or the audit log says: whichever is more."""
         day = datetime.now(UTC).date().isoformat()
         noted = last_entry(self._audit.path, USED)
-        known = [self._read(Usage, USAGE), Usage.model_validate({} if noted is None else noted["facts"])]
+        facts = {} if noted is None else noted["facts"]
+        logged = Usage.model_validate({name.removesuffix("_used"): value for name, value in facts.items()})
+        known = [self._read(Usage, USAGE), logged]
         today = [one.model_dump(exclude={"day"}) for one in known if one.day == day]
         most = {name: max(one[name] for one in today) for name in today[0]} if today else {}
         return Usage(day=day, **most)

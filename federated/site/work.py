@@ -286,10 +286,10 @@ class Site:
         """The mean of the patients' updates, whose noise all sites bring together while they mask it."""
         ledger, noise = self.ledger, task.noise
         assert ledger is not None
-        if task.adapter == "none":
-            refuse_whole()
         if noise is None:
             raise Refused(Reason.TASK, "The site's mechanism is `shared`, and the task has no noise.")
+        if task.adapter == "none":
+            refuse_whole()
         count = self.weight(len(groups(batch.ids)))
         check_grain(vector, count, noise)
         ledger.charge("shared", noise=noise.multiplier, rate=noise.sample, steps=1, run=run)

@@ -26,6 +26,7 @@ from distlfm.federated.simulation.grid import LocalGrid
 from distlfm.federated.site import worktime
 from distlfm.federated.site.contract import check_task
 from distlfm.federated.site.policy import SitePolicy, TaskLimits, load_policy
+from distlfm.federated.site.votes import model_digest
 from distlfm.federated.site.work import OWN, Site, codec_of
 from distlfm.federated.site.worktime import Runs, WorkTime, keep_time, working
 from distlfm.lfo import Operator
@@ -152,6 +153,20 @@ def test_figures_of_weights_that_only_one_patient_switches_on_are_refused(
     assert Reason.TASK.value in grid.reports[-1].dropped.values()
     set_policy(sites, task={"drift": 1e9, "effective": 1.0})
     assert not asked(sites, model, task, run=12, kind=kind)[0][0].has_error(), "the attack would be answered"
+
+
+def test_no_vote_compares_with_weights_that_were_not_measured(federation: tuple[Operator, dict[str, Site]]) -> None:
+    """A vote tells which of two models is better, so both have to pass what figures of them have to."""
+    operator, sites = federation
+    set_policy(sites, task={"drift": 1e9, "weakest": 0.0}, min_examples=1)
+    model, task = switched(operator, sites["south"], 1e3, (0, 1))
+    names = []
+    for weights in (model, operator.model):
+        told = {"against": names[0]} if names else {}
+        _, grid, sent = asked(sites, weights, task, run=11, kind="evaluate", **told)
+        names.append(model_digest(sent))
+    assert grid.reports[-1].sha256, "the honest figures are given"
+    assert list(grid.reports[-1].votes) == []
 
 
 def test_after_the_days_refusals_honest_weights_are_answered_like_made_ones(
