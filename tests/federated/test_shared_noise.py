@@ -132,7 +132,8 @@ def test_noise_finer_than_the_grid_of_the_sum_is_refused_before_it_is_paid_for(
 def test_a_site_that_brings_no_share_of_the_noise_does_not_count_among_those_that_do(tmp_path: Path) -> None:
     operator, sites = make_federation(tmp_path, privacy=BUDGET)
     alone = sites["north"].folder / "site.yaml"
-    alone.write_text(dump(load(SiteConfig, alone).model_copy(update={"privacy": None})))
+    other = BUDGET.model_copy(update={"mechanism": "patients"})
+    alone.write_text(dump(load(SiteConfig, alone).model_copy(update={"privacy": other})))
     with pytest.raises(TooFewSites, match=Reason.TASK.value.split(",")[0]):
         change(operator, sites, programme(), tmp_path / "run")
     refused = [one["facts"] for one in verify(alone.parent / "audit.jsonl").entries if one["event"] == "refused"]
