@@ -19,7 +19,7 @@ from distlfm.lfo import Operator
 from tests.federated.test_hostile_coordinator import asked, set_policy
 from tests.support.site_toy import make_federation
 
-LATE = (-1 / 3, 0.0, 1 / 3)
+LATE = (-0.25, 0.25)
 WIDE = {"drift": 10.0}
 """Room enough for the weights of the attack, so that the effect on patients is what refuses them."""
 
