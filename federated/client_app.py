@@ -18,7 +18,15 @@ from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.memory import draft_folder
 from distlfm.federated.secure.mod import VOTE, WEIGHT, secure_mod, with_noise
 from distlfm.federated.secure.noise import SumNoise
-from distlfm.federated.site.policy import SitePolicy, check_exact, check_examples, check_local, check_noise, policy_of
+from distlfm.federated.site.policy import (
+    SitePolicy,
+    check_exact,
+    check_examples,
+    check_local,
+    check_noise,
+    is_private,
+    policy_of,
+)
 
 if TYPE_CHECKING:
     from distlfm.federated.codec import Vector
@@ -57,8 +65,7 @@ def train(message: Message, context: Context) -> Message:
         check_patients(policy, site, vector, task, "train")
         site.personalise(vector, task, draft_folder())
         return answer(message, {}, site.weight(site.count(task.kind, "train")))
-    if site.privacy is None:
-        check_exact(policy, "train")
+    check_exact(policy, "train", site.privacy)
     check_noise(policy, task.noise)
     if task.noise is not None and (site.privacy is None or site.privacy.mechanism != "shared"):
         raise Refused(
@@ -93,8 +100,7 @@ def question_cohort(message: Message, context: Context) -> Message:
     policy, site, run = policy_of(context), site_of(context), str(context.run_id)
     AuditLog(policy.audit).append("task", run, asked="Level, spread and missing values of the patients to learn from.")
     check_examples(policy, site.count("physics", "train"))
-    if site.ledger is None:
-        check_exact(policy, "query")
+    check_exact(policy, "query", site.privacy)
     figures, count = site.statistics(run=run)
     log_spent(policy, site, context)
     return answer(message, figures, site.weight(count))
@@ -114,8 +120,7 @@ def evaluated(message: Message, context: Context, part: Part, *, chooses: bool =
     task = task_of(message, policy, site, run, f"Figures of the weights that came, {purpose}, for the task: ")
     check_examples(policy, site.count(task.kind, part))
     vector = vector_of(message, policy, site, task)
-    if site.ledger is None:
-        check_exact(policy, "evaluate" if chooses else "query")
+    check_exact(policy, "evaluate" if chooses else "query", site.privacy)
     check_patients(policy, site, vector, task, part)
     figures, count = site.evaluate(vector, task, run, part)
     log_spent(policy, site, context)
@@ -179,7 +184,7 @@ def vector_of(message: Message, policy: SitePolicy, site: Site, task: RoundTask)
     vector = np.asarray(message.content.array_records[ARRAYS][SHARED].numpy(), np.float64)
     if not bool(np.all(np.abs(vector) <= LARGEST_WEIGHT)):  # false for NaN too
         raise Refused(Reason.MALFORMED, "Weights that are not numbers, or larger than any network's.")
-    if site.privacy is None:  # with a budget noise hides what any weights bring out
+    if not is_private(site.privacy):  # else noise hides what any weights bring out
         check_weights(site.base.model, codec_of(site.base.model, task), vector, policy.task.drift)
     return vector
 
@@ -188,7 +193,7 @@ def check_patients(policy: SitePolicy, site: Site, vector: Vector, task: RoundTa
     """Refuse weights [D] that are made to measure for few patients of a part; with a budget, noise hides them."""
     from distlfm.federated.site.contract import check_effect
 
-    if policy.task.effective > 1 and site.privacy is None:
+    if policy.task.effective > 1 and not is_private(site.privacy):
         effect = site.effect(vector, task, part, policy.min_examples, policy.task.weakest)
         check_effect(policy.task, effect, figures=part != "train")
 

@@ -18,7 +18,7 @@ from distlfm.errors import UsageError
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.messages import SiteName
 from distlfm.federated.secure.rules import Rules
-from distlfm.federated.settings import SharedNoise
+from distlfm.federated.settings import PrivacyConfig, SharedNoise
 from distlfm.version import __version__
 
 POLICY = "policy.yaml"
@@ -60,15 +60,15 @@ class SitePolicy(Config):
     if null. allowed: message types, with `*` for any name. min_cohort: fewest sites at the start and at the end of a
     sum. min_examples: fewest patients used for an answer. most_examples: the most that this site counts for. weights:
     whether a site counts as every other, or by its patients; a round whose noise is shared always counts by these.
-    figure_bound: most that a figure of this site counts.
-    fixed_cohort: kinds of message that all pinned sites answer together or not at all; of others a part of them may,
-    with covering noise. min_difference: fewest sites by which sums may differ without that noise; 1 allows all.
+    figure_bound: most that a figure of this site counts. fixed_cohort: kinds of message that all pinned sites answer
+    together or not at all; of others a part of them may, with covering noise. min_difference: fewest sites by which sums may differ without that noise; 1 allows all.
     cover_noise: its standard deviation, in units of `clip` or `figure_bound`. cover_answers: the most with that noise
     in an epoch. local: patterns of weights that a task may tune and leave at the site; none unless they are named here.
     task: bounds on what a round asks. clip: largest norm of an update. noise_multiplier: noise on it, in units of
     `clip`. colluders: sites that may help the server; noise that the sites bring together is enough without theirs.
-    epsilon, delta: privacy budget; none if null. exact: kinds of message that are answered without one, so without
-    noise that is counted: masking alone hides whose patients they are, and not what all of them together are.
+    epsilon, delta: privacy budget; none if null, and above 10 as good as none. exact: kinds of message that are
+    answered without one, so without noise that is counted: masking alone hides whose patients they are, and not what
+    all of them together are.
     rounds_a_day, queries_a_day, bytes_a_day: limits by UTC day; whatever tells figures is a query, so `evaluate` is one
     too. refusals_a_day: refusals that depend on patients' records, after which nothing is worked for until tomorrow.
     votes_a_day: how often it tells, signed, if a round's model is better for its patients that choose.
@@ -175,14 +175,23 @@ def check_noise(policy: SitePolicy, noise: SharedNoise | None) -> None:
         raise Refused(Reason.TASK, f"noise.lost is {noise.lost}; the policy asks for {policy.colluders}.")
 
 
-def check_exact(policy: SitePolicy, kind: str) -> None:
+LARGEST_EPSILON = 10.0
+"""With a larger budget noise hides next to nothing, and an answer counts as one without."""
+
+
+def is_private(privacy: PrivacyConfig | None) -> bool:
+    """Whether a site's noise is enough to hide a patient whatever the weights that come bring out."""
+    return privacy is not None and privacy.epsilon <= LARGEST_EPSILON
+
+
+def check_exact(policy: SitePolicy, kind: str, privacy: PrivacyConfig | None) -> None:
     """Refuse an answer without noise, if the policy does not say in so many words that this kind has none."""
-    if kind not in policy.exact:
+    if not is_private(privacy) and kind not in policy.exact:
         raise Refused(
             Reason.NOISE,
-            f"This site has no budget (`epsilon`), and `exact` in its policy does not name {kind}. Set `epsilon`, with "
-            "which answers have noise; or write `exact: [train, evaluate, query]`, with which masking alone protects "
-            "patients: sums then tell about them whatever the coordinator's weights bring out.",
+            f"This site has no budget (`epsilon`, up to {LARGEST_EPSILON:g}), and `exact` in its policy does not name "
+            f"{kind}. Set `epsilon`, with which answers have noise; or write `exact: [train, evaluate, query]`, and "
+            "masking alone protects patients: sums tell whatever the coordinator's weights bring out.",
         )
 
 

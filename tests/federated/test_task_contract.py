@@ -215,6 +215,15 @@ def test_without_a_budget_nothing_is_answered_unless_the_policy_says_so(
     assert not asked(sites, operator.model, task, run=12, kind=kind)[0][0].has_error()
 
 
+def test_a_budget_that_hides_nobody_counts_as_none(federation: tuple[Operator, dict[str, Site]]) -> None:
+    operator, sites = federation
+    set_policy(sites, min_examples=1, exact=[], epsilon=1e6)
+    _, grid, _ = asked(sites, operator.model, RoundTask(), run=11, kind="query.cohort")
+    assert set(grid.reports[-1].dropped.values()) == {Reason.NOISE.value}
+    set_policy(sites, epsilon=8.0)
+    assert not asked(sites, operator.model, RoundTask(), run=12, kind="query.cohort")[0][0].has_error()
+
+
 def test_the_policy_of_a_new_site_answers_with_noise_alone(tmp_path: Path) -> None:
     found = SitePolicy(site="north")
     assert (found.exact, found.epsilon) == ((), None)
