@@ -56,22 +56,22 @@ class SitePolicy(Config):
     """Relative paths start at the policy's folder.
 
     site: own name. signing_key: the site's Ed25519 key. state: folder of what the site remembers between messages.
-    audit: the site's log. peers: public signing keys by site. package: the version of distlfm that is agreed on; any
-    if null. allowed: message types, with `*` for any name. min_cohort: fewest sites at the start and at the end of a
-    sum. min_examples: fewest patients used for an answer. most_examples: the most that this site counts for. weights:
+    audit: the site's log. peers: public signing keys by site. package: the version of distlfm that is agreed on; any if
+    null. allowed: message types, with `*` for any name. min_cohort: fewest sites at the start and at the end of a sum.
+    min_examples: fewest patients used for an answer. most_examples: the most that this site counts for. weights:
     whether a site counts as every other, or by its patients; a round whose noise is shared always counts by these.
     figure_bound: most that a figure of this site counts. fixed_cohort: kinds of message that all pinned sites answer
-    together or not at all; of others a part of them may, with covering noise. min_difference: fewest sites by which sums may differ without that noise; 1 allows all.
-    cover_noise: its standard deviation, in units of `clip` or `figure_bound`. cover_answers: the most with that noise
-    in an epoch. local: patterns of weights that a task may tune and leave at the site; none unless they are named here.
-    task: bounds on what a round asks. clip: largest norm of an update. noise_multiplier: noise on it, in units of
-    `clip`. colluders: sites that may help the server; noise that the sites bring together is enough without theirs.
-    epsilon, delta: privacy budget; none if null, and above 10 as good as none. exact: kinds of message that are
-    answered without one, so without noise that is counted: masking alone hides whose patients they are, and not what
-    all of them together are.
-    rounds_a_day, queries_a_day, bytes_a_day: limits by UTC day; whatever tells figures is a query, so `evaluate` is one
-    too. refusals_a_day: refusals that depend on patients' records, after which nothing is worked for until tomorrow.
-    votes_a_day: how often it tells, signed, if a round's model is better for its patients that choose.
+    together or not at all; of others a part of them may, with covering noise. min_difference: fewest sites by which
+    sums may differ without that noise; 1 allows all. cover_noise: its standard deviation, in units of `clip` or
+    `figure_bound`. cover_answers: the most with that noise in an epoch. local: patterns of weights that a task may tune
+    and leave at the site; none unless they are named here. task: bounds on what a round asks. clip: largest norm of an
+    update. noise_multiplier: noise on it, in units of `clip`. colluders: sites that may help the server; noise that the
+    sites bring together is enough without theirs. epsilon, delta: privacy budget; none if null, and above 10 as good as
+    none. exact: kinds of message that are answered without one, so without noise that is counted: masking alone hides
+    whose patients they are, and not what all of them together are. rounds_a_day, queries_a_day, bytes_a_day: limits by
+    UTC day; whatever tells figures is a query, so `evaluate` is one too. refusals_a_day: refusals that depend on
+    patients' records, after which nothing is worked for until tomorrow. votes_a_day: how often it tells, signed, if a
+    round's model is better for its patients that choose.
     """
 
     site: SiteName
@@ -190,8 +190,8 @@ def check_exact(policy: SitePolicy, kind: str, privacy: PrivacyConfig | None) ->
         raise Refused(
             Reason.NOISE,
             f"This site has no budget (`epsilon`, up to {LARGEST_EPSILON:g}), and `exact` in its policy does not name "
-            f"{kind}. Set `epsilon`, with which answers have noise; or write `exact: [train, evaluate, query]`, and "
-            "masking alone protects patients: sums tell whatever the coordinator's weights bring out.",
+            f"{kind}. Set `epsilon`, with which answers have noise; or write `exact: [train, evaluate, query]`; then "
+            "masking alone protects patients, and sums tell whatever the coordinator's weights bring out.",
         )
 
 
