@@ -48,7 +48,7 @@ class TaskLimits(Config):
     clip: PositiveFloat | None = 1.0
     seconds: PositiveFloat = 900.0
     drift: PositiveFloat = 0.25
-    effective: float = Field(default=1.2, ge=1)
+    effective: float = Field(default=1.1, ge=1)
     weakest: float = Field(default=1e-3, ge=0, lt=1)
 
 
