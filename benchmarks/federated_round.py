@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.goals import at_most
-from distlfm.config import load
+from distlfm.config import dump, load
 from distlfm.errors import WorkError
 from distlfm.federated.link.control import Connection, Control, connection_of
 from distlfm.federated.link.run import run_programme
 from distlfm.federated.settings import ProgrammeConfig
 from distlfm.federated.setup.homes import LinkConfig, LinkHome, SiteHome
 from distlfm.federated.setup.provision import make_local
+from distlfm.federated.site.policy import SitePolicy
 from distlfm.federated.site.work import codec_of, open_operator
 from distlfm.verbs.generate import generate
 from distlfm.verbs.train import train
@@ -47,6 +48,8 @@ def measure(folder: Path, quick: bool) -> dict[str, Any]:
     for number, (name, home) in enumerate(sites.items(), 1):
         store = _patients(folder / f"{name}.zarr", PATIENTS, seed=number)
         (home.path / "site.yaml").write_text(f"name: {name}\nstore: {store}\n")
+        policy = load(SitePolicy, home.policy, ["epsilon=null", "exact=[train,evaluate,query]"])
+        home.policy.write_text(dump(policy))
     programme = load(ProgrammeConfig, PROGRAMME, [f"operator={operator}", f"rounds={2 if quick else 3}"])
     with _running(folder, link, sites):
         connection, begun = connection_of(link.path), time.perf_counter()

@@ -18,7 +18,15 @@ from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.memory import draft_folder
 from distlfm.federated.secure.mod import VOTE, WEIGHT, secure_mod, with_noise
 from distlfm.federated.secure.noise import SumNoise
-from distlfm.federated.site.policy import SitePolicy, check_examples, check_local, check_noise, policy_of
+from distlfm.federated.site.policy import (
+    SitePolicy,
+    check_exact,
+    check_examples,
+    check_local,
+    check_noise,
+    is_private,
+    policy_of,
+)
 
 if TYPE_CHECKING:
     from distlfm.federated.codec import Vector
@@ -42,21 +50,22 @@ def train(message: Message, context: Context) -> Message:
 
     The site makes its own copy of the weights at a run's end, and all that leaves is that it was there.
     """
-    from distlfm.federated.site.contract import check_effect, in_words
     from distlfm.federated.site.votes import check_handed
 
     policy, site, run = policy_of(context), site_of(context), str(context.run_id)
-    task = task_of(message, policy, site)
+    is_final = bool(message.content.config_records[CONFIG].get(FINAL, False))
+    task = task_of(
+        message, policy, site, run, "The run's model, to be kept and tuned further here: " if is_final else ""
+    )
     vector = vector_of(message, policy, site, task)
-    AuditLog(policy.audit).append("task", run, asked=in_words(task, len(vector), site.stays_here(task)))
-    if message.content.config_records[CONFIG].get(FINAL, False):
+    check_examples(policy, site.used_a_step(task))
+    if is_final:
         measured = check_handed(site.folder / "model", run, vector)
         AuditLog(policy.audit).append("model", run, measured_here=measured)
-        count = site.count(task.kind, "train")
-        check_examples(policy, count)
+        check_patients(policy, site, vector, task, "train")
         site.personalise(vector, task, draft_folder())
-        return answer(message, {}, site.weight(count))
-    check_examples(policy, site.used_a_step(task))
+        return answer(message, {}, site.weight(site.count(task.kind, "train")))
+    check_exact(policy, "train", site.privacy)
     check_noise(policy, task.noise)
     if task.noise is not None and (site.privacy is None or site.privacy.mechanism != "shared"):
         raise Refused(
@@ -64,8 +73,7 @@ def train(message: Message, context: Context) -> Message:
             "The sites bring the noise of this round together, and this one would bring none. Set `privacy: "
             "{mechanism: shared}` in its site.yaml, or take `noise` out of the task.",
         )
-    if policy.task.effective > 1 and site.privacy is None and not policy.noise_multiplier:
-        check_effect(policy.task, site.effect(vector, task))
+    check_patients(policy, site, vector, task, "train")
     if policy.noise_multiplier:
         site.count_update(policy.noise_multiplier, run)
     done = site.train(vector, task, run, draft_folder())
@@ -89,9 +97,11 @@ def question_model(message: Message, context: Context) -> Message:
 @app.query("cohort")
 def question_cohort(message: Message, context: Context) -> Message:
     """What the federation's patients are like: level, spread, share of missing values."""
-    policy, site = policy_of(context), site_of(context)
+    policy, site, run = policy_of(context), site_of(context), str(context.run_id)
+    AuditLog(policy.audit).append("task", run, asked="Level, spread and missing values of the patients to learn from.")
     check_examples(policy, site.count("physics", "train"))
-    figures, count = site.statistics(run=str(context.run_id))
+    check_exact(policy, "query", site.privacy)
+    figures, count = site.statistics(run=run)
     log_spent(policy, site, context)
     return answer(message, figures, site.weight(count))
 
@@ -104,11 +114,14 @@ def evaluated(message: Message, context: Context, part: Part, *, chooses: bool =
     from distlfm.federated.site.tuning import names_of
     from distlfm.federated.site.votes import AGAINST, vote_on
 
-    policy, site = policy_of(context), site_of(context)
-    task = task_of(message, policy, site)
+    policy, site, run = policy_of(context), site_of(context), str(context.run_id)
+    against = message.content.config_records[CONFIG].get(AGAINST, "")
+    purpose = "of the patients that choose" if chooses else "of those that measure"
+    task = task_of(message, policy, site, run, f"Figures of the weights that came, {purpose}, for the task: ")
     check_examples(policy, site.count(task.kind, part))
     vector = vector_of(message, policy, site, task)
-    run, against = str(context.run_id), message.content.config_records[CONFIG].get(AGAINST, "")
+    check_exact(policy, "evaluate" if chooses else "query", site.privacy)
+    check_patients(policy, site, vector, task, part)
     figures, count = site.evaluate(vector, task, run, part)
     log_spent(policy, site, context)
     reply = answer(message, figures, site.weight(count))
@@ -135,15 +148,15 @@ def site_of(context: Context) -> Site:
     return site
 
 
-def task_of(message: Message, policy: SitePolicy, site: Site) -> RoundTask:
-    """What is asked, if the policy allows it; a site understands only its own package's words.
+def task_of(message: Message, policy: SitePolicy, site: Site, run: str, what: str) -> RoundTask:
+    """What is asked, if the policy allows it; a site understands only its own package's words, and logs them.
 
-    Both ends must mean the same operator: with another, its weights would be noise.
+    Both ends must mean the same operator: with another, its weights would be noise. what: for the log, before the task.
     """
     from pydantic import ValidationError
 
     from distlfm.federated.settings import RoundTask
-    from distlfm.federated.site.contract import check_task
+    from distlfm.federated.site.contract import check_task, in_words
     from distlfm.federated.site.work import codec_of
 
     config = message.content.config_records[CONFIG]
@@ -153,9 +166,11 @@ def task_of(message: Message, policy: SitePolicy, site: Site) -> RoundTask:
         task = RoundTask.model_validate_json(str(config["task"]))
     except (ValidationError, KeyError):
         raise Refused(Reason.MALFORMED, "The task is not one of this package.") from None
-    check_local(policy, site.stays_here(task))
+    local, codec = site.stays_here(task), codec_of(site.base.model, task)
+    AuditLog(policy.audit).append("task", run, asked=what + in_words(task, codec.size, local))
+    check_local(policy, local)
     shared = site.privacy is not None and site.privacy.mechanism == "shared"
-    check_task(policy.task, task, codec_of(site.base.model, task).names, shared=shared)
+    check_task(policy.task, task, codec.names, shared=shared)
     return task
 
 
@@ -169,8 +184,18 @@ def vector_of(message: Message, policy: SitePolicy, site: Site, task: RoundTask)
     vector = np.asarray(message.content.array_records[ARRAYS][SHARED].numpy(), np.float64)
     if not bool(np.all(np.abs(vector) <= LARGEST_WEIGHT)):  # false for NaN too
         raise Refused(Reason.MALFORMED, "Weights that are not numbers, or larger than any network's.")
-    check_weights(site.base.model, codec_of(site.base.model, task), vector, policy.task.drift)
+    if not is_private(site.privacy):  # else noise hides what any weights bring out
+        check_weights(site.base.model, codec_of(site.base.model, task), vector, policy.task.drift)
     return vector
+
+
+def check_patients(policy: SitePolicy, site: Site, vector: Vector, task: RoundTask, part: Part) -> None:
+    """Refuse weights [D] that are made to measure for few patients of a part; with a budget, noise hides them."""
+    from distlfm.federated.site.contract import check_effect
+
+    if policy.task.effective > 1 and not is_private(site.privacy):
+        effect = site.effect(vector, task, part, policy.min_examples, policy.task.weakest)
+        check_effect(policy.task, effect, figures=part != "train")
 
 
 def hardened(policy: SitePolicy, before: Vector, done: Trained) -> tuple[Vector, SumNoise | None]:
@@ -184,7 +209,7 @@ def hardened(policy: SitePolicy, before: Vector, done: Trained) -> tuple[Vector,
         return done.vector, done.noise
     from distlfm.federated.site.privacy import shortened
 
-    own = SumNoise({SHARED: policy.noise_multiplier * policy.clip * done.num_patients})
+    own = SumNoise({SHARED: policy.noise_multiplier * policy.clip * policy.weight(done.num_patients)})
     return shortened(before, done.vector, policy.clip), own
 
 

@@ -25,7 +25,9 @@ class Reason(StrEnum):
     ROSTER = "sums over nearly the same sites were answered before"
     EXAMPLES = "too few examples"
     RANGE = "an answer of which there is no mean"
+    NOISE = "answers without noise are not given here"
     QUERIES = "the questions of this day are used up"
+    ROUNDS = "the rounds of this day are used up"
     BYTES = "the bytes of this day are used up"
     BUDGET = "the privacy budget is spent"
     ROLLBACK = "the site's log is older than what other sites saw of it"
@@ -36,9 +38,13 @@ class Reason(StrEnum):
 
 
 class Refused(WorkError):
-    """A site does not do what it was asked. `detail` is for the site's own log."""
+    """A site does not do what it was asked. `detail` is for the site's own log.
 
-    def __init__(self, reason: Reason, detail: str = "") -> None:
+    told: whether this depends on patients' records, so that the refusal itself tells one bit about them.
+    """
+
+    def __init__(self, reason: Reason, detail: str = "", *, told: bool = False) -> None:
         super().__init__(f"Refused: {reason.value}.", detail)
         self.reason = reason
         self.detail = detail
+        self.told = told

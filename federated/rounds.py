@@ -34,6 +34,7 @@ from distlfm.federated.strategy import (
     lost_nodes,
     make_strategy,
     moments,
+    overclaimed,
     reasons,
     survivors,
     tally,
@@ -49,6 +50,7 @@ CHOICE = {"loss": None, "kept_round": 0, "chosen": False, "handed": False, "clos
 CHOICE |= {"best": None, "votes": None}
 Line = dict[str, Any]
 Listener = Callable[[Line], None]
+CLAIMS = "If the sites' policies say `weights: patients`, set most_examples in the programme; else a site cheats."
 Meter = Callable[[], int]
 """Bytes that have travelled since it was last asked."""
 
@@ -274,6 +276,8 @@ class _Course:
         replies = _replies(self.grid, MessageType.EVALUATE, record, nodes, max(1.0, seconds))
         if survivors(replies) < self.programme.min_sites:
             return None
+        if overclaimed(self.programme, replies, "evaluate"):
+            return None
         means = _means(replies)
         figures = {key: value for key, value in means.items() if key != WEIGHT}
         loss, (agreeing, opposed) = figures[names_of(self.programme.task.kind)[0]], tally(replies)
@@ -327,4 +331,7 @@ def ask(grid: Grid, operator: Operator, codec: Codec, programme: ProgrammeConfig
             f"{'; '.join(why) or 'no reason is known'}.",
             why,
         )
+    claimed = overclaimed(programme, replies, "query")
+    if claimed:
+        raise WorkError(f"The answer to {programme.question!r} counts for nothing: {claimed}.", CLAIMS)
     return {"question": programme.question, "sites": sites, **_means(replies)}

@@ -91,8 +91,9 @@ class ProgrammeConfig(Config):
     evaluate: whether each round's model is measured on patients that nobody learns from, and the best one kept, which
     may be the operator as it was; else the last one is. A model for which not all sites answered is not measured, and
     not kept either, unless no model was.
-    most_examples: the most patients that a site may count for. largest_update: longest mean update of a round, in units
-    of the length of all weights of the operator; a round beyond these is lost.
+    most_examples: the most that a site may count for; if nothing is said 1, as sites count alike unless their policies
+    say otherwise, and 1000 where noise is shared, as patients count then. largest_update: longest mean update of a
+    round, in units of the length of all weights of the operator. What is beyond these is lost.
     question: of `query`: `model` (how good the model is) or `cohort` (what the patients are like).
     """
 
@@ -100,7 +101,7 @@ class ProgrammeConfig(Config):
     kind: Literal["rounds", "query"] = "rounds"
     operator: Path | None = None
     rounds: int = Field(default=5, ge=1)
-    most_examples: int = Field(default=1000, ge=1)
+    most_examples: int | None = Field(default=None, ge=1)
     largest_update: PositiveFloat = 3.0
     strategy: StrategyConfig = FedAvgConfig()
     task: RoundTask = RoundTask()
@@ -115,6 +116,12 @@ class ProgrammeConfig(Config):
         if self.kind == "query" and not self.question:
             raise ValueError("question: say what is asked")
         return self
+
+    def most_claimed(self, kind: str) -> int:
+        """What a site may count for in a message of this kind."""
+        if self.most_examples is not None:
+            return self.most_examples
+        return 1000 if kind == "train" and self.task.noise is not None else 1
 
     def work(self) -> ProgrammeConfig:
         """What the weights of a round follow from: the same without how long, how many rounds, and who asks."""

@@ -101,15 +101,28 @@ def unbounded(programme: ProgrammeConfig, size: float, update: Vector, replies: 
     Within a masked sum a site can claim what it likes. Of the opened sum it is seen how many patients all claim, and
     how far the model would go.
     """
-    metrics = [one.content.metric_records for one in replies if not one.has_error()]
-    claims = [next(iter(one.values()), MetricRecord()) for one in metrics]
-    patients, sites = (sum(float(str(one.get(name, 0.0))) for one in claims) for name in (WEIGHT, SITES))
-    if patients > sites * programme.most_examples:
-        return f"the sites claim {patients:g} patients, more than {programme.most_examples} each (most_examples)"
+    claimed = overclaimed(programme, replies, "train")
+    if claimed:
+        return claimed
     length, most = float(np.linalg.norm(update)), programme.largest_update * size
     if not length <= most:
         return f"the update is {length:.3g} long, and {most:.3g} is the longest of honest sites (largest_update)"
     return ""
+
+
+def overclaimed(programme: ProgrammeConfig, replies: Sequence[Message], kind: str) -> str:
+    """Say by how much the sites of an opened sum count for more than they may; empty if they do not."""
+    metrics = [one.content.metric_records for one in replies if not one.has_error()]
+    claims = [next(iter(one.values()), MetricRecord()) for one in metrics]
+    patients, sites = (sum(float(str(one.get(name, 0.0))) for one in claims) for name in (WEIGHT, SITES))
+    most = programme.most_claimed(kind)
+    if patients > sites * most + CLAIM_GRAIN:
+        return f"the sites count for {patients:g}, more than {most} each (most_examples)"
+    return ""
+
+
+CLAIM_GRAIN = 1e-3
+"""Far more than what counts lose by becoming whole numbers, and far less than a patient."""
 
 
 def advice(why: Sequence[str]) -> str:

@@ -37,7 +37,12 @@ BUSY_SECONDS = 20.0
 """Least deadline of the work without end; most of it is the sites' time that is lost."""
 PACE = 3.0
 """The deadline in units of what an honest sum takes, on a machine that is busy."""
+MASKED: dict[str, Any] = {"epsilon": None, "exact": ["train", "evaluate", "query"]}
+"""A policy with which masking alone protects patients, so that what is tried after the noise is all that refuses."""
 OPEN: dict[str, Any] = {
+    **MASKED,
+    "weights": "patients",
+    "refusals_a_day": 10**6,
     "local": ["*"],
     "min_examples": 1,
     "fixed_cohort": [],
@@ -85,6 +90,27 @@ def said(report: SumReport, *expected: Reason) -> Found:
     return ("; ".join(reasons) or "answered"), not report.sha256 and bool(wanted & set(reasons))
 
 
+def without_noise(ground: Ground) -> Found:
+    """An honest round that asks for no noise, at sites as they are provisioned. Then they are let go without."""
+    from distlfm.federated.settings import RoundTask
+
+    found = said(ground.tune(RoundTask(steps=2, batch=0, lr=1e-3))[1], Reason.NOISE, Reason.TASK)
+    ground.set_policies(**MASKED)
+    return found
+
+
+def exact_update(ground: Ground) -> Found:
+    """At opened sites the same is answered: some weights have no gradient, and noise would have moved them too."""
+    from distlfm.federated.settings import RoundTask
+
+    mean, report, sent = ground.tune(RoundTask(steps=2, batch=0, optimiser="sgd", lr=1e-2))
+    if mean is None:
+        return said(report)[0], False
+    moved = mean.array_records["arrays"]["shared"].numpy() - sent
+    still = float((moved == 0).mean())
+    return f"the sites' mean update, exact: {still:.1%} of the weights did not move", still > 0 and bool(moved.any())
+
+
 def silent_layer(ground: Ground) -> Found:
     """The others are asked for a layer that stays with them, and the victim is left out."""
     from distlfm.federated.drill.weights import deadening
@@ -102,6 +128,31 @@ def measured_weights(ground: Ground) -> Found:
 
     model, task = made_to_measure(ground.operator, (), 0, _points(ground))
     return said(ground.tune(task, model)[1], Reason.TASK)
+
+
+def spies(ground: Ground) -> Found:
+    """A few units that are on for one patient alone, among others that are as ever."""
+    from distlfm.federated.drill.weights import spying, target_of
+
+    model, task, _ = spying(ground.operator, target_of(ground.operator, map(ground.site, ground.names)), 0.0)
+    return said(ground.tune(task, model)[1], Reason.TASK)
+
+
+def read_by_spies(ground: Ground) -> Found:
+    """At opened sites two full sums tell that patient's record, though no site is silent and none is left out."""
+    from distlfm.federated.drill.weights import likeness, spied, spying, target_of
+
+    target = target_of(ground.operator, map(ground.site, ground.names))
+    moved, times = [], []
+    for late in (-0.25, 0.25):
+        model, task, at = spying(ground.operator, target, late)
+        mean, report, sent = ground.tune(task, model)
+        if mean is None:
+            return said(report)[0], False
+        moved.append(mean.array_records["arrays"]["shared"].numpy() - sent)
+        times.append(at)
+    like = likeness(target, spied(ground.operator, task, moved, times, len(target.series)))
+    return f"a patient's record with a correlation of {like:.3f}", like > 0.9
 
 
 def read_record(ground: Ground) -> Found:
@@ -195,7 +246,7 @@ def until_the_deadline(ground: Ground) -> Found:
 
 def spent_twice(ground: Ground) -> Found:
     """A question under a budget, and once more after the ledger was removed."""
-    ground.set_policies(epsilon=8.0)
+    ground.set_policies(epsilon=8.0, exact=[])
     mean, report = ground.question("cohort")
     if mean is None:
         return f"the honest question was not answered: {said(report)[0]}", False
@@ -227,8 +278,10 @@ def probed_paths(ground: Ground) -> Found:
 
 
 ATTACKS = (
+    Attack("an update without noise", "a round that asks for no noise", without_noise, exact_update),
     Attack("dead local layer", "tune a layer that stays at the sites, and leave one out", silent_layer, read_record),
     Attack("weights made to measure", "an update from weights that switch on in turn", measured_weights, read_record),
+    Attack("spies among decoys", "an update from weights of which few are made to measure", spies, read_by_spies),
     Attack("one patient", "a round of batch 1, steps 1", one_patient, one_patient_each),
     Attack(
         "fewer sites", "the same round over all, and in another attempt over all but one", fewer_sites, the_difference
@@ -251,7 +304,7 @@ def attack(grid: Grid, context: Context) -> None:
     for one in ATTACKS:
         closed[one.name] = tried(one.closed, ground)
         log(INFO, "%s: %s", one.name, closed[one.name][0])
-    ground.set_policies(**OPEN, epsilon=None)
+    ground.set_policies(**OPEN)
     _remove(ground, "ledger.jsonl", *REMEMBERED)
     found: list[dict[str, Any]] = []
     done: dict[Callable[[Ground], Found], Found] = {}

@@ -2,9 +2,18 @@
 
 First all sites but one are made silent, by a layer that stays with them. Then the hidden units of the network's first
 head switch on one after another in time, so that the gradients of neighbours differ by one point of the record.
+
+Spies need no silent sites: some hidden units are on for one patient of all sites alone, one after another. Their
+outer weights are small, so that the other units, which are decoys, give each layer its patients and its strength.
 """
 
 from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -59,11 +68,7 @@ def recovered(operator: Operator, task: RoundTask, moved: Vector, points: int) -
 
     moved: that difference, [D].
     """
-    codec, parts, start = codec_of(operator.model, task), {}, 0
-    for name, size in zip(codec.names, codec.sizes, strict=True):
-        parts[name] = moved[start : start + size].reshape(codec.shapes[name])
-        start += size
-    inner = parts[HIDDEN]
+    inner = _inner(operator, task, moved)
     hidden, width = inner.shape
     gain = 1 + operator.model.get_parameter(LAYER)[:hidden].detach().double().numpy()
     slopes = inner / gain[:, None]
@@ -83,6 +88,117 @@ def nearest_error(operator: Operator, site: Site, points: FloatArray) -> float:
         truth = channels[0, 1 : 1 + len(points), :outputs].numpy()
         errors.append(float(np.abs(points[:, :outputs] - truth).max()))
     return min(errors)
+
+
+SPIES = 12
+"""Hidden units that are on for one patient alone; the others are decoys."""
+STEEP = 3.0
+"""How fast a spy is switched on in time."""
+FAINT = 0.002
+"""Outer weight of a spy, which its update is in proportion to; a sum holds far smaller numbers."""
+SPIED = ("lift.*", "layers.*", *SHARED[:2], "first.project.modulate.*")
+FITS = (1e-3, 3e-3, 1e-2, 3e-2, 0.1)
+"""Strengths of the ridge with which a series is solved for; a coordinator looks at all of them."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The patient whom a direction tells best from all others. sign: of the channels that hold levels and size. place:
+    the patient's there. series: the record [T, P], which a coordinator does not know."""
+
+    sign: tuple[int, ...]
+    place: float
+    series: FloatArray
+
+
+def target_of(operator: Operator, sites: Iterable[Site]) -> Target:
+    """Find it by looking; a coordinator finds it by trying."""
+    seen = []
+    for site in sites:
+        batch = site.windows("pairs")
+        seen.append(operator.model.channels(batch.values, batch.mask)[0].double().numpy())
+    known, outputs = np.concatenate(seen), _outputs(operator)
+    best: tuple[float, Target] | None = None
+    for sign in itertools.product((-1, 0, 1), repeat=outputs + 1):
+        places = known[:, 0, 3 * outputs : 4 * outputs + 1] @ np.array(sign, np.float64)
+        first, second = np.argsort(-places)[:2]
+        gap = float(places[first] - places[second])
+        if best is None or gap > best[0]:
+            best = gap, Target(sign, float(places[first]), known[first, :, :outputs])
+    assert best is not None
+    return best[1]
+
+
+def spying(operator: Operator, target: Target, late: float) -> tuple[FourierOperator, RoundTask, FloatArray]:
+    """Return weights with spies, their task, and the times [SPIES] at which they switch on for the target.
+
+    The weights are within `drift: 10` of the first operator. late: shift of these times, in
+    units of their distance.
+    """
+    model, outputs = copy.deepcopy(operator.model), _outputs(operator)
+    head = model.first.project
+    lift, narrow = (cast("torch.nn.Linear", model.lift[place]) for place in (0, 2))
+    hidden = len(head.inner.weight)
+    shift = 10 * max(float(head.modulate.bias.detach().abs().max()), 0.1)
+    gain, times = 1 + 0.8 * shift, -1 + 2 * (np.arange(SPIES) + 0.5 + late) / SPIES
+    with torch.no_grad():
+        half = len(lift.weight) // 2
+        for one in (*model.layers.parameters(), *lift.parameters(), *narrow.parameters(), head.modulate.weight):
+            one.zero_()
+        # Of silu(x) − silu(−x) = x the lifting is linear: how far a patient is from the target, in two channels.
+        place = 3 * outputs
+        lift.weight[:half, place : place + outputs + 1] = 0.5 * torch.tensor(target.sign, dtype=torch.float32)
+        lift.weight[half:] = -lift.weight[:half]
+        lift.bias[:half], lift.bias[half:] = -0.5 * target.place, 0.5 * target.place
+        narrow.weight[:2, :half], narrow.weight[:2, half:] = 0.4, -0.4
+        head.modulate.bias[:hidden], head.modulate.bias[hidden:] = gain - 1, 0.0
+        head.inner.weight[:SPIES] = 0.0
+        head.inner.weight[:SPIES, :2], head.inner.weight[:SPIES, -1] = 1.7, STEEP / gain
+        on = torch.tensor(-STEEP * times, dtype=torch.float32)
+        moved = on.clamp(-0.75 * shift, 0.75 * shift)
+        head.modulate.bias[hidden : hidden + SPIES] = moved
+        head.inner.bias[:SPIES] = (on - moved) / gain
+        head.outer.weight[:, :SPIES] = torch.tensor([[FAINT], [0.0]])
+    return model, RoundTask(steps=1, batch=0, optimiser="sgd", lr=0.5, shared=SPIED), times
+
+
+def spied(
+    operator: Operator, task: RoundTask, moved: Sequence[Vector], times: Sequence[FloatArray], points: int
+) -> list[FloatArray]:
+    """Return the series [T, P] that opened means tell of, for each strength of the fit. moved: as for `recovered`."""
+    outputs, clock = _outputs(operator), _channels(operator, points)[0, :, -1].double().numpy()
+    ramps = np.concatenate([STEEP * (clock - one[:, None]) for one in times])
+    switched = 1 / (1 + np.exp(-ramps))
+    slopes = switched * (1 + ramps * (1 - switched))
+    channels = _channels(operator, points).shape[-1]
+    seen = np.concatenate([_inner(operator, task, one)[:SPIES, -channels:] for one in moved])
+    left, sizes, right = np.linalg.svd(slopes, full_matrices=False)
+    found = []
+    for strength in FITS:
+        solved = right.T @ ((sizes / (sizes**2 + strength**2))[:, None] * (left.T @ seen))
+        with np.errstate(all="ignore"):
+            found.append(np.nan_to_num(solved[:, :outputs] / solved[:, outputs : outputs + 1]))
+    return found
+
+
+def likeness(target: Target, found: Iterable[FloatArray]) -> float:
+    """Return the correlation of the target's series with the likest of those found, the least over its outputs."""
+    outputs = range(target.series.shape[1])
+    return max(
+        min(float(np.corrcoef(one[:, k], target.series[:, k])[0, 1]) for k in outputs)
+        for one in found
+        if np.ptp(one, axis=0).all()
+    )
+
+
+def _inner(operator: Operator, task: RoundTask, moved: Vector) -> FloatArray:
+    """How far the head's inner weights [hidden, width] have moved."""
+    codec, start = codec_of(operator.model, task), 0
+    for name, size in zip(codec.names, codec.sizes, strict=True):
+        if name == HIDDEN:
+            break
+        start += size
+    return np.asarray(moved[start : start + size].reshape(codec.shapes[name]), np.float64)
 
 
 def _outputs(operator: Operator) -> int:

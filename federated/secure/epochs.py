@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -32,13 +33,14 @@ class History(Config):
     """What a site has answered with, over all runs and restarts.
 
     number: of the epoch, from one on. pinned: its sites. rosters: those of exact sums, of all epochs. covered: sums
-    with covering noise in this epoch.
+    with covering noise in this epoch. sums: answered ever.
     """
 
     number: int = 0
     pinned: tuple[str, ...] = ()
     rosters: tuple[tuple[str, ...], ...] = ()
     covered: int = Field(default=0, ge=0)
+    sums: int = Field(default=0, ge=0)
 
     def entered(self, pinned: Sites) -> History:
         """Return the history in the epoch of these sites: a new one if others were pinned before."""
@@ -60,10 +62,29 @@ class History(Config):
 
     def answered(self, sites: Sites, *, covered: bool) -> History:
         """Return the history after one more sum."""
+        names, counted = tuple(sorted(sites)), {"sums": self.sums + 1}
         if covered:
-            return self.model_copy(update={"covered": self.covered + 1})
-        names = tuple(sorted(sites))
-        return self if names in self.rosters else self.model_copy(update={"rosters": (*self.rosters, names)})
+            return self.model_copy(update={"covered": self.covered + 1, **counted})
+        rosters = self.rosters if names in self.rosters else (*self.rosters, names)
+        return self.model_copy(update={"rosters": rosters, **counted})
+
+    def noted(self, *, covered: bool) -> dict[str, int | bool | list[str]]:
+        """What a site's audit log keeps of the sum that was answered last, so that `remembered` knows it again."""
+        return {"covered": covered, "epoch": self.number, "pinned": list(self.pinned), "sums": self.sums}
+
+    def remembered(self, lines: Sequence[Mapping[str, Any]]) -> History:
+        """Return the history with what a site's log has noted: its lines of sums that were answered, oldest first.
+
+        For a history that was lost or brought back from an old copy. Lines of older versions have the sites alone.
+        """
+        exact = [tuple(sorted(one["survivors"])) for one in lines if not one.get("covered", False)]
+        rosters = tuple(dict.fromkeys([*self.rosters, *exact]))
+        last = lines[-1] if lines else {}
+        number, pinned = last.get("epoch", self.number), tuple(last.get("pinned", self.pinned))
+        covered = sum(bool(one.get("covered")) and one.get("epoch") == number for one in lines)
+        return History(
+            number=number, pinned=pinned, rosters=rosters, covered=covered, sums=last.get("sums", len(lines))
+        )
 
 
 def tells_of_few(rosters: Iterable[Sites], k: int) -> bool:

@@ -22,6 +22,7 @@ from typing import TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from distlfm.config import Config
+from distlfm.federated.audit import AuditLog, last_entry, verify
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.epochs import History
 from distlfm.federated.secure.member import MemberState, heads_in
@@ -34,16 +35,22 @@ FORGET_SECONDS = 24 * 3600.0
 """Secrets and drafts of a sum that was never finished are removed after this time; drafts also when the same run begins
 another one."""
 
-EPOCHS, HEADS = "epochs.json", "heads.json"
+EPOCHS, HEADS, USAGE = "epochs.json", "heads.json", "usage.json"
+
+
+ANSWERED, USED = "consent", "used"
+"""Lines of the audit log: a sum that the site has signed for, and what was used of a day's limits."""
 
 
 class Usage(Config):
-    """What was used on a UTC day."""
+    """What was used on a UTC day. refusals: those that depend on patients' records, and so tell something of them."""
 
     day: str = ""
     queries: int = 0
     bytes: int = 0
     votes: int = 0
+    rounds: int = 0
+    refusals: int = 0
 
 
 class Seen(Config):
@@ -56,10 +63,10 @@ Kept = TypeVar("Kept", bound=Config)
 
 
 class Memory:
-    """The folder of a site's state."""
+    """The folder of a site's state. The audit log knows better what was answered and used, if that is lost here."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / "secagg"
+    def __init__(self, folder: Path, audit: AuditLog, run: str) -> None:
+        self._folder, self._audit, self._run = folder / "secagg", audit, run
 
     def locked(self) -> AbstractContextManager[object]:
         """Nobody else reads or changes the memory meanwhile: two processes cannot both take the same step."""
@@ -84,42 +91,78 @@ class Memory:
             if time.time() - path.stat().st_mtime > FORGET_SECONDS:
                 path.unlink(missing_ok=True)
 
-    def use(self, limit: Usage, *, queries: int = 0, bytes_: int = 0) -> None:
-        """Count what is about to be used; refused, and not counted, beyond the limits of a day."""
+    def begin(self, limit: Usage, *, train: bool) -> None:
+        """Count work for a round or a question before it is done; refused, and not counted, beyond a day's limits.
+
+        Also where too much was refused today for what patients' records are: else it could be asked on and on, and
+        whether it is refused would be the answer.
+        """
         used = self._used()
-        if queries and used.queries + queries > limit.queries:
+        if used.refusals >= limit.refusals:
+            raise Refused(Reason.QUERIES, f"{limit.refusals} refusals a day that depend on patients' records.")
+        if train and used.rounds >= limit.rounds:
+            raise Refused(Reason.ROUNDS, f"{limit.rounds} a day.")
+        if not train and used.queries >= limit.queries:
             raise Refused(Reason.QUERIES, f"{limit.queries} a day.")
-        if used.bytes + bytes_ > limit.bytes:
+        more = {"rounds": used.rounds + 1} if train else {"queries": used.queries + 1}
+        self._note(used.model_copy(update=more))
+
+    def refuse(self) -> None:
+        """Count a refusal that depends on patients' records."""
+        used = self._used()
+        self._note(used.model_copy(update={"refusals": used.refusals + 1}))
+
+    def send(self, limit: Usage, size: int) -> None:
+        """Count bytes that are about to leave; refused, and not counted, beyond the limit of a day."""
+        used = self._used()
+        if used.bytes + size > limit.bytes:
             raise Refused(Reason.BYTES, f"{limit.bytes} a day.")
-        used = used.model_copy(update={"queries": used.queries + queries, "bytes": used.bytes + bytes_})
-        self._put(self._folder / "usage.json", used)
+        self._put(self._folder / USAGE, used.model_copy(update={"bytes": used.bytes + size}))
 
     def use_vote(self, most: int) -> bool:
         """Count one more vote of the day; False, and not counted, if that is too many."""
         used = self._used()
         if used.votes >= most:
             return False
-        self._put(self._folder / "usage.json", used.model_copy(update={"votes": used.votes + 1}))
+        self._note(used.model_copy(update={"votes": used.votes + 1}))
         return True
 
+    def _note(self, used: Usage) -> None:
+        """Log what is used, then remember it."""
+        self._audit.append(USED, self._run, **{f"{name}_used": value for name, value in used.model_dump().items()})
+        self._put(self._folder / USAGE, used)
+
     def _used(self) -> Usage:
+        """What was used today, as the file or the audit log says: whichever is more."""
         day = datetime.now(UTC).date().isoformat()
-        used = self._read(Usage, "usage.json")
-        return used if used.day == day else Usage(day=day)
+        noted = last_entry(self._audit.path, USED)
+        facts = {} if noted is None else noted["facts"]
+        logged = Usage.model_validate({name.removesuffix("_used"): value for name, value in facts.items()})
+        known = [self._read(Usage, USAGE), logged]
+        today = [one.model_dump(exclude={"day"}) for one in known if one.day == day]
+        most = {name: max(one[name] for one in today) for name in today[0]} if today else {}
+        return Usage(day=day, **most)
 
     def history(self, pinned: frozenset[str]) -> History:
         """Return what was answered with which sites, in the epoch of the sites that are pinned now."""
         try:
-            return self._read(History, EPOCHS).entered(pinned)
+            known = self._read(History, EPOCHS)
         except ValidationError:
             raise Refused(
                 Reason.ROSTER,
                 f"{self._folder / EPOCHS} cannot be read. Restore it from a copy: it says what was answered.",
             ) from None
+        noted = last_entry(self._audit.path, ANSWERED)
+        if noted is not None and (not known.pinned or known.sums < noted["facts"].get("sums", 0)):
+            lines = [one["facts"] for one in verify(self._audit.path).entries if one["event"] == ANSWERED]
+            known = known.remembered(lines)
+        return known.entered(pinned)
 
-    def answer(self, history: History, sites: frozenset[str], *, covered: bool) -> None:
+    def answer(self, history: History, sites: frozenset[str], *, covered: bool) -> History:
         """Note that a sum over these sites is answered."""
-        self._put(self._folder / EPOCHS, history.answered(sites, covered=covered))
+        found = history.answered(sites, covered=covered)
+        self._put(self._folder / EPOCHS, found)
+        return found
 
     def seen(self, pins: Mapping[str, str]) -> dict[str, Head]:
         """Return the heads of the others' audit logs that they signed with the keys that are pinned now."""

@@ -19,8 +19,8 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 
 from distlfm.cluster.blocks.job import failure_of
-from distlfm.errors import StorageError
-from distlfm.federated.audit import AuditLog, head_of, holds
+from distlfm.errors import DistlfmError, StorageError
+from distlfm.federated.audit import AuditLog, Fact, head_of, holds
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure import member
 from distlfm.federated.secure.cover import covered
@@ -65,7 +65,8 @@ def secure_mod(message: Message, context: Context, call_next: ClientAppCallable)
     try:
         policy = policy_of(context)
         audit = AuditLog(policy.audit)
-        site = Answering(policy, load_signing_key(policy.signing_key), Memory(policy.state), audit, run)
+        memory = Memory(policy.state, audit, run)
+        site = Answering(policy, load_signing_key(policy.signing_key), memory, audit, run)
         return Message(site.answer(message, context, call_next), reply_to=message)
     except Refused as refused:
         reason, facts = refused.reason, {**facts, "reason": refused.reason.name, "detail": refused.detail}
@@ -164,10 +165,12 @@ class Answering:
         with drafts, runs.working(self.run), working(WorkTime(seconds, why_not)):
             try:
                 return call_next(message, context)
-            except Refused as refused:
-                if refused.reason is Reason.TASK:  # it may be because of what patients' records are
+            except Exception as error:
+                # A defect may be one that patients' records bring out.
+                told = error.told if isinstance(error, Refused) else not isinstance(error, DistlfmError | OSError)
+                if told:
                     with self.memory.locked():
-                        self.memory.use(self._limit, queries=1)
+                        self.memory.refuse()
                 raise
 
     def _keys(self, call: Call, purpose: str) -> RecordDict:
@@ -196,8 +199,7 @@ class Answering:
             if request_digest(request) != state.cohort.request:
                 raise Refused(Reason.REQUEST, "Its digest is not the one in the roster.")
             state = state.model_copy(update={"covered": self._needs_cover(state.masking, purpose)})
-            figures = purpose.partition(".")[0] != "train"
-            self.memory.use(self._limit, queries=1 if figures else 0)
+            self.memory.begin(self._limit, train=purpose.partition(".")[0] == "train")
             self.memory.keep(self.run, state)
         return state
 
@@ -207,8 +209,11 @@ class Answering:
         # With noise, the app has clipped before adding it; a norm that includes the noise is another one.
         clip = self.policy.clip if self.policy.noise_multiplier == 0 else None
         check_examples(self.policy, _patients(reply.content))
-        parts, values = flatten(request, reply.content, WEIGHT, clip, self.policy.weight)
-        noises = [noise] if (noise := noise_of(reply)) is not None else []
+        noise = noise_of(reply)
+        noises = [] if noise is None else [noise]
+        # Of noise that the sites bring together, each patient's part counts alike.
+        weigh = self.policy.weight if noise is None or noise.lost is None else self.policy.held
+        parts, values = flatten(request, reply.content, WEIGHT, clip, weigh)
         if state.covered:
             # The same at all sites of one federation, or nearly: what a site counts for must not tell who it is.
             values, cover = covered(
@@ -260,11 +265,12 @@ class Answering:
                 raise Refused(
                     Reason.ROSTER, _like(state.survivors, history, "A site was lost after the others masked.")
                 )
-            self.memory.answer(history, state.survivors, covered=state.covered)
+            noted = self.memory.answer(history, state.survivors, covered=state.covered).noted(covered=state.covered)
             self.memory.keep(self.run, state)
             head = member.signed_head(self.policy.rules(), self.key, *head_of(self.policy.audit))
             sent = sent.model_copy(update={"head": head})
-            return self._leaving(CONSENT, purpose, sent, survivors=sorted(state.survivors), vote=state.vote or "none")
+            told: dict[str, Fact] = {"survivors": sorted(state.survivors), "vote": state.vote or "none", **noted}
+            return self._leaving(CONSENT, purpose, sent, None, **told)
 
     def _unmask(self, consents: Consents, purpose: str, site: object) -> RecordDict:
         """The shares, and keys for the next sum of the run. The state is gone before they leave.
@@ -333,16 +339,17 @@ class Answering:
 
     @property
     def _limit(self) -> Usage:
-        return Usage(queries=self.policy.queries_a_day, bytes=self.policy.bytes_a_day)
+        of_policy = {name: getattr(self.policy, f"{name}_a_day") for name in Usage.model_fields if name != "day"}
+        return Usage(**of_policy)
 
     def _leaving(
-        self, stage: str, purpose: str, sent: SumMessage, vector: Array | None = None, **facts: str | bool | list[str]
+        self, stage: str, purpose: str, sent: SumMessage, vector: Array | None = None, **facts: Fact
     ) -> RecordDict:
         """Count and log what is about to leave."""
         body = sent.to_bytes()
         hidden = b"" if vector is None else vector.data
         size = len(body) + len(hidden)
-        self.memory.use(self._limit, bytes_=size)
+        self.memory.send(self._limit, size)
         digest = hashlib.sha256(body + hidden).hexdigest()
         self.audit.append(stage, self.run, purpose=purpose, bytes=size, sha256=digest, **facts)
         return RecordDict({RECORD: ConfigRecord({STAGE: stage, BODY: body})})

@@ -42,10 +42,10 @@ allowed:
 min_cohort: 3
 # Fewest patients used for an answer: those in the batches of a round's steps, those that choose for its figures.
 min_examples: 5
-# The most that this site counts for, and whether sites count by patients, or all alike (equal) so that nobody learns
-# how many patients there are.
+# Whether sites count all alike (equal), so that nobody learns how many patients there are and none can claim more than
+# its share, or by their patients, and then the most that this site counts for.
+weights: equal
 most_examples: 1000
-weights: patients
 # The most that a figure of this site counts.
 figure_bound: 10.0
 # Kinds of message that all sites answer together or not at all. Without train, a round that loses a site goes on with
@@ -72,9 +72,17 @@ task:
 # Longest update that leaves (its norm), and noise on it in units of that; null: as it is.
 clip: null
 noise_multiplier: 0.0
-# Privacy budget of this site's patients (differential privacy); null: masking alone.
-epsilon: null
+# Privacy budget of this site's patients (differential privacy). All answers together may cost it, and all have noise.
+# The programme that goes with it is configs/programme/glucose_private.yaml. Null: none, and then nothing is answered
+# but what `exact` names.
+epsilon: 4.0
 delta: 1.0e-5
+# Kinds of message (train, evaluate, query) that are answered without noise if there is no budget. Masking then hides
+# whose patients they are, but a coordinator may choose weights that bring out one patient's record in a sum.
+exact: []
+# Limits of a day (UTC): rounds, and refusals that depend on patients' records; after these it is silent until tomorrow.
+rounds_a_day: 50
+refusals_a_day: 3
 # Limits of a day (UTC). Figures of a model count as a question: a programme of five rounds asks for them six times.
 queries_a_day: 100
 # How often this site tells, signed, whether a round's model is better for its own patients that choose: one bit each.
@@ -103,8 +111,8 @@ name: {site}
 # Decides which these are, from each patient's name alone. Keep it secret, and as it is once patients take part:
 seed: {seed}
 # How the noise of differential privacy is made; the unit is a patient with all windows. epsilon and delta of
-# policy.yaml win over those here:
-#privacy: {{epsilon: 4.0, delta: 1.0e-5, noise: 3.85, sample: 0.5}}
+# policy.yaml win over those here. If nothing is said, the sites bring the noise together (mechanism: shared):
+#privacy: {{epsilon: 4.0, delta: 1.0e-5, mechanism: patients, noise: 3.85, sample: 0.5}}
 """
 
 

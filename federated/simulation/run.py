@@ -24,7 +24,7 @@ from distlfm.federated.server_app import OPERATOR
 from distlfm.federated.settings import FederatedConfig, read_config
 from distlfm.federated.simulation.compare import compare, summary
 from distlfm.federated.simulation.grid import LocalGrid
-from distlfm.federated.simulation.sites import base_operator, make_sites, nodes_of
+from distlfm.federated.simulation.sites import MOST_EXAMPLES, base_operator, make_sites, nodes_of
 from distlfm.federated.site.work import Site, codec_of
 from distlfm.federated.strategy import TooFewSites
 from distlfm.lfo import Operator
@@ -100,7 +100,8 @@ def run_sites(
         codec = codec_of(operator.model, config.programme.task)
         shown = counted(task, config.programme.min_sites)
         try:
-            return run_rounds(grid, operator, codec, config.programme, folder, str(RUN), shown, meter)
+            programme = config.programme.model_copy(update={"most_examples": MOST_EXAMPLES})
+            return run_rounds(grid, operator, codec, programme, folder, str(RUN), shown, meter)
         except TooFewSites as error:
             if Reason.DISK.value not in error.why:
                 raise

@@ -27,12 +27,18 @@ from distlfm.verbs.train import train
 PATIENTS = 24
 """Number of patients of a generated site by default."""
 
+MOST_EXAMPLES = 10**6
+
 LIMITS: dict[str, Any] = {
     "min_examples": 1,
+    "exact": ["train", "evaluate", "query"],
+    "rounds_a_day": 10**6,
+    "refusals_a_day": 10**6,
     "queries_a_day": 10**6,
     "votes_a_day": 10**6,
     "bytes_a_day": 10**12,
-    "most_examples": 10**6,
+    "weights": "patients",
+    "most_examples": MOST_EXAMPLES,
     "figure_bound": 1e4,
     "task": {
         "lr": 10.0,

@@ -18,7 +18,7 @@ from distlfm.errors import UsageError
 from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.messages import SiteName
 from distlfm.federated.secure.rules import Rules
-from distlfm.federated.settings import SharedNoise
+from distlfm.federated.settings import PrivacyConfig, SharedNoise
 from distlfm.version import __version__
 
 POLICY = "policy.yaml"
@@ -32,10 +32,10 @@ class TaskLimits(Config):
     kinds, optimisers: that a round may use. lr, mu, steps, batch, clip: largest ones; batch 0, all windows, is allowed,
     and a round without a clip if `clip` is null. Without it a coordinator can make sites with larger gradients explode.
     seconds: longest work for one message. drift: how far a weight that came may be from the first operator's, in units
-    of the largest weight of its tensor, or of 0.1 if that is more. effective: fewest patients that an update may
-    come from in effect, counted by the length of their gradients; 1 leaves this unchecked, and so does noise.
-    weakest: least length of the patients' gradients, in units of that with the first operator's weights; its inverse is
-    the largest one.
+    of the largest weight of its tensor, or of 0.1 if that is more; a budget leaves this unchecked. effective: fewest
+    patients that any unit's update may come from in effect, counted by the length of their gradients; with 1 no effect
+    is checked, and none is with a budget. weakest: least length of the patients' gradients, in units of that with the
+    first operator's weights; its inverse is the largest one.
     """
 
     shared: tuple[str, ...] = ("*",)
@@ -47,8 +47,8 @@ class TaskLimits(Config):
     batch: int = Field(default=1024, ge=1)
     clip: PositiveFloat | None = 1.0
     seconds: PositiveFloat = 900.0
-    drift: PositiveFloat = 10.0
-    effective: float = Field(default=1.5, ge=1)
+    drift: PositiveFloat = 0.25
+    effective: float = Field(default=1.1, ge=1)
     weakest: float = Field(default=1e-3, ge=0, lt=1)
 
 
@@ -56,19 +56,22 @@ class SitePolicy(Config):
     """Relative paths start at the policy's folder.
 
     site: own name. signing_key: the site's Ed25519 key. state: folder of what the site remembers between messages.
-    audit: the site's log. peers: public signing keys by site. package: the version of distlfm that is agreed on; any
-    if null. allowed: message types, with `*` for any name. min_cohort: fewest sites at the start and at the end of a
-    sum. min_examples: fewest patients used for an answer. most_examples: the most that this site counts for. weights:
-    whether a site counts by its patients, or as every other. figure_bound: most that a figure of this site counts.
-    fixed_cohort: kinds of message that all pinned sites answer together or not at all; of others a part of them may,
-    with covering noise. min_difference: fewest sites by which sums may differ without that noise; 1 allows all.
-    cover_noise: its standard deviation, in units of `clip` or `figure_bound`. cover_answers: the most with that noise
-    in an epoch. local: patterns of weights that a task may tune and leave at the site; none unless they are named here.
-    task: bounds on what a round asks. clip: largest norm of an update. noise_multiplier: noise on it, in units of
-    `clip`. colluders: sites that may help the server; noise that the sites bring together is enough without theirs.
-    epsilon, delta: privacy budget; none if null.
-    queries_a_day, bytes_a_day: limits by UTC day; whatever tells figures is a query, so `evaluate` is one too.
-    votes_a_day: how often it tells, signed, if a round's model is better for its patients that choose.
+    audit: the site's log. peers: public signing keys by site. package: the version of distlfm that is agreed on; any if
+    null. allowed: message types, with `*` for any name. min_cohort: fewest sites at the start and at the end of a sum.
+    min_examples: fewest patients used for an answer. most_examples: the most that this site counts for. weights:
+    whether a site counts as every other, or by its patients; a round whose noise is shared always counts by these.
+    figure_bound: most that a figure of this site counts. fixed_cohort: kinds of message that all pinned sites answer
+    together or not at all; of others a part of them may, with covering noise. min_difference: fewest sites by which
+    sums may differ without that noise; 1 allows all. cover_noise: its standard deviation, in units of `clip` or
+    `figure_bound`. cover_answers: the most with that noise in an epoch. local: patterns of weights that a task may tune
+    and leave at the site; none unless they are named here. task: bounds on what a round asks. clip: largest norm of an
+    update. noise_multiplier: noise on it, in units of `clip`. colluders: sites that may help the server; noise that the
+    sites bring together is enough without theirs. epsilon, delta: privacy budget; none if null, and above 10 as good as
+    none. exact: kinds of message that are answered without one, so without noise that is counted: masking alone hides
+    whose patients they are, and not what all of them together are. rounds_a_day, queries_a_day, bytes_a_day: limits by
+    UTC day; whatever tells figures is a query, so `evaluate` is one too. refusals_a_day: refusals that depend on
+    patients' records, after which nothing is worked for until tomorrow. votes_a_day: how often it tells, signed, if a
+    round's model is better for its patients that choose.
     """
 
     site: SiteName
@@ -81,7 +84,7 @@ class SitePolicy(Config):
     min_cohort: int = Field(default=3, ge=2)
     min_examples: int = Field(default=5, ge=1)
     most_examples: int = Field(default=1000, ge=1)
-    weights: Literal["patients", "equal"] = "patients"
+    weights: Literal["patients", "equal"] = "equal"
     figure_bound: float = Field(default=10.0, gt=0)
     fixed_cohort: tuple[Category, ...] = ("train", "evaluate", "query")
     min_difference: int = Field(default=3, ge=1)
@@ -94,6 +97,9 @@ class SitePolicy(Config):
     colluders: int = Field(default=1, ge=0)
     epsilon: float | None = Field(default=None, gt=0)
     delta: float = Field(default=1e-5, gt=0, lt=1)
+    exact: tuple[Category, ...] = ()
+    rounds_a_day: int = Field(default=50, ge=0)
+    refusals_a_day: int = Field(default=3, ge=1)
     queries_a_day: int = Field(default=100, ge=0)
     votes_a_day: int = Field(default=20, ge=0)
     bytes_a_day: int = Field(default=2_000_000_000, ge=0)
@@ -108,7 +114,11 @@ class SitePolicy(Config):
 
     def weight(self, patients: float) -> float:
         """Return what an answer of so many patients counts for."""
-        return min(patients, float(self.most_examples)) if self.weights == "patients" else 1.0
+        return self.held(patients) if self.weights == "patients" else 1.0
+
+    def held(self, patients: float) -> float:
+        """Return what they count for where sites count by their patients."""
+        return min(patients, float(self.most_examples))
 
     def rules(self) -> Rules:
         """What the members of secure sums hold to."""
@@ -163,6 +173,26 @@ def check_noise(policy: SitePolicy, noise: SharedNoise | None) -> None:
     """Refuse noise that is too little once the sites that may help the server take their part of it off."""
     if noise is not None and noise.lost < policy.colluders:
         raise Refused(Reason.TASK, f"noise.lost is {noise.lost}; the policy asks for {policy.colluders}.")
+
+
+LARGEST_EPSILON = 10.0
+"""With a larger budget noise hides next to nothing, and an answer counts as one without."""
+
+
+def is_private(privacy: PrivacyConfig | None) -> bool:
+    """Whether a site's noise is enough to hide a patient whatever the weights that come bring out."""
+    return privacy is not None and privacy.epsilon <= LARGEST_EPSILON
+
+
+def check_exact(policy: SitePolicy, kind: str, privacy: PrivacyConfig | None) -> None:
+    """Refuse an answer without noise, if the policy does not say in so many words that this kind has none."""
+    if not is_private(privacy) and kind not in policy.exact:
+        raise Refused(
+            Reason.NOISE,
+            f"This site has no budget (`epsilon`, up to {LARGEST_EPSILON:g}), and `exact` in its policy does not name "
+            f"{kind}. Set `epsilon`, with which answers have noise; or write `exact: [train, evaluate, query]`; then "
+            "masking alone protects patients, and sums tell whatever the coordinator's weights bring out.",
+        )
 
 
 def check_examples(policy: SitePolicy, count: float) -> None:

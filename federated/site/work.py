@@ -102,7 +102,8 @@ def write_site(folder: Path, config: SiteConfig, operator: Operator) -> Site:
 
 
 class Site:
-    """A site, from its folder. budget: ε and δ of the site's policy, which take the place of site.yaml's own.
+    """A site, from its folder. budget: ε and δ of the site's policy, which take the place of site.yaml's own. If that
+    says nothing of privacy, the sites bring their noise together.
 
     counted: δ of a policy that asks for noise, though there may be no budget: then figures have noise too, and what
     leaves is written down in the ledger, which stops nothing.
@@ -113,7 +114,7 @@ class Site:
         self.config = load(SiteConfig, self.folder / SETTINGS)
         self.privacy = self.config.privacy
         if budget is not None:
-            settings = {} if self.privacy is None else self.privacy.model_dump()
+            settings = {"mechanism": "shared"} if self.privacy is None else self.privacy.model_dump()
             self.privacy = build(PrivacyConfig, {**settings, "epsilon": budget[0], "delta": budget[1]})
 
     @cached_property
@@ -208,7 +209,7 @@ class Site:
                 try:
                     weights, used = self._tuned(operator, codec, self.stays_here(task), batch, task)
                 except NotFinite as error:  # an answer that changes nothing would leave the sum to the others
-                    raise Refused(Reason.TASK, str(error)) from None
+                    raise Refused(Reason.TASK, str(error), told=True) from None
                 local = {name: weight for name, weight in weights.items() if name not in codec.names}
                 if local:
                     save_checkpoint((into or self.folder / "model") / Path(LOCAL).name, {"weights": local}, LOCAL_KIND)
@@ -226,12 +227,15 @@ class Site:
         whole = task.batch == 0 or (self.privacy is not None and self.privacy.mechanism != "update")
         return count if whole else min(task.batch, count)
 
-    def effect(self, vector: Vector, task: RoundTask) -> Effect:
-        """Measure how many patients would be behind an update from these weights, in effect."""
+    def effect(
+        self, vector: Vector, task: RoundTask, part: Part = "train", enough: int = 5, weakest: float = 1e-3
+    ) -> Effect:
+        """Measure how many patients of a part would be behind an answer with these weights, in effect."""
         operator, codec = self._placed(vector, task)
         random = torch.Generator().manual_seed(secrets.randbits(63))
+        batch = self.windows(task.kind, part)
         with torch_threads(self.config.threads):
-            return effect_of(operator, self.base, codec.names, self.windows(task.kind), task, random)
+            return effect_of(operator, self.base, codec.names, batch, task, random, enough, weakest)
 
     def stays_here(self, task: RoundTask) -> tuple[str, ...]:
         """Return the names of the weights that a task tunes and leaves at the site."""
@@ -282,10 +286,10 @@ class Site:
         """The mean of the patients' updates, whose noise all sites bring together while they mask it."""
         ledger, noise = self.ledger, task.noise
         assert ledger is not None
-        if task.adapter == "none":
-            refuse_whole()
         if noise is None:
             raise Refused(Reason.TASK, "The site's mechanism is `shared`, and the task has no noise.")
+        if task.adapter == "none":
+            refuse_whole()
         count = self.weight(len(groups(batch.ids)))
         check_grain(vector, count, noise)
         ledger.charge("shared", noise=noise.multiplier, rate=noise.sample, steps=1, run=run)

@@ -34,8 +34,11 @@ from tests.support.site_toy import make_federation, make_programme
 CHEAT = "west"
 
 
-def cheating(target: Vector, patients: float, loss: float) -> ClientApp:
-    """The honest app at three sites; the fourth one's own policy is wide, and its program sends what it likes."""
+def cheating(target: Vector, patients: float, loss: float, claimed: float | None = None) -> ClientApp:
+    """The honest app at three sites; the fourth one's own policy is wide, and its program sends what it likes.
+
+    claimed: patients that it claims in rounds, if these are others than for figures.
+    """
     found = ClientApp(mods=[secure_mod])
 
     def is_cheat(context: Context) -> bool:
@@ -54,7 +57,8 @@ def cheating(target: Vector, patients: float, loss: float) -> ClientApp:
         if not is_cheat(context):
             return client_app.train(message, context)
         arrays = ArrayRecord({"shared": Array(target)})
-        return Message(RecordDict({"arrays": arrays, "m": MetricRecord({"num-examples": patients})}), reply_to=message)
+        metrics = MetricRecord({"num-examples": claimed or patients})
+        return Message(RecordDict({"arrays": arrays, "m": metrics}), reply_to=message)
 
     @found.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -64,19 +68,26 @@ def cheating(target: Vector, patients: float, loss: float) -> ClientApp:
 
 
 def attacked(
-    tmp_path: Path, patients: float, length: float, loss: float = -1e4, **programme: Any
+    tmp_path: Path,
+    patients: float,
+    length: float,
+    loss: float = -1e4,
+    policies: dict[str, Any] | None = None,
+    cheats: dict[str, Any] | None = None,
+    claimed: float | None = None,
+    **programme: Any,
 ) -> tuple[RunState, Vector, Vector, SecureGrid, dict[str, Site]]:
     """A run in which one of four sites wants a model of its own: state, first weights, the wanted ones."""
     operator, sites = make_federation(tmp_path, counts=(20, 20, 20, 20))
-    set_policy(sites, most_examples=1000, figure_bound=10.0)
-    set_policy({CHEAT: sites[CHEAT]}, most_examples=10**9, figure_bound=1e9)
+    set_policy(sites, most_examples=1000, figure_bound=10.0, **(policies or {}))
+    set_policy({CHEAT: sites[CHEAT]}, most_examples=10**9, figure_bound=1e9, **(cheats or {}))
     programme_ = make_programme(rounds=1, evaluate=True, lost=0, **programme)
     codec = codec_of(operator.model, programme_.task)
     before = codec.encode(operator.model.state_dict())
     direction = np.random.default_rng(5).normal(size=len(before))
     target = before + length * direction / np.linalg.norm(direction)
     grid = SecureGrid(
-        LocalGrid(cheating(target, patients, loss), nodes_of(sites)), audit=AuditLog(tmp_path / "l.jsonl")
+        LocalGrid(cheating(target, patients, loss, claimed), nodes_of(sites)), audit=AuditLog(tmp_path / "l.jsonl")
     )
     state = run_rounds(grid, operator, codec, programme_, tmp_path / "run")
     return state, before, target, grid, sites
@@ -84,8 +95,23 @@ def attacked(
 
 def test_a_site_that_claims_a_hundred_thousand_patients_loses_the_round(tmp_path: Path) -> None:
     """The common model was the attacker's to 0.0014."""
-    with pytest.raises(TooFewSites, match=r"the sites claim 1000\d\d patients, more than 1000 each"):
+    with pytest.raises(TooFewSites, match=r"the sites count for 1000\d\d, more than 1000 each"):
         attacked(tmp_path, patients=100_000.0, length=5.0)
+
+
+@pytest.mark.parametrize("claimed", [1000.0, 2.0])
+def test_one_of_four_sites_cannot_count_for_more_than_one(tmp_path: Path, claimed: float) -> None:
+    """By default sites count alike. Within a bound of 1000 patients each, one could be nearly all of the mean."""
+    with pytest.raises(TooFewSites, match=rf"the sites count for {3 + claimed:g}, more than 1 each"):
+        attacked(
+            tmp_path, claimed, 5.0, policies={"weights": "equal"}, cheats={"weights": "patients"}, most_examples=None
+        )
+
+
+def test_figures_of_a_site_that_counts_for_more_than_it_may_are_not_measured(tmp_path: Path) -> None:
+    state, *_ = attacked(tmp_path, 900.0, 5.0, claimed=15.0, most_examples=100)
+    assert state.figures is None
+    assert state.kept is None, "no model was chosen by them"
 
 
 def test_an_update_longer_than_any_honest_one_loses_the_round(tmp_path: Path) -> None:
@@ -202,6 +228,8 @@ def test_votes_that_their_sites_have_not_signed_for_this_session_do_not_count() 
 def test_a_site_with_a_budget_abstains(tmp_path: Path) -> None:
     operator, sites = make_federation(tmp_path)
     set_policy({"east": sites["east"]}, epsilon=20.0)
+    with (sites["east"].folder / "site.yaml").open("a") as file:
+        file.write("privacy: {epsilon: 20.0, mechanism: patients}\n")
     programme = make_programme(rounds=1, evaluate=True, task={"adapter": "shift"})
     grid = SecureGrid(LocalGrid(client_app.app, nodes_of(sites)))
     run_rounds(grid, operator, codec_of(operator.model, programme.task), programme, tmp_path / "run")

@@ -18,7 +18,7 @@ GOOD = {"attack": "one", "asked": "much", "answer": "no", "refused": True, "open
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_every_attack_is_refused_and_succeeds_at_sites_that_were_opened_for_it(tmp_path: Path) -> None:
     facts = run.drill(tmp_path / "drill")
     assert {one["attack"] for one in facts["attacks"]} >= {one.name for one in ATTACKS}

@@ -182,6 +182,29 @@ def test_epochs_that_cannot_be_read_are_no_new_beginning(federation: tuple[Opera
     assert asked(operator, sites, list(sites), "train", 32) == [Reason.ROSTER.value]
 
 
+@pytest.mark.parametrize("how", ["removed", "an old copy"])
+def test_rosters_that_a_site_has_lost_are_read_from_its_log(
+    federation: tuple[Operator, dict[str, Site]], how: str
+) -> None:
+    """Without them a leaver's figures were the difference of two answers again."""
+    operator, sites = federation
+    files = [site.folder / "state" / "secagg" / "epochs.json" for site in sites.values()]
+    assert isinstance(asked(operator, sites, list(sites), "query.cohort", 31), tuple)
+    before = [file.read_text() for file in files]
+    leave(sites)
+    assert isinstance(asked(operator, sites, without(sites), "query.cohort", 32), tuple)
+    for file, text in zip(files, before, strict=True):
+        file.unlink()
+        if how != "removed":
+            file.write_text(text)
+    answer = asked(operator, sites, without(sites), "query.cohort", 33)
+    assert isinstance(answer, tuple)
+    assert answer[0]["num-examples"] == 3 * 1, "with covering noise, as before"
+    history = History.model_validate_json(files[0].read_text())
+    assert (history.number, history.covered, history.sums) == (2, 2, 3)
+    assert history.rosters == (NAMES,)
+
+
 def test_a_site_counts_a_sum_as_answered_once_it_has_signed_for_it(tmp_path: Path) -> None:
     """A coordinator need not ask all of them to help with unmasking."""
     nodes = make_sites(tmp_path, min_difference=3)

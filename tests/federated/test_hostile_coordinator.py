@@ -47,8 +47,10 @@ def asked(
     run: int,
     withhold: Sequence[str] = (),
     seconds: float = 60.0,
+    kind: str = "train",
+    **facts: str | bool,
 ) -> tuple[list[Message], SecureGrid, np.ndarray]:
-    """Send a training round to all sites; those in `withhold` never get the message that asks for the work."""
+    """Send a message to all sites; those in `withhold` never get that which asks for the work."""
     lost = [list(sites).index(name) + 1 for name in withhold]
 
     def hook(message: Message) -> Message | None:
@@ -60,11 +62,11 @@ def asked(
     content = RecordDict(
         {
             "arrays": ArrayRecord({"shared": Array(vector)}),
-            "config": ConfigRecord({"task": task.model_dump_json(), "base": base, "seconds": seconds}),
+            "config": ConfigRecord({"task": task.model_dump_json(), "base": base, "seconds": seconds, **facts}),
         }
     )
     grid = SecureGrid(LocalGrid(app, nodes_of(sites), run_id=run, on_request=hook))
-    replies = grid.send_and_receive([Message(content, node, "train") for node in nodes_of(sites)], timeout=60)
+    replies = grid.send_and_receive([Message(content, node, kind) for node in nodes_of(sites)], timeout=60)
     return list(replies), grid, vector
 
 

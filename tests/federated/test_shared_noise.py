@@ -16,7 +16,7 @@ from distlfm.federated.rounds import run_rounds
 from distlfm.federated.secure.grid import SecureGrid
 from distlfm.federated.settings import PrivacyConfig, ProgrammeConfig, SiteConfig
 from distlfm.federated.site.accounting import Cost, epsilon
-from distlfm.federated.site.policy import POLICY, load_policy
+from distlfm.federated.site.policy import POLICY, SitePolicy, load_policy
 from distlfm.federated.site.work import Site, codec_of
 from distlfm.federated.strategy import TooFewSites
 from distlfm.lfo import Operator
@@ -72,6 +72,23 @@ def test_the_model_pays_for_the_noise_once_and_not_once_a_site(
     assert noise.std() < 0.7 * 5.0 * 0.1 * np.sqrt(4) / patients, "what four sites with noise of their own would bring"
 
 
+def test_with_the_budget_of_a_new_policy_alone_sites_bring_their_noise_together(tmp_path: Path) -> None:
+    """Nothing else has to be set at a site; and the patients count, though sites count alike in all else."""
+    operator, sites = make_federation(tmp_path)
+    for site in sites.values():
+        path = site.folder / POLICY
+        told = {"epsilon": 4.0, "exact": (), "weights": "equal", "min_examples": 5, "task": {"lr": 0.5}}
+        path.write_text(dump(SitePolicy.model_validate({**load_policy(path).model_dump(), **told})))
+    asked = programme(multiplier=3.0).model_copy(update={"most_examples": None})
+    assert np.linalg.norm(change(operator, sites, asked, tmp_path / "run")) > 0
+    for site in sites.values():
+        entries = verify(site.folder / "audit.jsonl").entries
+        [paid] = [one["facts"] for one in entries if one["event"] == "privacy"]
+        assert 0 < paid["epsilon"] < 4.0
+    with pytest.raises(TooFewSites, match="a task outside of what this site allows"):
+        change(operator, sites, make_programme(rounds=1, lost=0, task={"adapter": "head"}), tmp_path / "exact")
+
+
 def test_each_site_pays_for_what_the_task_says_and_stops_when_its_budget_is_spent(tmp_path: Path) -> None:
     limit = epsilon([Cost(1.0, 0.5, 2)], 1e-5) * 1.01
     operator, sites = make_federation(tmp_path, privacy=BUDGET.model_copy(update={"epsilon": limit}))
@@ -115,7 +132,8 @@ def test_noise_finer_than_the_grid_of_the_sum_is_refused_before_it_is_paid_for(
 def test_a_site_that_brings_no_share_of_the_noise_does_not_count_among_those_that_do(tmp_path: Path) -> None:
     operator, sites = make_federation(tmp_path, privacy=BUDGET)
     alone = sites["north"].folder / "site.yaml"
-    alone.write_text(dump(load(SiteConfig, alone).model_copy(update={"privacy": None})))
+    other = BUDGET.model_copy(update={"mechanism": "patients"})
+    alone.write_text(dump(load(SiteConfig, alone).model_copy(update={"privacy": other})))
     with pytest.raises(TooFewSites, match=Reason.TASK.value.split(",")[0]):
         change(operator, sites, programme(), tmp_path / "run")
     refused = [one["facts"] for one in verify(alone.parent / "audit.jsonl").entries if one["event"] == "refused"]

@@ -21,10 +21,12 @@ from distlfm.federated.refused import Reason, Refused
 from distlfm.federated.secure.grid import SecureGrid
 from distlfm.federated.secure.mod import secure_mod
 from distlfm.federated.settings import RoundTask
+from distlfm.federated.setup.provision import policy_text
 from distlfm.federated.simulation.grid import LocalGrid
 from distlfm.federated.site import worktime
 from distlfm.federated.site.contract import check_task
-from distlfm.federated.site.policy import TaskLimits
+from distlfm.federated.site.policy import SitePolicy, TaskLimits, load_policy
+from distlfm.federated.site.votes import model_digest
 from distlfm.federated.site.work import OWN, Site, codec_of
 from distlfm.federated.site.worktime import Runs, WorkTime, keep_time, working
 from distlfm.lfo import Operator
@@ -99,9 +101,136 @@ def test_the_site_logs_in_plain_words_what_it_is_asked_for(federation: tuple[Ope
     assert not replies[0].has_error()
     [line] = [one for one in verify(sites["south"].folder / "audit.jsonl").entries if one["event"] == "task"]
     assert line["facts"]["asked"] == (
-        f"Tune {len(sent)} weights (adapter: none) for 2 steps of all windows with adam at rate 0.001, clip 1.0, mu 0, "
-        "on pairs; nothing stays here but own copies."
+        f"Tune {len(sent)} weights (shared: *; adapter: none) for 2 steps of all windows with adam at rate 0.001, clip "
+        "1.0, mu 0, beta 0.5, on pairs; nothing stays here but own copies."
     )
+
+
+def test_the_site_logs_every_kind_of_task_and_whatever_it_would_tune(
+    federation: tuple[Operator, dict[str, Site]],
+) -> None:
+    operator, sites = federation
+    task = RoundTask(steps=1, batch=0, lr=1e-3, beta=0.25, shared=("first.*", "second.level.*"))
+    set_policy(sites, min_examples=1)
+    for number, kind in enumerate(("evaluate", "query.model", "query.cohort", "train")):
+        asked(sites, operator.model, task, run=11 + number, kind=kind)
+    asked(sites, operator.model, task.model_copy(update={"lr": 1e5}), run=15)
+    lines = [one for one in verify(sites["south"].folder / "audit.jsonl").entries if one["event"] == "task"]
+    told = [str(one["facts"]["asked"]) for one in lines]
+    assert [one.partition(",")[0] for one in told[:2]] == ["Figures of the weights that came"] * 2
+    assert "of the patients that choose" in told[0]
+    assert told[2] == "Level, spread and missing values of the patients to learn from."
+    assert "(shared: first.*, second.level.*; adapter: none)" in told[3]
+    assert "beta 0.25" in told[3]
+    assert "at rate 100000" in told[4], "what is refused is logged too"
+
+
+@pytest.mark.parametrize(("batch", "weights"), [(1, "honest"), (0, "made to measure")])
+def test_the_runs_model_is_taken_over_under_the_same_conditions_as_a_rounds(
+    federation: tuple[Operator, dict[str, Site]], batch: int, weights: str
+) -> None:
+    operator, sites = federation
+    set_policy(sites, task={"drift": 1e9, "weakest": 0.0})
+    model, task = operator.model, RoundTask(steps=1, batch=batch, lr=1e-3)
+    if weights != "honest":
+        model, task = switched(operator, sites["south"], 1e3, (0, 1))
+    replies, grid, _ = asked(sites, model, task, run=11, final=True)
+    assert all(one.has_error() for one in replies)
+    reason = Reason.EXAMPLES if batch else Reason.TASK
+    assert reason.value in grid.reports[-1].dropped.values()
+    assert not (sites["south"].folder / OWN).exists()
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "query.model"])
+def test_figures_of_weights_that_only_one_patient_switches_on_are_refused(
+    federation: tuple[Operator, dict[str, Site]], kind: str
+) -> None:
+    """Of two such questions, one with the patient and one without, the difference was that patient's level."""
+    operator, sites = federation
+    set_policy(sites, task={"drift": 1e9, "weakest": 0.0}, min_examples=1, exact=["evaluate", "query"])
+    model, task = switched(operator, sites["south"], 1e3, (0, 1))
+    replies, grid, _ = asked(sites, model, task, run=11, kind=kind)
+    assert all(one.has_error() for one in replies)
+    assert Reason.TASK.value in grid.reports[-1].dropped.values()
+    set_policy(sites, task={"drift": 1e9, "effective": 1.0})
+    assert not asked(sites, model, task, run=12, kind=kind)[0][0].has_error(), "the attack would be answered"
+
+
+def test_no_vote_compares_with_weights_that_were_not_measured(federation: tuple[Operator, dict[str, Site]]) -> None:
+    """A vote tells which of two models is better, so both have to pass what figures of them have to."""
+    operator, sites = federation
+    set_policy(sites, task={"drift": 1e9, "weakest": 0.0}, min_examples=1)
+    model, task = switched(operator, sites["south"], 1e3, (0, 1))
+    names = []
+    for weights in (model, operator.model):
+        told = {"against": names[0]} if names else {}
+        _, grid, sent = asked(sites, weights, task, run=11, kind="evaluate", **told)
+        names.append(model_digest(sent))
+    assert grid.reports[-1].sha256, "the honest figures are given"
+    assert list(grid.reports[-1].votes) == []
+
+
+def test_after_the_days_refusals_honest_weights_are_answered_like_made_ones(
+    federation: tuple[Operator, dict[str, Site]],
+) -> None:
+    """A refusal tells one bit of a site's patients, and it was told as often as somebody asked."""
+    operator, sites = federation
+    set_policy(sites, task={"drift": 1e9, "weakest": 0.0}, refusals_a_day=2)
+    model, task = switched(operator, sites["south"], 1e3, (0, 1))
+    told = []
+    for run, weights in enumerate((model, model, model, operator.model), 11):
+        _, grid, _ = asked(sites, weights, task, run=run)
+        told.append(grid.reports[-1].dropped.get(3))
+    assert told == [Reason.TASK.value] * 2 + [Reason.QUERIES.value] * 2
+    entries = verify(sites["south"].folder / "audit.jsonl").entries
+    assert len([one for one in entries if one["event"] == "task"]) == 2, "nothing was worked for any more"
+    (sites["south"].folder / "state" / "secagg" / "usage.json").unlink()
+    assert asked(sites, operator.model, task, run=15)[1].reports[-1].dropped[3] == Reason.QUERIES.value
+
+
+def test_rounds_of_a_day_are_limited(federation: tuple[Operator, dict[str, Site]]) -> None:
+    operator, sites = federation
+    set_policy(sites, rounds_a_day=1)
+    task = RoundTask(steps=1, batch=0, lr=1e-3)
+    assert not asked(sites, operator.model, task, run=11)[0][0].has_error()
+    for site in sites.values():
+        (site.folder / "state" / "secagg" / "usage.json").unlink()
+    _, grid, _ = asked(sites, operator.model, task, run=12)
+    assert set(grid.reports[-1].dropped.values()) == {Reason.ROUNDS.value}
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query.model", "query.cohort"])
+def test_without_a_budget_nothing_is_answered_unless_the_policy_says_so(
+    federation: tuple[Operator, dict[str, Site]], kind: str
+) -> None:
+    """Weights within all bounds can still bring out one patient's record, by differences of units that are soft."""
+    operator, sites = federation
+    category = kind.partition(".")[0]
+    others = [one for one in ("train", "evaluate", "query") if one != category]
+    task = RoundTask(steps=1, batch=0, lr=1e-3)
+    set_policy(sites, min_examples=1, exact=others)
+    _, grid, _ = asked(sites, operator.model, task, run=11, kind=kind)
+    assert set(grid.reports[-1].dropped.values()) == {Reason.NOISE.value}
+    assert f"`exact` in its policy does not name {category}" in refused_details(sites)[-1]
+    set_policy(sites, exact=[category])
+    assert not asked(sites, operator.model, task, run=12, kind=kind)[0][0].has_error()
+
+
+def test_a_budget_that_hides_nobody_counts_as_none(federation: tuple[Operator, dict[str, Site]]) -> None:
+    operator, sites = federation
+    set_policy(sites, min_examples=1, exact=[], epsilon=1e6)
+    _, grid, _ = asked(sites, operator.model, RoundTask(), run=11, kind="query.cohort")
+    assert set(grid.reports[-1].dropped.values()) == {Reason.NOISE.value}
+    set_policy(sites, epsilon=8.0)
+    assert not asked(sites, operator.model, RoundTask(), run=12, kind="query.cohort")[0][0].has_error()
+
+
+def test_the_policy_of_a_new_site_answers_with_noise_alone(tmp_path: Path) -> None:
+    found = SitePolicy(site="north")
+    assert (found.exact, found.epsilon) == ((), None)
+    (tmp_path / "policy.yaml").write_text(policy_text("north", "any"))
+    written = load_policy(tmp_path)
+    assert (written.exact, written.epsilon, written.weights) == ((), 4.0, "equal")
 
 
 def switched(operator: Operator, site: Site, gain: float, between: tuple[int, int]) -> tuple[Any, RoundTask]:
@@ -123,7 +252,7 @@ def switched(operator: Operator, site: Site, gain: float, between: tuple[int, in
 
 
 def test_weights_that_only_one_patient_switches_on_are_refused(federation: tuple[Operator, dict[str, Site]]) -> None:
-    """Nobody works for them, and the refusal is counted as a question."""
+    """Nobody works for them, and the refusal is counted."""
     operator, sites = federation
     set_policy(sites, task={"drift": 1e9, "weakest": 0.0})
     site = sites["south"]
@@ -133,7 +262,7 @@ def test_weights_that_only_one_patient_switches_on_are_refused(federation: tuple
     [detail] = refused_details(sites)
     assert "would come from 1.00 patients in effect" in detail
     usage = json.loads((site.folder / "state" / "secagg" / "usage.json").read_text())
-    assert usage["queries"] == 1
+    assert usage["refusals"] == 1
 
 
 def test_weights_that_nobody_switches_on_are_refused(federation: tuple[Operator, dict[str, Site]]) -> None:
@@ -158,7 +287,7 @@ def test_weights_that_training_would_not_bring_are_refused(federation: tuple[Ope
 
 def test_weights_of_honest_rounds_are_not_refused(federation: tuple[Operator, dict[str, Site]]) -> None:
     operator, sites = federation
-    task, model = RoundTask(steps=10, batch=0, lr=3e-3), operator.model
+    task, model = RoundTask(steps=10, batch=0, lr=1e-3), operator.model
     for run in (11, 12, 13):
         replies, _, _ = asked(sites, model, task, run=run)
         mean = next(one for one in replies if not one.has_error()).content["arrays"]["shared"].numpy()

@@ -140,7 +140,7 @@ def test_a_policy_keeps_what_it_said_and_what_is_new_in_it_is_closed(old: Path) 
     found = policy.model_dump(mode="json", exclude={"signing_key", "state", "audit"})
     known = NUMBERS["policy"]
     assert {key: found[key] for key in known} == known
-    assert policy.local == ()
+    assert (policy.local, policy.exact) == ((), ())
     with pytest.raises(Refused, match=r"task\.local"):
         check_local(policy, ["head.weight"])
 

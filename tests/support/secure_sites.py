@@ -29,7 +29,13 @@ def make_sites(folder: Path, names: tuple[str, ...] = NAMES, **settings: Any) ->
 
     settings: of the policies. Without others, sums may differ by single sites: tests of the protocol lose some.
     """
-    settings = {"fixed_cohort": ["evaluate", "query"], "min_difference": 1, "figure_bound": 1e4, **settings}
+    settings = {
+        "weights": "patients",
+        "fixed_cohort": ["evaluate", "query"],
+        "min_difference": 1,
+        "figure_bound": 1e4,
+        **settings,
+    }
     keys = {name: Ed25519PrivateKey.generate() for name in names}
     pins = {name: public_hex(key) for name, key in keys.items()}
     for name, key in keys.items():

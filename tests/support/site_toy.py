@@ -94,4 +94,5 @@ def make_grid(sites: dict[str, Site], on_reply: Hook | None = None) -> LocalGrid
 def make_programme(**told: Any) -> ProgrammeConfig:
     """Two rounds of two full-batch steps without figures, if nothing else is said."""
     task = {"steps": 2, "batch": 0, "optimiser": "sgd", "lr": 0.01, "clip": None, **told.pop("task", {})}
-    return ProgrammeConfig.model_validate({"rounds": 2, "deadline": 60.0, "evaluate": False, "task": task, **told})
+    fixed = {"rounds": 2, "deadline": 60.0, "evaluate": False, "most_examples": 1000, "task": task}
+    return ProgrammeConfig.model_validate({**fixed, **told})
