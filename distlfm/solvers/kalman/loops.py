@@ -212,10 +212,7 @@ def visited(  # type: ignore[no-untyped-def]
         for p in range(outputs):
             if len(means):
                 means[t, p] = mean
-                if steady:
-                    covariances[t, p] = covariances[t - 1, p]
-                else:
-                    covariances[t, p] = covariance
+                covariances[t, p] = covariances[t - 1, p] if steady else covariance
             if _any_seen(seen[p, t]):
                 if steady:
                     _updated_alone(observed[p], residual[p, t], seen[p, t], mean, gain[p], each[p], volume[p], density)
@@ -231,10 +228,7 @@ def visited(  # type: ignore[no-untyped-def]
                     gains[t, p], told[t, p] = gain[p], each[p]
         if len(means):
             means[t, outputs] = mean
-            if steady:
-                covariances[t, outputs] = covariances[t - 1, outputs]
-            else:
-                covariances[t, outputs] = covariance
+            covariances[t, outputs] = covariances[t - 1, outputs] if steady else covariance
 
 
 @_compiled
