@@ -84,7 +84,9 @@ def _sought(means: Tensor, variances: Tensor, level: float) -> Tensor:
         steeper = (score - score_before) / (at - before)
         slope = torch.where(torch.isfinite(steeper) & (steeper > 0), steeper, slope)
         there = at - score / slope
-        within = (there > low) & (there < high) & (tried < SECANTS)
+        # Who has arrived stays there, also where rounding puts the next step a little outside the bracket.
+        arrived = (there - at).abs() <= 1e-11 * spread
+        within = ((there > low) & (there < high) & (tried < SECANTS)) | arrived
         before, score_before, at = at, score, torch.where(within, there, 0.5 * (low + high))
         found[open_ones] = at
         left = (at - before).abs() > 1e-11 * spread

@@ -160,6 +160,46 @@ def test_compiled_loops_and_plain_ones_agree(
             torch.testing.assert_close(found, other, rtol=1e-6, atol=1e-8)
 
 
+def even_chain(kind: str, outputs: list[str]) -> tuple[StateSpace, kalman.Chain]:
+    """Even times from an odd start, with holes in the data of one row."""
+    model = model_of(kind, "matern52", outputs)
+    data = observations_of(model, 160)
+    last = 1440.7 if kind == "glucose" else 80.3
+    data.times[:] = torch.linspace(0.1, last, 160, dtype=torch.float64) * torch.tensor([[1.0], [0.9], [1.0]])
+    data.mask[:] = True
+    data.mask[2, 0, 100:104] = False
+    quick = StateSpace(model, data)
+    z = 0.2 * torch.randn(3, model.space.num_free, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return quick, quick.chain(z, ROWS)
+
+
+def test_even_times_have_one_gap_whatever_their_rounding() -> None:
+    quick, chain = even_chain("glucose", ["glucose"])
+    assert len(torch.unique(torch.diff(quick.observations.times[0]))) > 1
+    assert chain.lengths.shape == (3, 2)  # one of each span
+    gaps = torch.diff(quick.observations.times)
+    torch.testing.assert_close(chain.lengths.gather(-1, chain.which), gaps, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(("kind", "outputs"), [("glucose", ["glucose"]), ("transcription", ["g0", "g1"])])
+def test_covariances_that_have_become_steady_are_those_of_the_plain_filter(kind: str, outputs: list[str]) -> None:
+    quick, chain = even_chain(kind, outputs)
+    torch.testing.assert_close(chain.log_density(), plain.filtered(chain)[0], rtol=1e-11, atol=1e-9)
+    torch.testing.assert_close(chain.innovations(), plain.innovations(chain), rtol=0, atol=1e-8)
+    wanted = torch.eye(quick.size, dtype=torch.float64).expand(3, -1, -1)
+    for found, other in zip(chain.smoothed(wanted), plain.smoothed(chain, wanted), strict=True):
+        torch.testing.assert_close(found, other, rtol=1e-6, atol=1e-8)
+
+
+def test_steps_are_computed_once_for_a_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, tabled = [], kalman.moves.tabled
+    monkeypatch.setattr(kalman.moves, "tabled", lambda *given: (calls.append(1), tabled(*given)))
+    quick, _ = even_chain("glucose", ["glucose"])
+    z = torch.zeros(3, quick.model.space.num_free).double()
+    quick.draw(z, ROWS, quick.observations.times[:, ::3], torch.Generator().manual_seed(0))
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 def test_draws_of_a_filter_have_the_moments_of_its_bands(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not compiled:
@@ -171,7 +211,9 @@ def test_draws_of_a_filter_have_the_moments_of_its_bands(compiled: bool, monkeyp
         torch.zeros(4000).long(),
         torch.tensor([1.3, 4.0, 9.0]),
     )
-    query = (quick.observations.times[0, 0] + query.double()).expand(4000, -1)
+    query = quick.observations.times[0, 0] + query.double()
+    query[1] = quick.observations.times[0, 12]  # one of the observed times
+    query = query.sort().values.expand(4000, -1)
     found = quick.draw(z, rows, query, torch.Generator().manual_seed(0))
     moments = quick.posterior(z[:1], rows[:1], query[:1])
     for drawn, mean, variance in zip(

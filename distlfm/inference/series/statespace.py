@@ -10,7 +10,7 @@ Shapes: `B` instances, `T` times, `Q` query times, `D` states of the mechanism, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 SMOOTHNESS = {"matern12": 1, "matern32": 2, "matern52": 3}
 """States of the stochastic equation of each kernel."""
+
+ROUNDING = 1e-13
+"""Part of the span by which the gaps of even times differ at most."""
 
 LONG = 24
 """Times from which the filter is faster than dense matrices, for a batch of instances."""
@@ -125,7 +128,7 @@ class StateSpace(Marginal):
         path = chain.drawn(generator).mT  # [A, n, T]
         error = chain.noise.sqrt() * torch.randn(chain.noise.shape, generator=generator, dtype=z.dtype)
         missed = chain.residual - joint.observed @ path - error
-        mean, _ = replace(chain, residual=missed).smoothed(shown)
+        mean, _ = chain.seeing(missed).smoothed(shown)
         found, num_forces = _at(shown @ path + mean, back), len(joint.forces)
         return found[:, :num_forces], _at(offset, back) + found[:, num_forces:]
 
@@ -136,20 +139,24 @@ class StateSpace(Marginal):
 
     def _with_queries(self, z: Tensor, rows: Tensor, query: Tensor) -> tuple[_Joint, Chain, Tensor, Tensor]:
         """Joint system and observations at all times, outputs [A, P, T] there while no force acts, and the query
-        times' places among them, [A, Q]: they take part as times at which nothing was observed.
+        times' places among them, [A, Q]: those that are no observed times take part without data.
         """
         data = self.observations.rows(rows)
         values = self.model.space.unpack(z)
         system = extract(self.model.mechanism, values)
         noise = self.model.noise_variance(values, data).expand_as(data.values)
-        times, order = torch.cat([data.times, query], -1).sort(dim=-1, stable=True)
-        blank = query.new_zeros(*data.values.shape[:-1], query.shape[-1])
+        place = torch.searchsorted(data.times.contiguous(), query.contiguous())
+        known = data.times.gather(-1, place.clamp_max(data.times.shape[-1] - 1)) == query
+        more = torch.nonzero(~known.all(0)).squeeze(-1)
+        times, order = torch.cat([data.times, query[:, more]], -1).sort(dim=-1, stable=True)
+        blank = query.new_zeros(*data.values.shape[:-1], len(more))
         seen, observed, noise = (
             _at(torch.cat([one, empty], -1), order)
             for one, empty in ((data.mask, blank.bool()), (data.values, blank), (noise, blank + 1))
         )
         offset, joint = self._offset(system, times), self._joint(system, values)
-        back = torch.argsort(order, -1)[:, data.times.shape[-1] :]
+        place[:, more] = data.times.shape[-1] + torch.arange(len(more))
+        back = torch.argsort(order, -1).gather(-1, place)
         return joint, self._chain(joint, times, observed - offset, noise, seen), offset, back
 
     def _offset(self, system: LinearSystem, times: Tensor) -> Tensor:
@@ -196,15 +203,27 @@ class StateSpace(Marginal):
 
     def _chain(self, joint: _Joint, times: Tensor, residual: Tensor, noise: Tensor, seen: Tensor) -> Chain:
         """The joint system at times [B, T], with residuals, noise and mask [B, P, T]."""
-        gaps = torch.diff(times, dim=-1)
         # Few gaps differ in regular series, and have one matrix each. In others each row has its own.
-        lengths, which = torch.unique(gaps, return_inverse=True)
-        if len(lengths) > gaps.shape[-1]:
-            lengths, which = gaps, torch.arange(gaps.shape[-1]).expand_as(gaps)
+        lengths, which = _gaps(times)
+        if lengths.shape[-1] > which.shape[-1]:
+            lengths = lengths.gather(-1, which)
+            which = torch.arange(which.shape[-1]).expand_as(which)
         return Chain(
-            *(joint.drift, joint.stationary, lengths.expand(len(times), -1), which, joint.first),
+            *(joint.drift, joint.stationary, lengths, which, joint.first),
             *(joint.observed, residual, noise.expand_as(residual), seen),
         )
+
+
+def _gaps(times: Tensor) -> tuple[Tensor, Tensor]:
+    """Gaps [B, U] that times [B, T] have, and which one of them is before each time but the first, [B, T − 1].
+
+    Gaps that only the rounding of times tells apart are one, whose length is that of the shortest in the same row.
+    """
+    gaps = torch.diff(times, dim=-1)
+    # Powers of two: rows of all spans share their gaps, and no row depends on another.
+    grain = (ROUNDING * (times[:, -1:] - times[:, :1])).clamp_min(1e-300).log2().ceil().exp2()
+    lengths, which = torch.unique((gaps / grain).round() * grain, return_inverse=True)
+    return lengths.repeat(len(times), 1).scatter_reduce(-1, which, gaps, "amin", include_self=False), which
 
 
 def _at(values: Tensor, places: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ combinations of states that are wanted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class Chain:
             return plain.filtered(self)[0]
         wanted = (self.drift, self.stationary, self.first, self.observed, self.residual, self.noise)
         if not (torch.is_grad_enabled() and any(one.requires_grad for one in wanted)):
-            return _rows(loops.filtered(*self._tabled(), *self._packed(), np.empty((0, 0, 0, LANES))), len(self.drift))
+            return _rows(loops.filtered(*self._table, *self._packed(), np.empty((0, 0, 0, LANES))), len(self.drift))
         others = (self.first, self.observed, self.residual, self.noise, self.which, self.seen)
         found: Tensor = _Density.apply(*self.moves(), *others)  # type: ignore[no-untyped-call]
         return found
@@ -74,7 +75,7 @@ class Chain:
         if loops is None:
             return plain.innovations(self)
         white = np.zeros_like(_lanes(self.residual))
-        loops.filtered(*self._tabled(), *self._packed(), white)
+        loops.filtered(*self._table, *self._packed(), white)
         return _rows(white, len(self.drift))
 
     @torch.no_grad()
@@ -87,7 +88,7 @@ class Chain:
         before = [np.empty((times, outputs + 1, *shape, LANES)) for shape in ((size,), (size, size))]
         met = [*before, *(np.empty((times, outputs, rows, LANES)) for rows in (size, 3))]
         # One group after another, as much is kept of each.
-        for g, group in enumerate(zip(*self._tabled(), *self._packed(), strict=True)):
+        for g, group in enumerate(zip(*self._table, *self._packed(), strict=True)):
             loops.visited(*group, np.zeros(LANES), *met)
             steps, _, counts, columns, which, _, observed, _, _, seen = group
             smoothing.smoothed(steps, counts, columns, which, observed, seen, directions[g], *met, mean[g], variance[g])
@@ -102,10 +103,18 @@ class Chain:
             return plain.wandered(self, normal)
         parts = [*map(_lanes, (self.which, self.first, normal))]
         found = np.empty_like(parts[-1])
-        moves.wandered(*self._tabled()[:2], *parts, found)
+        moves.wandered(*self._table[:2], *parts, found)
         return _rows(found, len(self.drift))
 
-    def _tabled(self) -> tuple[NDArray[Any], ...]:
+    def seeing(self, residual: Tensor) -> Chain:
+        """Return the same with another residual; the steps are not computed again."""
+        other = replace(self, residual=residual)
+        if loops is not None:
+            other.__dict__["_table"] = self._table
+        return other
+
+    @cached_property
+    def _table(self) -> tuple[NDArray[Any], ...]:
         """Φ and Q of each gap, [G, U, n, n, LANES], and the pattern of Φ."""
         drift, stationary, lengths = map(_lanes, (self.drift, self.stationary, self.lengths))
         shape = (len(drift), lengths.shape[1], *drift.shape[1:])

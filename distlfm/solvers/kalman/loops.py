@@ -15,6 +15,9 @@ from numba import njit
 LANES = 8
 LOG_CIRCLE = math.log(2 * math.pi)
 
+STEADY = 3e-14
+"""Change of a variance from one time to the next, as a share of it, that is taken for a rounding error."""
+
 _compiled: Any = njit(cache=True, error_model="numpy", fastmath={"contract"}, nogil=True)
 
 
@@ -126,36 +129,106 @@ def _any_seen(seen):  # type: ignore[no-untyped-def]
 
 
 @_compiled
+def _same(noise, seen, t):  # type: ignore[no-untyped-def]
+    """Whether as much is seen at a time as at the one before, with the same noise."""
+    for p in range(noise.shape[0]):
+        for w in range(LANES):
+            if noise[p, t, w] != noise[p, t - 1, w] or seen[p, t, w] != seen[p, t - 1, w]:
+                return False
+    return True
+
+
+@_compiled
+def _settled(covariance, before):  # type: ignore[no-untyped-def]
+    """Whether variances are those of `before` [n, LANES], which become theirs."""
+    found = True
+    for i in range(covariance.shape[0]):
+        for w in range(LANES):
+            found = found and abs(covariance[i, i, w] - before[i, w]) <= STEADY * covariance[i, i, w]
+            before[i, w] = covariance[i, i, w]
+    return found
+
+
+@_compiled
+def _moved_alone(step, counts, columns, mean, fresh):  # type: ignore[no-untyped-def]
+    """Predict the mean, in place."""
+    for i in range(mean.shape[0]):
+        for w in range(LANES):
+            fresh[i, w] = 0.0
+        for a in range(counts[i]):
+            k = columns[i, a]
+            for w in range(LANES):
+                fresh[i, w] += step[i, k, w] * mean[k, w]
+    for i in range(mean.shape[0]):
+        for w in range(LANES):
+            mean[i, w] = fresh[i, w]
+
+
+@_compiled
+def _updated_alone(observed, value, seen, mean, gain, told, volume, density):  # type: ignore[no-untyped-def]
+    """Take in one number of each lane with a gain that is known. volume: half the logarithm of its spread."""
+    for w in range(LANES):
+        told[0, w] = value[w]
+    for k in range(mean.shape[0]):
+        for w in range(LANES):
+            told[0, w] -= observed[k, w] * mean[k, w]
+    for w in range(LANES):
+        density[w] -= 0.5 * told[0, w] * told[0, w] * told[2, w] + seen[w] * volume[w]
+    for i in range(mean.shape[0]):
+        for w in range(LANES):
+            mean[i, w] += gain[i, w] * told[0, w]
+
+
+@_compiled
 def visited(  # type: ignore[no-untyped-def]
     steps, noises, counts, columns, which, first, observed, residual, noise, seen,
     density, means, covariances, gains, told,
 ):  # fmt: skip
     """Go through all times of one group, add to its log density, and keep what was met in what is not empty.
 
+    Where gaps and noise stay the same, covariances become steady after a while, and only the mean is left to compute.
     means and covariances: before each number of a time and behind the last one, [T, P + 1, n, LANES] and
     [T, P + 1, n, n, LANES]. gains and told: those of `_updated`, [T, P, n, LANES] and [T, P, 3, LANES].
     """
     size, outputs, times = steps.shape[1], residual.shape[0], residual.shape[1]
     step, added, pushed = _square(size), _square(size), _square(size)
-    gain, cross, fresh, each = _vector(size), _vector(size), _vector(size), _vector(3)
+    cross, fresh, before = _vector(size), _vector(size), _vector(size)
+    gain, each, volume = np.empty((outputs, size, LANES)), np.empty((outputs, 3, LANES)), _vector(outputs)
     last = np.full(LANES, -1)
     mean, covariance = np.zeros((size, LANES)), first.copy()
+    before[:] = 0.0
+    calm = False
     for t in range(times):
+        steady = False
         if t > 0:
-            _loaded(steps, noises, which[t - 1], last, step, added)
-            _moved(step, added, counts, columns, mean, covariance, pushed, fresh)
+            new = _loaded(steps, noises, which[t - 1], last, step, added)
+            alike = _same(noise, seen, t)
+            steady = calm and alike and not new
+            if steady:
+                _moved_alone(step, counts, columns, mean, fresh)
+            else:
+                _moved(step, added, counts, columns, mean, covariance, pushed, fresh)
+                calm = _settled(covariance, before) and alike
         for p in range(outputs):
             if len(means):
-                means[t, p], covariances[t, p] = mean, covariance
+                means[t, p] = mean
+                covariances[t, p] = covariances[t - 1, p] if steady else covariance
             if _any_seen(seen[p, t]):
-                _updated(
-                    observed[p], residual[p, t], noise[p, t], seen[p, t],
-                    mean, covariance, gain, cross, each, density,
-                )  # fmt: skip
+                if steady:
+                    _updated_alone(observed[p], residual[p, t], seen[p, t], mean, gain[p], each[p], volume[p], density)
+                else:
+                    _updated(
+                        observed[p], residual[p, t], noise[p, t], seen[p, t],
+                        mean, covariance, gain[p], cross, each[p], density,
+                    )  # fmt: skip
+                    if calm:
+                        for w in range(LANES):
+                            volume[p, w] = 0.5 * (math.log(each[p, 1, w]) + LOG_CIRCLE)
                 if len(gains):
-                    gains[t, p], told[t, p] = gain, each
+                    gains[t, p], told[t, p] = gain[p], each[p]
         if len(means):
-            means[t, outputs], covariances[t, outputs] = mean, covariance
+            means[t, outputs] = mean
+            covariances[t, outputs] = covariances[t - 1, outputs] if steady else covariance
 
 
 @_compiled

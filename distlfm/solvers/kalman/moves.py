@@ -18,7 +18,10 @@ ROUNDING = 1e-13
 """Share of a variance that is taken for a rounding error."""
 
 SHORT, TERMS, FARTHEST = 0.5, 14, 1e12
-"""Size of a matrix whose exponential is a series of `TERMS` terms, and what is too large for any."""
+"""Size of a matrix whose exponential is a series of `TERMS` terms or fewer, and what is too large for any."""
+
+LEFT_OUT = 1e-17
+"""Size of the first term of such a series that is left out."""
 
 _compiled: Any = njit(cache=True, error_model="numpy", fastmath={"contract"}, nogil=True)
 
@@ -48,18 +51,23 @@ def _tabled(drift, stationary, lengths, counts, columns, steps, noises):  # type
         for w in range(LANES):
             largest[w] = max(largest[w], total[w])
     for u in range(lengths.shape[0]):
-        most = 0
+        most, farthest = 0, 0.0
         for w in range(LANES):
             # An odd gap or rate stays what it is, and gives a density that is not finite.
             far = largest[w] * lengths[u, w] / SHORT
             halvings[w] = math.ceil(math.log2(far)) if 1.0 < far < FARTHEST else 0
             most = max(most, halvings[w])
+            farthest = max(farthest, SHORT * far / 2.0 ** halvings[w])
+        terms, left = 1, 0.5 * farthest * farthest
+        while terms < TERMS and not left <= LEFT_OUT:
+            terms += 1
+            left *= farthest / (terms + 1)
         for i in range(size):
             for j in range(size):
                 for w in range(LANES):
                     scaled[i, j, w] = drift[i, j, w] * (lengths[u, w] / 2.0 ** halvings[w])
                     power[i, j, w] = 1.0 if i == j else 0.0
-        for order in range(TERMS, 0, -1):
+        for order in range(terms, 0, -1):
             for i in range(size):
                 for j in range(size):
                     for w in range(LANES):
