@@ -46,6 +46,27 @@ def adapter_parameters(model: FourierOperator, kind: Adapter) -> tuple[str, ...]
     return (f"{name}.project.outer.weight", *shifts)
 
 
+class Projection(NamedTuple):
+    """Weights of the first projection, as they are in a network.
+
+    inner: [H, W]; bias: [H]; outer: [2 L, H]; last: [2 L]; modulate: [2 H, S]; gate: [2 H], gains, then shifts.
+    """
+
+    inner: Tensor
+    bias: Tensor
+    outer: Tensor
+    last: Tensor
+    modulate: Tensor
+    gate: Tensor
+
+
+def projection_of(model: FourierOperator) -> Projection:
+    """Return these weights of a network; who writes into them changes it."""
+    one = model.first.project
+    parts = (one.inner.weight, one.inner.bias, one.outer.weight, one.outer.bias, one.modulate.weight, one.modulate.bias)
+    return Projection(*parts)
+
+
 def with_projection(
     model: FourierOperator, inner: FloatArray, bias: FloatArray, outer: FloatArray, last: FloatArray
 ) -> FourierOperator:
@@ -54,10 +75,8 @@ def with_projection(
     inner: [H, W]; bias: [H]; outer: [2 L, H]; last: [2 L].
     """
     changed = copy.deepcopy(model)
-    project = changed.first.project
-    layers = (project.inner.weight, inner), (project.inner.bias, bias), (project.outer.weight, outer)
     with torch.no_grad():
-        for weight, value in (*layers, (project.outer.bias, last), (project.modulate.weight, 0.0)):
+        for weight, value in zip(projection_of(changed), (inner, bias, outer, last, 0.0), strict=False):
             weight.copy_(torch.as_tensor(value))
     return changed
 

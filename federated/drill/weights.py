@@ -23,7 +23,7 @@ from distlfm.federated.settings import RoundTask
 from distlfm.federated.site.work import Site, codec_of
 from distlfm.instance import FloatArray
 from distlfm.lfo import FourierOperator, Operator
-from distlfm.lfo.tail import GATE, HIDDEN, PROJECTION, with_projection
+from distlfm.lfo.tail import GATE, HIDDEN, PROJECTION, projection_of, with_projection
 
 LAYER, SHARED = GATE, PROJECTION
 GAIN = 1e3
@@ -96,7 +96,7 @@ STEEP = 3.0
 """How fast a spy is switched on in time."""
 FAINT = 0.002
 """Outer weight of a spy, which its update is in proportion to; a sum holds far smaller numbers."""
-SPIED = ("lift.*", "layers.*", *SHARED[:2], "first.project.modulate.*")
+SPIED = ("lift.*", "layers.*", *SHARED, LAYER)
 FITS = (1e-3, 3e-3, 1e-2, 3e-2, 0.1)
 """Strengths of the ridge with which a series is solved for; a coordinator looks at all of them."""
 
@@ -136,14 +136,14 @@ def spying(operator: Operator, target: Target, late: float) -> tuple[FourierOper
     units of their distance.
     """
     model, outputs = copy.deepcopy(operator.model), _outputs(operator)
-    head = model.first.project
+    head = projection_of(model)
     lift, narrow = (cast("torch.nn.Linear", model.lift[place]) for place in (0, 2))
-    hidden = len(head.inner.weight)
-    shift = 10 * max(float(head.modulate.bias.detach().abs().max()), 0.1)
+    hidden = len(head.inner)
+    shift = 10 * max(float(head.gate.detach().abs().max()), 0.1)
     gain, times = 1 + 0.8 * shift, -1 + 2 * (np.arange(SPIES) + 0.5 + late) / SPIES
     with torch.no_grad():
         half = len(lift.weight) // 2
-        for one in (*model.layers.parameters(), *lift.parameters(), *narrow.parameters(), head.modulate.weight):
+        for one in (*model.layers.parameters(), *lift.parameters(), *narrow.parameters(), head.modulate):
             one.zero_()
         # Of silu(x) − silu(−x) = x the lifting is linear: how far a patient is from the target, in two channels.
         place = 3 * outputs
@@ -151,14 +151,14 @@ def spying(operator: Operator, target: Target, late: float) -> tuple[FourierOper
         lift.weight[half:] = -lift.weight[:half]
         lift.bias[:half], lift.bias[half:] = -0.5 * target.place, 0.5 * target.place
         narrow.weight[:2, :half], narrow.weight[:2, half:] = 0.4, -0.4
-        head.modulate.bias[:hidden], head.modulate.bias[hidden:] = gain - 1, 0.0
-        head.inner.weight[:SPIES] = 0.0
-        head.inner.weight[:SPIES, :2], head.inner.weight[:SPIES, -1] = 1.7, STEEP / gain
+        head.gate[:hidden], head.gate[hidden:] = gain - 1, 0.0
+        head.inner[:SPIES] = 0.0
+        head.inner[:SPIES, :2], head.inner[:SPIES, -1] = 1.7, STEEP / gain
         on = torch.tensor(-STEEP * times, dtype=torch.float32)
         moved = on.clamp(-0.75 * shift, 0.75 * shift)
-        head.modulate.bias[hidden : hidden + SPIES] = moved
-        head.inner.bias[:SPIES] = (on - moved) / gain
-        head.outer.weight[:, :SPIES] = torch.tensor([[FAINT], [0.0]])
+        head.gate[hidden : hidden + SPIES] = moved
+        head.bias[:SPIES] = (on - moved) / gain
+        head.outer[:, :SPIES] = torch.tensor([[FAINT], [0.0]])
     return model, RoundTask(steps=1, batch=0, optimiser="sgd", lr=0.5, shared=SPIED), times
 
 
