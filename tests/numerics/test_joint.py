@@ -14,12 +14,11 @@ from distlfm.errors import UsageError
 from distlfm.inference.fit import InferenceConfig, fit_instances
 from distlfm.inference.model import ForceConfig, Model
 from distlfm.inference.observations import collate
-from distlfm.inference.series.joint import waves
 from distlfm.inference.series.joint.density import Density
 from distlfm.inference.series.joint.fit import fit_joint
 from distlfm.inference.series.joint.grid import Grid
 from distlfm.inference.series.joint.method import misfit
-from distlfm.inference.series.joint.metric import Metric
+from distlfm.inference.series.joint.metric import Metric, held
 from distlfm.inference.series.joint.modes import Modes, climb
 from distlfm.inference.series.joint.sampler import SamplerConfig
 from distlfm.inference.series.joint.waves import Circle, FreeWaves
@@ -46,9 +45,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 def make_model(**content: Any) -> Model:
     kernel, likelihood = content.pop("kernel", "rbf"), content.pop("likelihood", {})
-    lengthscale = content.pop("lengthscale", LogNormal(median=2.0, spread=0.3))
     mechanism = build_mechanism({"kind": "transcription", "outputs": GENES, **content})
-    priors = {"lengthscale": lengthscale, "variance": LogNormal(median=1.0, spread=0.3)}
+    priors = {"lengthscale": LogNormal(median=2.0, spread=0.3), "variance": LogNormal(median=1.0, spread=0.3)}
     noise = {"shared": True, "prior": LogNormal(median=0.1, spread=0.5), **likelihood}
     force = build(ForceConfig, {"kernel": {"kind": kernel}, "priors": priors})
     return Model(mechanism, force, LikelihoodConfig.model_validate(noise))
@@ -63,12 +61,12 @@ def density_of(model: Model, instances: list[Instance], kernel: str = "rbf") -> 
     data = collate([one.blind() for one in instances], model.mechanism.outputs)
     first, last = data.times[:, 0], data.times[:, -1]
     span = last - first
-    basis = (
-        FreeWaves.suited(model, first, last)
+    waves = (
+        FreeWaves(model, first, span)
         if kernel == "periodic"
-        else Circle.around(model, first, last, span / 5, span / 3)
+        else Circle.around(model, first, last, span / 5, span / 3, 40)
     )
-    return Density.of(model, data, Grid.chosen(data), basis)
+    return Density.of(model, data, Grid.chosen(data), waves)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -118,56 +116,6 @@ def test_a_step_is_checked_by_halving_for_each_instance_alone() -> None:
     alone = fit_joint(model, data.rows(torch.tensor([1])), [2], short, 1, False, None)
     assert together[1] == alone.posterior.density.grid.steps[0]  # type: ignore[attr-defined]
     assert together[0] > 18
-
-
-def rough_case(kernel: str = "rbf", points: int = 45) -> tuple[Model, list[Instance]]:
-    """Fast genes at many times: one whose lengthscale is far below the prior's middle, and one of a long one."""
-    rates = {"response": {"kind": "softplus"}, "fixed": {"decay": 6.0, "basal": 0.1, "sensitivity": 6.0}}
-    noise = {"prior": LogNormal(median=0.03, spread=0.1)}
-    found = []
-    for median, spread in ((1.5, 0.7), (0.4, 0.01), (2.5, 0.01)):
-        prior = LogNormal(median=median, spread=spread)
-        found.append(make_model(**rates, kernel=kernel, likelihood=noise, lengthscale=prior))
-    model, rough, smooth = found
-    return model, [*make_instances(rough, 1, points), replace(make_instances(smooth, 1, points)[0], id="smooth")]
-
-
-SHORT = SamplerConfig(chains=4, warm=(1,), kept=2, extensions=0)
-
-
-def test_waves_follow_the_lengthscale_that_data_ask_for() -> None:
-    model, instances = rough_case()
-    data = collate([one.blind() for one in instances], GENES)
-    alone = data.rows(torch.tensor([1]))
-    fits = [fit_joint(model, *given, SHORT, 1, False, None) for given in ((data, [1, 2]), (alone, [2]))]
-    both, own = (one.posterior.density.waves for one in fits)  # type: ignore[attr-defined]
-    assert both.shortest[0] < 0.4
-    assert both.count[1] == own.count[0] < 0.6 * both.count[0]
-    length = model.space.unpack(fits[0].posterior.unknowns().proposals)["force.lengthscale"].mean(0)
-    torch.testing.assert_close(length.flatten(), torch.tensor([0.4, 2.5]).double(), rtol=0.4, atol=0)
-    assert not any("rougher" in one for fit in fits for one in fit.doubts)
-
-
-def test_kernels_are_where_the_evidence_of_the_closed_form_is_highest() -> None:
-    model = linear_model()
-    density = density_of(model, make_instances(model, 1))
-    modes = climb(density, torch.zeros(1, 1, density.size, dtype=torch.float64))
-    exact = LinearGaussian(model, density.data, model.linearity, Quadrature(6))
-    z = modes.w[0, :, : density.num_free].requires_grad_()
-    (slope,) = torch.autograd.grad(exact.log_joint(z, torch.arange(1)).sum(), z)
-    assert modes.settled.all()
-    assert slope[0, density.kernels].abs().max() < 0.1
-
-
-@pytest.mark.parametrize("kernel", ["rbf", "periodic"])
-def test_lengthscales_too_short_for_the_waves_that_there_are_make_an_answer_unreliable(
-    kernel: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(waves, "MOST_WAVES", 4)
-    model, instances = rough_case(kernel, 20)
-    data = collate([one.blind() for one in instances[:1]], GENES)
-    fit = fit_joint(model, data, [1], SHORT, 1, False, None)
-    assert "rougher than its waves" in fit.doubts[0]
 
 
 def linear_model() -> Model:
@@ -236,13 +184,13 @@ def test_coordinates_of_a_chain_follow_its_kernel() -> None:
     n = density.num_free
     here = torch.zeros(1, 1, density.size, dtype=torch.float64)
     there = here.clone()
-    there[..., torch.nonzero(density.kernels).squeeze(-1)] = 0.8
+    there[..., torch.nonzero(held(density)).squeeze(-1)] = 0.8
     modes = Modes(here, torch.eye(density.size).double().expand(1, 1, -1, -1), *torch.zeros(3, 1, 1).double())
     metric = Metric.of(density, here, modes)
     factor = metric.factor(*metric.waves(there[..., :n]))
     found = density.linearised(there)
     columns = density.weighted(found.values, found.outputs, found.jacobian)
-    columns[..., :n] *= ~(density.kernels | density.noise)
+    columns[..., :n] *= ~(held(density) | density.noise)
     exact = columns.mT @ columns + torch.eye(density.size, dtype=torch.float64)
     x = torch.randn(3, 1, density.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     turned = factor.back((exact @ factor.away(x)[..., None]).squeeze(-1))

@@ -80,18 +80,6 @@ class Density:
         space = self.model.space
         return torch.tensor([one.kind == "noise" for one in space.parameters for _ in one.free], dtype=torch.bool)
 
-    @cached_property
-    def kernels(self) -> Tensor:
-        """Which of the n parameters are of kernels that do no more to waves than to scale them."""
-        kinds = [one.kind == "kernel" for one in self.model.space.parameters for _ in one.free]
-        return torch.tensor(kinds, dtype=torch.bool) & isinstance(self.waves, Circle)
-
-    def log_sizes(self, z: Tensor) -> Tensor:
-        """Logarithms [C, A, L·M] of the waves' deviations: zero where the kernel does more than to scale waves."""
-        if not isinstance(self.waves, Circle):
-            return z.new_zeros(*z.shape[:-1], self.size - self.num_free)
-        return self.waves.log_sizes(self.model.space.unpack(z)).flatten(-2)
-
     def split(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """w [C, A, W] → z [C, A, n] and a [C, A, L, M]."""
         return w[..., : self.num_free], w[..., self.num_free :].unflatten(-1, (len(self.model.kernels), -1))

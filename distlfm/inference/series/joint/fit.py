@@ -35,18 +35,8 @@ PRIOR_WINDOW, WINDOW, LEAST_WINDOW = 2.0, 2.5, 0.5
 """Deviations of a lengthscale, on both sides, that circles are made for: of the prior, and of the posterior at the
 mode, which counts as at least this share of the prior's."""
 
-LONGEST = 1.5
-"""The longest lengthscale that circles are made for, in spans."""
-
-HELD, ATTEMPTS = 1.5, 4
-"""Deviations on both sides of the mode that a circle has to hold, and how many circles are tried."""
-
-SHORTEST, IN_GAPS = 20.0, 2.0
-"""The shortest one is at least this part of the span, or of a gap between observations where that is less."""
-
-CUT_OFF, RARELY = 1.5, 0.05
-"""How much shorter a lengthscale may be than the shortest one that waves are made for until a hundredth of the force's
-variance is lost, and the share of draws of which that may be so."""
+SHORTEST, LONGEST, MOST_WAVES = 20.0, 1.5, 64
+"""Lengthscales that circles are made for: at least this part of the span, at most so many spans."""
 
 COARSE, MAX_DOUBLINGS = 0.1, 3
 """Largest change of the log likelihood at the mode that halving the steps may bring, and how often they are halved."""
@@ -73,7 +63,10 @@ def fit_joint(
     with during("modes"):
         modes = climb(density, _starts(density, streams, max(STARTS, restarts), random), ROUGH)
         if isinstance(density.waves, Circle):
-            density, modes = _circled(density, modes)
+            finer = _circle_at(density, modes)
+            w = _carried(density, finer, modes.w)
+            density = finer
+            modes = climb(density, w, FINE)
         density, modes = _short_enough(density, modes, fixed=steps is not None)
     streams.active = density.active
     sampled = sample(density, modes, streams, options)
@@ -96,11 +89,11 @@ def _first_waves(model: Model, data: Observations) -> Waves:
     first, last = data.times[:, 0], data.times[:, -1]
     span = last - first
     if not on_circle(model):
-        return FreeWaves.suited(model, first, last)
+        return FreeWaves(model, first, span)
     middle = torch.zeros(len(first), model.space.num_free, dtype=torch.float64)
     low, high = lengthscales(model, middle, torch.full_like(middle, PRIOR_WINDOW))
     low = torch.minimum(torch.maximum(low, span / 10), span)
-    return Circle.around(model, first, last, low, torch.maximum(torch.minimum(high, span / 2), low))
+    return Circle.around(model, first, last, low, torch.maximum(torch.minimum(high, span / 2), low), MOST_WAVES)
 
 
 def _starts(density: Density, streams: Streams, count: int, random: bool) -> Tensor:
@@ -115,36 +108,20 @@ def _starts(density: Density, streams: Streams, count: int, random: bool) -> Ten
     return chosen
 
 
-def _circled(density: Density, modes: Modes) -> tuple[Density, Modes]:
-    """Circles made for the lengthscales at the best modes, and the modes there, which may ask for others again."""
-    model, rows = density.model, torch.arange(len(density.data))
+def _circle_at(density: Density, modes: Modes) -> Density:
+    """The same with circles made for the lengthscales at the best modes."""
+    model, n = density.model, density.num_free
+    best = modes.evidence.argmax(0)
+    rows = torch.arange(len(best))
+    z = modes.w[best, rows, :n].clamp(-3, 3)
+    spread = modes.root[best, rows, :n].square().sum(-1).sqrt().clamp(LEAST_WINDOW, 1.0)
+    low, high = lengthscales(model, z, WINDOW * spread)
     first, last = density.data.times[:, 0], density.data.times[:, -1]
-    low, high = torch.full_like(first, torch.inf), torch.zeros_like(first)
-    for _ in range(ATTEMPTS):
-        best = modes.evidence.argmax(0)
-        z = modes.w[best, rows, : density.num_free].clamp(-3, 3)
-        spread = modes.root[best, rows, : density.num_free].square().sum(-1).sqrt().clamp(LEAST_WINDOW, 1.0)
-        inner, outer = _window(density, z, HELD * spread), _window(density, z, WINDOW * spread)
-        other = torch.nonzero((inner[0] < low) | (inner[1] > high)).squeeze(-1)
-        if len(other) == 0:
-            break
-        # Circles only grow, so that they do not change to and fro; those of the others stay, as do their modes.
-        low[other], high[other] = torch.minimum(low, outer[0])[other], torch.maximum(high, outer[1])[other]
-        finer = replace(density, waves=Circle.around(model, first, last, low, high))
-        w = _carried(density.rows(other), finer.rows(other), modes.w[:, other])
-        modes = modes.resized(density.num_free, 2 * len(model.kernels), finer.size)
-        density = finer
-        modes.put(other, climb(density.rows(other), w, FINE))
-    return density, modes
-
-
-def _window(density: Density, z: Tensor, around: Tensor) -> tuple[Tensor, Tensor]:
-    """The shortest and the longest lengthscale [B] between z − around and z + around [B, n], as far as data tell."""
-    data = density.data
-    span, count = data.times[:, -1] - data.times[:, 0], data.mask.any(-2).sum(-1)
-    low, high = lengthscales(density.model, z, around)
-    low = torch.minimum(torch.maximum(low, span / (IN_GAPS * (count - 1)).clamp_min(SHORTEST)), LONGEST * span)
-    return low, torch.maximum(torch.minimum(high, LONGEST * span), low)
+    span = last - first
+    low = torch.minimum(torch.maximum(low, span / SHORTEST), LONGEST * span)
+    high = torch.maximum(torch.minimum(high, LONGEST * span), low)
+    waves = Circle.around(model, first, last, low, high, MOST_WAVES)
+    return Density(model, density.data, density.grid, waves, density.shape)
 
 
 @torch.no_grad()
@@ -173,7 +150,8 @@ def _short_enough(density: Density, modes: Modes, *, fixed: bool) -> tuple[Densi
             steps[coarse] *= 2
             density = replace(density, grid=Grid.of(density.data.times, steps))
             finer = climb(density.rows(coarse), modes.w[:, coarse], FINE)
-            modes.put(coarse, finer)
+            for name in ("w", "root", "evidence", "settled", "iterations"):
+                getattr(modes, name)[:, coarse] = getattr(finer, name)
     return density, modes
 
 
@@ -188,9 +166,6 @@ def _change(density: Density, modes: Modes) -> Tensor:
 
 def _doubts(density: Density, modes: Modes, sampled: Sampled, chains: int) -> tuple[str, ...]:
     coarse, found = _change(density, modes), []
-    z = sampled.draws[..., : density.num_free]
-    drawn, held = lengthscales(density.model, z, torch.zeros_like(z))[0], density.waves.shortest
-    rough = (drawn * CUT_OFF < held).double().mean(0)
     for b in range(len(density.data)):
         words = []
         if float(coarse[b]) > 2 * COARSE:
@@ -203,11 +178,6 @@ def _doubts(density: Density, modes: Modes, sampled: Sampled, chains: int) -> tu
             words.append(
                 f"The chains have not mixed: their draws are worth {worth:.0f} independent ones. "
                 "Narrow the priors, or raise inference.joint.kept."
-            )
-        if float(rough[b]) > RARELY:
-            words.append(
-                f"The force may be rougher than its waves show: {float(rough[b]):.0%} of the draws have a lengthscale "
-                f"below {float(held[b]) / CUT_OFF:.2g}. Narrow its prior, or set inference.method=nested."
             )
         found.append(" ".join(words))
     return tuple(found)

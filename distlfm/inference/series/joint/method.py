@@ -86,8 +86,7 @@ class Joint(SeriesMethod):
             waves = Circle(model, origin, length, count.long(), size)
         else:
             first, last = observations.times[:, 0], observations.times[:, -1]
-            size = (state["w"].shape[-1] - model.space.num_free) // (2 * len(model.kernels))
-            waves = FreeWaves(model, first, last - first, size)
+            waves = FreeWaves(model, first, last - first)
         grid = Grid(state["nodes"], state["place"].long(), state["steps"].long())
         density = Density.of(model, observations, grid, waves)
         seeds = tuple(int(seed) for seed in state["seeds"])

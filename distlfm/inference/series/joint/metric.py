@@ -19,6 +19,7 @@ from torch import Tensor
 
 from distlfm.inference.series.joint.density import Density
 from distlfm.inference.series.joint.modes import Modes
+from distlfm.inference.series.joint.waves import Circle
 
 MOST = 8
 """Chains whose curvatures are averaged."""
@@ -71,8 +72,8 @@ class Metric:
         here = density.linearised(w)
         columns = density.weighted(here.values, here.outputs, here.jacobian)
         scale = torch.ones_like(w)
-        scale[..., n:] = torch.where(density.active[:, n:], (-density.log_sizes(w[..., :n])).exp(), 0.0)
-        scale[..., :n] = (~(density.noise | density.kernels)).double()
+        scale[..., n:] = torch.where(density.active[:, n:], (-log_sizes(density, w[..., :n])).exp(), 0.0)
+        scale[..., :n] = (~(density.noise | held(density))).double()
         columns = torch.where(here.ok[..., None, None], columns * scale.unsqueeze(-2), 0.0)
         stacked = columns.transpose(0, 1).flatten(1, 2) / here.ok.sum(0).clamp_min(1).sqrt()[:, None, None]
         whole = stacked.mT @ stacked
@@ -85,7 +86,7 @@ class Metric:
     @cached_property
     def kernels(self) -> Tensor:
         """Places of the parameters that trajectories do not move."""
-        return torch.nonzero(self.density.kernels).squeeze(-1)
+        return torch.nonzero(held(self.density)).squeeze(-1)
 
     def rows(self, index: Tensor) -> Metric:
         """Of the instances at `index`."""
@@ -94,7 +95,7 @@ class Metric:
 
     def waves(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The factor's first part for the kernels of z [C, A, n], and D [C, A, M]."""
-        sizes = self.density.log_sizes(z).exp()
+        sizes = log_sizes(self.density, z).exp()
         curved = self.by_waves * sizes.unsqueeze(-1) * sizes.unsqueeze(-2)
         curved.diagonal(dim1=-2, dim2=-1).add_(1.0)
         return torch.linalg.cholesky_ex(curved).L, sizes
@@ -105,3 +106,16 @@ class Metric:
         rest = self.by_parameters - shared.mT @ shared
         rest.diagonal(dim1=-2, dim2=-1).add_(1.0)
         return Factor(waves, shared, torch.linalg.cholesky_ex(rest).L)
+
+
+def log_sizes(density: Density, z: Tensor) -> Tensor:
+    """Logarithm of D, [C, A, M]: zero where the kernel does more to waves than to scale them."""
+    if not isinstance(density.waves, Circle):
+        return z.new_zeros(*z.shape[:-1], density.size - density.num_free)
+    return density.waves.log_sizes(density.model.space.unpack(z)).flatten(-2)
+
+
+def held(density: Density) -> Tensor:
+    """Which of the n parameters are of kernels that do no more to waves than to scale them."""
+    kinds = [one.kind == "kernel" for one in density.model.space.parameters for _ in one.free]
+    return torch.tensor(kinds, dtype=torch.bool) & isinstance(density.waves, Circle)

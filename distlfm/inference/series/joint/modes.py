@@ -1,8 +1,8 @@
-"""Modes of the joint density by damped Gauss–Newton steps, with noise and kernels held at their evidence.
+"""Modes of the joint density by damped Gauss–Newton steps, with the noise held at its evidence.
 
 The joint density of noise and force has no useful mode: a force that passes through all data asks for no noise. So the
 noise is where the Laplace evidence is highest, which is where the expected log density of the data is (an EM step: the
-spread of the outputs under the Gaussian of all else counts as residual too). Kernels are held likewise (`kernels.py`).
+spread of the outputs under the Gaussian of all else counts as residual too).
 
 Shapes: `K` starts, `A` instances, `n` parameters, `W` unknowns.
 """
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from distlfm.gp.linalg import safe_cholesky
 from distlfm.inference.series.joint.density import Density, Linearised
-from distlfm.inference.series.joint.kernels import Kernels, steep
 from distlfm.runtime.reporting import stepped
 
 ITERATIONS = 40
@@ -30,9 +29,6 @@ ARRIVED = 1e-2
 
 NOISE_STEP = 0.7
 """Largest change of a parameter of the noise in one step."""
-
-ROOM = 30_000_000
-"""Numbers of the Jacobians of all states of the instances that are searched together."""
 
 FIRST_DAMPING, MOST_DAMPING = 1e-2, 1e8
 
@@ -55,37 +51,10 @@ class Modes:
         parts = (self.w, self.root, self.evidence, self.settled, self.iterations)
         return Modes(*(one[:, index] for one in parts))
 
-    def put(self, index: Tensor, others: Modes) -> None:
-        """Take what others have of the instances at `index`."""
-        for name in ("w", "root", "evidence", "settled", "iterations"):
-            getattr(self, name)[:, index] = getattr(others, name)
-
-    def resized(self, num_free: int, num_lists: int, size: int) -> Modes:
-        """The same with tables for W = `size` unknowns, of n parameters and `num_lists` lists of waves' amplitudes.
-
-        Waves that are new, or go, do not count: their amplitudes are zero, and independent of the others.
-        """
-        before, after = ((one - num_free) // num_lists for one in (self.w.shape[-1], size))
-        common = torch.arange(num_lists).unsqueeze(-1), torch.arange(min(before, after))
-        old, new = (
-            torch.cat([torch.arange(num_free), num_free + (each * common[0] + common[1]).flatten()])
-            for each in (before, after)
-        )
-        w = self.w.new_zeros(*self.w.shape[:-1], size)
-        w[..., new] = self.w[..., old]
-        root = torch.eye(size, dtype=w.dtype).repeat(*w.shape[:-1], 1, 1)
-        root[..., new.unsqueeze(-1), new] = self.root[..., old.unsqueeze(-1), old]
-        return Modes(w, root, self.evidence, self.settled, self.iterations)
-
 
 @torch.no_grad()
 def climb(density: Density, w: Tensor, iterations: int = ITERATIONS) -> Modes:
     """Search from w [K, A, W]."""
-    each = len(w) * density.grid.nodes.shape[-1] * density.model.mechanism.num_states * density.size
-    if len(density.data) > (most := max(1, ROOM // each)):
-        parts = [climb(density.rows(some), w[:, some], iterations) for some in torch.arange(w.shape[1]).split(most)]
-        names = ("w", "root", "evidence", "settled", "iterations")
-        return Modes(*(torch.cat([getattr(one, name) for one in parts], 1) for name in names))
     w = w * density.active
     damping = torch.full(w.shape[:2], FIRST_DAMPING, dtype=w.dtype)
     settled = torch.zeros(w.shape[:2], dtype=torch.bool)
@@ -106,16 +75,16 @@ def climb(density: Density, w: Tensor, iterations: int = ITERATIONS) -> Modes:
     return _summary(density, w, settled, used)
 
 
-def _curvature(density: Density, here: Linearised, w: Tensor, fixed: Tensor) -> tuple[Tensor, Tensor]:
-    """Curvature [K, A, W, W] of minus the log density, and its gradient [K, A, W]; `fixed` parameters have none."""
+def _curvature(density: Density, here: Linearised, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Curvature [K, A, W, W] of minus the log density but for the noise's rows, and its gradient [K, A, W]."""
     white = density.weighted(here.values, here.outputs, here.jacobian)
     curvature = white.mT @ white + torch.eye(w.shape[-1], dtype=w.dtype)
     gradient = w - (_pull(density, here).unsqueeze(-2) @ here.jacobian.flatten(2, 3)).squeeze(-2)
-    places = torch.nonzero(fixed).squeeze(-1)
-    curvature[..., places, :] = 0.0
-    curvature[..., :, places] = 0.0
-    curvature[..., places, places] = 1.0
-    gradient[..., places] = 0.0
+    noise = torch.nonzero(density.noise).squeeze(-1)
+    curvature[..., noise, :] = 0.0
+    curvature[..., :, noise] = 0.0
+    curvature[..., noise, noise] = 1.0
+    gradient[..., noise] = 0.0
     return curvature, gradient
 
 
@@ -130,7 +99,7 @@ def _pull(density: Density, here: Linearised) -> Tensor:
 
 def _step(density: Density, here: Linearised, w: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Where to go, how far that is in units of the Gaussian [K, A], and the damping of the next step [K, A]."""
-    curvature, gradient = _curvature(density, here, w, density.noise | density.kernels)
+    curvature, gradient = _curvature(density, here, w)
     factor = torch.linalg.cholesky_ex(curvature).L
     noise = density.noise
     before = density.log_density(w)
@@ -146,11 +115,6 @@ def _step(density: Density, here: Linearised, w: Tensor, damping: Tensor) -> tup
     moved = torch.where(better.unsqueeze(-1), w + step, w)
     change = torch.where(noise, w_noise - w[..., : density.num_free], 0.0)
     moved[..., : density.num_free] += change
-    if bool(density.kernels.any()):
-        kernels = Kernels.around(density, here, w, _pull(density, here))
-        z = kernels.step()
-        moved = kernels.carried(moved, z)
-        change = change + torch.where(density.kernels, z - w[..., : density.num_free], 0.0)
     size = torch.maximum(torch.where(better, size, torch.inf), change.abs().sum(-1))
     # A step within rounding of the mode may go up by rounding.
     flat = ~better & ((after - before).abs() < 1e-9 * (1 + before.abs()))
@@ -200,19 +164,7 @@ def _noise_terms(density: Density, here: Linearised, w: Tensor, factor: Tensor) 
 
 def _summary(density: Density, w: Tensor, settled: Tensor, used: Tensor) -> Modes:
     here = density.linearised(w)
-    curvature, _ = _curvature(density, here, w, density.noise)
-    if bool(density.kernels.any()):
-        _, own = Kernels.around(density, here, w, _pull(density, here)).slopes()
-        values, vectors = steep(own)
-        held = torch.nonzero(density.kernels).squeeze(-1)
-        rest = torch.nonzero(
-            ~torch.cat([density.kernels, density.active.new_zeros(w.shape[-1] - len(density.kernels))])
-        )
-        rest = rest.squeeze(-1)
-        factor = torch.linalg.cholesky_ex(curvature[..., rest.unsqueeze(-1), rest]).L
-        shared = torch.linalg.solve_triangular(factor, curvature[..., rest.unsqueeze(-1), held], upper=False)
-        own = vectors @ torch.diag_embed(values) @ vectors.mT + shared.mT @ shared
-        curvature[..., held.unsqueeze(-1), held] = own
+    curvature, _ = _curvature(density, here, w)
     if bool(density.noise.any()):
         _, _, own = _noise_terms(density, here, w, torch.linalg.cholesky_ex(curvature).L)
         values, vectors = torch.linalg.eigh(own)

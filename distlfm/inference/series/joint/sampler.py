@@ -19,7 +19,7 @@ from torch import Tensor
 
 from distlfm.gp.linalg import safe_cholesky
 from distlfm.inference.series.joint.density import Density
-from distlfm.inference.series.joint.metric import Factor, Metric
+from distlfm.inference.series.joint.metric import Factor, Metric, held
 from distlfm.inference.series.joint.modes import Modes
 from distlfm.runtime.reporting import stepped
 
@@ -50,9 +50,6 @@ STUCK = 2.0
 
 JITTER = 0.2
 """Step sizes of single trajectories lie within this share of the adapted one."""
-
-ROOM = 30_000_000
-"""Numbers of the largest matrices of the instances that are sampled together."""
 
 LEAST_EVIDENCE = math.log(1e-3)
 """Modes with less evidence than this, relative to the best, get no chain."""
@@ -152,8 +149,7 @@ def shares(modes: Modes) -> Tensor:
 def sample(density: Density, modes: Modes, streams: Streams, options: SamplerConfig) -> Sampled:
     """Sample all A instances, those with about as many steps together: none pays for steps that another needs."""
     size = (density.grid.lengths > 0).sum(-1).double().log2().ceil()
-    most = max(1, ROOM // (options.chains * density.size**2))
-    groups = [part for one in size.unique() for part in torch.nonzero(size == one).squeeze(-1).split(most)]
+    groups = [torch.nonzero(size == one).squeeze(-1) for one in size.unique()]
     parts = [_sample(density.rows(rows), modes.rows(rows), streams.rows(rows), options) for rows in groups]
     place = torch.cat(groups).argsort()
     draws = torch.cat([one.draws for one in parts], 1)[:, place]
@@ -225,7 +221,7 @@ def _begin(density: Density, modes: Modes, streams: Streams, rows: Tensor, optio
         part = torch.where(short, 0.5 * part, part)
     w = middle + part.unsqueeze(-1) * away
     value, gradient = density.with_gradient(w)
-    kernels = torch.nonzero(density.kernels).squeeze(-1)
+    kernels = torch.nonzero(held(density)).squeeze(-1)
     spread = FIRST_SPREAD * torch.eye(len(kernels), dtype=w.dtype).expand(len(rows), -1, -1)
     step, scale = torch.full((len(rows),), math.log(FIRST_STEP), dtype=w.dtype), torch.zeros(len(rows), dtype=w.dtype)
     return _Chains(w, value, gradient, step, spread, scale)

@@ -25,23 +25,14 @@ CUT = {"rbf": 4.0, "matern52": 7.0, "matern32": 11.0}
 AROUND = {"rbf": 4.0, "matern52": 5.0, "matern32": 5.0}
 """Lengthscales from the end of the data to their image on the circle."""
 
-FREE_FEATURES, PRIOR_REACH = 24, 2.5
-"""Frequencies of a kernel whose frequencies follow its parameters, at least: as many as suit it at so many deviations
-of its prior from the middle."""
-
-MOST_WAVES = 200
-"""Frequencies of a force, at most: matrices of all amplitudes have to fit into memory."""
+FREE_FEATURES = 24
+"""Frequencies of a kernel whose frequencies follow its parameters."""
 
 
 class Waves(ABC):
     """Force = columns · amplitudes. active: [A, M] amplitudes that count; the others are zero."""
 
     active: Tensor
-
-    @property
-    @abstractmethod
-    def shortest(self) -> Tensor:
-        """The shortest lengthscale [A] of which next to nothing is cut off."""
 
     @abstractmethod
     def force(self, values: Values, amplitudes: Tensor, times: Tensor) -> Tensor:
@@ -67,16 +58,13 @@ class Circle(Waves):
     size: int
 
     @staticmethod
-    def around(model: Model, first: Tensor, last: Tensor, shortest: Tensor, longest: Tensor) -> Circle:
+    def around(model: Model, first: Tensor, last: Tensor, shortest: Tensor, longest: Tensor, most: int) -> Circle:
         """For data from `first` to `last` [A] and lengthscales from `shortest` to `longest` [A]."""
-        around = max(AROUND[shape_of(kernel.expression)] for kernel in model.kernels)
+        shapes = [shape_of(kernel.expression) for kernel in model.kernels]
+        around, cut = max(AROUND[one] for one in shapes), max(CUT[one] for one in shapes)
         length = last - first + around * longest
-        count = (1 + _cut(model) / shortest * length / (2 * math.pi)).ceil().clamp_max(MOST_WAVES).long()
+        count = (1 + cut / shortest * length / (2 * math.pi)).ceil().clamp_max(most).long()
         return Circle(model, first, length, count, int(count.max()))
-
-    @property
-    def shortest(self) -> Tensor:
-        return _cut(self.model) * self.length / (2 * math.pi * (self.count - 1))
 
     @property
     def active(self) -> Tensor:  # type: ignore[override]
@@ -143,41 +131,28 @@ def tabulated(table: Tensor, weighted: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FreeWaves(Waves):
-    """Waves whose frequencies follow the kernel's parameters. origin, span: [A]; size: frequencies."""
+    """Waves whose frequencies follow the kernel's parameters. origin, span: [A]."""
 
     model: Model
     origin: Tensor
     span: Tensor
-    size: int = FREE_FEATURES
-
-    @staticmethod
-    def suited(model: Model, first: Tensor, last: Tensor) -> FreeWaves:
-        """As many as the prior asks for, whatever the data."""
-        middle = torch.zeros(1, model.space.num_free, dtype=torch.float64)
-        low, _ = lengthscales(model, middle, torch.full_like(middle, PRIOR_REACH))
-        size = min(max(FREE_FEATURES, math.ceil(1 + CUT["rbf"] / float(low))), MOST_WAVES)
-        return FreeWaves(model, first, last - first, size)
 
     @property
     def active(self) -> Tensor:  # type: ignore[override]
-        return torch.ones(len(self.origin), 2 * self.size, dtype=torch.bool)
-
-    @property
-    def shortest(self) -> Tensor:
-        return torch.full_like(self.span, CUT["rbf"] / (self.size - 1))
+        return torch.ones(len(self.origin), 2 * FREE_FEATURES, dtype=torch.bool)
 
     def rows(self, index: Tensor) -> FreeWaves:
-        return FreeWaves(self.model, self.origin[index], self.span[index], self.size)
+        return FreeWaves(self.model, self.origin[index], self.span[index])
 
     def columns(self, values: Values, times: Tensor) -> Tensor:
         since = (times - self.origin.unsqueeze(-1)).T[:, None, :, None]  # [Q, 1, A, 1]
         found = []
         for kernel, hyper in zip(self.model.kernels, self.model.hyper(values), strict=True):
-            waves = spectrum(kernel, hyper, self.span.unsqueeze(-1), self.size)
+            waves = spectrum(kernel, hyper, self.span.unsqueeze(-1), FREE_FEATURES)
             assert waves is not None
             phase = since * waves.frequencies[..., 0]
             part = torch.stack([phase.cos(), phase.sin()], -2) * waves.amplitudes.unsqueeze(-2)
-            missing = self.size - part.shape[-1]
+            missing = FREE_FEATURES - part.shape[-1]
             found.append(torch.nn.functional.pad(part, (0, missing)).flatten(-2))
         return torch.stack(found, -2)
 
@@ -198,10 +173,6 @@ def shape_of(expression: Node) -> str:
     return part.shape
 
 
-def _cut(model: Model) -> float:
-    return max(CUT[shape_of(kernel.expression)] for kernel in model.kernels)
-
-
 def on_circle(model: Model) -> bool:
     """Whether all forces have kernels that fixed waves suit."""
     return all(smooth_part(kernel.expression) is not None for kernel in model.kernels)
@@ -217,19 +188,14 @@ def with_waves(model: Model) -> bool:
 
 
 def lengthscales(model: Model, z: Tensor, around: Tensor) -> tuple[Tensor, Tensor]:
-    """The shortest and the longest [...] of all forces' lengthscales between z − around and z + around [..., n].
-
-    That of a periodic kernel is in radians, whatever the period.
-    """
+    """The shortest and the longest [...] of all forces' lengthscales between z − around and z + around [..., n]."""
     found = []
     for place in (z - around, z + around):
         values = model.space.unpack(place)
         each = []
         for kernel, hyper in zip(model.kernels, model.hyper(values), strict=True):
-            expression = kernel.expression
-            assert isinstance(expression, Scaled)
-            assert isinstance(expression.part, Stationary | Periodic)
-            scale = hyper[expression.part.lengthscale.name].reshape(z.shape[:-1])
-            each.append(scale.sqrt() if isinstance(expression.part, Periodic) else scale)
+            part = smooth_part(kernel.expression)
+            assert part is not None
+            each.append(hyper[part.lengthscale.name].reshape(z.shape[:-1]))
         found.append(torch.stack(each))
     return found[0].amin(0), found[1].amax(0)
