@@ -165,7 +165,7 @@ GROWN = {
     "federated/strategy.py": (34, "Sites vote"),
 }
 """Code lines that such capabilities added to modules which 0.1 has too, with words that the list of changes has for the
-greatest of them: counted from commit d2c158b, where the rooms were laid out and the share was 0.950, to 1bd828e. Where a
+greatest of them: counted from commit d2c158b, where rooms were laid out and the share was 0.950, to 1bd828e. Where a
 module was split, the lines of all parts count, less those of the whole. What grows elsewhere, or further, counts as
 lines of 0.1 until it is recorded here with its capability.
 """
