@@ -278,15 +278,16 @@ def test_a_site_with_a_budget_is_in_the_model_of_sites_without_one(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_site_with_few_patients_that_choose_tells_no_figures_and_learns_all_the_same(tmp_path: Path) -> None:
-    """Under the policy that sites are given: five patients behind every answer, and all sites behind figures."""
+    """Under the policy of a new site without its budget: five patients behind answers, and all sites behind figures."""
     operator, sites = make_federation(tmp_path, counts=(40, 40, 48, 16))
     for name, site in sites.items():
         peers = yaml.safe_load((site.folder / "policy.yaml").read_text())["peers"]
         text = policy_text(name, __version__).replace("peers: {}", f"peers: {json.dumps(peers)}")
+        text = text.replace("epsilon: 4.0", "epsilon: null").replace("exact: []", "exact: [train, evaluate]")
         (site.folder / "policy.yaml").write_text(text)
     assert [site.count("pairs", "choose") for site in sites.values()] == [5, 5, 6, 2]
     grid = SecureGrid(make_grid(sites), min_sites=3, audit=AuditLog(tmp_path / "link.jsonl"))
-    programme = make_programme(rounds=1, evaluate=True)
+    programme = make_programme(rounds=1, evaluate=True, task={"clip": 1.0})
     state = run_rounds(grid, operator, codec_of(operator.model, programme.task), programme, tmp_path / "run")
     assert grid.reports[0].dropped[4] == Reason.EXAMPLES.value
     told = verify(tmp_path / "link.jsonl").entries[0]["facts"]["dropped"]
