@@ -260,16 +260,3 @@ def test_who_asks_for_the_driver_never_keeps_one_out(tmp_path: Path) -> None:
                 pass
     finally:
         kill(asking)
-
-
-def test_block_of_256_instances_is_written_in_a_third_of_a_second(tmp_path: Path) -> None:
-    names = tuple(f"gene{i}" for i in range(5))
-    spec = make_spec(instances=5 * 256, block=256, outputs=names, units={}, steps=100, samples=20)
-    store = Store.create(tmp_path / "s.zarr", spec)
-    seconds = []
-    for index in range(5):
-        arrays, rows = make_block(store, index)
-        begun = time.perf_counter()
-        store.write_block(index, arrays, rows)
-        seconds.append(time.perf_counter() - begun)
-    assert min(seconds) < 0.3, seconds
