@@ -25,8 +25,9 @@ DIFFERENCE = 1e-3
 """Step of the central differences of the gradient; unknowns have the scale of a standard normal."""
 
 
-CHORDS, ROUNDING = 4, 1e-12
-"""Newton steps that end a search, and by what share of itself rounding may raise the objective."""
+CHORDS, ROUNDING, CLOSE = 4, 1e-12, 0.1
+"""Newton steps that end a search, by what share of itself rounding may raise the objective, and the largest `distance`
+of a search that asks for a mode, and not for a place to begin at."""
 
 
 def find_modes(objective: Objective, z0: Tensor, options: OptimiserConfig) -> Optimum:
@@ -42,7 +43,7 @@ def find_modes(objective: Objective, z0: Tensor, options: OptimiserConfig) -> Op
         away = (root.mT @ grad.unsqueeze(-1)).squeeze(-1).abs().amax(-1)
         near = away <= options.distance
         found.status[rows[near]] = int(Status.CONVERGED)
-        if bool(near.any()):
+        if options.distance <= CLOSE and bool(near.any()):
             found = _polished(objective, found, rows[near], root[near], grad[near])
         rows, root = rows[~near], root[~near]
         if len(rows) == 0:
