@@ -88,7 +88,8 @@ class FitRun(Sequence[FitResult]):
         return [str(row["id"]) for row in self.rows() if self.store is None or row.get("kept")]
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(repr(self))}</p>{self.to_frame().iloc[:, :MOST_COLUMNS].to_html(max_rows=MOST_ROWS)}"
+        shown = self.to_frame().dropna(axis=1, how="all").iloc[:, :MOST_COLUMNS]
+        return f"<p>{escape(repr(self))}</p>{shown.to_html(max_rows=MOST_ROWS)}"
 
     def __repr__(self) -> str:
         kept = "" if len(self) == self.tally.count else f", {len(self)} kept whole"
