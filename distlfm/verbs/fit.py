@@ -88,7 +88,8 @@ class FitRun(Sequence[FitResult]):
         return [str(row["id"]) for row in self.rows() if self.store is None or row.get("kept")]
 
     def _repr_html_(self) -> str:
-        shown = self.to_frame().dropna(axis=1, how="all").iloc[:, :MOST_COLUMNS]
+        frame = self.to_frame().drop(columns=["seconds", "parameter_mae"], errors="ignore")
+        shown = frame.dropna(axis=1, how="all").iloc[:, :MOST_COLUMNS]
         return f"<p>{escape(repr(self))}</p>{shown.to_html(max_rows=MOST_ROWS)}"
 
     def __repr__(self) -> str:
