@@ -27,9 +27,9 @@ demo: setup  ## the main job end to end on this machine, under 5 minutes after t
 	@$(VENV)/bin/distlfm demo --out runs/demo
 
 test: setup-tests  ## the whole test-suite with the real FEniCS, MPI, Ray, Slurm and Flower
-	@echo "[test] fast tests first, then those that start real processes, three files side by side: they often wait"
+	@echo "[test] fast tests first, then those that start real processes, two files side by side"
 	$(pytest) -m "not slow" -q -n auto
-	$(pytest) -m slow -q -n 3 --dist loadfile --durations=40 --durations-min=10
+	$(pytest) -m slow -q -n 2 --dist loadfile --durations=40 --durations-min=10
 
 check: setup  ## the fast subset for daily work, under 3 minutes
 	$(pytest) -m "not slow" -q -n auto

@@ -16,7 +16,7 @@ import torch
 
 from distlfm.inference.findings.equation import not_linear
 from distlfm.inference.findings.estimates import strain
-from distlfm.inference.findings.innovations import innovations, surprises
+from distlfm.inference.findings.innovations import Note, innovations, surprises
 from distlfm.inference.findings.mirror import mirrored
 from distlfm.inference.findings.predictive import drawn, excess, missed, replicated, scores
 from distlfm.inference.findings.residuals import HELD_FAST, residuals, structure
@@ -57,7 +57,8 @@ def checked(result: FitResult) -> FitResult:
     doubts = [doubt for doubt in _doubts(result) if doubt not in result.advice]
     if not doubts:
         return result
-    return replace(result, status=UNRELIABLE, advice=" ".join(filter(None, [result.advice, *doubts])))
+    status = result.status if all(isinstance(one, Note) for one in doubts) else UNRELIABLE
+    return replace(result, status=status, advice=" ".join(filter(None, [result.advice, *doubts])))
 
 
 def _doubts(result: FitResult) -> Iterator[str]:
